@@ -1,0 +1,114 @@
+"""Every exception this package raises, in one tree.
+
+A miss, a full pool and "not yet" are return values, never exceptions.
+
+    CacheError
+    ├── InputError             what the caller passed is wrong; nothing was changed
+    │   ├── TokenError         token ids that are not a flat run of integers in [0, 2**31)
+    │   ├── ConfigError        a setting or a combination of settings that cannot work
+    │   ├── LayoutError        pools or components that contradict each other
+    │   ├── SlotError          slots that are not the caller's to free or to insert
+    │   ├── LockError          a lock that was released already or belongs to another cache
+    │   ├── StaleMatchError    a match that the tree has outlived
+    │   └── TraceError         a request trace that is missing or malformed
+    ├── StateError             the call is right, the moment or the place is not
+    │   ├── ClosedError        the cache or the store was closed
+    │   ├── OwnerThreadError   called from another thread than the owner's
+    │   └── SettleTimeoutError transfers did not finish in the time given
+    ├── CopyError              bytes could not be moved between device and host
+    └── StorageError           a storage backend failed; a miss is not a failure
+        └── StorageFullError   the store has no room left for a page
+"""
+
+__all__ = [
+    "CacheError",
+    "ClosedError",
+    "ConfigError",
+    "CopyError",
+    "InputError",
+    "LayoutError",
+    "LockError",
+    "OwnerThreadError",
+    "SettleTimeoutError",
+    "SlotError",
+    "StaleMatchError",
+    "StateError",
+    "StorageError",
+    "StorageFullError",
+    "TokenError",
+    "TraceError",
+]
+
+
+class CacheError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class InputError(CacheError):
+    """What the caller passed is wrong; nothing was changed."""
+
+
+class TokenError(InputError):
+    """Token ids are not a flat run of integers in [0, 2**31)."""
+
+
+class ConfigError(InputError):
+    """A setting, or a combination of settings, cannot work."""
+
+
+class LayoutError(InputError):
+    """Pools or components contradict each other."""
+
+
+class SlotError(InputError):
+    """Slots are not the caller's to free or to insert."""
+
+
+class LockError(InputError):
+    """A lock was released already, or belongs to another cache."""
+
+
+class StaleMatchError(InputError):
+    """The tree changed since the match was made; match again."""
+
+
+class TraceError(InputError):
+    """A request trace is missing or malformed."""
+
+
+class StateError(CacheError):
+    """The call is right, the moment or the place is not."""
+
+
+class ClosedError(StateError):
+    """The cache or the store was closed."""
+
+
+class OwnerThreadError(StateError):
+    """A cache was used from another thread than the one that owns it."""
+
+
+class SettleTimeoutError(StateError):
+    """Transfers did not finish in the time given."""
+
+
+class CopyError(CacheError):
+    """Bytes could not be moved between device and host."""
+
+
+class StorageError(CacheError):
+    """A storage backend failed.
+
+    ``retryable`` says whether the same call may succeed later without anyone's help.
+    """
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class StorageFullError(StorageError):
+    """The store has no room left; what was asked to be stored is not stored."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)

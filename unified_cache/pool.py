@@ -1,0 +1,169 @@
+"""What a model keeps for a page: pools, components, the layout, the tiers, and the parts of a transfer.
+
+Values only; no torch. The tree, the controller and the backends are written against tuples of components and
+never against a component by name.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.errors import LayoutError
+
+__all__ = [
+    "POOL_NAME_BYTES_MAX",
+    "Component",
+    "HitPolicy",
+    "Identity",
+    "ModelLayout",
+    "Part",
+    "PoolSpec",
+    "Slots",
+    "Tier",
+]
+
+Slots = npt.NDArray[np.int32]
+"""Page slots of one pool in one tier, shape (pages,); -1 where a page is a hole."""
+
+POOL_NAME_BYTES_MAX = 32
+"""Longest pool name; it stands in the header of every sealed page."""
+
+_POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
+
+
+class Tier(IntEnum):
+    """Memory tiers that the tree keeps slots of."""
+
+    DEVICE = 0
+    HOST = 1
+
+
+class HitPolicy(Enum):
+    """What storage is told about a component's window. As PoolHitPolicy in SGLang 0.5.23."""
+
+    ALL_PAGES = "all_pages"
+    TRAILING_PAGES = "trailing_pages"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """One kind of state kept per page: equal-sized slots on every tier."""
+
+    name: str
+    page_bytes: int
+    """Payload of one page in this pool. Zero for a logical pool: slots without bytes or objects."""
+
+    def __post_init__(self) -> None:
+        if not _POOL_NAME.fullmatch(self.name) or len(self.name) > POOL_NAME_BYTES_MAX:
+            raise LayoutError(
+                f"a pool name is at most {POOL_NAME_BYTES_MAX} of a-z, 0-9 and _, found {self.name!r}"
+            )
+        if self.page_bytes < 0:
+            raise LayoutError(f"pool {self.name}: page_bytes must not be negative, found {self.page_bytes}")
+
+
+class Component(Protocol):
+    """One kind of state with its own validity rule, locks and LRUs per tier.
+
+    A component says which pages before ``end`` a resume at ``end`` needs, and in which pools they lie. It holds
+    no state and knows neither tree nor cache.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name for people: tables, errors, metrics."""
+        ...
+
+    @property
+    def span(self) -> int:
+        """Pages before ``end`` that a resume at ``end`` needs; ``SPAN_ALL`` for all of them."""
+        ...
+
+    @property
+    def pools(self) -> tuple[PoolSpec, ...]:
+        """The anchor pool, whose slots the component allocates, then the sidecars that follow its slots."""
+        ...
+
+    @property
+    def hit_policy(self) -> HitPolicy:
+        """The span in storage's words."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """Page size and components of one model; the first component is the one every other depends on (Full)."""
+
+    page_size: int
+    """Tokens per page."""
+    components: tuple[Component, ...]
+
+    def __post_init__(self) -> None:
+        if self.page_size <= 0:
+            raise LayoutError(f"page_size must be positive, found {self.page_size}")
+        if not self.components:
+            raise LayoutError("a layout needs at least one component")
+        first = self.components[0]
+        if first.hit_policy is not HitPolicy.ALL_PAGES:
+            raise LayoutError(f"the first component must need all pages, found {first.name} with {first.hit_policy}")
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise LayoutError(f"pool names must differ, found {names}")
+        for component in self.components:
+            if not component.pools:
+                raise LayoutError(f"component {component.name} needs at least one pool")
+
+    @property
+    def pools(self) -> tuple[PoolSpec, ...]:
+        """Every pool: each component's anchor before its sidecars, Full's pools first."""
+        return tuple(pool for component in self.components for pool in component.pools)
+
+    @property
+    def page_bytes(self) -> int:
+        """Payload of one page in all pools."""
+        return sum(pool.page_bytes for pool in self.pools)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose bytes these are. Pages of different identities never mix, on any tier that outlives a process."""
+
+    model: str
+    revision: str = ""
+    dtype: str = ""
+    shard: str = ""
+    """Canonical shard: which heads and which layers; neither rank nor group size."""
+
+    def digest(self, layout: ModelLayout) -> bytes:
+        """Digest identity and layout together, 32 bytes; it names a store's directory and seals every page."""
+        fields: list[str] = [self.model, self.revision, self.dtype, self.shard, str(layout.page_size)]
+        for component in layout.components:
+            fields += [component.name, str(component.span)]
+            fields += [f"{pool.name}={pool.page_bytes}" for pool in component.pools]
+        text = b"".join(len(field.encode()).to_bytes(8, "little") + field.encode() for field in fields)
+        return hashlib.sha256(b"unified-cache-identity-v1" + text).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Pages that one component moves in one transfer, ascending, with the slots at both ends."""
+
+    component: int
+    pages: npt.NDArray[np.int64]
+    """Absolute page numbers within the prompt, shape (pages,)."""
+    source: Slots
+    target: Slots
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+
+def pages_count(parts: Sequence[Part]) -> int:
+    """Pages moved by all parts together."""
+    return sum(len(part) for part in parts)

@@ -1,0 +1,124 @@
+"""The protocol between the cache and any store of sealed pages.
+
+Batched, one version, eight methods. A miss is an answer; only a fault raises. The prefix logic (hit policies,
+restorable sets) lives above it, once; a backend sees pages one by one and knows no pool by name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from unified_cache.page import PageKey
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+
+__all__ = ["Capability", "Level", "PageIO", "Scan", "StorageBackend", "StoredObject"]
+
+
+class Level(Enum):
+    """What an acknowledged put promises."""
+
+    CACHED = "cached"
+    """Readable by the next get; a crash may lose it."""
+    DURABLE = "durable"
+    """Readable after any crash, until it is evicted or removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What a backend can do; declared, never probed."""
+
+    name: str
+    """For people: messages, metrics."""
+    durable: bool
+    """Whether ``Level.DURABLE`` is honoured; otherwise such a put raises."""
+    bytes_max: int | None
+    """Cap on the bytes stored; None if there is none."""
+
+
+class PageIO(NamedTuple):
+    """One sealed page to write or to fill."""
+
+    label: Label
+    parent: PageKey | None
+    """Key of the page before it in its chain; None for a first page."""
+    buffers: tuple[memoryview, ...]
+    """The page's bytes in order: one buffer for a page in a slab, more where an engine owns the memory.
+
+    The caller keeps them alive and untouched until the call returns. Backends do not join them first.
+    """
+
+
+class StoredObject(NamedTuple):
+    """One object found by a scan."""
+
+    label: Label
+    object_bytes: int
+
+
+class Scan(NamedTuple):
+    """One page of a listing."""
+
+    objects: list[StoredObject]
+    cursor: str
+    """Where the next scan goes on; empty when this one ended."""
+
+
+class StorageBackend(Protocol):
+    """A store of sealed pages.
+
+    # Behavior
+
+    * a page that was put is got back byte by byte, whatever the number of buffers at either end
+    * a page that was never put is a miss, and its buffers may hold anything afterwards
+    * an object whose length differs from the buffers' is a miss, and does not block a later put of that page
+    * a put of a page that exists changes nothing and counts as stored
+    * a put that returns False or raises has left nothing half-written
+    * pages of different identities, keys or pools never mix
+    * results stand in the order of the pages asked for, one for each
+    * an empty batch is no work
+    * remove makes a page a miss and tolerates absent pages
+    * a scan lists every object of one identity and of no other
+    * every method but close raises ClosedError after close; close twice is close once
+    * methods may be called from several threads at a time
+    """
+
+    def capability(self) -> Capability:
+        """Say what this backend can do."""
+        ...
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Announce one identity, and the host memory its pages will be read into and written from, by pool.
+
+        Call it before any page of that identity is put. Idempotent.
+        """
+        ...
+
+    def exists(self, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether a get would, as far as is known without reading, find it."""
+        ...
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Fill each page's buffers; True where the whole page was read, False for a miss."""
+        ...
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        """Store pages; True where the page is in the store, at that level, when this returns.
+
+        False where the store declined (no room under its cap). Raises StorageError on a fault; which pages of
+        the batch were stored is then unknown, and putting them again is safe.
+        """
+        ...
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects; return how many there were."""
+        ...
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of one identity, a bounded number at a time, from ``cursor`` on."""
+        ...
+
+    def close(self) -> None:
+        """Wait for calls in flight and let everything go. What was stored stays where the backend keeps it."""
+        ...

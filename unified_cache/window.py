@@ -1,0 +1,48 @@
+"""The one rule that carries the design: which pages a component needs to resume after ``end`` pages.
+
+A prefix of ``end`` pages is *restorable* iff every component holds all its pages in ``[window(end), end)``.
+Match, lock, load, backup, the hit policy towards storage and the agreement between ranks all follow from it.
+The answer is always the maximum of the intersection of restorable sets; a minimum of per-component maxima can
+name a length that some component cannot resume from.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["SPAN_ALL", "restorable_ends", "window"]
+
+SPAN_ALL = 1 << 30
+"""Span of a component that needs every page since the root."""
+
+
+def window(end: int, span: int) -> int:
+    """Return the first page needed to resume after ``end`` pages, where ``span`` pages before it are needed."""
+    return end - span if end > span else 0
+
+
+def restorable_ends(
+    spans: Sequence[int],
+    holes: Sequence[npt.NDArray[np.bool_] | None],
+    start: int,
+    count: int,
+    last_holes: Sequence[int],
+) -> npt.NDArray[np.bool_]:
+    """Tell for each end in ``[start + 1, start + count]`` whether a prefix of that length is restorable.
+
+    ``holes[c]`` has shape (count,) and is True where component ``c`` lacks page ``start + i``; None means no
+    hole at all. ``last_holes[c]`` is one more than the last page before ``start`` that ``c`` lacks, 0 if none.
+    Linear in pages.
+    """
+    ends = np.arange(start + 1, start + count + 1)
+    ok = np.ones(count, np.bool_)
+    for span, missing, before in zip(spans, holes, last_holes, strict=True):
+        if missing is None:
+            if before:
+                ok &= before <= np.maximum(ends - span, 0)
+            continue
+        last_hole = np.where(missing, ends, before)
+        np.maximum.accumulate(last_hole, out=last_hole)
+        ok &= last_hole <= np.maximum(ends - span, 0)
+    return ok
