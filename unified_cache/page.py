@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.errors import ConfigError, TokenError
+from unified_cache.errors import TokenError
 
 __all__ = ["PAGE_KEY_BYTES", "TOKEN_BYTES", "Namespace", "PageKey", "Prompt", "TokensLike", "encode_tokens"]
 
@@ -77,6 +77,7 @@ def encode_tokens(tokens: TokensLike, page_size: int) -> bytes:
 
     Raises:
         TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
+
     """
     try:
         ids = np.asarray(tokens)
@@ -119,6 +120,7 @@ class Prompt:
 
         Raises:
             TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
+
         """
         return cls(encode_tokens(tokens, page_size), page_size, namespace.seed)
 

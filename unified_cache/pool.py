@@ -61,9 +61,7 @@ class PoolSpec:
 
     def __post_init__(self) -> None:
         if not _POOL_NAME.fullmatch(self.name) or len(self.name) > POOL_NAME_BYTES_MAX:
-            raise LayoutError(
-                f"a pool name is at most {POOL_NAME_BYTES_MAX} of a-z, 0-9 and _, found {self.name!r}"
-            )
+            raise LayoutError(f"a pool name is at most {POOL_NAME_BYTES_MAX} of a-z, 0-9 and _, found {self.name!r}")
         if self.page_bytes < 0:
             raise LayoutError(f"pool {self.name}: page_bytes must not be negative, found {self.page_bytes}")
 

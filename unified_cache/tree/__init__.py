@@ -1,0 +1,10 @@
+"""The radix tree over page-aligned token sequences. No torch, no I/O, no threads."""
+
+from unified_cache.tree.insert import Inserted
+from unified_cache.tree.lock import Lock
+from unified_cache.tree.match import Match
+from unified_cache.tree.radix import RadixTree
+from unified_cache.tree.state import Freed
+from unified_cache.tree.transfer import Transfer
+
+__all__ = ["Freed", "Inserted", "Lock", "Match", "RadixTree", "Transfer"]

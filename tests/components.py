@@ -1,0 +1,36 @@
+"""Component sets for tests: the first needs every page, the others a window."""
+
+from dataclasses import dataclass
+
+from unified_cache.pool import HitPolicy, PoolSpec
+from unified_cache.window import SPAN_ALL
+
+
+@dataclass(frozen=True)
+class ToyComponent:
+    """Any span, any pools: what the tree and the controller know of a component is no more than this."""
+
+    name: str
+    span: int
+    pools: tuple[PoolSpec, ...]
+
+    @property
+    def hit_policy(self) -> HitPolicy:
+        return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
+
+
+def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[ToyComponent, ...]:
+    """Make one component per span, each with one pool."""
+    return tuple(
+        ToyComponent(f"toy{i}", span, (PoolSpec(f"toy{i}", page_bytes * (i + 1)),)) for i, span in enumerate(spans)
+    )
+
+
+SPAN_SETS = (
+    (SPAN_ALL,),
+    (SPAN_ALL, 1),
+    (SPAN_ALL, 2),
+    (SPAN_ALL, 3),
+    (SPAN_ALL, 1, 1),
+    (SPAN_ALL, 3, 1),
+)

@@ -1,0 +1,144 @@
+"""Prove from scratch that a tree is sound. Tests call it after every step."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from unified_cache.pool import Slots, Tier
+from unified_cache.tree.lock import Lock
+from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
+from unified_cache.tree.state import TreeState
+
+__all__ = ["check"]
+
+
+def check(tree: TreeState, locks: Iterable[Lock] | None) -> list[Slots]:
+    """Assert every invariant of ``TreeState``; return by lane the slots held, ascending.
+
+    With ``locks``, every lock that is out, the counts in the nodes must be exactly theirs.
+    """
+    lanes = 2 * tree.components_count
+    held: list[list[Slots]] = [[] for _ in range(lanes)]
+    queued = [tree.recency.queued(lane) for lane in range(lanes)]
+    for lane in range(lanes):
+        assert len(queued[lane]) == tree.recency.queue_length(lane), "a node stands twice in one queue"
+    _check_roots(tree)
+    for node in tree.nodes():
+        _check_place(tree, node)
+        for tier in Tier:
+            _check_full(tree, node, tier)
+        for lane in range(lanes):
+            _check_lane(tree, node, lane)
+            _check_queue(tree, node, lane, queued[lane].get(node))
+            slots = node.slots[lane]
+            if slots is not None:
+                held[lane].append(slots[slots >= 0])
+        for component in range(1, tree.components_count):
+            _check_holes(tree, node, component)
+    if locks is not None:
+        _check_locks(tree, locks)
+    return [_distinct(arrays) for arrays in held]
+
+
+def _check_roots(tree: TreeState) -> None:
+    for seed, root in tree.roots.items():
+        assert root.key == seed, "a root stands under another namespace"
+        assert root.parent is None
+        assert not root.pinned(), "a root is locked"
+
+
+def _check_place(tree: TreeState, node: Node) -> None:
+    parent = node.parent
+    assert parent is not None
+    assert not node.dead, "a dead node is in the tree"
+    assert parent.children[node.page_tokens(tree.page_size)] is node, "a child stands under another page"
+    assert node.start == parent.end, "a child does not start where its parent ends"
+    assert node.pages > 0, "a node has no pages"
+    assert len(node.key) == node.pages * tree.page_key_bytes, "key and pages differ in length"
+    if not node.children and not node.pinned():
+        assert node.full_end(ANYWHERE) == node.end, "a dead tail is kept"
+    for lane, marks in (node.arriving or {}).items():
+        assert len(marks) == node.pages, "arriving marks have another length than the run"
+        assert marks.any(), "empty arriving marks are kept"
+        assert node.first_pinned(lane) <= int(np.flatnonzero(marks)[0]), "pages arrive where nothing pins them"
+
+
+def _check_full(tree: TreeState, node: Node, tier: Tier) -> None:
+    lane = int(tier) * tree.components_count
+    count = sum(child.live[lane] > 0 for child in node.children.values())
+    assert node.full_children[tier] == count, "full_children is wrong"
+    if not node.live[lane]:
+        return
+    slots = node.slots[lane]
+    assert slots is not None
+    assert (slots[: node.live[lane]] >= 0).all(), "Full has a hole in a node"
+    parent = node.parent
+    assert parent is not None
+    assert parent.parent is None or parent.live[lane] == parent.pages, "Full has a hole above a node"
+
+
+def _check_lane(tree: TreeState, node: Node, lane: int) -> None:
+    slots = node.slots[lane]
+    live = 0 if slots is None else int(np.count_nonzero(slots >= 0))
+    assert node.live[lane] == live, "live is wrong"
+    assert (slots is None) == (live == 0), "an empty array of slots is kept"
+    assert node.locks[lane] >= 0, "a lock count is negative"
+    if slots is None:
+        return
+    assert len(slots) == node.pages, "slots have another length than the run"
+    assert (slots[slots >= 0] > 0).all(), "the padding slot is held"
+    full = node.slots[lane - lane % tree.components_count]
+    assert full is not None, "a component is held without Full"
+    assert ((slots < 0) | (full >= 0)).all(), "a page is held without Full"
+
+
+def _check_queue(tree: TreeState, node: Node, lane: int, stamp: int | None) -> None:
+    assert node.queued[lane] == (stamp is not None), "queued is wrong"
+    if tree.recency.evictable(node, lane):
+        assert stamp is not None, "an evictable node is not in the queue"
+    assert stamp is None or stamp <= node.stamps[lane], "a node is queued under a stamp it never had"
+
+
+def _check_holes(tree: TreeState, node: Node, component: int) -> None:
+    for view in (ON_DEVICE, ANYWHERE):
+        slots = node.seen(view, component)
+        holes = np.arange(node.pages) if slots is None else np.flatnonzero(slots < 0)
+        expected = int(holes[-1]) + 1 if holes.size else 0
+        found = node.last_hole[view * tree.components_count + component]
+        assert found == expected, f"last_hole is {found}, not {expected}"
+
+
+def _check_locks(tree: TreeState, locks: Iterable[Lock]) -> None:
+    """Compare counts in nodes with the locks that are out, and see that nothing pinned could be evicted."""
+    whole: Counter[tuple[int, int]] = Counter()
+    begins: Counter[tuple[int, int, int]] = Counter()
+    for lock in locks:
+        if lock.tree is not tree or not lock.end:
+            continue
+        assert lock.node.end == lock.end, "a lock's node ends elsewhere"
+        assert not lock.node.dead, "a locked node died"
+        for component, start in lock.held:
+            lane = int(lock.tier) * tree.components_count + component
+            node: Node | None = lock.node
+            while node is not None and node.end > start:
+                if node.start >= start:
+                    whole[id(node), lane] += 1
+                else:
+                    begins[id(node), lane, start] += 1
+                node = node.parent
+    found_begins: Counter[tuple[int, int, int]] = Counter()
+    for node in tree.nodes():
+        for lane, count in enumerate(node.locks):
+            assert count == whole[id(node), lane], f"{count} locks on a node, not {whole[id(node), lane]}"
+        for lane, pages in (node.edges or {}).items():
+            for page, count in pages.items():
+                assert node.start < page < node.end, "a lock begins outside its node"
+                found_begins[id(node), lane, page] = count
+    assert found_begins == begins, "locks that begin inside nodes are wrong"
+
+
+def _distinct(arrays: list[Slots]) -> Slots:
+    slots = np.sort(np.concatenate(arrays)) if arrays else np.empty(0, np.int32)
+    assert (np.diff(slots) > 0).all(), "a slot is held twice"
+    return slots

@@ -1,0 +1,121 @@
+"""Put pages into the tree: what a request computed (device), or what storage brought (host)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unified_cache.errors import InputError, SlotError
+from unified_cache.page import Prompt
+from unified_cache.pool import Slots, Tier
+from unified_cache.tree.match import find, node_at
+from unified_cache.tree.node import Node
+from unified_cache.tree.state import TreeState
+from unified_cache.window import window
+
+__all__ = ["Inserted", "insert"]
+
+
+@dataclass(slots=True)
+class Inserted:
+    """Where inserted pages ended up."""
+
+    node: Node
+    """The node that holds the prompt's last page."""
+    duplicates: list[Slots]
+    """By component: slots that the tree did not take, because it holds those pages already. The caller's."""
+
+
+def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> Inserted:
+    """Put pages [start, prompt.pages_count) on ``tier``; ``slots[c]`` has one entry per page, -1 where not given.
+
+    Pages before ``start`` must be held by component 0 on that tier. ``slots`` are copied. A page that the tree
+    holds already is a duplicate; a hole is filled; new pages become a new leaf, which is split where the longest
+    window before its end begins, so that locks and queues see one window and not the whole run.
+    Makes the prompt recent.
+
+    Raises:
+        InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.
+        SlotError: component 0 lacks a slot for a page. Nothing was changed.
+
+    """
+    total = prompt.pages_count
+    root = tree.root(prompt.seed)
+    path, tree_end = find(root, prompt, tree.page_key_bytes)
+    _check_input(tree, path, total, start, slots, tier)
+    if path and tree_end < path[-1].end and tree_end < total:
+        path[-1] = tree.split(path[-1], tree_end - path[-1].start)
+    duplicates: list[list[Slots]] = [[] for _ in range(tree.components_count)]
+    for node in path:
+        if node.end > start:
+            _merge(tree, node, start, slots, tier, duplicates)
+    node = path[-1] if path else root
+    if tree_end < total:
+        node = _add_leaf(tree, node, prompt, [given[tree_end - start :] for given in slots], tier)
+    tree.recency.touch(node, total, tree.spans)
+    at: Node | None = node
+    while at is not None and at.end > start:
+        tree.recency.offer_all(at)
+        at = at.parent
+    return Inserted(node, [_joined(arrays) for arrays in duplicates])
+
+
+def _check_input(tree: TreeState, path: list[Node], total: int, start: int, slots: Sequence[Slots], tier: Tier) -> None:
+    """Refuse what would break the tree, before anything is changed."""
+    count = total - start
+    if start < 0 or count < 0:
+        raise InputError(f"start must be in [0, {total}], found {start}")
+    lengths = [len(given) for given in slots]
+    if lengths != [count] * tree.components_count:
+        raise InputError(f"expected {count} slots for each of {tree.components_count} components, found {lengths}")
+    if count and int(slots[0].min()) < 1:
+        raise SlotError(f"the first component needs a slot for every page, found {int(slots[0].min())}")
+    if start:
+        held_end = 0
+        if path and path[-1].end >= start:
+            node = node_at(path, start)
+            held_end = node.start + node.live[int(tier) * tree.components_count]
+        if held_end < start:
+            raise InputError(f"pages before {start} are not held on {tier.name}; nothing was inserted")
+
+
+def _merge(
+    tree: TreeState, node: Node, start: int, slots: Sequence[Slots], tier: Tier, duplicates: list[list[Slots]]
+) -> None:
+    """Fill the holes of an existing node; what it holds already is a duplicate."""
+    first = max(start, node.start)
+    offset = first - node.start
+    for component, given in enumerate(slots):
+        lane = int(tier) * tree.components_count + component
+        incoming = given[first - start : node.end - start]
+        given_offsets = np.flatnonzero(incoming >= 0)
+        held = node.slots[lane]
+        if held is None:
+            holes = given_offsets
+        else:
+            is_hole = held[offset + given_offsets] < 0
+            holes = given_offsets[is_hole]
+            duplicate = incoming[given_offsets[~is_hole]]
+            if duplicate.size:
+                duplicates[component].append(duplicate)
+        tree.fill(node, lane, holes + offset, incoming[holes])
+
+
+def _add_leaf(tree: TreeState, parent: Node, prompt: Prompt, slots: Sequence[Slots], tier: Tier) -> Node:
+    """Hang the pages after ``parent`` below it."""
+    start = parent.end
+    leaf = tree.add_child(parent, prompt.tokens[start * tree.page_key_bytes :], start)
+    for component, given in enumerate(slots):
+        lane = int(tier) * tree.components_count + component
+        offsets = np.flatnonzero(given >= 0)
+        tree.fill(leaf, lane, offsets, given[offsets])
+    for component in range(1, tree.components_count):
+        cut = window(leaf.end, tree.spans[component]) - leaf.start
+        held = leaf.slots[int(tier) * tree.components_count + component]
+        if held is not None and cut > 0 and bool((held[:cut] >= 0).any()):
+            tree.split(leaf, cut)
+    return leaf
+
+
+def _joined(arrays: list[Slots]) -> Slots:
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int32)

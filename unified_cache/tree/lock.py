@@ -1,0 +1,110 @@
+"""Locks: page intervals that pin what a resume needs, per component, on one tier.
+
+A lock names pages, not nodes, so it survives splits. It cuts a node only at its end; where a component's window
+begins inside a node, the node records {page: count} and a split distributes the entries (cutting both ends would
+double the nodes). Holes inside the interval count too, so a hole revived meanwhile cannot unbalance it.
+
+Full is special in one respect only: while its last page is held on the tier, the ancestors cannot be evicted
+before it, so the lock takes the last node alone. Where that page is not held, the lock takes the whole path.
+"""
+
+from dataclasses import dataclass
+
+from unified_cache.pool import Tier
+from unified_cache.tree.node import Node
+from unified_cache.tree.state import TreeState
+from unified_cache.window import window
+
+__all__ = ["Lock", "lock", "unlock"]
+
+
+@dataclass(slots=True, eq=False)
+class Lock:
+    """Receipt for pages pinned on one tier; give it back once."""
+
+    tree: TreeState
+    node: Node
+    """The node that ends at ``end``."""
+    end: int
+    tier: Tier
+    held: list[tuple[int, int]]
+    """(component, first page pinned): pages [that, end) are pinned for it."""
+    released: bool = False
+
+
+def lock(tree: TreeState, node: Node, end: int, tier: Tier) -> Lock:
+    """Pin ``[window(end), end)`` of every component on ``tier``; ``end`` lies in ``node``, or is 0 to pin nothing.
+
+    Splits ``node`` if ``end`` is inside it. The pages need not be held: a lock also keeps the place of pages
+    that a transfer will bring.
+    """
+    if not end:
+        return Lock(tree, node, 0, tier, [])
+    assert not node.dead
+    if end < node.end:
+        node = tree.split(node, end - node.start)
+    components = tree.components_count
+    lane = int(tier) * components
+    full_start = node.start if node.live[lane] == node.end - node.start else 0
+    held = [(0, full_start)]
+    held += [(component, window(end, tree.spans[component])) for component in range(1, components)]
+    for component, start in held:
+        _pin(node, lane + component, start)
+    return Lock(tree, node, end, tier, held)
+
+
+def _pin(node: Node, lane: int, start: int) -> None:
+    """Count one more lock on pages from ``start`` to the end of ``node``."""
+    at = node
+    while at.start >= start and at.parent is not None:
+        at.locks[lane] += 1
+        at = at.parent
+    if at.end > start:
+        if at.edges is None:
+            at.edges = {}
+        begins = at.edges.setdefault(lane, {})
+        begins[start] = begins.get(start, 0) + 1
+
+
+def unlock(lock: Lock, keep: frozenset[int] = frozenset()) -> None:
+    """Release what ``lock`` still pins, but for the components in ``keep``.
+
+    A component may be kept only if those it stands on are: dropping Full alone would leave its dependants pinned
+    on pages that may go.
+    """
+    tree = lock.tree
+    lane = int(lock.tier) * tree.components_count
+    kept: list[tuple[int, int]] = []
+    for component, start in lock.held:
+        if component in keep:
+            kept.append((component, start))
+        else:
+            _unpin(tree, lock.node, lane + component, start)
+    lock.held = kept
+    if not kept:
+        lock.released = True
+        if lock.end and not lock.node.children:
+            tree.prune(lock.node)
+
+
+def _unpin(tree: TreeState, node: Node, lane: int, start: int) -> None:
+    """Count one lock less on pages from ``start`` to the end of ``node``; offer what that frees."""
+    offer = tree.recency.offer
+    at = node
+    while at.start >= start and at.parent is not None:
+        at.locks[lane] -= 1
+        assert at.locks[lane] >= 0, "unlocked more often than locked"
+        if not at.locks[lane]:
+            offer(at, lane)
+        at = at.parent
+    if at.end > start:
+        assert at.edges is not None
+        begins = at.edges[lane]
+        begins[start] -= 1
+        if not begins[start]:
+            del begins[start]
+            if not begins:
+                del at.edges[lane]
+        if not at.edges:
+            at.edges = None
+        offer(at, lane)

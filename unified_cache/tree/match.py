@@ -1,0 +1,180 @@
+"""Find a prompt in the tree, and the longest prefix of it that every component can resume from."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.page import Prompt
+from unified_cache.pool import Slots
+from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
+from unified_cache.tree.state import TreeState
+from unified_cache.window import restorable_ends, window
+
+__all__ = ["Match", "find", "match", "node_at", "path_slots", "restorable_end"]
+
+
+@dataclass(slots=True)
+class Match:
+    """What the tree holds of a prompt. Dead at the tree's next change of structure."""
+
+    prompt: Prompt
+    device_end: int
+    """Pages that can be resumed from the device alone."""
+    any_end: int
+    """Pages that can be resumed from device and host together; at least ``device_end``."""
+    tree_end: int
+    """Pages that stand in the tree at all, restorable or not."""
+    path: list[Node]
+    """Nodes that hold [0, tree_end), root first, the last one possibly in part."""
+    tree: TreeState
+    version: int
+
+
+def find(root: Node, prompt: Prompt, page_key_bytes: int) -> tuple[list[Node], int]:
+    """Walk down while tokens agree; return the nodes met and the page where agreement ends, maybe inside the last.
+
+    One dict look-up and one memcmp per node.
+    """
+    tokens = prompt.tokens
+    total = len(tokens)
+    path: list[Node] = []
+    node = root
+    offset = 0
+    while offset < total:
+        child = node.children.get(tokens[offset : offset + page_key_bytes])
+        if child is None:
+            break
+        path.append(child)
+        key = child.key
+        if not tokens.startswith(key, offset):
+            return path, child.start + _pages_in_common(key, tokens, offset, page_key_bytes)
+        offset += len(key)
+        node = child
+    return path, offset // page_key_bytes
+
+
+def _pages_in_common(key: bytes, tokens: bytes, offset: int, page_key_bytes: int) -> int:
+    """Bisect how many whole pages of ``key`` stand at ``offset`` of ``tokens``. The first one does."""
+    agree = 1
+    differ = min(len(key), len(tokens) - offset) // page_key_bytes + 1
+    while differ - agree > 1:
+        middle = (agree + differ) >> 1
+        start, end = agree * page_key_bytes, middle * page_key_bytes
+        if key[start:end] == tokens[offset + start : offset + end]:
+            agree = middle
+        else:
+            differ = middle
+    return agree
+
+
+def match(tree: TreeState, prompt: Prompt) -> Match:
+    """Find the longest restorable prefix of ``prompt`` on device, and on device and host; make it recent.
+
+    Changes recency, never structure: a match may end inside a node.
+    """
+    root = tree.roots.get(prompt.seed)
+    if root is None:
+        return Match(prompt, 0, 0, 0, [], tree, tree.version)
+    path, tree_end = find(root, prompt, tree.page_key_bytes)
+    device_end = restorable_end(tree, ON_DEVICE, path, tree_end)
+    any_end = device_end if device_end == tree_end else restorable_end(tree, ANYWHERE, path, tree_end)
+    if any_end:
+        tree.recency.touch(node_at(path, any_end), any_end, tree.spans)
+    return Match(prompt, device_end, any_end, tree_end, path, tree, tree.version)
+
+
+def node_at(path: list[Node], end: int) -> Node:
+    """Return the node of ``path`` that holds page ``end - 1``; ``end`` is at least 1."""
+    for node in reversed(path):
+        if node.start < end:
+            return node
+    raise AssertionError(f"page {end - 1} is not on the path")
+
+
+def path_slots(path: list[Node], lane: int, start: int, end: int) -> Slots:
+    """Return a lane's slots of pages [start, end), a new array; -1 for holes."""
+    runs: list[Slots] = []
+    for node in path:
+        if node.end <= start:
+            continue
+        if node.start >= end:
+            break
+        held = node.slots[lane]
+        if held is None:
+            held = np.full(node.pages, -1, np.int32)
+        if node.start < start or node.end > end:
+            held = held[max(start - node.start, 0) : end - node.start]
+        runs.append(held)
+    return np.concatenate(runs) if runs else np.empty(0, np.int32)
+
+
+def restorable_end(tree: TreeState, view: int, path: list[Node], end: int) -> int:
+    """Return the largest restorable end within the first ``end`` pages of ``path``, as ``view`` sees them."""
+    for node in reversed(path):
+        full_end = node.full_end(view)
+        if full_end > node.start:
+            break
+    else:
+        return 0
+    end = min(end, full_end)
+    if tree.components_count == 1 or _windows_live(tree, view, node, end):
+        return end
+    return _search(tree, view, path, end)
+
+
+def _windows_live(tree: TreeState, view: int, node: Node, end: int) -> bool:
+    """Tell whether every windowed component holds its window before ``end``, which lies in ``node``."""
+    for component in range(1, tree.components_count):
+        window_start = window(end, tree.spans[component])
+        at: Node | None = node
+        upto = end
+        while at is not None and at.end > window_start:
+            if at.last_hole_before(view, component, upto) > window_start:
+                return False
+            upto = at.start
+            at = at.parent
+    return True
+
+
+def _search(tree: TreeState, view: int, path: list[Node], end: int) -> int:
+    """Look at every node's end, then, in one vector pass, inside the nodes below the best of them."""
+    spans = tree.spans
+    windowed = range(1, tree.components_count)
+    best = 0
+    run: list[Node] = []
+    holes = holes_before_run = [0] * tree.components_count
+    for node in path:
+        if node.start >= end:
+            break
+        upto = min(node.end, end)
+        before = holes
+        holes = before.copy()
+        for component in windowed:
+            holes[component] = node.last_hole_before(view, component, upto) or before[component]
+        if all(holes[component] <= window(upto, spans[component]) for component in windowed):
+            best = upto
+            run.clear()
+        else:
+            if not run:
+                holes_before_run = before
+            run.append(node)
+    return _search_inside(tree, view, run, end, holes_before_run) or best
+
+
+def _search_inside(tree: TreeState, view: int, run: list[Node], end: int, holes_before: list[int]) -> int:
+    """Return the largest restorable end within a run of consecutive nodes, none of whose ends is one; or 0."""
+    if not run:
+        return 0
+    start = run[0].start
+    count = min(run[-1].end, end) - start
+    missing: list[npt.NDArray[np.bool_] | None] = [None]
+    for component in range(1, tree.components_count):
+        held = [node.seen(view, component) for node in run]
+        slots = np.concatenate(
+            [np.full(node.pages, -1, np.int32) if part is None else part for node, part in zip(run, held, strict=True)]
+        )
+        missing.append(slots[:count] < 0)
+    ok = restorable_ends(tree.spans, missing, start, count, holes_before)
+    ends = np.flatnonzero(ok)
+    return start + int(ends[-1]) + 1 if ends.size else 0

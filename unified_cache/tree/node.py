@@ -1,0 +1,146 @@
+"""A run of pages in the radix tree, and what each component holds of it on each tier.
+
+Everything per component and tier is kept in flat lists indexed by *lane*: ``tier * components_count + component``.
+What a reader of the device alone, or of device and host together, sees is indexed by *view* in the same way.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.page import TOKEN_BYTES
+from unified_cache.pool import Slots
+
+__all__ = ["ANYWHERE", "ON_DEVICE", "Node"]
+
+ON_DEVICE = 0
+"""View of the device tier alone."""
+ANYWHERE = 1
+"""View of device and host together: a page counts when either holds it."""
+
+
+class Node:
+    """One run of pages. Only the tree's modules touch it.
+
+    Component 0 (Full) is prefix-closed on each tier: its live pages are the first ``live[lane]`` of the run.
+    Every other component may have holes anywhere (-1 in its slots).
+    """
+
+    __slots__ = (
+        "arriving",
+        "children",
+        "dead",
+        "edges",
+        "end",
+        "full_children",
+        "key",
+        "last_hole",
+        "live",
+        "locks",
+        "parent",
+        "queued",
+        "slots",
+        "stamps",
+        "start",
+    )
+
+    def __init__(self, key: bytes, start: int, end: int, parent: "Node | None", components_count: int) -> None:
+        lanes = 2 * components_count
+        self.key = key
+        """Tokens of the run, encoded."""
+        self.start = start
+        self.end = end
+        """Pages [start, end) of every prompt that passes here."""
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        """By the encoded first page of the child."""
+        self.slots: list[Slots | None] = [None] * lanes
+        """By lane: slot of every page, -1 for a hole; None when nothing is held."""
+        self.live = [0] * lanes
+        """By lane: pages held."""
+        self.locks = [0] * lanes
+        """By lane: locks that pin the whole run."""
+        self.edges: dict[int, dict[int, int]] | None = None
+        """By lane: {page: count} of locks that begin strictly inside the run, at that page."""
+        self.stamps = [0] * lanes
+        """By lane: when last used; for Full also by what is below, once that has gone (see recency)."""
+        self.queued = [False] * lanes
+        """By lane: whether the node stands in the eviction queue."""
+        self.arriving: dict[int, npt.NDArray[np.bool_]] | None = None
+        """By lane: pages that a live transfer is bringing."""
+        self.last_hole = [end - start] * lanes
+        """By view and windowed component: one more than the offset of the last hole; 0 if there is none."""
+        self.full_children = [0, 0]
+        """By tier: children that hold any page of component 0."""
+        self.dead = False
+        """Pruned: out of the tree for good."""
+
+    @property
+    def pages(self) -> int:
+        """Length of the run."""
+        return self.end - self.start
+
+    def refresh_holes(self, component: int) -> None:
+        """Recompute ``last_hole`` of a windowed component in both views, after its slots changed on a tier."""
+        components = len(self.live) >> 1
+        pages = self.end - self.start
+        host = components + component
+        if self.live[component] == pages:
+            self.last_hole[component] = self.last_hole[host] = 0
+            return
+        on_device = self.slots[component]
+        self.last_hole[component] = pages if on_device is None else _last_hole(on_device)
+        if self.live[host] == pages:
+            self.last_hole[host] = 0
+        else:
+            anywhere = self.seen(ANYWHERE, component)
+            self.last_hole[host] = pages if anywhere is None else _last_hole(anywhere)
+
+    def seen(self, view: int, component: int) -> Slots | None:
+        """Return an array that is negative exactly at the holes of a component in a view; None if all are."""
+        on_device = self.slots[component]
+        if view == ON_DEVICE:
+            return on_device
+        on_host = self.slots[(len(self.live) >> 1) + component]
+        if on_device is None or on_host is None:
+            return on_host if on_device is None else on_device
+        return np.maximum(on_device, on_host)
+
+    def last_hole_before(self, view: int, component: int, end: int) -> int:
+        """Return one more than the last absolute page before ``end`` that a component lacks; 0 if it lacks none."""
+        hole = self.last_hole[view * (len(self.live) >> 1) + component]
+        if not hole or self.start + hole <= end:
+            return self.start + hole if hole else 0
+        slots = self.seen(view, component)
+        hole = end - self.start if slots is None else _last_hole(slots[: end - self.start])
+        return self.start + hole if hole else 0
+
+    def full_end(self, view: int) -> int:
+        """Return the page where component 0 ends in a view: its live pages are [start, that)."""
+        live = self.live[0]
+        if view == ANYWHERE:
+            on_host = self.live[len(self.live) >> 1]
+            if on_host > live:
+                live = on_host
+        return self.start + live
+
+    def first_pinned(self, lane: int) -> int:
+        """Return the offset of the first page that locks pin in a lane; the run's length if none is."""
+        if self.locks[lane]:
+            return 0
+        edges = self.edges
+        if edges is None or lane not in edges:
+            return self.end - self.start
+        return min(edges[lane]) - self.start
+
+    def pinned(self) -> bool:
+        """Tell whether any lock on any lane covers any page of the run."""
+        return self.edges is not None or any(self.locks)
+
+    def page_tokens(self, page_size: int) -> bytes:
+        """Return the first page, encoded: what the parent knows this child by."""
+        return self.key[: page_size * TOKEN_BYTES]
+
+
+def _last_hole(slots: Slots) -> int:
+    holes = np.flatnonzero(slots < 0)
+    return int(holes[-1]) + 1 if holes.size else 0

@@ -1,0 +1,181 @@
+"""The radix tree: which pages of which prefixes each tier holds, what pins them, and what goes first.
+
+Pure bookkeeping over page slots: no torch, no I/O, no threads, one owner. Every method that takes something from
+outside checks it before it changes anything.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from unified_cache.errors import InputError, LockError, StaleMatchError
+from unified_cache.page import Prompt
+from unified_cache.pool import Component, Slots, Tier
+from unified_cache.tree import evict as eviction
+from unified_cache.tree import transfer as transfers
+from unified_cache.tree.check import check
+from unified_cache.tree.insert import Inserted, insert
+from unified_cache.tree.lock import Lock, lock, unlock
+from unified_cache.tree.match import Match, match, node_at, path_slots
+from unified_cache.tree.node import Node
+from unified_cache.tree.state import Freed, TreeState
+from unified_cache.tree.transfer import Transfer
+
+__all__ = ["RadixTree"]
+
+
+class RadixTree:
+    """Prefixes of all namespaces, with slots per component and tier.
+
+    ``components[0]`` (Full) carries all others. The tree never allocates or frees a slot: what it takes over in
+    ``insert`` it gives back from ``evict``, ``commit`` or ``clear``.
+    """
+
+    __slots__ = ("_state", "components", "page_size")
+
+    def __init__(self, components: Sequence[Component], page_size: int) -> None:
+        self.components = tuple(components)
+        self.page_size = page_size
+        self._state = self._empty()
+
+    def _empty(self) -> TreeState:
+        return TreeState([component.span for component in self.components], self.page_size)
+
+    def match(self, prompt: Prompt) -> Match:
+        """Find the longest restorable prefix; make it recent. Structure stays as it is.
+
+        Raises:
+            InputError: the prompt was cut into pages of another size.
+
+        """
+        self._check_prompt(prompt)
+        return match(self._state, prompt)
+
+    def slots(self, found: Match, tier: Tier, component: int, start: int, end: int) -> Slots:
+        """Return the slots of pages [start, end) of a match, a new array; -1 for holes."""
+        self._check_alive(found)
+        return path_slots(found.path, self._lane(tier, component), start, min(end, found.tree_end))
+
+    def full_end(self, found: Match, tier: Tier) -> int:
+        """Return the first page of a match that component 0 does not hold on ``tier``."""
+        self._check_alive(found)
+        lane = self._lane(tier, 0)
+        for node in reversed(found.path):
+            if node.live[lane]:
+                return min(node.start + node.live[lane], found.tree_end)
+        return 0
+
+    def lock(self, found: Match, end: int, tier: Tier) -> Lock:
+        """Pin what a resume after ``end`` pages of a match needs on ``tier``. The match is dead afterwards.
+
+        Raises:
+            StaleMatchError: the tree has changed since; nothing was pinned.
+            InputError: the tree does not hold ``end`` pages of that prompt.
+
+        """
+        return lock(self._state, self._node(found, end), end, tier)
+
+    def unlock(self, held: Lock, keep: frozenset[int] = frozenset()) -> None:
+        """Take a lock back, once; components in ``keep`` stay pinned until the next call.
+
+        A lock from before ``clear`` is void: taking it back changes nothing.
+
+        Raises:
+            LockError: released already, or another tree's.
+
+        """
+        if held.released:
+            raise LockError(f"the lock on {held.end} pages was released already")
+        if held.tree.spans != self._state.spans or held.tree.page_size != self.page_size:
+            raise LockError("the lock belongs to another tree")
+        unlock(held, keep)
+
+    def lock_slots(self, held: Lock, component: int) -> Slots:
+        """Return the slots that a lock pins for a component, pages [start, end) as in ``held.held``.
+
+        For component 0 that is every page since the root.
+        """
+        start = 0 if component == 0 else dict(held.held)[component]
+        path: list[Node] = []
+        node: Node | None = held.node if held.end else None
+        while node is not None and node.end > start:
+            path.append(node)
+            node = node.parent
+        return path_slots(path[::-1], self._lane(held.tier, component), start, held.end)
+
+    def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> Inserted:
+        """Hand over pages [start, pages_count) of ``prompt``; ``slots[c]`` has an entry a page, -1 if not given.
+
+        Raises:
+            InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.
+            SlotError: component 0 lacks a slot for a page. Nothing was changed.
+
+        """
+        self._check_prompt(prompt)
+        return insert(self._state, prompt, start, slots, tier)
+
+    def evict(self, tier: Tier, component: int, pages: int) -> Freed:
+        """Give up to ``pages`` slots of a component back, least recently used first; see ``tree.evict``."""
+        return eviction.evict(self._state, tier, component, pages)
+
+    def begin(self, found: Match, end: int, source: Tier, target: Tier) -> Transfer:
+        """Pin ``end`` pages of a match on both tiers and say what ``target`` lacks. The match is dead afterwards.
+
+        Raises:
+            StaleMatchError, InputError: as ``lock``.
+
+        """
+        return transfers.begin(self._state, self._node(found, end), end, source, target)
+
+    def expect(self, transfer: Transfer, targets: Sequence[Slots]) -> None:
+        """Give a transfer one array of slots for each entry of its ``wanted``."""
+        transfers.expect(self._state, transfer, targets)
+
+    def commit(self, transfer: Transfer) -> list[Slots]:
+        """Publish what a transfer brought and unpin; return by component the slots not taken."""
+        return transfers.commit(transfer.target.tree, transfer)
+
+    def abandon(self, transfer: Transfer) -> list[Slots]:
+        """Unpin a transfer that brought nothing; return by component the slots it had."""
+        return transfers.abandon(transfer.target.tree, transfer)
+
+    def clear(self) -> Freed:
+        """Forget everything, pinned or not; return every slot held. Locks and matches become void."""
+        freed: Freed = [[] for _ in range(2 * len(self.components))]
+        for node in self._state.nodes():
+            for lane, held in enumerate(node.slots):
+                if held is not None:
+                    freed[lane].append(held[held >= 0])
+        self._state = self._empty()
+        return freed
+
+    def check(self, locks: Iterable[Lock] | None = None) -> list[Slots]:
+        """Verify every invariant from scratch; return by lane the slots held.
+
+        With ``locks``, all that are out, lock counts are compared with them.
+        """
+        return check(self._state, locks)
+
+    def nodes_count(self) -> int:
+        """Count nodes; walks the tree."""
+        return sum(1 for _ in self._state.nodes())
+
+    def held_pages(self, tier: Tier, component: int) -> int:
+        """Count pages held; walks the tree."""
+        lane = self._lane(tier, component)
+        return sum(node.live[lane] for node in self._state.nodes())
+
+    def _lane(self, tier: Tier, component: int) -> int:
+        return int(tier) * len(self.components) + component
+
+    def _node(self, found: Match, end: int) -> Node:
+        self._check_alive(found)
+        if not 0 <= end <= found.tree_end:
+            raise InputError(f"end must be in [0, {found.tree_end}], found {end}")
+        return node_at(found.path, end) if end else self._state.root(found.prompt.seed)
+
+    def _check_alive(self, found: Match) -> None:
+        if found.version != self._state.version or found.tree is not self._state:
+            raise StaleMatchError("the tree has changed since this match; match again")
+
+    def _check_prompt(self, prompt: Prompt) -> None:
+        if prompt.page_size != self.page_size:
+            raise InputError(f"expected a prompt of {self.page_size}-token pages, found {prompt.page_size}")

@@ -1,0 +1,212 @@
+"""What the tree's modules share: the roots, the eviction queues, and how nodes are split, filled and emptied."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.page import TOKEN_BYTES
+from unified_cache.pool import Slots
+from unified_cache.tree.node import ANYWHERE, Node
+from unified_cache.tree.recency import Recency
+
+__all__ = ["Freed", "TreeState"]
+
+Freed = list[list[Slots]]
+"""By lane: arrays of slots that the tree no longer holds; the caller's to free."""
+
+
+class TreeState:
+    """Nodes and queues of one tree. Every change of structure or slots is one of the methods below.
+
+    They keep these true, and ``check`` proves it:
+
+    * on each tier component 0 is prefix-closed, and every other component stands on component 0, page by page
+    * ``live``, ``last_hole`` and ``full_children`` say what the slots say
+    * what could be evicted from a lane stands in its queue
+    * a node without pages on any tier lives only while a lock covers it or children hang below
+    """
+
+    __slots__ = ("components_count", "page_size", "recency", "roots", "spans", "version")
+
+    def __init__(self, spans: Sequence[int], page_size: int) -> None:
+        self.spans = tuple(spans)
+        """By component: pages before an end that a resume there needs."""
+        self.components_count = len(self.spans)
+        self.page_size = page_size
+        self.roots: dict[bytes, Node] = {}
+        """By namespace seed, which is also the root's key. A root has no pages and is never locked."""
+        self.recency = Recency(self.components_count)
+        self.version = 0
+        """Counts changes of structure; a match made under another version is dead."""
+
+    @property
+    def page_key_bytes(self) -> int:
+        """Bytes of one encoded page in a node's key."""
+        return self.page_size * TOKEN_BYTES
+
+    def root(self, seed: bytes) -> Node:
+        """Return the root of a namespace; a new one counts as soon as it has a child."""
+        return self.roots.get(seed) or Node(seed, 0, 0, None, self.components_count)
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node but the roots, parents before children."""
+        todo = [child for root in self.roots.values() for child in root.children.values()]
+        while todo:
+            node = todo.pop()
+            todo.extend(node.children.values())
+            yield node
+
+    def add_child(self, parent: Node, key: bytes, start: int) -> Node:
+        """Hang a new empty node below ``parent``."""
+        self.version += 1
+        if parent.parent is None:
+            self.roots[parent.key] = parent
+        child = Node(key, start, start + len(key) // self.page_key_bytes, parent, self.components_count)
+        parent.children[child.page_tokens(self.page_size)] = child
+        return child
+
+    def split(self, node: Node, offset: int) -> Node:
+        """Cut ``node`` after ``offset`` pages; return the new upper part. Not an access; locks cover both parts."""
+        self.version += 1
+        components = self.components_count
+        cut = node.start + offset
+        parent = node.parent
+        assert parent is not None
+        assert node.start < cut < node.end
+        upper = Node(node.key[: offset * self.page_key_bytes], node.start, cut, parent, components)
+        parent.children[upper.page_tokens(self.page_size)] = upper
+        node.key = node.key[offset * self.page_key_bytes :]
+        node.start = cut
+        node.parent = upper
+        upper.children[node.page_tokens(self.page_size)] = node
+        upper.locks = node.locks.copy()
+        upper.stamps = node.stamps.copy()
+        _split_edges(upper, node, cut)
+        _split_arriving(upper, node, offset)
+        for lane in range(2 * components):
+            _split_slots(upper, node, lane, offset)
+        upper.full_children = [int(node.live[0] > 0), int(node.live[components] > 0)]
+        for component in range(1, components):
+            upper.refresh_holes(component)
+            node.refresh_holes(component)
+        self.recency.offer_all(upper)
+        self.recency.offer_all(node)
+        return upper
+
+    def fill(self, node: Node, lane: int, offsets: npt.NDArray[np.intp], slots: Slots) -> None:
+        """Put slots at holes of a lane."""
+        if not len(offsets):
+            return
+        component = lane % self.components_count
+        held = node.slots[lane]
+        if held is None:
+            held = node.slots[lane] = np.full(node.pages, -1, np.int32)
+        if component == 0 and not node.live[lane]:
+            parent = node.parent
+            assert parent is not None
+            parent.full_children[lane // self.components_count] += 1
+        held[offsets] = slots
+        node.live[lane] += len(offsets)
+        if component:
+            node.refresh_holes(component)
+
+    def drop(self, node: Node, lane: int, start: int, end: int, freed: Freed) -> int:
+        """Make the pages at offsets [start, end) holes; return how many were held. Dependants go first."""
+        held = node.slots[lane]
+        if held is None:
+            return 0
+        segment = held[start:end]
+        gone = segment.copy() if node.live[lane] == node.pages else segment[segment >= 0]
+        if not gone.size:
+            return 0
+        if gone.size == node.live[lane]:
+            node.slots[lane] = None
+            node.live[lane] = 0
+            if lane % self.components_count == 0:
+                self._full_child_left(node, lane)
+        else:
+            segment[:] = -1
+            node.live[lane] -= gone.size
+        if lane % self.components_count:
+            node.refresh_holes(lane % self.components_count)
+        freed[lane].append(gone)
+        return int(gone.size)
+
+    def _full_child_left(self, node: Node, lane: int) -> None:
+        """Tell the parent that a child holds nothing of Full any more; it may be the next to go."""
+        parent = node.parent
+        assert parent is not None
+        tier = lane // self.components_count
+        parent.full_children[tier] -= 1
+        if parent.stamps[lane] < node.stamps[lane]:
+            parent.stamps[lane] = node.stamps[lane]
+        if not parent.full_children[tier]:
+            self.recency.offer(parent, lane)
+
+    def prune(self, node: Node) -> None:
+        """Remove ``node`` and its ancestors as far up as nothing holds or pins them; shorten a dead tail."""
+        while node.parent is not None and not node.children and not node.pinned():
+            alive_end = node.full_end(ANYWHERE)
+            if alive_end == node.end:
+                return
+            self.version += 1
+            if alive_end > node.start:
+                self._truncate(node, alive_end)
+                return
+            parent = node.parent
+            del parent.children[node.page_tokens(self.page_size)]
+            node.dead = True
+            self.recency.forget(node)
+            node = parent
+        if node.parent is None and not node.children and self.roots.get(node.key) is node:
+            self.version += 1
+            del self.roots[node.key]
+
+    def _truncate(self, node: Node, end: int) -> None:
+        pages = end - node.start
+        node.key = node.key[: pages * self.page_key_bytes]
+        node.end = end
+        for lane, held in enumerate(node.slots):
+            if held is not None:
+                node.slots[lane] = held[:pages]
+        for component in range(1, self.components_count):
+            node.refresh_holes(component)
+
+
+def _split_edges(upper: Node, lower: Node, cut: int) -> None:
+    """Hand each lock that begins inside the run to the part where it begins; it pins the lower part whole."""
+    if lower.edges is None:
+        return
+    above: dict[int, dict[int, int]] = {}
+    below: dict[int, dict[int, int]] = {}
+    for lane, begins in lower.edges.items():
+        for page, count in begins.items():
+            if page <= cut:
+                lower.locks[lane] += count
+            if page != cut:
+                (above if page < cut else below).setdefault(lane, {})[page] = count
+    upper.edges = above or None
+    lower.edges = below or None
+
+
+def _split_arriving(upper: Node, lower: Node, offset: int) -> None:
+    if lower.arriving is None:
+        return
+    marks = lower.arriving
+    upper.arriving = {lane: pages[:offset].copy() for lane, pages in marks.items() if pages[:offset].any()} or None
+    lower.arriving = {lane: pages[offset:].copy() for lane, pages in marks.items() if pages[offset:].any()} or None
+
+
+def _split_slots(upper: Node, lower: Node, lane: int, offset: int) -> None:
+    held = lower.slots[lane]
+    if held is None:
+        return
+    above = held[:offset]
+    whole = lower.live[lane] == len(held)
+    live_above = offset if whole else int(np.count_nonzero(above >= 0))
+    upper.live[lane] = live_above
+    lower.live[lane] -= live_above
+    # Copies: a view would keep the whole run's array alive for as long as either part lives.
+    upper.slots[lane] = above.copy() if live_above else None
+    lower.slots[lane] = held[offset:].copy() if lower.live[lane] else None

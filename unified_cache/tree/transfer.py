@@ -1,0 +1,175 @@
+"""Transfers between tiers, as the tree sees them: pin, mark what will arrive, publish or give back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.pool import Part, Slots, Tier
+from unified_cache.tree.lock import Lock, lock, unlock
+from unified_cache.tree.node import Node
+from unified_cache.tree.state import TreeState
+from unified_cache.window import window
+
+__all__ = ["Transfer", "Wanted", "abandon", "begin", "commit", "expect"]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """Pages of one component that a transfer has to bring, ascending, and where they lie now."""
+
+    component: int
+    pages: npt.NDArray[np.int64]
+    source: Slots
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """Pins of one transfer between device and host, from ``begin`` to ``commit`` or ``abandon``."""
+
+    source: Lock
+    target: Lock
+    wanted: list[Wanted]
+    parts: tuple[Part, ...] = field(default=())
+    """What is on its way; empty until ``expect``."""
+
+    @property
+    def end(self) -> int:
+        """Pages of the prompt that are restorable on the target once the transfer is committed."""
+        return self.target.end
+
+
+def begin(tree: TreeState, node: Node, end: int, source: Tier, target: Tier) -> Transfer:
+    """Pin what a resume at ``end`` needs on both tiers, and say which pages ``target`` lacks.
+
+    Both tiers are pinned before anyone allocates, because allocating evicts. Pages that another transfer is
+    bringing already are left to it.
+    """
+    source_lock = lock(tree, node, end, source)
+    target_lock = lock(tree, source_lock.node, end, target)
+    wanted = []
+    for component in range(tree.components_count):
+        found = _missing(tree, source_lock.node, end, component, source, target)
+        if found is not None:
+            wanted.append(found)
+    return Transfer(source_lock, target_lock, wanted)
+
+
+def _missing(tree: TreeState, node: Node, end: int, component: int, source: Tier, target: Tier) -> Wanted | None:
+    """Collect the pages of a window that ``source`` holds and ``target`` neither holds nor expects."""
+    source_lane = int(source) * tree.components_count + component
+    target_lane = int(target) * tree.components_count + component
+    start = window(end, tree.spans[component])
+    pages: list[npt.NDArray[np.int64]] = []
+    slots: list[Slots] = []
+    at: Node | None = node
+    while at is not None and at.end > start:
+        held = at.slots[source_lane]
+        if held is not None and at.live[target_lane] < at.pages:
+            lacking = held >= 0
+            present = at.slots[target_lane]
+            if present is not None:
+                lacking &= present < 0
+            if at.arriving is not None and target_lane in at.arriving:
+                lacking &= ~at.arriving[target_lane]
+            if at.start < start:
+                lacking[: start - at.start] = False
+            offsets = np.flatnonzero(lacking)
+            if offsets.size:
+                pages.append(offsets + at.start)
+                slots.append(held[offsets])
+        at = at.parent
+    if not pages:
+        return None
+    return Wanted(component, np.concatenate(pages[::-1]), np.concatenate(slots[::-1]))
+
+
+def expect(tree: TreeState, transfer: Transfer, targets: Sequence[Slots]) -> None:
+    """Give the transfer the slots it will fill, one array per entry of ``wanted``, and mark its pages arriving."""
+    transfer.parts = tuple(
+        Part(wanted.component, wanted.pages, wanted.source, slots)
+        for wanted, slots in zip(transfer.wanted, targets, strict=True)
+    )
+    for part in transfer.parts:
+        _mark(tree, transfer.target, part, arriving=True)
+
+
+def _mark(tree: TreeState, target: Lock, part: Part, *, arriving: bool) -> None:
+    lane = int(target.tier) * tree.components_count + part.component
+    for node, first, last in _nodes_of(target.node, part.pages):
+        marks = node.arriving if node.arriving is not None else {}
+        pages = marks.get(lane)
+        if pages is None:
+            pages = marks[lane] = np.zeros(node.pages, np.bool_)
+        pages[part.pages[first:last] - node.start] = arriving
+        if not pages.any():
+            del marks[lane]
+        node.arriving = marks or None
+
+
+def _nodes_of(node: Node, pages: npt.NDArray[np.int64]) -> list[tuple[Node, int, int]]:
+    """Return (node, first, last) root first: ``pages[first:last]``, ascending, lie in that node."""
+    found: list[tuple[Node, int, int]] = []
+    at: Node | None = node
+    while at is not None and at.end > pages[0]:
+        first, last = np.searchsorted(pages, (at.start, at.end))
+        if first < last:
+            found.append((at, int(first), int(last)))
+        at = at.parent
+    return found[::-1]
+
+
+def commit(tree: TreeState, transfer: Transfer) -> list[Slots]:
+    """Publish what arrived, root first, and unpin; return by component the target slots not taken.
+
+    A page filled meanwhile is a duplicate; a page whose prefix went missing has nothing to stand on. Both go back.
+    """
+    leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
+    for part in transfer.parts:
+        _mark(tree, transfer.target, part, arriving=False)
+        lane = int(transfer.target.tier) * tree.components_count + part.component
+        taken = np.zeros(len(part), np.bool_)
+        for node, first, last in _nodes_of(transfer.target.node, part.pages):
+            taken[first:last] = _publish(tree, node, lane, part.pages[first:last] - node.start, part.target[first:last])
+        leftovers[part.component] = part.target[~taken]
+    _unpin(transfer)
+    return leftovers
+
+
+def _publish(
+    tree: TreeState, node: Node, lane: int, offsets: npt.NDArray[np.int64], slots: Slots
+) -> npt.NDArray[np.bool_]:
+    """Fill the holes among ``offsets`` that have something to stand on; tell which were filled."""
+    held = node.slots[lane]
+    holes = np.ones(len(offsets), np.bool_) if held is None else held[offsets] < 0
+    component = lane % tree.components_count
+    if component:
+        full = node.slots[lane - component]
+        holes &= full[offsets] >= 0 if full is not None else False
+    else:
+        parent = node.parent
+        if parent is not None and parent.parent is not None and parent.live[lane] < parent.pages:
+            return np.zeros(len(offsets), np.bool_)
+        # Only the run that continues the prefix: hole i of the run must be the i-th after what is held.
+        continues = offsets[holes] == node.live[lane] + np.arange(int(holes.sum()))
+        holes[holes] = np.logical_and.accumulate(continues)
+    tree.fill(node, lane, offsets[holes], slots[holes])
+    tree.recency.offer(node, lane)
+    return holes
+
+
+def abandon(tree: TreeState, transfer: Transfer) -> list[Slots]:
+    """Unpin and publish nothing; return by component the target slots the transfer had."""
+    leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
+    for part in transfer.parts:
+        _mark(tree, transfer.target, part, arriving=False)
+        leftovers[part.component] = part.target
+    _unpin(transfer)
+    return leftovers
+
+
+def _unpin(transfer: Transfer) -> None:
+    # The target first: it may end in nodes that live only while pinned, and the source lock still keeps them.
+    unlock(transfer.target)
+    unlock(transfer.source)
