@@ -33,4 +33,5 @@ SPAN_SETS = (
     (SPAN_ALL, 3),
     (SPAN_ALL, 1, 1),
     (SPAN_ALL, 3, 1),
+    (SPAN_ALL, 1, 3),
 )

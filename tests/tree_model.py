@@ -216,6 +216,12 @@ class Model:
         prefixes = self.prefixes(prompt)
         transfer = self.tree.begin(found, end, source, target)
         moving = Moving(transfer, (Held(transfer.source, prefixes), Held(transfer.target, prefixes)), prefixes)
+        for other in self.moving:
+            for part in other.transfer.parts:
+                for wanted in transfer.wanted:
+                    if (wanted.component, target) == (part.component, other.transfer.target.tier):
+                        coming = {other.prefixes[page] for page in part.pages.tolist()}
+                        assert not coming & {prefixes[page] for page in wanted.pages.tolist()}, "two bring one page"
         self.moving.append(moving)
         targets: list[Slots] = []
         for wanted in transfer.wanted:
@@ -224,7 +230,7 @@ class Model:
                 for given, undo in zip(transfer.wanted, targets, strict=False):
                     self.release((target, given.component), undo)
                 self.moving.remove(moving)
-                assert not any(len(left) for left in self.tree.abandon(transfer))
+                assert not any(len(left) for left in self.tree.release(transfer))
                 return
             targets.append(fresh)
         self.tree.expect(transfer, targets)
@@ -246,7 +252,11 @@ class Model:
                     continue
                 self.content[target, part.component][dst] = prefix
                 live[prefix] = dst
-        leftovers = self.tree.commit(transfer) if ok else self.tree.abandon(transfer)
+        if ok:
+            leftovers = self.tree.publish(transfer).leftovers
+            assert not any(len(left) for left in self.tree.release(transfer))
+        else:
+            leftovers = self.tree.release(transfer)
         for component, left in enumerate(leftovers):
             assert set(left.tolist()) == expected[component]
             self.release((target, component), left)

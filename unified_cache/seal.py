@@ -16,14 +16,15 @@ host memory is complete and verified on every read from storage, whatever the ba
 """
 
 import struct
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from unified_cache.page import PageKey
 
-__all__ = ["FORMAT_VERSION", "HEADER_BYTES", "Flaw", "Label", "seal", "verify"]
+__all__ = ["FORMAT_VERSION", "HEADER_BYTES", "Flaw", "Label", "seal", "seal_buffers", "verify", "verify_buffers"]
 
 HEADER_BYTES = 128
 FORMAT_VERSION = 1
@@ -65,24 +66,76 @@ def seal(page: memoryview, label: Label) -> None:
     page[_BODY.size : HEADER_BYTES] = _CHECK.pack(xxh3_64_intdigest(body))
 
 
+def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
+    """Write the header of a page that lies in several buffers: ``seal`` of what they would be if joined."""
+    if len(buffers) == 1:
+        seal(buffers[0], label)
+        return
+    payload = _payload(buffers)
+    body = _body(label, sum(map(len, payload)), _checksum(payload))
+    header = body + _CHECK.pack(xxh3_64_intdigest(body))
+    start = 0
+    for buffer in buffers:
+        end = min(start + len(buffer), HEADER_BYTES)
+        buffer[: end - start] = header[start:end]
+        start = end
+
+
 def verify(page: memoryview, label: Label) -> Flaw | None:
     """Return what is wrong with ``page``, None if it is exactly the page that ``label`` names."""
     if len(page) < HEADER_BYTES:
         return Flaw.LENGTH
-    found = bytes(page[: _BODY.size])
-    (check,) = _CHECK.unpack(page[_BODY.size : HEADER_BYTES])
+    checksum = _claim(bytes(page[:HEADER_BYTES]), len(page) - HEADER_BYTES, label)
+    if isinstance(checksum, Flaw):
+        return checksum
+    return None if checksum == xxh3_64_intdigest(page[HEADER_BYTES:]) else Flaw.PAYLOAD
+
+
+def verify_buffers(buffers: Sequence[memoryview], label: Label) -> Flaw | None:
+    """Return what is wrong with a page that lies in several buffers, whose payloads are not joined for it."""
+    if len(buffers) == 1:
+        return verify(buffers[0], label)
+    page_bytes = sum(map(len, buffers))
+    if page_bytes < HEADER_BYTES:
+        return Flaw.LENGTH
+    header = b"".join(buffer[:HEADER_BYTES] for buffer in buffers)[:HEADER_BYTES]
+    checksum = _claim(header, page_bytes - HEADER_BYTES, label)
+    if isinstance(checksum, Flaw):
+        return checksum
+    return None if checksum == _checksum(_payload(buffers)) else Flaw.PAYLOAD
+
+
+def _claim(header: bytes, payload_bytes: int, label: Label) -> int | Flaw:
+    """Return the payload checksum that a header claims, or why the header is not to be believed."""
+    found = header[: _BODY.size]
+    (check,) = _CHECK.unpack(header[_BODY.size :])
     if check != xxh3_64_intdigest(found) or found[: len(_MAGIC)] != _MAGIC:
         return Flaw.HEADER
-    _, version, header_bytes, payload_bytes, *_, checksum = _BODY.unpack(found)
+    _, version, header_bytes, claimed_bytes, *_, checksum = _BODY.unpack(found)
     if version != FORMAT_VERSION or header_bytes != HEADER_BYTES:
         return Flaw.FORMAT
-    if payload_bytes != len(page) - HEADER_BYTES:
+    if claimed_bytes != payload_bytes:
         return Flaw.LENGTH
     if found != _body(label, payload_bytes, checksum):
         return Flaw.FOREIGN
-    if checksum != xxh3_64_intdigest(page[HEADER_BYTES:]):
-        return Flaw.PAYLOAD
-    return None
+    return int(checksum)
+
+
+def _payload(buffers: Sequence[memoryview]) -> list[memoryview]:
+    """Cut the header off the front of the buffers."""
+    payload: list[memoryview] = []
+    skip = HEADER_BYTES
+    for buffer in buffers:
+        payload.append(buffer[skip:])
+        skip = max(0, skip - len(buffer))
+    return payload
+
+
+def _checksum(payload: Sequence[memoryview]) -> int:
+    stream = xxh3_64()
+    for buffer in payload:
+        stream.update(buffer)
+    return stream.intdigest()
 
 
 def _body(label: Label, payload_bytes: int, checksum: int) -> bytes:

@@ -5,6 +5,6 @@ from unified_cache.tree.lock import Lock
 from unified_cache.tree.match import Match
 from unified_cache.tree.radix import RadixTree
 from unified_cache.tree.state import Freed
-from unified_cache.tree.transfer import Transfer
+from unified_cache.tree.transfer import Published, Transfer
 
-__all__ = ["Freed", "Inserted", "Lock", "Match", "RadixTree", "Transfer"]
+__all__ = ["Freed", "Inserted", "Lock", "Match", "Published", "RadixTree", "Transfer"]

@@ -17,7 +17,7 @@ from unified_cache.tree.lock import Lock, lock, unlock
 from unified_cache.tree.match import Match, match, node_at, path_slots
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import Freed, TreeState
-from unified_cache.tree.transfer import Transfer
+from unified_cache.tree.transfer import Published, Transfer
 
 __all__ = ["RadixTree"]
 
@@ -26,7 +26,7 @@ class RadixTree:
     """Prefixes of all namespaces, with slots per component and tier.
 
     ``components[0]`` (Full) carries all others. The tree never allocates or frees a slot: what it takes over in
-    ``insert`` it gives back from ``evict``, ``commit`` or ``clear``.
+    ``insert`` it gives back from ``evict`` or ``clear``.
     """
 
     __slots__ = ("_state", "components", "page_size")
@@ -129,13 +129,13 @@ class RadixTree:
         """Give a transfer one array of slots for each entry of its ``wanted``."""
         transfers.expect(self._state, transfer, targets)
 
-    def commit(self, transfer: Transfer) -> list[Slots]:
-        """Publish what a transfer brought and unpin; return by component the slots not taken."""
-        return transfers.commit(transfer.target.tree, transfer)
+    def publish(self, transfer: Transfer) -> Published:
+        """Publish what a transfer brought and unpin its source; its target stays pinned."""
+        return transfers.publish(transfer.target.tree, transfer)
 
-    def abandon(self, transfer: Transfer) -> list[Slots]:
-        """Unpin a transfer that brought nothing; return by component the slots it had."""
-        return transfers.abandon(transfer.target.tree, transfer)
+    def release(self, transfer: Transfer) -> list[Slots]:
+        """End a transfer: unpin the rest; return by component the slots of pages that were not published."""
+        return transfers.release(transfer.target.tree, transfer)
 
     def clear(self) -> Freed:
         """Forget everything, pinned or not; return every slot held. Locks and matches become void."""

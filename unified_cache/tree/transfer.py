@@ -12,7 +12,7 @@ from unified_cache.tree.node import Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import window
 
-__all__ = ["Transfer", "Wanted", "abandon", "begin", "commit", "expect"]
+__all__ = ["Published", "Transfer", "Wanted", "begin", "expect", "publish", "release"]
 
 
 @dataclass(slots=True)
@@ -24,19 +24,29 @@ class Wanted:
     source: Slots
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of the pages of a transfer."""
+
+    taken: tuple[Part, ...]
+    """Held by the tree now, with the slots they came from."""
+    leftovers: list[Slots]
+    """By component: target slots that the tree did not take. The caller's to free."""
+
+
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """Pins of one transfer between device and host, from ``begin`` to ``commit`` or ``abandon``."""
+    """Pins of one transfer between device and host, from ``begin`` to ``release``."""
 
     source: Lock
     target: Lock
     wanted: list[Wanted]
     parts: tuple[Part, ...] = field(default=())
-    """What is on its way; empty until ``expect``."""
+    """What is on its way: empty until ``expect``, and again after ``publish`` or ``release``."""
 
     @property
     def end(self) -> int:
-        """Pages of the prompt that are restorable on the target once the transfer is committed."""
+        """Pages of the prompt that are restorable on the target once the transfer is published."""
         return self.target.end
 
 
@@ -120,21 +130,24 @@ def _nodes_of(node: Node, pages: npt.NDArray[np.int64]) -> list[tuple[Node, int,
     return found[::-1]
 
 
-def commit(tree: TreeState, transfer: Transfer) -> list[Slots]:
-    """Publish what arrived, root first, and unpin; return by component the target slots not taken.
+def publish(tree: TreeState, transfer: Transfer) -> Published:
+    """Publish what arrived, root first, and unpin the source; the target stays pinned until ``release``.
 
     A page filled meanwhile is a duplicate; a page whose prefix went missing has nothing to stand on. Both go back.
     """
+    taken: list[Part] = []
     leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
     for part in transfer.parts:
         _mark(tree, transfer.target, part, arriving=False)
         lane = int(transfer.target.tier) * tree.components_count + part.component
-        taken = np.zeros(len(part), np.bool_)
+        took = np.zeros(len(part), np.bool_)
         for node, first, last in _nodes_of(transfer.target.node, part.pages):
-            taken[first:last] = _publish(tree, node, lane, part.pages[first:last] - node.start, part.target[first:last])
-        leftovers[part.component] = part.target[~taken]
-    _unpin(transfer)
-    return leftovers
+            took[first:last] = _publish(tree, node, lane, part.pages[first:last] - node.start, part.target[first:last])
+        taken.append(Part(part.component, part.pages[took], part.source[took], part.target[took]))
+        leftovers[part.component] = part.target[~took]
+    transfer.parts = ()
+    unlock(transfer.source)
+    return Published(tuple(taken), leftovers)
 
 
 def _publish(
@@ -159,17 +172,14 @@ def _publish(
     return holes
 
 
-def abandon(tree: TreeState, transfer: Transfer) -> list[Slots]:
-    """Unpin and publish nothing; return by component the target slots the transfer had."""
+def release(tree: TreeState, transfer: Transfer) -> list[Slots]:
+    """Unpin what is still pinned; return by component the slots of pages that were not published."""
     leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
     for part in transfer.parts:
         _mark(tree, transfer.target, part, arriving=False)
         leftovers[part.component] = part.target
-    _unpin(transfer)
+    transfer.parts = ()
+    for held in (transfer.target, transfer.source):
+        if not held.released:
+            unlock(held)
     return leftovers
-
-
-def _unpin(transfer: Transfer) -> None:
-    # The target first: it may end in nodes that live only while pinned, and the source lock still keeps them.
-    unlock(transfer.target)
-    unlock(transfer.source)

@@ -1,0 +1,78 @@
+# Two commands matter: `make run` shows the cache at work, `make test` shows that it holds.
+# Python 3.11 and make are all they need; the rest is installed into .venv, once.
+
+PYTHON ?= python3
+# Appended to the command of `make run` and `make bench`.
+ARGS ?=
+# Processes that share the tests.
+TEST_WORKERS ?= 2
+# Hang guard for one test, seconds, under `make test-long`; `make test` takes it from pyproject.toml.
+TEST_LONG_TIMEOUT_S ?= 3600
+
+# What `make run` replays, and the sizes of its tiers.
+RUN_TRACE ?= traces/mooncake_conversation.jsonl.gz
+RUN_DEVICE_PAGES ?= 2000
+RUN_HOST_PAGES ?= 20000
+RUN_PAGE_BYTES ?= 4096
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TORCH := $(shell grep '^torch==' constraints.txt)
+# The variables pin what pip installs to build the package, which -c alone does not: PIP_BUILD_CONSTRAINT since
+# pip 25.3, PIP_CONSTRAINT before.
+PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.DEFAULT_GOAL := help
+.PHONY: run test test-long check bench fmt proto clean help
+
+run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
+	@$(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
+		--device-pages $(RUN_DEVICE_PAGES) --host-pages $(RUN_HOST_PAGES) \
+		--storage file:{} --page-bytes $(RUN_PAGE_BYTES) $(ARGS)
+
+test: $(READY)  ## run the tests, without the long ones
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not long" tests
+
+test-long: $(READY)  ## run every test, property tests with many examples
+	@UNIFIED_CACHE_TEST_LONG=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -m "long or not long" \
+		--timeout $(TEST_LONG_TIMEOUT_S) tests
+
+check: $(READY)  ## everything a change must pass: format, lint, types, generated code, wheel, tests
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+	$(BIN)/mypy
+	$(BIN)/mypy scripts
+	$(BIN)/pyright
+	$(BIN)/python scripts/generate_proto.py check
+	$(BIN)/python scripts/check_wheel.py
+	@$(MAKE) --no-print-directory test
+
+bench: $(READY)  ## run the benchmarks; results go to benchmarks/results as JSON
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+fmt: $(READY)  ## format, and mend what the linter can mend
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+proto: $(READY)  ## generate Python from proto/
+	$(BIN)/python scripts/generate_proto.py write
+
+clean:  ## remove caches and build products; .venv stays
+	rm -rf build dist $(CACHES)
+	find unified_cache tests benchmarks examples scripts -name __pycache__ -prune -exec rm -rf {} +
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# torch comes first and alone: an open range for it would bring gigabytes of GPU libraries.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { found=$$($(PYTHON) -V 2>&1); \
+		echo "Python 3.11 or newer is needed, found: $${found:-none}; try make PYTHON=python3.11" >&2; exit 1; }
+	@echo "Installing into $(VENV); this takes a few minutes, once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) $(TORCH)
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,73 @@
+"""Generate Python from ``proto/``, or check that what is committed is what would be generated.
+
+python scripts/generate_proto.py write
+python scripts/generate_proto.py check
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["drift", "generate"]
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "proto"
+GENERATED = Path("unified_cache/proto")
+"""Where generated modules land, relative to the destination: they import themselves as unified_cache.proto."""
+
+GENERATED_GLOB = "*_pb2*.py*"
+
+
+def generate(destination: Path) -> None:
+    """Write a module and its stub below ``destination`` for every contract in ``proto/``.
+
+    Raises:
+        SystemExit: the compiler refused; its message is on stderr.
+
+    """
+    contracts = sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.proto"))
+    compiler = [sys.executable, "-m", "grpc_tools.protoc", f"-I{SOURCES}"]
+    outputs = [f"--python_out={destination}", f"--pyi_out={destination}"]
+    result = subprocess.run([*compiler, *outputs, *contracts], check=False, cwd=ROOT)  # noqa: S603  # pinned compiler
+    if result.returncode:
+        sys.exit(f"protoc failed with status {result.returncode}")
+
+
+def drift(committed: Path, fresh: Path) -> list[str]:
+    """Name every generated file in which two trees differ, with what is wrong with the committed one."""
+    ours = {path.name: path.read_bytes() for path in (committed / GENERATED).glob(GENERATED_GLOB)}
+    theirs = {path.name: path.read_bytes() for path in (fresh / GENERATED).glob(GENERATED_GLOB)}
+    flaws: list[str] = []
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in ours:
+            flaws.append(f"{GENERATED / name} is missing")
+        elif name not in theirs:
+            flaws.append(f"{GENERATED / name} has no contract in proto/")
+        elif ours[name] != theirs[name]:
+            flaws.append(f"{GENERATED / name} is not what its contract generates")
+    return flaws
+
+
+def main(verb: str) -> None:
+    """Do what the command line asks.
+
+    Raises:
+        SystemExit: drift, a refusing compiler, or an unknown verb.
+
+    """
+    if verb == "write":
+        generate(ROOT)
+    elif verb == "check":
+        with tempfile.TemporaryDirectory() as fresh:
+            generate(Path(fresh))
+            flaws = drift(ROOT, Path(fresh))
+        if flaws:
+            sys.exit("\n".join([*flaws, "run make proto, and commit the result"]))
+        sys.stdout.write("generated code is what proto/ generates\n")
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) == 2 else "")

@@ -1,0 +1,31 @@
+"""Full attention: a resume needs every page since the root."""
+
+from dataclasses import dataclass
+
+from unified_cache.pool import HitPolicy, PoolSpec
+from unified_cache.window import SPAN_ALL
+
+__all__ = ["Full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """State of full-attention layers, and the backbone that every other component stands on."""
+
+    pools: tuple[PoolSpec, ...]
+    """The anchor, then the sidecars that share its slots."""
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return "full"
+
+    @property
+    def span(self) -> int:
+        """Every page: ``window(end)`` is 0."""
+        return SPAN_ALL
+
+    @property
+    def hit_policy(self) -> HitPolicy:
+        """All pages."""
+        return HitPolicy.ALL_PAGES

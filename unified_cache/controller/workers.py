@@ -1,0 +1,123 @@
+"""Who runs jobs: threads, or the owner itself for a deterministic run."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from unified_cache.controller.operation import Job, Operation
+from unified_cache.errors import CacheError, CopyError
+
+__all__ = ["Finished", "InlineWorkers", "ThreadWorkers", "Workers"]
+
+Finished = tuple[Operation, CacheError | None]
+"""An operation whose job has ended, and how."""
+
+
+class Workers(Protocol):
+    """Run jobs somewhere and hand back which operations may go on.
+
+    Queues need no bound of their own: an operation has one job at a time, and the controller bounds operations.
+    """
+
+    def submit(self, operation: Operation, job: Job) -> None:
+        """Have ``job`` run; never blocks."""
+        ...
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """Return all jobs that ended since the last call; wait for the first one at most ``timeout_s``."""
+        ...
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Stop; return the names of workers that did not within ``timeout_s``."""
+        ...
+
+
+def run_job(job: Job) -> CacheError | None:
+    """Run a job and return why it failed, if it did: a worker survives whatever a job or a backend raises."""
+    try:
+        job.run()
+    except CacheError as error:
+        return error
+    except Exception as error:  # the edge: other people's code runs here, and the thread must live
+        failure = CopyError(f"{type(error).__name__} in a transfer: {error}")
+        failure.__cause__ = error
+        return failure
+    return None
+
+
+class InlineWorkers:
+    """Run each job at once, on the caller's thread."""
+
+    __slots__ = ("_finished",)
+
+    def __init__(self) -> None:
+        self._finished: deque[Finished] = deque()
+
+    def submit(self, operation: Operation, job: Job) -> None:
+        """Run ``job`` now; its operation goes on at the next ``finished``."""
+        self._finished.append((operation, run_job(job)))
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """Return all jobs run since the last call; never waits, there is nothing to wait for."""
+        finished = list(self._finished)
+        self._finished.clear()
+        return finished
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Do nothing: there is no worker to stop."""
+        return []
+
+
+class ThreadWorkers:
+    """A fixed number of daemon threads behind one queue per kind of job."""
+
+    __slots__ = ("_finished", "_queues", "_threads")
+
+    def __init__(self, counts: dict[str, int], start_thread: Callable[[threading.Thread], None]) -> None:
+        """Start ``counts[kind]`` threads for each kind of job (see ``JobQueue``)."""
+        self._finished: SimpleQueue[Finished] = SimpleQueue()
+        self._queues: dict[str, SimpleQueue[tuple[Operation, Job] | None]] = {
+            kind: SimpleQueue() for kind in counts
+        }
+        self._threads: list[tuple[str, threading.Thread]] = []
+        for kind, count in counts.items():
+            for number in range(count):
+                thread = threading.Thread(
+                    target=self._work, args=(self._queues[kind],), name=f"unified-cache-{kind}-{number}", daemon=True
+                )
+                self._threads.append((kind, thread))
+                start_thread(thread)
+
+    @classmethod
+    def start(cls, *, copy: int = 1, storage: int = 2) -> "ThreadWorkers":
+        """Start ordinary threads: ``copy`` for copies and ``storage`` for storage."""
+        return cls({"copy": copy, "storage": storage}, threading.Thread.start)
+
+    def submit(self, operation: Operation, job: Job) -> None:
+        """Queue ``job`` for the threads of its kind."""
+        self._queues[job.queue.value].put((operation, job))
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """Return all jobs that ended since the last call; wait for the first one at most ``timeout_s``."""
+        finished: list[Finished] = []
+        try:
+            finished.append(self._finished.get(timeout=timeout_s) if timeout_s > 0 else self._finished.get_nowait())
+            while True:
+                finished.append(self._finished.get_nowait())
+        except Empty:
+            return finished
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Let queued jobs end and stop the threads; name those that did not stop in time."""
+        for kind, _ in self._threads:
+            self._queues[kind].put(None)
+        for _, thread in self._threads:
+            thread.join(timeout_s / len(self._threads))
+        return [thread.name for _, thread in self._threads if thread.is_alive()]
+
+    def _work(self, queue: "SimpleQueue[tuple[Operation, Job] | None]") -> None:
+        while (item := queue.get()) is not None:
+            operation, job = item
+            self._finished.put((operation, run_job(job)))

@@ -1,0 +1,197 @@
+"""Files and directories by descriptor: whole reads, whole writes, open directories that are kept, errors named."""
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Lock
+
+from unified_cache.errors import StorageError, StorageFullError
+
+__all__ = [
+    "DIRECTORY_FLAGS",
+    "READ_FLAGS",
+    "WRITE_FLAGS",
+    "Directories",
+    "Directory",
+    "read_all",
+    "storage_error",
+    "write_all",
+]
+
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Never follows a link and never waits for the other end of a FIFO."""
+
+WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
+"""Buffers that one readv or writev takes; 1024 on Linux."""
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_PASSING = frozenset(
+    {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.ESTALE}
+)
+
+
+def storage_error(error: OSError, doing: str) -> StorageError:
+    """Say which fault an error of the operating system is to a caller; ``doing`` names what failed and the path."""
+    message = f"{doing}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"
+    if error.errno in _FULL:
+        return StorageFullError(message)
+    return StorageError(message, retryable=error.errno in _PASSING)
+
+
+def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
+    """Write the buffers one after the other, however many calls it takes."""
+    if len(buffers) == 1 and os.write(fd, buffers[0]) == buffers[0].nbytes:
+        return
+    rest = _Rest(buffers)
+    if len(buffers) == 1:
+        rest.skip(os.lseek(fd, 0, os.SEEK_CUR))
+    while rest.buffers:
+        rest.skip(os.writev(fd, rest.buffers[:_BUFFERS_MAX]))
+
+
+def read_all(fd: int, buffers: Sequence[memoryview], wanted_bytes: int) -> bool:
+    """Fill the buffers one after the other; False where the file ends before they are full."""
+    if len(buffers) <= _BUFFERS_MAX:
+        count = os.readv(fd, buffers)
+        if count == wanted_bytes:
+            return True
+    else:
+        count = 0
+    rest = _Rest(buffers)
+    rest.skip(count)
+    while rest.buffers:
+        count = os.readv(fd, rest.buffers[:_BUFFERS_MAX])
+        if not count:
+            return False
+        rest.skip(count)
+    return True
+
+
+def names_in(fd: int) -> list[str]:
+    """List the names in an open directory, in no order."""
+    return os.listdir(fd)
+
+
+def size_of(directory: "Directory", name: str) -> int | None:
+    """Return the length of a regular file, None where there is none."""
+    try:
+        status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+class _Rest:
+    """What is still to move of a run of buffers."""
+
+    __slots__ = ("buffers",)
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self.buffers = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+
+    def skip(self, count: int) -> None:
+        """Take ``count`` bytes off the front."""
+        done = 0
+        while done < len(self.buffers) and count >= self.buffers[done].nbytes:
+            count -= self.buffers[done].nbytes
+            done += 1
+        del self.buffers[:done]
+        if count:
+            self.buffers[0] = self.buffers[0][count:]
+
+
+class Directory:
+    """An open directory. Its descriptor is closed when the last thread that uses it lets it go, or by ``close``."""
+
+    __slots__ = ("anchored", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.anchored = False
+        """Whether its own name is known to survive a crash."""
+
+    def close(self) -> None:
+        """Close the descriptor now; nobody may be using it."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Directories:
+    """The fan-out directories of a store, kept open up to a number, the first opened closed first.
+
+    Thread-safe; a directory in use outlives its place here. Finding an open one takes no guard and moves nothing:
+    it is on the path of every read, and digests spread over all directories alike anyway.
+    """
+
+    def __init__(self, root_fd: int, open_max: int) -> None:
+        self._root_fd = root_fd
+        self._open_max = open_max
+        self._open: dict[tuple[bytes, str], Directory] = {}
+        self._guard = Lock()
+
+    def find(self, identity: bytes, fan: str) -> Directory | None:
+        """Return a directory, None where there is none."""
+        key = (identity, fan)
+        found = self._open.get(key)
+        if found is not None:
+            return found
+        try:
+            fd = os.open(f"{identity.hex()}/{fan}", DIRECTORY_FLAGS, dir_fd=self._root_fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
+            raise
+        directory = Directory(fd)
+        with self._guard:
+            self._open[key] = directory
+            closed = self._open.pop(next(iter(self._open))) if len(self._open) > self._open_max else None
+        del closed  # its descriptor is closed here, outside the guard
+        return directory
+
+    def make(self, identity: bytes, fan: str) -> Directory:
+        """Return a directory, made if absent."""
+        directory = self.find(identity, fan)
+        if directory is not None:
+            return directory
+        name = identity.hex()
+        for path in (name, f"{name}/{fan}"):
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o700, dir_fd=self._root_fd)
+        directory = self.find(identity, fan)
+        if directory is None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), f"{name}/{fan}")
+        return directory
+
+    def drop(self, identity: bytes, fan: str) -> None:
+        """Open a directory anew when it is next asked for: the one kept was removed under its name."""
+        with self._guard:
+            self._open.pop((identity, fan), None)
+
+    def sync_parents(self, identity: bytes) -> None:
+        """Make the names of an identity's directory and of its fan-out directories survive a crash."""
+        fd = os.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root_fd)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.fsync(self._root_fd)
+
+    def close(self) -> None:
+        """Close every directory; no call may be in flight."""
+        with self._guard:
+            # A traceback that somebody keeps may refer to a directory; its descriptor must not live as long.
+            for directory in self._open.values():
+                directory.close()
+            self._open.clear()

@@ -1,0 +1,145 @@
+"""Which objects a store holds, from the least to the most recently used, and which ones must go to make room."""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Sequence
+
+from unified_cache.errors import ConfigError
+from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import PageIO, Scan, StoredObject
+
+__all__ = ["SCAN_OBJECTS_MAX", "Recency", "page_bytes"]
+
+SCAN_OBJECTS_MAX = 1000
+"""Objects in one answer of a scan; a listing of that size fits one message of any transport."""
+
+
+class Recency:
+    """Objects with their sizes in order of use, under a cap.
+
+    Bookkeeping only: it removes nothing by itself and it is not thread-safe; the store that owns it guards it.
+    """
+
+    __slots__ = ("_objects", "bytes_max", "bytes_used")
+
+    def __init__(self, bytes_max: int | None) -> None:
+        if bytes_max is not None and bytes_max < 0:
+            raise ConfigError(f"bytes_max must not be negative, found {bytes_max}")
+        self.bytes_max = bytes_max
+        self.bytes_used = 0
+        self._objects: OrderedDict[Label, int] = OrderedDict()
+
+    def __contains__(self, label: Label) -> bool:
+        return label in self._objects
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def add(self, label: Label, object_bytes: int) -> None:
+        """Make an object the most recent one, with this size from now on."""
+        self.bytes_used += object_bytes - self._objects.pop(label, 0)
+        self._objects[label] = object_bytes
+
+    def touch(self, labels: Iterable[Label]) -> None:
+        """Make objects the most recent ones, the last label most of all; unknown ones are ignored.
+
+        Stores touch a batch in reverse order: the first pages of a chain become the most recent, so that
+        prefixes age from their tail.
+        """
+        objects = self._objects
+        move_to_end = objects.move_to_end
+        for label in labels:
+            if label in objects:
+                move_to_end(label)
+
+    def forget(self, label: Label) -> int:
+        """Drop an object; return the bytes it had, 0 if it was not known."""
+        object_bytes = self._objects.pop(label, 0)
+        self.bytes_used -= object_bytes
+        return object_bytes
+
+    def victims(self, needed_bytes: int, keep: Container[Label]) -> list[Label] | None:
+        """Name the least recent objects, none of them in ``keep``, whose removal makes room for ``needed_bytes``.
+
+        None where even that would not be enough. Changes nothing. Linear in the victims and in what is kept.
+        """
+        if self.bytes_max is None:
+            return []
+        excess_bytes = self.bytes_used + needed_bytes - self.bytes_max
+        if excess_bytes <= 0:
+            return []
+        if needed_bytes > self.bytes_max:
+            return None
+        found: list[Label] = []
+        for label, object_bytes in self._objects.items():
+            if label in keep:
+                continue
+            found.append(label)
+            excess_bytes -= object_bytes
+            if excess_bytes <= 0:
+                return found
+        return None
+
+    def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[bool]:
+        """Tell which objects are known at these sizes and make them recent; those of another size are forgotten."""
+        size_of = self._objects.get
+        hits: list[bool] = []
+        for label, object_bytes in zip(labels, sizes, strict=True):
+            known = size_of(label)
+            hits.append(known == object_bytes)
+            if known is not None and known != object_bytes:
+                self.forget(label)
+        self.touch(reversed(labels))
+        return hits
+
+    def store(self, labels: Sequence[Label], sizes: Sequence[int]) -> tuple[list[bool], list[Label]]:
+        """Add a batch under the cap; return for each whether it is known now, and all that were evicted for it.
+
+        No object of the batch is evicted for another: of a chain longer than the cap the first pages stay. An
+        object known at another size is added anew.
+        """
+        objects = self._objects
+        size_of = objects.get
+        bytes_max = self.bytes_max
+        stored: list[bool] = []
+        evicted: list[Label] = []
+        keep: set[Label] | None = None
+        for label, object_bytes in zip(labels, sizes, strict=True):
+            known = size_of(label)
+            if known == object_bytes:
+                stored.append(True)
+                continue
+            if known is not None:
+                self.forget(label)
+            if bytes_max is not None and self.bytes_used + object_bytes > bytes_max:
+                keep = keep or set(labels)
+                victims = self.victims(object_bytes, keep)
+                if victims is None:
+                    stored.append(False)
+                    continue
+                for victim in victims:
+                    self.forget(victim)
+                evicted += victims
+            objects[label] = object_bytes
+            self.bytes_used += object_bytes
+            stored.append(True)
+        self.touch(reversed(labels))
+        return stored, evicted
+
+    def scan(self, identity: bytes, cursor: str) -> Scan:
+        """List objects of one identity in the order of their names, after the name in ``cursor``."""
+        names = ((_file_name(label), label) for label in self._objects if label.identity == identity)
+        first = heapq.nsmallest(SCAN_OBJECTS_MAX, (pair for pair in names if pair[0] > cursor))
+        objects = [StoredObject(label, self._objects[label]) for _, label in first]
+        return Scan(objects, first[-1][0] if len(first) == SCAN_OBJECTS_MAX else "")
+
+
+def page_bytes(page: PageIO) -> int:
+    """Sum up the buffers of a page."""
+    buffers = page.buffers
+    return buffers[0].nbytes if len(buffers) == 1 else sum([buffer.nbytes for buffer in buffers])
+
+
+def _file_name(label: Label) -> str:
+    """Name an object within its identity: the second half of ``Label.object_name``."""
+    return f"{label.key.hex()}.{label.pool}"

@@ -1,0 +1,283 @@
+"""What every storage backend promises, as tests: one for each Behavior bullet of ``StorageBackend``.
+
+Subclass and give a fixture called ``storage`` that makes an empty backend for each test::
+
+    class TestMyStorage(StorageContract):
+        @pytest.fixture
+        def storage(self) -> Iterator[StorageBackend]:
+            backend = MyStorage(...)
+            yield backend
+            backend.close()
+
+The backend needs room for 256 KiB. Where it has a cap, keep that under ``ROOM_BYTES_MAX``, so that a page
+beyond it can be tried. A backend that keeps names but no bytes subclasses ``KeysOnlyContract``.
+"""
+
+import hashlib
+import random
+import unittest
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+from unified_cache.errors import ClosedError, StorageError
+from unified_cache.pool import HitPolicy, Identity, ModelLayout, PoolSpec
+from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend, StoredObject
+from unified_cache.window import SPAN_ALL
+
+__all__ = ["ROOM_BYTES_MAX", "KeysOnlyContract", "StorageContract", "blank_page", "sealed_page"]
+
+ROOM_BYTES_MAX = 1 << 20
+"""Largest cap of a backend under test; one page beyond it must be declined."""
+
+PAGE_BYTES = HEADER_BYTES + 1000
+"""Not a power of two, not a multiple of a word, more than one cache line."""
+
+POOLS = ("kv", "kv_index")
+
+
+class _Full:
+    """A component for the manifest: one anchor, one sidecar, all pages needed."""
+
+    name = "full"
+    span = SPAN_ALL
+    pools = tuple(PoolSpec(name, PAGE_BYTES - HEADER_BYTES) for name in POOLS)
+    hit_policy = HitPolicy.ALL_PAGES
+
+
+LAYOUT = ModelLayout(page_size=64, components=(_Full(),))
+MODEL = Identity("contract/model")
+OTHER_MODEL = Identity("contract/other")
+
+
+def label(number: int, pool: str = POOLS[0], model: Identity = MODEL) -> Label:
+    """Name the page of that number."""
+    return Label(model.digest(LAYOUT), hashlib.sha256(b"page %d" % number).digest(), pool)
+
+
+def sealed_page(named: Label, page_bytes: int = PAGE_BYTES, cuts: Sequence[int] = (), salt: int = 0) -> PageIO:
+    """Make a sealed page with bytes that follow from its label and ``salt``, cut into buffers at these offsets."""
+    content = random.Random(repr((named, salt))).randbytes(page_bytes)  # noqa: S311 -- reproducible, not secret
+    page = _page(named, page_bytes, cuts)
+    start = 0
+    for buffer in page.buffers:
+        buffer[:] = content[start : start + len(buffer)]
+        start += len(buffer)
+    seal_buffers(page.buffers, named)
+    return page
+
+
+def blank_page(named: Label, page_bytes: int = PAGE_BYTES, cuts: Sequence[int] = ()) -> PageIO:
+    """Make buffers of zeros to read a page into."""
+    return _page(named, page_bytes, cuts)
+
+
+def _page(named: Label, page_bytes: int, cuts: Sequence[int]) -> PageIO:
+    edges = [0, *cuts, page_bytes]
+    sizes = [end - start for start, end in pairwise(edges)]
+    return PageIO(named, None, tuple(memoryview(bytearray(size)) for size in sizes))
+
+
+def bytes_of(page: PageIO) -> bytes:
+    """Join a page's buffers, to compare."""
+    return b"".join(page.buffers)
+
+
+def listing(storage: StorageBackend, identity: bytes) -> Iterator[StoredObject]:
+    """Scan one identity to the end; a scan that never ends fails."""
+    cursor = ""
+    for _ in range(10_000):
+        found = storage.scan(identity, cursor)
+        yield from found.objects
+        cursor = found.cursor
+        if not cursor:
+            return
+    raise AssertionError("the scan did not end")
+
+
+def open_for_contract(storage: StorageBackend) -> StorageBackend:
+    """Register the identities that the contract uses."""
+    for model in (MODEL, OTHER_MODEL):
+        storage.register(manifest_of(model, LAYOUT), {})
+    return storage
+
+
+class KeysOnlyContract:
+    """The bullets that ask which pages are stored, not what is in them."""
+
+    def test_a_page_that_was_never_put_is_a_miss_and_its_buffers_may_hold_anything_afterwards(
+        self, storage: StorageBackend
+    ) -> None:
+        """Ask before and after something else was put."""
+        open_for_contract(storage)
+        assert storage.exists([label(1)]) == [False]
+        assert storage.get([blank_page(label(1))]) == [False]
+        assert storage.put([sealed_page(label(2))], Level.CACHED) == [True]
+        assert storage.exists([label(1)]) == [False]
+        assert storage.get([blank_page(label(1))]) == [False]
+
+    def test_an_object_whose_length_differs_from_the_buffers_is_a_miss_and_does_not_block_a_later_put_of_that_page(
+        self, storage: StorageBackend
+    ) -> None:
+        """Put a page one byte short or long, then put it as it should be."""
+        open_for_contract(storage)
+        for number, page_bytes in enumerate((PAGE_BYTES - 1, PAGE_BYTES + 1, HEADER_BYTES)):
+            assert storage.put([sealed_page(label(number), page_bytes)], Level.CACHED) == [True]
+            assert storage.get([blank_page(label(number))]) == [False]
+            assert storage.put([sealed_page(label(number))], Level.CACHED) == [True]
+            assert storage.get([blank_page(label(number))]) == [True]
+
+    def test_a_put_that_returns_false_or_raises_has_left_nothing_half_written(self, storage: StorageBackend) -> None:
+        """Put what must be declined: a page beyond the cap, a level that the backend does not honour."""
+        open_for_contract(storage)
+        capability = storage.capability()
+        if capability.bytes_max is None and capability.durable:
+            raise unittest.SkipTest("nothing that this backend must decline")
+        if capability.bytes_max is not None:
+            large_bytes = capability.bytes_max + 1
+            assert storage.put([sealed_page(label(1), large_bytes)], Level.CACHED) == [False]
+            assert storage.get([blank_page(label(1), large_bytes)]) == [False]
+        if not capability.durable:
+            try:
+                storage.put([sealed_page(label(1))], Level.DURABLE)
+            except StorageError:
+                pass
+            else:
+                raise AssertionError("a put at a level that the backend does not honour must raise")
+        assert storage.exists([label(1)]) == [False]
+        assert storage.get([blank_page(label(1))]) == [False]
+        assert list(listing(storage, label(1).identity)) == []
+
+    def test_results_stand_in_the_order_of_the_pages_asked_for_one_for_each(self, storage: StorageBackend) -> None:
+        """Ask for stored and absent pages mixed, and for one page twice."""
+        open_for_contract(storage)
+        stored = [label(number) for number in (5, 1, 3)]
+        assert storage.put([sealed_page(named) for named in stored], Level.CACHED) == [True] * 3
+        asked = [label(number) for number in (0, 1, 2, 3, 4, 5, 5, 6)]
+        expected = [named in stored for named in asked]
+        assert storage.exists(asked) == expected
+        assert storage.get([blank_page(named) for named in asked]) == expected
+
+    def test_an_empty_batch_is_no_work(self, storage: StorageBackend) -> None:
+        """Call every batched method with nothing."""
+        open_for_contract(storage)
+        assert storage.exists([]) == []
+        assert storage.get([]) == []
+        assert storage.put([], Level.CACHED) == []
+        assert storage.remove([]) == 0
+
+    def test_remove_makes_a_page_a_miss_and_tolerates_absent_pages(self, storage: StorageBackend) -> None:
+        """Remove present and absent pages together, twice."""
+        open_for_contract(storage)
+        storage.put([sealed_page(label(number)) for number in range(3)], Level.CACHED)
+        assert storage.remove([label(0), label(7), label(2)]) == 2
+        assert storage.remove([label(0), label(7), label(2)]) == 0
+        assert storage.exists([label(number) for number in range(3)]) == [False, True, False]
+        assert storage.get([blank_page(label(number)) for number in range(3)]) == [False, True, False]
+
+    def test_a_scan_lists_every_object_of_one_identity_and_of_no_other(self, storage: StorageBackend) -> None:
+        """Compare two identities and two pools with what was put, sizes included."""
+        open_for_contract(storage)
+        mine = [label(number, pool) for number in range(20) for pool in POOLS]
+        others = [label(number, model=OTHER_MODEL) for number in range(10, 30)]
+        storage.put([sealed_page(named) for named in mine + others], Level.CACHED)
+        storage.remove([mine[0]])
+        found = list(listing(storage, mine[0].identity))
+        assert sorted(found) == sorted(StoredObject(named, PAGE_BYTES) for named in mine[1:])
+        assert len(list(listing(storage, others[0].identity))) == len(others)
+        assert list(listing(storage, hashlib.sha256(b"nobody").digest())) == []
+
+    def test_every_method_but_close_raises_closed_error_after_close_and_close_twice_is_close_once(
+        self, storage: StorageBackend
+    ) -> None:
+        """Close, close again, then try everything."""
+        open_for_contract(storage)
+        page = sealed_page(label(1))
+        storage.put([page], Level.CACHED)
+        storage.close()
+        storage.close()
+        for call in (
+            storage.capability,
+            lambda: storage.register(manifest_of(MODEL, LAYOUT), {}),
+            lambda: storage.exists([page.label]),
+            lambda: storage.get([page]),
+            lambda: storage.put([page], Level.CACHED),
+            lambda: storage.remove([page.label]),
+            lambda: storage.scan(page.label.identity),
+        ):
+            try:
+                call()
+            except ClosedError:
+                continue
+            raise AssertionError("a closed store must raise ClosedError")
+
+
+class StorageContract(KeysOnlyContract):
+    """Every bullet of the protocol."""
+
+    def test_a_page_that_was_put_is_got_back_byte_by_byte_whatever_the_number_of_buffers_at_either_end(
+        self, storage: StorageBackend
+    ) -> None:
+        """Put in one, two, many and empty buffers; get in others."""
+        open_for_contract(storage)
+        cuttings = ((), (HEADER_BYTES,), (1, 2, 3), (64, 64, 500), tuple(range(0, PAGE_BYTES, 7)))
+        levels = [Level.CACHED] + [Level.DURABLE] * storage.capability().durable
+        number = 0
+        for level in levels:
+            for put_cuts in cuttings:
+                for get_cuts in cuttings:
+                    number += 1
+                    page = sealed_page(label(number), cuts=put_cuts)
+                    found = blank_page(label(number), cuts=get_cuts)
+                    assert storage.put([page], level) == [True]
+                    assert storage.get([found]) == [True]
+                    assert bytes_of(found) == bytes_of(page)
+
+    def test_a_put_of_a_page_that_exists_changes_nothing_and_counts_as_stored(self, storage: StorageBackend) -> None:
+        """Put other bytes of equal length under the same label, and the same label twice in one batch."""
+        open_for_contract(storage)
+        first = sealed_page(label(1))
+        assert storage.put([first], Level.CACHED) == [True]
+        assert storage.put([sealed_page(label(1), salt=1), sealed_page(label(1), salt=2)], Level.CACHED) == [True, True]
+        found = blank_page(label(1))
+        assert storage.get([found]) == [True]
+        assert bytes_of(found) == bytes_of(first)
+        assert len(list(listing(storage, label(1).identity))) == 1
+
+    def test_pages_of_different_identities_keys_or_pools_never_mix(self, storage: StorageBackend) -> None:
+        """Store all but one of a cube of labels, and read them all back."""
+        open_for_contract(storage)
+        labels = [label(n, pool, model) for n in range(3) for pool in POOLS for model in (MODEL, OTHER_MODEL)]
+        for absent in labels:
+            pages = [sealed_page(named) for named in labels if named != absent]
+            assert all(storage.put(pages, Level.CACHED))
+            assert storage.get([blank_page(absent)]) == [False]
+            found = [blank_page(page.label) for page in pages]
+            assert all(storage.get(found))
+            assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
+            assert storage.remove(labels) == len(pages)
+
+    def test_methods_may_be_called_from_several_threads_at_a_time(self, storage: StorageBackend) -> None:
+        """Put, get and remove the same few pages from eight threads; every hit is right."""
+        open_for_contract(storage)
+        pages = [sealed_page(label(number)) for number in range(8)]
+
+        def use(seed: int) -> int:
+            choice = random.Random(seed)  # noqa: S311 -- reproducible, not secret
+            hits_count = 0
+            for _ in range(40):
+                batch = choice.sample(pages, 3)
+                storage.put(batch, Level.CACHED)
+                found = [blank_page(page.label) for page in batch]
+                for page, read, hit in zip(batch, found, storage.get(found), strict=True):
+                    hits_count += hit
+                    assert not hit or bytes_of(read) == bytes_of(page)
+                storage.remove([choice.choice(pages).label])
+                storage.exists([page.label for page in pages])
+                storage.scan(pages[0].label.identity)
+            return hits_count
+
+        with ThreadPoolExecutor(8) as threads:
+            assert sum(threads.map(use, range(8))) > 0
