@@ -1,0 +1,67 @@
+"""Prefix cache and L3 KV store for LLM serving engines.
+
+The names below are loaded when first used, so that importing one room of the package does not load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unified_cache.cache import Stats, UnifiedCache
+    from unified_cache.components import Full
+    from unified_cache.config import CacheConfig
+    from unified_cache.controller import Operation
+    from unified_cache.errors import CacheError
+    from unified_cache.memory import DevicePool
+    from unified_cache.page import Namespace, Prompt
+    from unified_cache.pool import Identity, ModelLayout, PoolSpec, Tier
+    from unified_cache.storage_backends.protocol import Level
+    from unified_cache.storage_backends.url import open_storage
+    from unified_cache.tree import Lock, Match
+
+__all__ = [
+    "CacheConfig",
+    "CacheError",
+    "DevicePool",
+    "Full",
+    "Identity",
+    "Level",
+    "Lock",
+    "Match",
+    "ModelLayout",
+    "Namespace",
+    "Operation",
+    "PoolSpec",
+    "Prompt",
+    "Stats",
+    "Tier",
+    "UnifiedCache",
+    "open_storage",
+]
+
+_HOMES = {
+    "CacheConfig": "config",
+    "CacheError": "errors",
+    "DevicePool": "memory",
+    "Full": "components",
+    "Identity": "pool",
+    "Level": "storage_backends.protocol",
+    "Lock": "tree",
+    "Match": "tree",
+    "ModelLayout": "pool",
+    "Namespace": "page",
+    "Operation": "controller",
+    "PoolSpec": "pool",
+    "Prompt": "page",
+    "Stats": "cache",
+    "Tier": "pool",
+    "UnifiedCache": "cache",
+    "open_storage": "storage_backends.url",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from the room it lives in."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

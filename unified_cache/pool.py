@@ -6,7 +6,6 @@ never against a component by name.
 
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Protocol
@@ -123,6 +122,17 @@ class ModelLayout:
         return tuple(pool for component in self.components for pool in component.pools)
 
     @property
+    def transfer_order(self) -> tuple[tuple[int, PoolSpec], ...]:
+        """Every (component, pool) in the order of every transfer: KV before sidecars.
+
+        First all of Full's pools, then the other components' anchors, then their sidecars.
+        """
+        first, *others = enumerate(self.components)
+        anchors = [(number, component.pools[0]) for number, component in others]
+        sidecars = [(number, pool) for number, component in others for pool in component.pools[1:]]
+        return (*((first[0], pool) for pool in first[1].pools), *anchors, *sidecars)
+
+    @property
     def page_bytes(self) -> int:
         """Payload of one page in all pools."""
         return sum(pool.page_bytes for pool in self.pools)
@@ -161,7 +171,6 @@ class Part:
     def __len__(self) -> int:
         return len(self.pages)
 
-
-def pages_count(parts: Sequence[Part]) -> int:
-    """Pages moved by all parts together."""
-    return sum(len(part) for part in parts)
+    def where(self, mask: npt.NDArray[np.bool_]) -> "Part":
+        """Return the part of those pages for which ``mask``, shape (pages,), is True."""
+        return Part(self.component, self.pages[mask], self.source[mask], self.target[mask])

@@ -19,9 +19,7 @@ class Controller:
 
     __slots__ = ("_clock", "_live", "_operations_max", "_workers", "declined_count")
 
-    def __init__(
-        self, workers: Workers, operations_max: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, workers: Workers, operations_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._workers = workers
         self._operations_max = operations_max
         self._clock = clock

@@ -2,11 +2,11 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from unified_cache.controller.operation import Job, Operation
+from unified_cache.controller.operation import Job, JobQueue, Operation
 from unified_cache.errors import CacheError, CopyError
 
 __all__ = ["Finished", "InlineWorkers", "ThreadWorkers", "Workers"]
@@ -75,29 +75,29 @@ class ThreadWorkers:
 
     __slots__ = ("_finished", "_queues", "_threads")
 
-    def __init__(self, counts: dict[str, int], start_thread: Callable[[threading.Thread], None]) -> None:
-        """Start ``counts[kind]`` threads for each kind of job (see ``JobQueue``)."""
+    def __init__(self, counts: Mapping[JobQueue, int]) -> None:
+        """Make ``counts[kind]`` threads for each kind of job; ``start`` starts them."""
         self._finished: SimpleQueue[Finished] = SimpleQueue()
-        self._queues: dict[str, SimpleQueue[tuple[Operation, Job] | None]] = {
+        self._queues: dict[JobQueue, SimpleQueue[tuple[Operation, Job] | None]] = {
             kind: SimpleQueue() for kind in counts
         }
-        self._threads: list[tuple[str, threading.Thread]] = []
-        for kind, count in counts.items():
-            for number in range(count):
-                thread = threading.Thread(
-                    target=self._work, args=(self._queues[kind],), name=f"unified-cache-{kind}-{number}", daemon=True
-                )
-                self._threads.append((kind, thread))
-                start_thread(thread)
+        self._threads = [
+            (kind, threading.Thread(target=self._work, args=(kind,), name=f"{kind.value}-{number}", daemon=True))
+            for kind, count in counts.items()
+            for number in range(count)
+        ]
 
     @classmethod
     def start(cls, *, copy: int = 1, storage: int = 2) -> "ThreadWorkers":
-        """Start ordinary threads: ``copy`` for copies and ``storage`` for storage."""
-        return cls({"copy": copy, "storage": storage}, threading.Thread.start)
+        """Start ``copy`` threads for copies and ``storage`` for storage."""
+        workers = cls({JobQueue.COPY: copy, JobQueue.STORAGE: storage})
+        for _, thread in workers._threads:
+            thread.start()
+        return workers
 
     def submit(self, operation: Operation, job: Job) -> None:
         """Queue ``job`` for the threads of its kind."""
-        self._queues[job.queue.value].put((operation, job))
+        self._queues[job.queue].put((operation, job))
 
     def finished(self, timeout_s: float) -> list[Finished]:
         """Return all jobs that ended since the last call; wait for the first one at most ``timeout_s``."""
@@ -117,7 +117,7 @@ class ThreadWorkers:
             thread.join(timeout_s / len(self._threads))
         return [thread.name for _, thread in self._threads if thread.is_alive()]
 
-    def _work(self, queue: "SimpleQueue[tuple[Operation, Job] | None]") -> None:
-        while (item := queue.get()) is not None:
+    def _work(self, kind: JobQueue) -> None:
+        while (item := self._queues[kind].get()) is not None:
             operation, job = item
             self._finished.put((operation, run_job(job)))

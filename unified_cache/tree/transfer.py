@@ -143,7 +143,7 @@ def publish(tree: TreeState, transfer: Transfer) -> Published:
         took = np.zeros(len(part), np.bool_)
         for node, first, last in _nodes_of(transfer.target.node, part.pages):
             took[first:last] = _publish(tree, node, lane, part.pages[first:last] - node.start, part.target[first:last])
-        taken.append(Part(part.component, part.pages[took], part.source[took], part.target[took]))
+        taken.append(part.where(took))
         leftovers[part.component] = part.target[~took]
     transfer.parts = ()
     unlock(transfer.source)

@@ -1,0 +1,196 @@
+"""The four ways between tiers, each as one life story: what is pinned, what is moved, what is published.
+
+Each function is an operation's steps (see ``controller.operation``). A ``with`` block holds what the operation
+holds; leaving it, on whatever way, gives everything back. Between two ``yield`` statements nothing else runs on
+the owner's thread; across a ``yield`` the tree may have changed, and only what is pinned is still true.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.controller import StorageTier
+from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
+from unified_cache.controller.operation import Leg, Steps
+from unified_cache.ledger import Ledger, Staging
+from unified_cache.memory import PageMemory
+from unified_cache.page import Prompt
+from unified_cache.pool import Part, Slots, Tier
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.tree import Match
+from unified_cache.window import restorable_ends, window
+
+__all__ = ["Traffic", "Transfers"]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went one way since the cache was opened."""
+
+    pages: int = 0
+    """Pages of all components together."""
+    payload_bytes: int = 0
+
+
+class Transfers:
+    """Operations over one ledger, one memory and one storage tier."""
+
+    __slots__ = ("_identity", "_ledger", "_memory", "_storage", "traffic")
+
+    def __init__(self, ledger: Ledger, memory: PageMemory, identity: bytes, storage: StorageTier | None) -> None:
+        self._ledger = ledger
+        self._memory = memory
+        self._identity = identity
+        self._storage = storage
+        self.traffic = {leg: Traffic() for leg in Leg}
+
+    def backup(self, prompt: Prompt, level: Level) -> Steps:
+        """Copy what the host lacks of a prompt's device prefix and publish it; then put all of it into storage.
+
+        Pages that storage has already are put again: that costs it a look-up and keeps them recent there, where
+        hits in memory are not seen. The host pages stay pinned until storage has answered.
+        Returns the pages copied to the host.
+        """
+        found = self._ledger.tree.match(prompt)
+        if not found.device_end:
+            return 0
+        copied = 0
+        with self._ledger.moving(found, found.device_end, Tier.DEVICE, Tier.HOST) as moving:
+            if moving is None:
+                return 0
+            if moving.parts:
+                yield BackupJob(self._memory, self._ledger.layout, self._identity, prompt, moving.parts)
+            taken = moving.publish()
+            copied = self._count(Leg.BACKUP, taken)
+            if self._storage is not None:
+                store = StoreJob(self._storage, prompt, moving.held(), level)
+                yield store
+                self._count(Leg.STORE, store.stored)
+        return copied
+
+    def load(self, prompt: Prompt) -> Steps:
+        """Copy what the device lacks of a prompt's restorable prefix and publish it.
+
+        Where the device is short of room, the longest prefix that fits is loaded instead. Returns pages loaded.
+        """
+        found = self._ledger.tree.match(prompt)
+        while found.any_end > found.device_end:
+            with self._ledger.moving(found, found.any_end, Tier.HOST, Tier.DEVICE) as moving:
+                if moving is not None:
+                    if moving.parts:
+                        yield LoadJob(self._memory, self._ledger.layout, moving.parts)
+                    return self._count(Leg.LOAD, moving.publish())
+            found = self._shorter(prompt, found)
+        return 0
+
+    def _shorter(self, prompt: Prompt, found: Match) -> Match:
+        """Match again, only as far as the device has room for Full; windows follow from the new end."""
+        tree = self._ledger.tree
+        again = tree.match(prompt)
+        room_end = tree.full_end(again, Tier.DEVICE) + self._ledger.free_pages(Tier.DEVICE, 0)
+        return tree.match(prompt.head(min(room_end, found.any_end - 1)))
+
+    def prefetch(self, prompt: Prompt, storage: StorageTier) -> Steps:
+        """Read the longest prefix that storage can complete into host memory, and graft it there.
+
+        It continues the host's own Full prefix, which stays pinned. Returns the pages of prompt brought.
+        """
+        tree = self._ledger.tree
+        found = tree.match(prompt)
+        start = tree.full_end(found, Tier.HOST)
+        if start == prompt.pages_count:
+            return 0
+        holes_before = self._host_holes_before(found, start)
+        with self._ledger.pinned(found, start, Tier.HOST):
+            probe = ProbeJob(storage, prompt, start)
+            yield probe
+            end = _longest(self._spans, probe.missing, start, prompt.pages_count, holes_before)
+            while end > start:
+                with self._ledger.staging(Tier.HOST, self._wanted(start, end)) as staging:
+                    if staging is not None:
+                        parts = self._parts(start, end, staging)
+                        fetch = FetchJob(storage, prompt, parts)
+                        yield fetch
+                        return self._graft(prompt, start, holes_before, staging, fetch, parts)
+                room = self._ledger.free_pages(Tier.HOST, 0)
+                end = _longest(self._spans, probe.missing, start, min(start + room, end - 1), holes_before)
+        return 0
+
+    @property
+    def _spans(self) -> list[int]:
+        return [component.span for component in self._ledger.layout.components]
+
+    def _host_holes_before(self, found: Match, start: int) -> list[int]:
+        """Return by component one more than the last page before ``start`` that the host lacks; 0 if none."""
+        holes = [0]
+        for component, span in enumerate(self._spans[1:], 1):
+            first = window(start, span)
+            slots = self._ledger.tree.slots(found, Tier.HOST, component, first, start)
+            missing = np.flatnonzero(slots < 0)
+            holes.append(first + int(missing[-1]) + 1 if missing.size else 0)
+        return holes
+
+    def _wanted(self, start: int, end: int) -> list[int]:
+        """Return by component the pages to fetch for a resume at ``end``, of those from ``start`` on."""
+        return [end - max(start, window(end, span)) for span in self._spans]
+
+    def _parts(self, start: int, end: int, staging: Staging) -> list[Part]:
+        return [
+            Part(component, np.arange(end - len(slots), end), slots, slots)
+            for component, slots in enumerate(staging.slots)
+        ]
+
+    def _graft(
+        self,
+        prompt: Prompt,
+        start: int,
+        holes_before: list[int],
+        staging: Staging,
+        fetch: FetchJob,
+        parts: Sequence[Part],
+    ) -> int:
+        """Put what arrived into the tree, as far as it can be resumed from."""
+        count = len(parts[0])
+        missing: list[npt.NDArray[np.bool_]] = []
+        for part, arrived in zip(parts, fetch.arrived, strict=True):
+            holes = np.ones(count, np.bool_)
+            holes[part.pages[arrived] - start] = False
+            missing.append(holes)
+        end = _longest(self._spans, missing, start, start + count, holes_before)
+        if end == start:
+            return 0
+        kept: list[Part] = []
+        slots: list[Slots] = []
+        for part, arrived in zip(parts, fetch.arrived, strict=True):
+            keep = part.where(arrived & (part.pages < end))
+            given = np.full(end - start, -1, np.int32)
+            given[keep.pages - start] = keep.target
+            kept.append(keep)
+            slots.append(given)
+        staging.insert(prompt.head(end), start, slots)
+        self._count(Leg.PREFETCH, kept)
+        return end - start
+
+    def _count(self, leg: Leg, parts: Sequence[Part]) -> int:
+        """Book what went one way; return the pages."""
+        traffic = self.traffic[leg]
+        for part in parts:
+            component = self._ledger.layout.components[part.component]
+            traffic.payload_bytes += len(part) * sum(pool.page_bytes for pool in component.pools)
+        pages = sum(len(part) for part in parts)
+        traffic.pages += pages
+        return pages
+
+
+def _longest(
+    spans: Sequence[int], missing: Sequence[npt.NDArray[np.bool_]], start: int, end: int, holes_before: Sequence[int]
+) -> int:
+    """Return the largest restorable end in (start, end]; ``start`` if there is none."""
+    count = end - start
+    if count <= 0:
+        return start
+    ok = restorable_ends(spans, [holes[:count] for holes in missing], start, count, holes_before)
+    ends = np.flatnonzero(ok)
+    return start + int(ends[-1]) + 1 if ends.size else start
