@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.errors import TokenError
+from unified_cache.errors import ConfigError, TokenError
 
 __all__ = ["PAGE_KEY_BYTES", "TOKEN_BYTES", "Namespace", "PageKey", "Prompt", "TokensLike", "encode_tokens"]
 
@@ -77,8 +77,10 @@ def encode_tokens(tokens: TokensLike, page_size: int) -> bytes:
 
     Raises:
         TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
-
+        ConfigError: a page size that is not positive.
     """
+    if page_size <= 0:
+        raise ConfigError(f"page_size must be positive, found {page_size}")
     try:
         ids = np.asarray(tokens)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -88,7 +90,7 @@ def encode_tokens(tokens: TokensLike, page_size: int) -> bytes:
     if ids.size == 0:
         return b""
     if ids.dtype.kind not in "iu":
-        raise TokenError(f"token ids must be integers, found {ids.dtype}")
+        raise TokenError(f"token ids must be integers in [0, 2**31), found {ids.dtype}")
     if ids.min() < 0 or (ids.dtype != np.int32 and ids.max() > TOKEN_ID_MAX):
         bad = int(ids[(ids < 0) | (ids > TOKEN_ID_MAX)][0])
         raise TokenError(f"token ids must be in [0, 2**31), found {bad}")
@@ -120,7 +122,6 @@ class Prompt:
 
         Raises:
             TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
-
         """
         return cls(encode_tokens(tokens, page_size), page_size, namespace.seed)
 

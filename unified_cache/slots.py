@@ -55,7 +55,6 @@ class SlotAllocator:
 
         Raises:
             SlotError: a slot is out of range, was not handed out, or is named twice. Nothing was freed.
-
         """
         count = len(slots)
         if not count:

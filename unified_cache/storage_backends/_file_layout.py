@@ -87,7 +87,6 @@ def place_of(label: Label) -> tuple[str, str]:
 
     Raises:
         InputError: a digest of another size, or what cannot be the name of a pool.
-
     """
     if len(label.identity) != IDENTITY_BYTES or len(label.key) != PAGE_KEY_BYTES:
         raise InputError(
@@ -160,7 +159,6 @@ def open_root(path: Path, new_writer: Callable[[], str]) -> Root:
     Raises:
         StorageError: it cannot be made or written, belongs to somebody else, may be written by others, holds
             something else than a store, or a store of another format. It was not changed.
-
     """
     opened: list[int] = []
     try:

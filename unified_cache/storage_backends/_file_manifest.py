@@ -27,7 +27,6 @@ def keep_manifest(root: Root, manifest: Manifest, temp: str) -> None:
 
     Raises:
         StorageError: what is there says something else under the same digest, or a fault.
-
     """
     identity_name = manifest.identity.hex()
     path = root.path / identity_name / MANIFEST_NAME

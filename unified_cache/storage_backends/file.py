@@ -143,7 +143,6 @@ class FileStorage:
         Raises:
             ConfigError: bytes_max is negative.
             StorageError: the directory cannot be used or is not ours, see its message. It was not changed.
-
         """
         recency = Recency(bytes_max)
         root = open_root(Path(path), new_writer)
@@ -186,7 +185,6 @@ class FileStorage:
         Raises:
             InputError: the identity in the manifest is not a digest.
             StorageError: the manifest that is there says something else under the same digest, or a fault.
-
         """
         with self._calls:
             if len(manifest.identity) != IDENTITY_BYTES:
@@ -225,7 +223,6 @@ class FileStorage:
         Raises:
             StorageFullError: the file system has no room, or a limit on file sizes was met.
             StorageError: another fault. Files of pages before the one that failed may be there.
-
         """
         with self._calls:
             stamp = self._stamps(len(pages))
@@ -264,7 +261,6 @@ class FileStorage:
 
         Raises:
             InputError: the cursor is not one that a scan returned, or the identity is not a digest.
-
         """
         with self._calls:
             if len(identity) != IDENTITY_BYTES:

@@ -59,7 +59,6 @@ class KeysOnlyStorage:
 
         Raises:
             StorageError: the level is DURABLE, which this store cannot promise. Nothing was remembered.
-
         """
         with self._guard:
             self._check_open()

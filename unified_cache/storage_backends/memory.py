@@ -64,7 +64,6 @@ class MemoryStorage:
 
         Raises:
             StorageError: the level is DURABLE, which memory cannot promise. Nothing was stored.
-
         """
         with self._guard:
             self._check_open()

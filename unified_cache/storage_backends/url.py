@@ -36,7 +36,6 @@ def open_storage(url: str, *, bytes_max: int | None = None) -> StorageBackend:
     Raises:
         ConfigError: no such scheme, module or factory, or a package that it needs is not installed.
         StorageError: the store itself cannot be opened.
-
     """
     scheme, colon, rest = url.partition(":")
     if not colon or not scheme:

@@ -37,7 +37,6 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     Raises:
         InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.
         SlotError: component 0 lacks a slot for a page. Nothing was changed.
-
     """
     total = prompt.pages_count
     root = tree.root(prompt.seed)

@@ -44,7 +44,6 @@ class RadixTree:
 
         Raises:
             InputError: the prompt was cut into pages of another size.
-
         """
         self._check_prompt(prompt)
         return match(self._state, prompt)
@@ -69,7 +68,6 @@ class RadixTree:
         Raises:
             StaleMatchError: the tree has changed since; nothing was pinned.
             InputError: the tree does not hold ``end`` pages of that prompt.
-
         """
         return lock(self._state, self._node(found, end), end, tier)
 
@@ -80,7 +78,6 @@ class RadixTree:
 
         Raises:
             LockError: released already, or another tree's.
-
         """
         if held.released:
             raise LockError(f"the lock on {held.end} pages was released already")
@@ -107,7 +104,6 @@ class RadixTree:
         Raises:
             InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.
             SlotError: component 0 lacks a slot for a page. Nothing was changed.
-
         """
         self._check_prompt(prompt)
         return insert(self._state, prompt, start, slots, tier)
@@ -121,7 +117,6 @@ class RadixTree:
 
         Raises:
             StaleMatchError, InputError: as ``lock``.
-
         """
         return transfers.begin(self._state, self._node(found, end), end, source, target)
 

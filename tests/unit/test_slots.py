@@ -1,0 +1,58 @@
+"""Slot allocators."""
+
+import numpy as np
+import pytest
+
+from unified_cache.errors import ConfigError, SlotError
+from unified_cache.slots import SlotAllocator
+
+
+def test_a_pool_of_n_pages_hands_out_n_slots_and_never_the_padding_slot() -> None:
+    slots = SlotAllocator(5).allocate(5)
+    assert slots is not None
+    assert slots.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_asking_for_more_than_is_free_hands_out_nothing() -> None:
+    allocator = SlotAllocator(5)
+    assert allocator.allocate(6) is None
+    assert allocator.free_count == 5
+
+
+def test_freed_slots_are_handed_out_again() -> None:
+    allocator = SlotAllocator(4)
+    first = allocator.allocate(4)
+    assert first is not None
+    allocator.free(first[1:3])
+    again = allocator.allocate(2)
+    assert again is not None
+    assert sorted(again.tolist()) == [2, 3]
+    assert allocator.free_count == 0
+
+
+@pytest.mark.parametrize("bad", [[0], [5], [-1], [3], [1, 1], [2, 1, 2]])
+def test_freeing_what_is_not_handed_out_or_twice_is_an_error_and_frees_nothing(bad: list[int]) -> None:
+    allocator = SlotAllocator(4)
+    allocator.allocate(2)
+    with pytest.raises(SlotError):
+        allocator.free(np.array(bad, np.int32))
+    assert allocator.taken_count == 2
+    rest = allocator.allocate(2)
+    assert rest is not None
+    assert sorted(rest.tolist()) == [3, 4]
+
+
+def test_a_negative_pool_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="-1"):
+        SlotAllocator(-1)
+
+
+def test_owning_means_handed_out_and_in_range() -> None:
+    allocator = SlotAllocator(3)
+    taken = allocator.allocate(2)
+    assert taken is not None
+    assert allocator.owns(taken)
+    assert not allocator.owns(np.array([3], np.int32))
+    assert not allocator.owns(np.array([0], np.int32))
+    assert not allocator.owns(np.array([4], np.int32))
+    assert allocator.owns(np.empty(0, np.int32))
