@@ -20,10 +20,14 @@ class ToyComponent:
 
 
 def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[ToyComponent, ...]:
-    """Make one component per span, each with one pool."""
-    return tuple(
-        ToyComponent(f"toy{i}", span, (PoolSpec(f"toy{i}", page_bytes * (i + 1)),)) for i, span in enumerate(spans)
-    )
+    """Make one component per span; every one but the first has a sidecar pool of another size."""
+    components: list[ToyComponent] = []
+    for number, span in enumerate(spans):
+        pools = [PoolSpec(f"toy{number}", page_bytes * (number + 1))]
+        if number:
+            pools.append(PoolSpec(f"toy{number}_sidecar", 24 + number))
+        components.append(ToyComponent(f"toy{number}", span, tuple(pools)))
+    return tuple(components)
 
 
 SPAN_SETS = (

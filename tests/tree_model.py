@@ -242,9 +242,7 @@ class Model:
         expected: list[set[int]] = [set() for _ in self.spans]
         for part in transfer.parts:
             live = self.pages[target, part.component]
-            for page, src, dst in zip(
-                part.pages.tolist(), part.source.tolist(), part.target.tolist(), strict=True
-            ):
+            for page, src, dst in zip(part.pages.tolist(), part.source.tolist(), part.target.tolist(), strict=True):
                 prefix = moving.prefixes[page]
                 assert self.content[source, part.component].get(src) == prefix, "a source slot was reused in flight"
                 if not ok or prefix in live or not self._stands(moving.prefixes, page, part.component, target):

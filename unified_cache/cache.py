@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unified_cache.config import CacheConfig
 from unified_cache.controller import Controller, Leg, Operation, StorageTier, ThreadWorkers, Workers
@@ -269,7 +269,7 @@ class UnifiedCache:
         )
         return Stats(
             occupancy=occupancy,
-            traffic=dict(self._transfers.traffic),
+            traffic={leg: replace(traffic) for leg, traffic in self._transfers.traffic.items()},
             operations_live=self._controller.live_count,
             operations_failed=self._failed_count,
             operations_declined=self._controller.declined_count,

@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from tests.budget import examples
 from tests.components import SPAN_SETS
@@ -25,11 +26,7 @@ class TreeHistory(RuleBasedStateMachine):
         self.model = Model(
             spans,
             page_size,
-            {
-                (tier, component): windowed if component else full
-                for tier in Tier
-                for component in range(len(spans))
-            },
+            {(tier, component): windowed if component else full for tier in Tier for component in range(len(spans))},
         )
         self.history: list[Prompt] = []
 
@@ -95,12 +92,12 @@ class TreeHistory(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
-        if hasattr(self, "model"):
+        if "model" in vars(self):
             self.model.verify()
 
     def teardown(self) -> None:
         """Let everything go; evict everything; nothing may be left, not even a root."""
-        if not hasattr(self, "model"):
+        if "model" not in vars(self):
             return
         model = self.model
         while model.moving:
@@ -115,7 +112,7 @@ class TreeHistory(RuleBasedStateMachine):
 
 @pytest.mark.timeout(1800)
 def test_random_histories_agree_with_the_model_at_every_step() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_machine(
         TreeHistory,
         settings=settings(
             max_examples=examples(200, 2000),

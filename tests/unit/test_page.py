@@ -45,7 +45,17 @@ def test_a_token_id_out_of_range_is_an_error_and_never_wraps(bad: int) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [[1.0, 2.0], [[1, 2], [3, 4]], ["a"], [None], b"abcd", [True, False], np.float32([1]), torch.tensor([0.5]), 5],
+    [
+        [1.0, 2.0],
+        [[1, 2], [3, 4]],
+        ["a"],
+        [None],
+        b"abcd",
+        [True, False],
+        np.ones(1, np.float32),
+        torch.tensor([0.5]),
+        5,
+    ],
     ids=str,
 )
 def test_what_is_not_a_flat_run_of_integers_is_an_error(bad: object) -> None:

@@ -1,0 +1,3 @@
+"""Stores of sealed pages behind one protocol; the module name is the scheme of its URL."""
+
+__all__: list[str] = []

@@ -32,7 +32,7 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     Pages before ``start`` must be held by component 0 on that tier. ``slots`` are copied. A page that the tree
     holds already is a duplicate; a hole is filled; new pages become a new leaf, which is split where the longest
     window before its end begins, so that locks and queues see one window and not the whole run.
-    Makes the prompt recent.
+    Makes the prompt recent, and nothing else: a node in which it ends is cut there.
 
     Raises:
         InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.
@@ -42,7 +42,7 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     root = tree.root(prompt.seed)
     path, tree_end = find(root, prompt, tree.page_key_bytes)
     _check_input(tree, path, total, start, slots, tier)
-    if path and tree_end < path[-1].end and tree_end < total:
+    if path and tree_end < path[-1].end:
         path[-1] = tree.split(path[-1], tree_end - path[-1].start)
     duplicates: list[list[Slots]] = [[] for _ in range(tree.components_count)]
     for node in path:
@@ -51,7 +51,7 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     node = path[-1] if path else root
     if tree_end < total:
         node = _add_leaf(tree, node, prompt, [given[tree_end - start :] for given in slots], tier)
-    tree.recency.touch(node, total, tree.spans)
+    tree.recency.touch(node, tree.spans)
     at: Node | None = node
     while at is not None and at.end > start:
         tree.recency.offer_all(at)

@@ -71,7 +71,9 @@ def _pages_in_common(key: bytes, tokens: bytes, offset: int, page_key_bytes: int
 def match(tree: TreeState, prompt: Prompt) -> Match:
     """Find the longest restorable prefix of ``prompt`` on device, and on device and host; make it recent.
 
-    Changes recency, never structure: a match may end inside a node.
+    Changes recency, never structure: a match may end inside a node. Such a node is not made recent, because most
+    of it may have nothing to do with this prompt; lock and insert cut it where the prompt ends, and insert then
+    makes exactly the prompt recent.
     """
     root = tree.roots.get(prompt.seed)
     if root is None:
@@ -79,8 +81,10 @@ def match(tree: TreeState, prompt: Prompt) -> Match:
     path, tree_end = find(root, prompt, tree.page_key_bytes)
     device_end = restorable_end(tree, ON_DEVICE, path, tree_end)
     any_end = device_end if device_end == tree_end else restorable_end(tree, ANYWHERE, path, tree_end)
-    if any_end:
-        tree.recency.touch(node_at(path, any_end), any_end, tree.spans)
+    for node in reversed(path):
+        if node.end <= any_end:
+            tree.recency.touch(node, tree.spans)
+            break
     return Match(prompt, device_end, any_end, tree_end, path, tree, tree.version)
 
 

@@ -18,6 +18,7 @@ from unified_cache.tree.match import Match, match, node_at, path_slots
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import Freed, TreeState
 from unified_cache.tree.transfer import Published, Transfer
+from unified_cache.window import window
 
 __all__ = ["RadixTree"]
 
@@ -86,11 +87,8 @@ class RadixTree:
         unlock(held, keep)
 
     def lock_slots(self, held: Lock, component: int) -> Slots:
-        """Return the slots that a lock pins for a component, pages [start, end) as in ``held.held``.
-
-        For component 0 that is every page since the root.
-        """
-        start = 0 if component == 0 else dict(held.held)[component]
+        """Return a component's slots of the pages ``[window(end), end)`` of a lock; -1 for holes."""
+        start = window(held.end, self.components[component].span)
         path: list[Node] = []
         node: Node | None = held.node if held.end else None
         while node is not None and node.end > start:

@@ -33,8 +33,8 @@ class Recency:
         self.clock = 0
         """Counts touches; the newest stamp."""
 
-    def touch(self, node: Node, end: int, spans: tuple[int, ...]) -> None:
-        """Make the prefix that ends at page ``end`` inside ``node`` the most recent one, on both tiers.
+    def touch(self, node: Node, spans: tuple[int, ...]) -> None:
+        """Make the prefix that ends with ``node`` the most recent one, on both tiers.
 
         Full is stamped down to its deepest live node on each tier, a windowed component inside its window and one
         page more: stamping all of it would keep dead pages hot.
@@ -49,7 +49,7 @@ class Recency:
                 at = at.parent
                 at.stamps[lane] = now
         for component in range(1, components):
-            window_start = end - spans[component] - 1
+            window_start = node.end - spans[component] - 1
             at = node
             while at.parent is not None and at.end > window_start:
                 at.stamps[component] = now

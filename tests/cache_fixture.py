@@ -1,0 +1,110 @@
+"""A cache with real bytes and an oracle: what every page must hold, whoever brings it."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tests.components import toy_components
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import CacheConfig
+from unified_cache.controller import Workers
+from unified_cache.memory import DevicePool
+from unified_cache.page import Prompt
+from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.tree import Lock
+from unified_cache.window import window
+
+
+def oracle(prompt: Prompt, page: int, pool: PoolSpec) -> bytes:
+    """Return the only right payload of a page."""
+    return hashlib.shake_128(prompt.keys[page] + pool.name.encode()).digest(pool.page_bytes)
+
+
+@dataclass
+class ToyEngine:
+    """Owns device tensors, writes pages as a forward pass would, and reads them back."""
+
+    spans: tuple[int, ...]
+    page_size: int
+    device_pages: tuple[int, ...]
+    host_pages: tuple[int, ...]
+    storage: StorageBackend | None
+    workers: Workers | None
+    layout: ModelLayout = field(init=False)
+    pools: dict[str, DevicePool] = field(init=False)
+    cache: UnifiedCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layout = ModelLayout(self.page_size, toy_components(self.spans))
+        self.pools = {}
+        for component, pages in zip(self.layout.components, self.device_pages, strict=True):
+            for pool in component.pools:
+                layers = [
+                    torch.full((pages + 1, pool.page_bytes - 16), 0xDB, dtype=torch.uint8),
+                    torch.full((pages + 1, 8), 0xDB, dtype=torch.uint8).view(torch.int16),
+                    torch.full((pages + 1, 2, 4), 0xDB, dtype=torch.uint8),
+                ]
+                self.pools[pool.name] = DevicePool(pool, layers)
+        self.cache = UnifiedCache.open(
+            self.layout,
+            CacheConfig(device_pages=self.device_pages, host_pages=self.host_pages),
+            list(self.pools.values()),
+            identity=Identity("toy"),
+            storage=self.storage,
+            workers=self.workers,
+        )
+
+    def write(self, component: int, slot: int, prompt: Prompt, page: int) -> None:
+        """Fill a device page with what a forward pass would compute."""
+        for pool in self.layout.components[component].pools:
+            payload = np.frombuffer(oracle(prompt, page, pool), np.uint8)
+            offset = 0
+            for layer in self.pools[pool.name].layers:
+                layer[slot] = torch.from_numpy(payload[offset : offset + layer.shape[1]].copy())
+                offset += layer.shape[1]
+
+    def read(self, component: int, slot: int) -> list[bytes]:
+        """Return the payload of a device page in every pool of a component."""
+        return [
+            b"".join(layer[slot].numpy().tobytes() for layer in self.pools[pool.name].layers)
+            for pool in self.layout.components[component].pools
+        ]
+
+    def verify(self, prompt: Prompt, lock: Lock) -> int:
+        """Compare every page a lock makes resumable with the oracle; return how many there were."""
+        count = 0
+        for component in range(len(self.spans)):
+            start = window(lock.end, self.spans[component])
+            slots = self.cache.slots(lock, component)
+            assert len(slots) == lock.end - start
+            for page, slot in enumerate(slots.tolist(), start):
+                if slot < 0:
+                    continue
+                pools = self.layout.components[component].pools
+                assert self.read(component, slot) == [oracle(prompt, page, pool) for pool in pools], "wrong bytes"
+                count += 1
+        return count
+
+    def serve(self, prompt: Prompt) -> Lock | None:
+        """Run a request: reuse what is on the device, compute the rest, insert it; None if there is no room."""
+        cache = self.cache
+        lock = cache.lock(cache.match(prompt))
+        self.verify(prompt, lock)
+        fresh: list[Slots] = []
+        for component, span in enumerate(self.spans):
+            given = np.full(prompt.pages_count - lock.end, -1, np.int32)
+            first = max(window(prompt.pages_count, span), lock.end)
+            slots = cache.allocate(prompt.pages_count - first, component)
+            if slots is None:
+                for number, undo in enumerate(fresh):
+                    cache.free(undo[undo >= 0], number)
+                cache.release(lock)
+                return None
+            given[first - lock.end :] = slots
+            for page, slot in enumerate(slots.tolist(), first):
+                self.write(component, slot, prompt, page)
+            fresh.append(given)
+        return cache.insert(prompt, fresh, lock)

@@ -1,0 +1,37 @@
+"""Workers without threads: a seed decides which job ends when, and the same seed decides the same again."""
+
+import random
+
+from unified_cache.controller.operation import Job, Operation
+from unified_cache.controller.workers import Finished, run_job
+
+__all__ = ["SeededWorkers"]
+
+
+class SeededWorkers:
+    """Keep jobs waiting and end a random one of them at each call, on the caller's thread.
+
+    So every interleaving of transfers with what the owner does is reached by some seed, and reached again by it.
+    """
+
+    __slots__ = ("_rng", "_waiting")
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._waiting: list[tuple[Operation, Job]] = []
+
+    def submit(self, operation: Operation, job: Job) -> None:
+        """Keep ``job`` waiting."""
+        self._waiting.append((operation, job))
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """Run one of the waiting jobs, whichever the seed says; never waits."""
+        if not self._waiting:
+            return []
+        operation, job = self._waiting.pop(self._rng.randrange(len(self._waiting)))
+        return [(operation, run_job(job))]
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Forget the jobs that wait; there is no worker to stop."""
+        self._waiting.clear()
+        return []
