@@ -1,3 +1,3 @@
 """For those who test caches and backends: a contract suite, and workers that a seed schedules."""
 
-__all__: list[str] = []
+__all__ = ["seeded_workers", "storage_contract"]
