@@ -95,6 +95,8 @@ class UnifiedCache:
         Raises:
             ConfigError: pools, layout and sizes do not fit each other, or host memory does not suffice.
         """
+        if storage is not None and not all(config.host_pages):
+            raise ConfigError(f"storage needs host pages for every component, found {config.host_pages}")
         pools = {pool.spec.name: pool for pool in device_pools}
         host_pages: dict[str, int] = {}
         for number, component in enumerate(layout.components):

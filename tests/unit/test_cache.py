@@ -271,6 +271,11 @@ def test_pools_that_do_not_fit_the_layout_are_refused() -> None:
         UnifiedCache.open(layout, config, [], identity=Identity("toy"))
 
 
+def test_storage_without_a_host_tier_is_refused() -> None:
+    with pytest.raises(ConfigError, match="host pages"):
+        engine(host=0, storage=MemoryStorage())
+
+
 @pytest.mark.parametrize(
     "sizes", [{"device_pages": (0,)}, {"host_pages": (-1,)}, {"operations_max": 0}, {"device_pages": (1, 2)}], ids=str
 )

@@ -83,6 +83,15 @@ def test_a_lock_is_taken_back_once() -> None:
         tree.unlock(held)
 
 
+def test_another_trees_lock_is_refused_and_stays_held() -> None:
+    mine, yours = full_tree(), full_tree()
+    insert(yours, [1, 2], 1)
+    held = lock(yours, [1, 2])
+    with pytest.raises(LockError, match="another tree"):
+        mine.unlock(held)
+    yours.check([held])
+
+
 def test_a_lock_from_before_clear_is_void_and_harmless() -> None:
     tree = full_tree()
     insert(tree, [1, 2], 1)

@@ -30,15 +30,16 @@ class RadixTree:
     ``insert`` it gives back from ``evict`` or ``clear``.
     """
 
-    __slots__ = ("_state", "components", "page_size")
+    __slots__ = ("_lineage", "_state", "components", "page_size")
 
     def __init__(self, components: Sequence[Component], page_size: int) -> None:
         self.components = tuple(components)
         self.page_size = page_size
+        self._lineage = object()
         self._state = self._empty()
 
     def _empty(self) -> TreeState:
-        return TreeState([component.span for component in self.components], self.page_size)
+        return TreeState([component.span for component in self.components], self.page_size, self._lineage)
 
     def match(self, prompt: Prompt) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
@@ -82,7 +83,7 @@ class RadixTree:
         """
         if held.released:
             raise LockError(f"the lock on {held.end} pages was released already")
-        if held.tree.spans != self._state.spans or held.tree.page_size != self.page_size:
+        if held.tree.lineage is not self._lineage:
             raise LockError("the lock belongs to another tree")
         unlock(held, keep)
 

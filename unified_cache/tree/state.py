@@ -27,9 +27,11 @@ class TreeState:
     * a node without pages on any tier lives only while a lock covers it or children hang below
     """
 
-    __slots__ = ("components_count", "page_size", "recency", "roots", "spans", "version")
+    __slots__ = ("components_count", "lineage", "page_size", "recency", "roots", "spans", "version")
 
-    def __init__(self, spans: Sequence[int], page_size: int) -> None:
+    def __init__(self, spans: Sequence[int], page_size: int, lineage: object) -> None:
+        self.lineage = lineage
+        """Tells the locks of one tree from another's; ``clear`` starts a new state of the same lineage."""
         self.spans = tuple(spans)
         """By component: pages before an end that a resume there needs."""
         self.components_count = len(self.spans)
