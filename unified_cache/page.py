@@ -22,6 +22,8 @@ PAGE_KEY_BYTES = 32
 
 TOKEN_ID_MAX = 2**31 - 1
 
+_ENCODED = np.dtype("<i4")
+
 PageKey = bytes
 """Identity of a page and its whole prefix, in one namespace: ``PAGE_KEY_BYTES`` bytes."""
 
@@ -91,11 +93,14 @@ def encode_tokens(tokens: TokensLike, page_size: int) -> bytes:
         return b""
     if ids.dtype.kind not in "iu":
         raise TokenError(f"token ids must be integers in [0, 2**31), found {ids.dtype}")
-    if ids.min() < 0 or (ids.dtype != np.int32 and ids.max() > TOKEN_ID_MAX):
+    # argmin takes half the time of min, which sets up a reduction first.
+    if ids[ids.argmin()] < 0 or (ids.dtype != _ENCODED and ids[ids.argmax()] > TOKEN_ID_MAX):
         bad = int(ids[(ids < 0) | (ids > TOKEN_ID_MAX)][0])
         raise TokenError(f"token ids must be in [0, 2**31), found {bad}")
-    whole = ids.size // page_size * page_size
-    return ids[:whole].astype("<i4", copy=False).tobytes()
+    rest = ids.size % page_size
+    if rest:
+        ids = ids[:-rest]
+    return (ids if ids.dtype == _ENCODED else ids.astype(_ENCODED)).tobytes()
 
 
 class Prompt:
@@ -123,7 +128,8 @@ class Prompt:
         Raises:
             TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
         """
-        return cls(encode_tokens(tokens, page_size), page_size, namespace.seed)
+        seed = b"" if namespace is DEFAULT_NAMESPACE else namespace.seed
+        return cls(encode_tokens(tokens, page_size), page_size, seed)
 
     def head(self, pages_count: int) -> "Prompt":
         """Return the first ``pages_count`` pages as a prompt of their own, keys included."""

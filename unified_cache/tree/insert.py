@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from unified_cache.tree.state import TreeState
 from unified_cache.window import window
 
 __all__ = ["Inserted", "insert"]
+
+_NO_SLOTS = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -50,7 +53,7 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
             _merge(tree, node, start, slots, tier, duplicates)
     node = path[-1] if path else root
     if tree_end < total:
-        node = _add_leaf(tree, node, prompt, [given[tree_end - start :] for given in slots], tier)
+        node = _add_leaves(tree, node, prompt, [given[tree_end - start :] for given in slots], tier)
     tree.recency.touch(node, tree.spans)
     at: Node | None = node
     while at is not None and at.end > start:
@@ -67,8 +70,8 @@ def _check_input(tree: TreeState, path: list[Node], total: int, start: int, slot
     lengths = [len(given) for given in slots]
     if lengths != [count] * tree.components_count:
         raise InputError(f"expected {count} slots for each of {tree.components_count} components, found {lengths}")
-    if count and int(slots[0].min()) < 1:
-        raise SlotError(f"the first component needs a slot for every page, found {int(slots[0].min())}")
+    if count and (lowest := int(slots[0][slots[0].argmin()])) < 1:
+        raise SlotError(f"the first component needs a slot for every page, found {lowest}")
     if start:
         held_end = 0
         if path and path[-1].end >= start:
@@ -100,21 +103,27 @@ def _merge(
         tree.fill(node, lane, holes + offset, incoming[holes])
 
 
-def _add_leaf(tree: TreeState, parent: Node, prompt: Prompt, slots: Sequence[Slots], tier: Tier) -> Node:
-    """Hang the pages after ``parent`` below it."""
-    start = parent.end
-    leaf = tree.add_child(parent, prompt.tokens[start * tree.page_key_bytes :], start)
-    for component, given in enumerate(slots):
-        lane = int(tier) * tree.components_count + component
-        offsets = np.flatnonzero(given >= 0)
-        tree.fill(leaf, lane, offsets, given[offsets])
+def _add_leaves(tree: TreeState, parent: Node, prompt: Prompt, slots: Sequence[Slots], tier: Tier) -> Node:
+    """Hang the pages after ``parent`` below it: one leaf, in parts where a component's last window begins."""
+    start, total = parent.end, prompt.pages_count
+    bounds = {start, total}
     for component in range(1, tree.components_count):
-        cut = window(leaf.end, tree.spans[component]) - leaf.start
-        held = leaf.slots[int(tier) * tree.components_count + component]
-        if held is not None and cut > 0 and bool((held[:cut] >= 0).any()):
-            tree.split(leaf, cut)
-    return leaf
+        cut = window(total, tree.spans[component])
+        if cut > start:
+            above = slots[component][: cut - start]
+            if above[above.argmax()] >= 0:
+                bounds.add(cut)
+    node = parent
+    for first, last in pairwise(sorted(bounds)):
+        node = tree.add_child(node, prompt.tokens[first * tree.page_key_bytes : last * tree.page_key_bytes], first)
+        for component, given in enumerate(slots):
+            part = given[first - start : last - start]
+            whole = component == 0 or part[part.argmin()] >= 0
+            live = len(part) if whole else int(np.count_nonzero(part >= 0))
+            if live:
+                tree.adopt(node, int(tier) * tree.components_count + component, part, live)
+    return node
 
 
 def _joined(arrays: list[Slots]) -> Slots:
-    return np.concatenate(arrays) if arrays else np.empty(0, np.int32)
+    return np.concatenate(arrays) if arrays else _NO_SLOTS

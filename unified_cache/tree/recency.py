@@ -43,11 +43,10 @@ class Recency:
         now = self.clock
         components = self._components_count
         for lane in (0, components):
-            at = node
-            at.stamps[lane] = now
-            while not at.live[lane] and at.parent is not None:
-                at = at.parent
-                at.stamps[lane] = now
+            above: Node | None = node
+            while above is not None:
+                above.stamps[lane] = now
+                above = None if above.live[lane] else above.parent
         for component in range(1, components):
             window_start = node.end - spans[component] - 1
             at = node
@@ -76,8 +75,9 @@ class Recency:
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
-        for lane in range(2 * self._components_count):
-            self.offer(node, lane)
+        for lane, live in enumerate(node.live):
+            if live and not node.queued[lane]:
+                self.offer(node, lane)
 
     def forget(self, node: Node) -> None:
         """Note that ``node`` died; sweep a queue once half of it is dead, so that none grows without bound."""

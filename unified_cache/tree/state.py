@@ -27,7 +27,16 @@ class TreeState:
     * a node without pages on any tier lives only while a lock covers it or children hang below
     """
 
-    __slots__ = ("components_count", "lineage", "page_size", "recency", "roots", "spans", "version")
+    __slots__ = (
+        "components_count",
+        "lineage",
+        "page_key_bytes",
+        "page_size",
+        "recency",
+        "roots",
+        "spans",
+        "version",
+    )
 
     def __init__(self, spans: Sequence[int], page_size: int, lineage: object) -> None:
         self.lineage = lineage
@@ -36,16 +45,13 @@ class TreeState:
         """By component: pages before an end that a resume there needs."""
         self.components_count = len(self.spans)
         self.page_size = page_size
+        self.page_key_bytes = page_size * TOKEN_BYTES
+        """Bytes of one encoded page in a node's key."""
         self.roots: dict[bytes, Node] = {}
         """By namespace seed, which is also the root's key. A root has no pages and is never locked."""
         self.recency = Recency(self.components_count)
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
-
-    @property
-    def page_key_bytes(self) -> int:
-        """Bytes of one encoded page in a node's key."""
-        return self.page_size * TOKEN_BYTES
 
     def root(self, seed: bytes) -> Node:
         """Return the root of a namespace; a new one counts as soon as it has a child."""
@@ -112,6 +118,18 @@ class TreeState:
         node.live[lane] += len(offsets)
         if component:
             node.refresh_holes(component)
+
+    def adopt(self, node: Node, lane: int, slots: Slots, live: int) -> None:
+        """Give an empty lane the slots of the whole run, ``live`` of them not holes; they are copied."""
+        component = lane % self.components_count
+        node.slots[lane] = np.array(slots, np.int32)
+        node.live[lane] = live
+        if component:
+            node.refresh_holes(component)
+        else:
+            parent = node.parent
+            assert parent is not None
+            parent.full_children[lane // self.components_count] += 1
 
     def drop(self, node: Node, lane: int, start: int, end: int, freed: Freed) -> int:
         """Make the pages at offsets [start, end) holes; return how many were held. Dependants go first."""
