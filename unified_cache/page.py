@@ -91,16 +91,17 @@ def encode_tokens(tokens: TokensLike, page_size: int) -> bytes:
         raise TokenError(f"token ids must be one-dimensional, found shape {ids.shape}")
     if ids.size == 0:
         return b""
-    if ids.dtype.kind not in "iu":
+    is_encoded = ids.dtype == _ENCODED
+    if not is_encoded and ids.dtype.kind not in "iu":
         raise TokenError(f"token ids must be integers in [0, 2**31), found {ids.dtype}")
     # argmin takes half the time of min, which sets up a reduction first.
-    if ids[ids.argmin()] < 0 or (ids.dtype != _ENCODED and ids[ids.argmax()] > TOKEN_ID_MAX):
+    if ids[ids.argmin()] < 0 or (not is_encoded and ids[ids.argmax()] > TOKEN_ID_MAX):
         bad = int(ids[(ids < 0) | (ids > TOKEN_ID_MAX)][0])
         raise TokenError(f"token ids must be in [0, 2**31), found {bad}")
     rest = ids.size % page_size
     if rest:
         ids = ids[:-rest]
-    return (ids if ids.dtype == _ENCODED else ids.astype(_ENCODED)).tobytes()
+    return (ids if is_encoded else ids.astype(_ENCODED)).tobytes()
 
 
 class Prompt:

@@ -53,6 +53,9 @@ def _check_place(tree: TreeState, node: Node) -> None:
     assert parent is not None
     assert not node.dead, "a dead node is in the tree"
     assert parent.children[node.page_tokens(tree.page_size)] is node, "a child stands under another page"
+    if parent.favourite is not None:
+        assert parent.favourite.parent is parent, "a favourite is not a child"
+        assert not parent.favourite.dead, "a favourite is dead"
     assert node.start == parent.end, "a child does not start where its parent ends"
     assert node.pages > 0, "a node has no pages"
     assert len(node.key) == node.pages * tree.page_key_bytes, "key and pages differ in length"

@@ -34,22 +34,26 @@ class Match:
 def find(root: Node, prompt: Prompt, page_key_bytes: int) -> tuple[list[Node], int]:
     """Walk down while tokens agree; return the nodes met and the page where agreement ends, maybe inside the last.
 
-    One dict look-up and one memcmp per node.
+    One memcmp per node, and one dict look-up where the way leads past the child that the last walk took.
     """
     tokens = prompt.tokens
     total = len(tokens)
+    startswith = tokens.startswith
     path: list[Node] = []
     node = root
     offset = 0
     while offset < total:
-        child = node.children.get(tokens[offset : offset + page_key_bytes])
-        if child is None:
-            break
+        child = node.favourite
+        if child is None or not startswith(child.key, offset):
+            child = node.children.get(tokens[offset : offset + page_key_bytes])
+            if child is None:
+                break
+            if not startswith(child.key, offset):
+                path.append(child)
+                return path, child.start + _pages_in_common(child.key, tokens, offset, page_key_bytes)
+            node.favourite = child
         path.append(child)
-        key = child.key
-        if not tokens.startswith(key, offset):
-            return path, child.start + _pages_in_common(key, tokens, offset, page_key_bytes)
-        offset += len(key)
+        offset += len(child.key)
         node = child
     return path, offset // page_key_bytes
 
@@ -110,6 +114,8 @@ def path_slots(path: list[Node], lane: int, start: int, end: int) -> Slots:
         if node.start < start or node.end > end:
             held = held[max(start - node.start, 0) : end - node.start]
         runs.append(held)
+    if len(runs) == 1:
+        return runs[0].copy()
     # Joining the runs as bytes takes a third of what concatenating them as arrays does; the result is writable.
     return np.frombuffer(bytearray().join(runs), np.int32)  # type: ignore[arg-type]  # arrays are buffers
 

@@ -31,6 +31,7 @@ class Node:
         "dead",
         "edges",
         "end",
+        "favourite",
         "full_children",
         "key",
         "last_hole",
@@ -53,6 +54,8 @@ class Node:
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         """By the encoded first page of the child."""
+        self.favourite: Node | None = None
+        """One of the children: where the last walk went on. A request walks its path several times: match, load, insert."""
         self.slots: list[Slots | None] = [None] * lanes
         """By lane: slot of every page, -1 for a hole; None when nothing is held."""
         self.live = [0] * lanes

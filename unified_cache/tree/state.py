@@ -84,6 +84,8 @@ class TreeState:
         assert node.start < cut < node.end
         upper = Node(node.key[: offset * self.page_key_bytes], node.start, cut, parent, components)
         parent.children[upper.page_tokens(self.page_size)] = upper
+        if parent.favourite is node:
+            parent.favourite = upper
         node.key = node.key[offset * self.page_key_bytes :]
         node.start = cut
         node.parent = upper
@@ -176,6 +178,8 @@ class TreeState:
                 return
             parent = node.parent
             del parent.children[node.page_tokens(self.page_size)]
+            if parent.favourite is node:
+                parent.favourite = None
             node.dead = True
             self.recency.forget(node)
             node = parent

@@ -1,0 +1,1 @@
+"""What the cache costs, measured on the machine at hand: ``python -m benchmarks``."""

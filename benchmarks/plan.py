@@ -1,0 +1,61 @@
+"""How thorough a run is, and what its sections share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import Calibration
+
+__all__ = ["FULL", "QUICK", "Effort", "Plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Repetitions and sizes."""
+
+    match_rounds: int
+    """Of ten timed calls each."""
+    nodes_counts: tuple[int, ...]
+    insert_rounds: int
+    evict_rounds: int
+    keys_rounds: int
+    copy_rounds: int
+    copy_bytes: int
+    file_rounds: int
+    durable_rounds: int
+
+
+FULL = Effort(
+    match_rounds=40,
+    nodes_counts=(1_000, 10_000),
+    insert_rounds=240,
+    evict_rounds=200,
+    keys_rounds=20,
+    copy_rounds=9,
+    copy_bytes=128 << 20,
+    file_rounds=41,
+    durable_rounds=5,
+)
+
+QUICK = Effort(
+    match_rounds=8,
+    nodes_counts=(1_000,),
+    insert_rounds=40,
+    evict_rounds=40,
+    keys_rounds=4,
+    copy_rounds=3,
+    copy_bytes=64 << 20,
+    file_rounds=5,
+    durable_rounds=1,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a section is given."""
+
+    effort: Effort
+    calibration: Calibration
+    sketch: Path | None
+    """Folder of a second implementation of the tree to measure beside ours."""
+    storage_dir: Path | None
+    """Where files are put and got; the system's directory for temporary files if None."""
