@@ -1,4 +1,4 @@
-"""Slot allocators: which pages of a pool are free."""
+"""Slot allocators: which pages of a pool are free, and which slots of two pools belong together."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,7 +6,7 @@ import numpy.typing as npt
 from unified_cache.errors import ConfigError, SlotError
 from unified_cache.pool import Slots
 
-__all__ = ["SlotAllocator"]
+__all__ = ["PageMap", "PairedAllocator", "SlotAllocator"]
 
 
 class SlotAllocator:
@@ -76,3 +76,110 @@ class SlotAllocator:
         if not len(slots):
             return True
         return int(slots.min()) >= 1 and int(slots.max()) <= self.capacity and bool(self._taken[slots].all())
+
+
+class PageMap:
+    """Full slot → slot of the component that is reached through Full's slots (SWA), one entry per page.
+
+    Engines and the tree carry Full locations only; kernels of SWA layers need the other slot. The table is changed
+    in place and never replaced, so whoever reads it holds it for good; what was read from it is true until the next
+    change, so nobody keeps that longer than one forward.
+
+    ``table[slot]`` is 0 where nothing is mapped: that is the padding sink. The last entry is -1, so that slot -1
+    ("no slot") stays -1. As full_to_swa_index_mapping in SGLang 0.5.23, in pages instead of tokens.
+    """
+
+    __slots__ = ("table", "version")
+
+    def __init__(self, capacity: int) -> None:
+        self.table: Slots = np.zeros(capacity + 2, np.int32)
+        self.table[-1] = -1
+        self.version = 0
+        """Counts changes; a translation made under another version may be stale."""
+
+    def bind(self, full: Slots, peers: Slots) -> None:
+        """Map each Full slot to its peer."""
+        self.table[full] = peers
+        self.version += 1
+
+    def unbind(self, full: Slots) -> None:
+        """Leave Full slots without a peer."""
+        self.table[full] = 0
+        self.version += 1
+
+    def peers(self, full: Slots) -> Slots:
+        """Return the peer of each Full slot: 0 where there is none, -1 for slot -1."""
+        return self.table[full]
+
+    def clear(self) -> None:
+        """Unmap everything."""
+        self.table[:-1] = 0
+        self.version += 1
+
+
+class PairedAllocator:
+    """Full and SWA slots that belong together, and the map between them.
+
+    Ids diverge as soon as either side frees: nothing may assume that a page has one number in both pools.
+    """
+
+    __slots__ = ("full", "map", "peer")
+
+    def __init__(self, full: SlotAllocator, peer: SlotAllocator) -> None:
+        self.full = full
+        self.peer = peer
+        self.map = PageMap(full.capacity)
+
+    def allocate(self, count: int, tail_count: int) -> tuple[Slots, Slots] | None:
+        """Hand out Full slots for ``count`` pages and peers for the last ``tail_count`` of them, mapped.
+
+        Both or nothing: None, with nothing handed out, if either pool is short.
+        """
+        if not 0 <= tail_count <= count:
+            raise SlotError(f"tail_count must be in [0, {count}], found {tail_count}")
+        if count > self.full.free_count or tail_count > self.peer.free_count:
+            return None
+        full = self.full.allocate(count)
+        peers = self.peer.allocate(tail_count)
+        assert full is not None
+        assert peers is not None
+        self.map.unbind(full[: count - tail_count])
+        self.map.bind(full[count - tail_count :], peers)
+        return full, peers
+
+    def free_peers(self, full: Slots) -> int:
+        """Free the peers of Full slots, which stay handed out; return how many there were.
+
+        What a running request does with pages that have left the window.
+        """
+        peers = self.take_peers(full)
+        self.peer.free(peers)
+        return len(peers)
+
+    def take_peers(self, full: Slots) -> Slots:
+        """Unmap Full slots and return the peers they had, still handed out: who asks now owns them.
+
+        For releases that are carried out later: whose a peer is, is decided here, not then.
+        """
+        peers = self.map.peers(full)
+        peers = peers[peers > 0]
+        self.map.unbind(full)
+        return peers
+
+    def free_full(self, full: Slots) -> None:
+        """Free Full slots whose peers were freed or moved before.
+
+        Raises:
+            SlotError: one still has a peer, which would be lost. Nothing was freed.
+        """
+        mapped = self.map.peers(full) > 0
+        if mapped.any():
+            raise SlotError(f"slot {int(full[mapped][0])} still has a peer; free or move that first")
+        self.full.free(full)
+
+    def free(self, full: Slots) -> None:
+        """Free Full slots and the peers they have, the peers first."""
+        if not self.full.owns(full):
+            raise SlotError("slots that were not handed out")
+        self.free_peers(full)
+        self.full.free(full)

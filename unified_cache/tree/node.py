@@ -55,7 +55,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         """By the encoded first page of the child."""
         self.favourite: Node | None = None
-        """One of the children: where the last walk went on. A request walks its path several times: match, load, insert."""
+        """One of the children: where the last walk went on. One request walks its path several times."""
         self.slots: list[Slots | None] = [None] * lanes
         """By lane: slot of every page, -1 for a hole; None when nothing is held."""
         self.live = [0] * lanes
