@@ -6,7 +6,6 @@ protocols below are all that is asked of it. Both are driven with the same token
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import perf_counter_ns
@@ -15,10 +14,10 @@ from typing import Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.components.full import Full
+from unified_cache.components import Full, SlidingWindow
 from unified_cache.errors import ConfigError
 from unified_cache.page import Prompt
-from unified_cache.pool import Component, HitPolicy, PoolSpec, Slots, Tier
+from unified_cache.pool import Component, PoolSpec, Slots, Tier
 from unified_cache.tree import RadixTree
 from unified_cache.window import SPAN_ALL
 
@@ -57,22 +56,12 @@ class Tree(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Windowed:
-    """A component that needs a window: what the tree knows of sliding-window attention."""
-
-    span: int
-    pools: tuple[PoolSpec, ...] = (PoolSpec("windowed", 0),)
-    name: str = "windowed"
-    hit_policy: HitPolicy = HitPolicy.TRAILING_PAGES
-
-
 class Ours:
     """``unified_cache.tree``."""
 
     def __init__(self, spans: Sequence[int]) -> None:
         components: list[Component] = [Full((PoolSpec("kv", 0),))]
-        components += [_Windowed(span) for span in spans]
+        components += [SlidingWindow(span * PAGE_SIZE, PAGE_SIZE, (PoolSpec("swa", 0),)) for span in spans]
         self.tree = RadixTree(components, PAGE_SIZE)
 
     def match(self, tokens: Tokens) -> Slots:
@@ -89,7 +78,9 @@ class Ours:
         """Convert and insert."""
         started = perf_counter_ns()
         self.tree.insert(Prompt.of(tokens, PAGE_SIZE), start, [given[start:] for given in slots], Tier.DEVICE)
-        return perf_counter_ns() - started
+        elapsed = perf_counter_ns() - started
+        self.tree.take_map_changes()
+        return elapsed
 
     def evict(self, pages: int) -> int:
         """Evict, and count outside of the timed part."""
@@ -97,6 +88,7 @@ class Ours:
         freed = self.tree.evict(Tier.DEVICE, 0, pages)
         elapsed = perf_counter_ns() - started
         assert sum(map(len, freed[0])) == pages
+        self.tree.take_map_changes()
         return elapsed
 
     def lock_and_unlock(self, tokens: Tokens) -> Callable[[], object]:

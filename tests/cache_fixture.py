@@ -12,7 +12,7 @@ from unified_cache.config import CacheConfig
 from unified_cache.controller import Workers
 from unified_cache.memory import DevicePool
 from unified_cache.page import Prompt
-from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
+from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.tree import Lock
 from unified_cache.window import window
@@ -93,18 +93,13 @@ class ToyEngine:
         cache = self.cache
         lock = cache.lock(cache.match(prompt))
         self.verify(prompt, lock)
-        fresh: list[Slots] = []
-        for component, span in enumerate(self.spans):
-            given = np.full(prompt.pages_count - lock.end, -1, np.int32)
-            first = max(window(prompt.pages_count, span), lock.end)
-            slots = cache.allocate(prompt.pages_count - first, component)
-            if slots is None:
-                for number, undo in enumerate(fresh):
-                    cache.free(undo[undo >= 0], number)
-                cache.release(lock)
-                return None
-            given[first - lock.end :] = slots
-            for page, slot in enumerate(slots.tolist(), first):
-                self.write(component, slot, prompt, page)
-            fresh.append(given)
+        counts = [prompt.pages_count - max(window(prompt.pages_count, span), lock.end) for span in self.spans]
+        fresh = cache.allocate(*counts)
+        if fresh is None:
+            cache.release(lock)
+            return None
+        for component, slots in enumerate(fresh):
+            for page, slot in enumerate(slots.tolist(), lock.end):
+                if slot > 0:
+                    self.write(component, slot, prompt, page)
         return cache.insert(prompt, fresh, lock)

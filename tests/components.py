@@ -13,6 +13,7 @@ class ToyComponent:
     name: str
     span: int
     pools: tuple[PoolSpec, ...]
+    mapped: bool = False
 
     @property
     def hit_policy(self) -> HitPolicy:
@@ -20,13 +21,13 @@ class ToyComponent:
 
 
 def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[ToyComponent, ...]:
-    """Make one component per span; every one but the first has a sidecar pool of another size."""
+    """Make one component per span; every one but the first has a sidecar pool, the second is mapped."""
     components: list[ToyComponent] = []
     for number, span in enumerate(spans):
         pools = [PoolSpec(f"toy{number}", page_bytes * (number + 1))]
         if number:
             pools.append(PoolSpec(f"toy{number}_sidecar", 24 + number))
-        components.append(ToyComponent(f"toy{number}", span, tuple(pools)))
+        components.append(ToyComponent(f"toy{number}", span, tuple(pools), mapped=number == 1))
     return tuple(components)
 
 

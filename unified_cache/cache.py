@@ -172,24 +172,41 @@ class UnifiedCache:
 
     # ---- computing -------------------------------------------------------------------------------------------
 
-    def allocate(self, pages: int, component: int = 0) -> Slots | None:
+    def allocate(self, *pages: int) -> list[Slots] | None:
         """Hand out device slots for pages to be computed, evicting what is short; None if pins leave too little.
 
-        They are the caller's until ``insert`` or ``free``.
+        ``pages[0]`` is how many, ``pages[c]`` for how many of the last of them component ``c`` keeps state. Returns
+        an array per component with an entry per page, -1 where it keeps none: what ``insert`` takes. Until then, or
+        until ``free``, they are the caller's.
         """
         self._enter()
-        if pages < 0:
-            raise InputError(f"pages must not be negative, found {pages}")
-        return self._ledger.allocate(Tier.DEVICE, component, pages)
+        if len(pages) != len(self.layout.components) or min(pages) < 0 or max(pages) > pages[0]:
+            names = ", ".join(component.name for component in self.layout.components)
+            raise InputError(f"expected pages for {names}, none negative or more than the first, found {pages}")
+        return self._ledger.allocate_pages(pages)
 
-    def free(self, slots: Slots, component: int = 0) -> None:
-        """Take back slots that were allocated and not inserted.
+    def free(self, pages: Sequence[Slots]) -> None:
+        """Take back what ``allocate`` handed out and ``insert`` did not take.
 
         Raises:
             SlotError: a slot is not handed out. Nothing was freed.
         """
         self._enter()
-        self._ledger.free(Tier.DEVICE, component, slots)
+        self._ledger.free_pages(pages)
+
+    def free_front(self, pages: Sequence[Slots], component: int, count: int) -> None:
+        """Take back a component's slots of the first ``count`` pages of an allocation; they become -1 in ``pages``.
+
+        For what leaves a window while its request still runs; Full keeps its slots.
+
+        Raises:
+            InputError: Full's slots cannot be given back so.
+            SlotError: a slot is not handed out. Nothing was freed.
+        """
+        self._enter()
+        if not 0 < component < len(self.layout.components):
+            raise InputError(f"component must be in [1, {len(self.layout.components)}), found {component}")
+        self._ledger.free_front(pages, component, count)
 
     def insert(self, prompt: Prompt, slots: Sequence[Slots], lock: Lock) -> Lock:
         """Hand over the computed pages after those that ``lock`` pins; return a lock on the whole prompt instead.
@@ -263,7 +280,7 @@ class UnifiedCache:
                 tier,
                 component.name,
                 self._ledger.capacity(tier, number),
-                self._ledger.free_pages(tier, number),
+                self._ledger.free_count(tier, number),
                 self._ledger.out_pages(tier, number),
             )
             for tier in Tier

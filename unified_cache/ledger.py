@@ -11,7 +11,7 @@ import numpy as np
 from unified_cache.errors import ConfigError, SlotError
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, Part, Slots, Tier
-from unified_cache.slots import SlotAllocator
+from unified_cache.slots import PairedAllocator, SlotAllocator
 from unified_cache.tree import Freed, Inserted, Lock, Match, RadixTree, Transfer
 from unified_cache.window import window
 
@@ -21,7 +21,7 @@ __all__ = ["Ledger", "Moving", "Staging"]
 class Ledger:
     """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
 
-    __slots__ = ("_allocators", "_out", "layout", "tree")
+    __slots__ = ("_allocators", "_out", "layout", "paired", "tree")
 
     def __init__(self, layout: ModelLayout, capacity: Sequence[Sequence[int]]) -> None:
         """Take ``capacity[tier][component]`` pages.
@@ -36,12 +36,15 @@ class Ledger:
         self.tree = RadixTree(layout.components, layout.page_size)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self._out = [[0 for _ in tier] for tier in capacity]
+        device = self._allocators[Tier.DEVICE]
+        self.paired = None if layout.mapped is None else PairedAllocator(device[0], device[layout.mapped])
+        """Full's device slots and those reached through them, with the map; None for a layout without."""
 
     def capacity(self, tier: Tier, component: int) -> int:
         """Return the pages a component can hold on a tier."""
         return self._allocators[tier][component].capacity
 
-    def free_pages(self, tier: Tier, component: int) -> int:
+    def free_count(self, tier: Tier, component: int) -> int:
         """Return the pages neither in the tree nor out."""
         return self._allocators[tier][component].free_count
 
@@ -51,23 +54,75 @@ class Ledger:
 
     def allocate(self, tier: Tier, component: int, count: int) -> Slots | None:
         """Hand out slots, evicting what is short; None, with nothing handed out, if pins leave too little."""
+        if not self._make_room(tier, component, count):
+            return None
+        slots = self._allocators[tier][component].allocate(count)
+        self._out[tier][component] += count
+        return slots
+
+    def allocate_pages(self, counts: Sequence[int]) -> list[Slots] | None:
+        """Hand out device slots for ``counts[0]`` pages, of which component ``c`` keeps the last ``counts[c]``.
+
+        All or, if pins leave too little, nothing and None. Each array has an entry per page, -1 where the component
+        keeps none. Mapped slots are mapped.
+        """
+        device = self._allocators[Tier.DEVICE]
+        if not all(self._make_room(Tier.DEVICE, component, count) for component, count in enumerate(counts)):
+            return None
+        pages: list[Slots] = []
+        for component, count in enumerate(counts):
+            slots = device[component].allocate(count)
+            assert slots is not None
+            self._out[Tier.DEVICE][component] += count
+            pages.append(np.concatenate([np.full(counts[0] - count, -1, np.int32), slots]))
+        if self.paired is not None and self.layout.mapped is not None:
+            tail = counts[0] - counts[self.layout.mapped]
+            self.paired.map.bind(pages[0][tail:], pages[self.layout.mapped][tail:])
+        return pages
+
+    def _make_room(self, tier: Tier, component: int, count: int) -> bool:
+        """Evict what is short of ``count`` free slots; tell whether there are as many now."""
         allocator = self._allocators[tier][component]
         short = count - allocator.free_count
         if short > 0:
             self._take_back(self.tree.evict(tier, component, short))
-        slots = allocator.allocate(count)
-        if slots is not None:
-            self._out[tier][component] += count
-        return slots
+        return count <= allocator.free_count
 
     def free(self, tier: Tier, component: int, slots: Slots) -> None:
         """Take slots back that were handed out and not inserted.
 
         Raises:
+            SlotError: a slot is not handed out, or something is still reached through it. Nothing was freed.
+        """
+        if self.paired is not None and tier is Tier.DEVICE and component == 0:
+            self.paired.free_full(slots)
+        else:
+            self._allocators[tier][component].free(slots)
+        self._out[tier][component] -= len(slots)
+
+    def free_pages(self, pages: Sequence[Slots]) -> None:
+        """Take device slots back that ``allocate_pages`` handed out, by component; -1 entries are skipped.
+
+        Raises:
             SlotError: a slot is not handed out. Nothing was freed.
         """
-        self._allocators[tier][component].free(slots)
-        self._out[tier][component] -= len(slots)
+        self._check_out(pages, Tier.DEVICE)
+        if self.paired is not None:
+            self.paired.map.unbind(pages[0][pages[0] >= 0])
+        for component, slots in enumerate(pages):
+            self.free(Tier.DEVICE, component, slots[slots >= 0])
+
+    def free_front(self, pages: Sequence[Slots], component: int, count: int) -> None:
+        """Take back a component's slots of the first ``count`` pages being computed; they become -1 in ``pages``.
+
+        For pages that have left a window while their request still runs. Full keeps them.
+        """
+        front = pages[component][:count]
+        gone = front[front >= 0]
+        if self.paired is not None and component == self.layout.mapped:
+            self.paired.map.unbind(pages[0][:count][front >= 0])
+        self.free(Tier.DEVICE, component, gone)
+        front[:] = -1
 
     def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> Inserted:
         """Hand pages [start, pages_count) to the tree; duplicates are freed.
@@ -75,11 +130,12 @@ class Ledger:
         Raises:
             SlotError, InputError: as ``RadixTree.insert``; also slots that were never handed out.
         """
-        for component, given in enumerate(slots):
-            held = given[given >= 0]
-            if not self._allocators[tier][component].owns(held):
-                raise SlotError(f"{self.layout.components[component].name}: slots that were not handed out")
+        self._check_out(slots, tier)
         inserted = self.tree.insert(prompt, start, slots, tier)
+        self._apply_map_changes()
+        if self.paired is not None and tier is Tier.DEVICE:
+            # What the tree kept of these pages is mapped from its own Full slots now.
+            self.paired.map.unbind(inserted.duplicates[0])
         for component, given in enumerate(slots):
             duplicates = inserted.duplicates[component]
             self._allocators[tier][component].free(duplicates)
@@ -114,6 +170,7 @@ class Ledger:
     def publish(self, transfer: Transfer) -> tuple[Part, ...]:
         """Publish what a transfer brought; return what the tree took, and free the rest."""
         published = self.tree.publish(transfer)
+        self._apply_map_changes()
         tier = transfer.target.tier
         for component, slots in enumerate(published.leftovers):
             self.free(tier, component, slots)
@@ -154,7 +211,11 @@ class Ledger:
 
     def clear(self) -> None:
         """Forget every page of the tree; slots that are out stay with whom they are."""
-        self._take_back(self.tree.clear())
+        freed = self.tree.clear()
+        if self.paired is not None:
+            for slots in freed[0]:
+                self.paired.map.unbind(slots)
+        self._take_back(freed)
 
     def check(self, locks: Sequence[Lock] | None = None) -> None:
         """Assert that the tree is sound and that every slot is in exactly one place."""
@@ -168,7 +229,37 @@ class Ledger:
                 assert out >= 0, "more slots came back than were handed out"
                 assert allocator.taken_count == len(slots) + out, "a slot is in no place, or in two"
 
+        if self.paired is not None and self.layout.mapped is not None:
+            full, peers = self.tree.peers(self.layout.mapped)
+            assert (self.paired.map.peers(full) == peers).all(), "the map differs from the tree"
+            mapped = np.flatnonzero(self.paired.map.table[:-1]).astype(np.int32)
+            assert self.paired.full.owns(mapped), "a free Full slot is mapped"
+            assert self.paired.peer.owns(self.paired.map.peers(mapped)), "a Full slot is mapped to a free slot"
+            assert len(np.unique(self.paired.map.peers(mapped))) == len(mapped), "two Full slots share a peer"
+
+    def _check_out(self, slots: Sequence[Slots], tier: Tier) -> None:
+        """Refuse slots that were never handed out, and mapped ones that belong to other Full slots."""
+        for component, given in enumerate(slots):
+            if not self._allocators[tier][component].owns(given[given >= 0]):
+                raise SlotError(f"{self.layout.components[component].name}: slots that were not handed out")
+        if self.paired is None or self.layout.mapped is None or tier is not Tier.DEVICE:
+            return
+        peers, given = self.paired.map.peers(slots[0]), slots[self.layout.mapped]
+        if len(peers) == len(given) and not np.array_equal(peers, np.maximum(given, 0)):
+            name = self.layout.components[self.layout.mapped].name
+            raise SlotError(f"{name}: slots that are not reached through the Full slots of the same pages")
+
+    def _apply_map_changes(self) -> None:
+        if self.paired is None:
+            return
+        for full, peers in self.tree.take_map_changes():
+            if peers is None:
+                self.paired.map.unbind(full)
+            else:
+                self.paired.map.bind(full, peers)
+
     def _take_back(self, freed: Freed) -> None:
+        self._apply_map_changes()
         components = len(self.layout.components)
         for lane, arrays in enumerate(freed):
             for slots in arrays:

@@ -83,6 +83,11 @@ class Component(Protocol):
         ...
 
     @property
+    def mapped(self) -> bool:
+        """Whether engines reach its device slots through Full's, by a map (see ``slots.PageMap``)."""
+        ...
+
+    @property
     def pools(self) -> tuple[PoolSpec, ...]:
         """The anchor pool, whose slots the component allocates, then the sidecars that follow its slots."""
         ...
@@ -109,6 +114,9 @@ class ModelLayout:
         first = self.components[0]
         if first.hit_policy is not HitPolicy.ALL_PAGES:
             raise LayoutError(f"the first component must need all pages, found {first.name} with {first.hit_policy}")
+        mapped = [component.name for component in self.components if component.mapped]
+        if len(mapped) > 1 or first.mapped:
+            raise LayoutError(f"at most one component, and not the first, may be mapped, found {mapped}")
         names = [pool.name for pool in self.pools]
         if len(set(names)) != len(names):
             raise LayoutError(f"pool names must differ, found {names}")
@@ -120,6 +128,11 @@ class ModelLayout:
     def pools(self) -> tuple[PoolSpec, ...]:
         """Every pool: each component's anchor before its sidecars, Full's pools first."""
         return tuple(pool for component in self.components for pool in component.pools)
+
+    @property
+    def mapped(self) -> int | None:
+        """Index of the component whose device slots are reached through Full's; None if there is none."""
+        return next((number for number, component in enumerate(self.components) if component.mapped), None)
 
     @property
     def transfer_order(self) -> tuple[tuple[int, PoolSpec], ...]:

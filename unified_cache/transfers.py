@@ -89,7 +89,7 @@ class Transfers:
         """Match again, only as far as the device has room for Full; windows follow from the new end."""
         tree = self._ledger.tree
         again = tree.match(prompt)
-        room_end = tree.full_end(again, Tier.DEVICE) + self._ledger.free_pages(Tier.DEVICE, 0)
+        room_end = tree.full_end(again, Tier.DEVICE) + self._ledger.free_count(Tier.DEVICE, 0)
         return tree.match(prompt.head(min(room_end, found.any_end - 1)))
 
     def prefetch(self, prompt: Prompt, storage: StorageTier) -> Steps:
@@ -114,7 +114,7 @@ class Transfers:
                         fetch = FetchJob(storage, prompt, parts)
                         yield fetch
                         return self._graft(prompt, start, holes_before, staging, fetch, parts)
-                room = self._ledger.free_pages(Tier.HOST, 0)
+                room = self._ledger.free_count(Tier.HOST, 0)
                 end = _longest(self._spans, probe.missing, start, min(start + room, end - 1), holes_before)
         return 0
 

@@ -229,11 +229,13 @@ def test_bad_calls_are_typed_errors_and_change_nothing() -> None:
     slots = cache.allocate(2)
     assert slots is not None
     with pytest.raises(InputError, match="expected 2 slots"):
-        cache.insert(prompt, [slots[:1]], lock)
+        cache.insert(prompt, [slots[0][:1]], lock)
     with pytest.raises(InputError, match="negative"):
         cache.allocate(-1)
+    with pytest.raises(InputError, match="expected pages for toy0"):
+        cache.allocate(1, 1)
     with pytest.raises(SlotError):
-        cache.free(np.array([7], np.int32))
+        cache.free([np.array([7], np.int32)])
     cache.free(slots)
     cache.release(lock)
     with pytest.raises(LockError):

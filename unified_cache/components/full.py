@@ -26,6 +26,11 @@ class Full:
         return SPAN_ALL
 
     @property
+    def mapped(self) -> bool:
+        """False: its slots are what the others are reached through."""
+        return False
+
+    @property
     def hit_policy(self) -> HitPolicy:
         """All pages."""
         return HitPolicy.ALL_PAGES

@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
+from unified_cache.components import Full
 from unified_cache.errors import ClosedError, StorageError
-from unified_cache.pool import HitPolicy, Identity, ModelLayout, PoolSpec
+from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend, StoredObject
-from unified_cache.window import SPAN_ALL
 
 __all__ = ["ROOM_BYTES_MAX", "KeysOnlyContract", "StorageContract", "blank_page", "sealed_page"]
 
@@ -38,16 +38,10 @@ PAGE_BYTES = HEADER_BYTES + 1000
 POOLS = ("kv", "kv_index")
 
 
-class _Full:
-    """A component for the manifest: one anchor, one sidecar, all pages needed."""
-
-    name = "full"
-    span = SPAN_ALL
-    pools = tuple(PoolSpec(name, PAGE_BYTES - HEADER_BYTES) for name in POOLS)
-    hit_policy = HitPolicy.ALL_PAGES
-
-
-LAYOUT = ModelLayout(page_size=64, components=(_Full(),))
+LAYOUT = ModelLayout(
+    page_size=64,
+    components=(Full(tuple(PoolSpec(name, PAGE_BYTES - HEADER_BYTES) for name in POOLS)),),
+)
 MODEL = Identity("contract/model")
 OTHER_MODEL = Identity("contract/other")
 

@@ -6,6 +6,8 @@ outside checks it before it changes anything.
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from unified_cache.errors import InputError, LockError, StaleMatchError
 from unified_cache.page import Prompt
 from unified_cache.pool import Component, Slots, Tier
@@ -39,7 +41,9 @@ class RadixTree:
         self._state = self._empty()
 
     def _empty(self) -> TreeState:
-        return TreeState([component.span for component in self.components], self.page_size, self._lineage)
+        spans = [component.span for component in self.components]
+        mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
+        return TreeState(spans, self.page_size, mapped, self._lineage)
 
     def match(self, prompt: Prompt) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
@@ -131,6 +135,29 @@ class RadixTree:
         """End a transfer: unpin the rest; return by component the slots of pages that were not published."""
         return transfers.release(transfer.target.tree, transfer)
 
+    def take_map_changes(self) -> list[tuple[Slots, Slots | None]]:
+        """Return what has become of peers since the last call: (Full slots, new peers, or None for no peer).
+
+        In the order in which it happened; to be applied before anyone translates or frees a slot.
+        """
+        changes = self._state.map_changes
+        self._state.map_changes = []
+        return changes
+
+    def peers(self, component: int) -> tuple[Slots, Slots]:
+        """Return Full's device slots and, for each, that of ``component`` on the same page, 0 for a hole. Walks."""
+        full: list[Slots] = []
+        peers: list[Slots] = []
+        for node in self._state.nodes():
+            held = node.slots[0]
+            if held is None:
+                continue
+            other = node.slots[component]
+            live = held >= 0
+            full.append(held[live])
+            peers.append(np.zeros(len(full[-1]), np.int32) if other is None else np.maximum(other[live], 0))
+        return _joined(full), _joined(peers)
+
     def clear(self) -> Freed:
         """Forget everything, pinned or not; return every slot held. Locks and matches become void."""
         freed: Freed = [[] for _ in range(2 * len(self.components))]
@@ -173,3 +200,7 @@ class RadixTree:
     def _check_prompt(self, prompt: Prompt) -> None:
         if prompt.page_size != self.page_size:
             raise InputError(f"expected a prompt of {self.page_size}-token pages, found {prompt.page_size}")
+
+
+def _joined(arrays: list[Slots]) -> Slots:
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int32)

@@ -30,6 +30,8 @@ class TreeState:
     __slots__ = (
         "components_count",
         "lineage",
+        "map_changes",
+        "mapped",
         "page_key_bytes",
         "page_size",
         "recency",
@@ -38,7 +40,11 @@ class TreeState:
         "version",
     )
 
-    def __init__(self, spans: Sequence[int], page_size: int, lineage: object) -> None:
+    def __init__(self, spans: Sequence[int], page_size: int, mapped: int | None, lineage: object) -> None:
+        self.mapped = mapped
+        """The component whose device slots are reached through Full's; None if there is none."""
+        self.map_changes: list[tuple[Slots, Slots | None]] = []
+        """(Full slots, their new peers or None for no peer), oldest first, not applied yet by who owns the map."""
         self.lineage = lineage
         """Tells the locks of one tree from another's; ``clear`` starts a new state of the same lineage."""
         self.spans = tuple(spans)
@@ -120,6 +126,10 @@ class TreeState:
         node.live[lane] += len(offsets)
         if component:
             node.refresh_holes(component)
+        if lane == self.mapped:
+            full = node.slots[0]
+            assert full is not None
+            self.map_changes.append((full[offsets], slots))
 
     def adopt(self, node: Node, lane: int, slots: Slots, live: int) -> None:
         """Give an empty lane the slots of the whole run, ``live`` of them not holes; they are copied."""
@@ -128,6 +138,9 @@ class TreeState:
         node.live[lane] = live
         if component:
             node.refresh_holes(component)
+            full = node.slots[0]
+            if lane == self.mapped and full is not None:
+                self.map_changes.append((full[slots >= 0], slots[slots >= 0]))
         else:
             parent = node.parent
             assert parent is not None
@@ -142,6 +155,10 @@ class TreeState:
         gone = segment.copy() if node.live[lane] == node.pages else segment[segment >= 0]
         if not gone.size:
             return 0
+        if lane == self.mapped:
+            full = node.slots[0]
+            assert full is not None
+            self.map_changes.append((full[start:end][segment >= 0], None))
         if gone.size == node.live[lane]:
             node.slots[lane] = None
             node.live[lane] = 0

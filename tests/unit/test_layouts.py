@@ -1,0 +1,265 @@
+"""Layouts of published models against their published sizes, and the command that shows them."""
+
+import io
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unified_cache.cli.layout import layout as layout_command
+from unified_cache.cli.layout import layout_as_json, print_layout, size_named
+from unified_cache.components.layouts import (
+    PRESETS,
+    SizedLayout,
+    from_hf_config,
+    layout,
+    preset_config,
+    size_preset,
+)
+from unified_cache.components.layouts.presets import PRESET_ALIASES
+from unified_cache.errors import LayoutError
+from unified_cache.pool import HitPolicy
+from unified_cache.seal import HEADER_BYTES
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """Published sizes of a model with sliding-window layers, bf16."""
+
+    layers: tuple[int, int]
+    """Full, sliding."""
+    layer_bytes: tuple[int, int]
+    """Per token and layer."""
+    token_bytes: tuple[int, int]
+    window: int
+    spans: tuple[int, int]
+    """At pages of 1 and 64 tokens."""
+
+
+HYBRIDS = {
+    "gpt-oss-20b": Hybrid((12, 12), (2_048, 2_048), (24_576, 24_576), 127, (127, 2)),
+    "gpt-oss-120b": Hybrid((18, 18), (2_048, 2_048), (36_864, 36_864), 127, (127, 2)),
+    "gemma-3-27b": Hybrid((10, 52), (8_192, 8_192), (81_920, 425_984), 1_023, (1_023, 16)),
+    "gemma-4-31b": Hybrid((10, 50), (8_192, 16_384), (81_920, 819_200), 1_023, (1_023, 16)),
+    "gemma-4-26b-a4b": Hybrid((5, 25), (4_096, 8_192), (20_480, 204_800), 1_023, (1_023, 16)),
+    "llama-4-scout": Hybrid((12, 36), (4_096, 4_096), (49_152, 147_456), 8_192, (8_192, 128)),
+    "llama-4-maverick": Hybrid((12, 36), (4_096, 4_096), (49_152, 147_456), 8_192, (8_192, 128)),
+    "mimo-v2-flash": Hybrid((9, 39), (2_560, 5_120), (23_040, 199_680), 128, (128, 2)),
+    "mimo-v2.5-pro": Hybrid((10, 60), (5_120, 5_120), (51_200, 307_200), 128, (128, 2)),
+    "step-3.5-flash": Hybrid((12, 33), (4_096, 4_096), (49_152, 135_168), 512, (512, 8)),
+    "mistral-7b-v0.1": Hybrid((0, 32), (0, 4_096), (0, 131_072), 4_096, (4_096, 64)),
+}
+
+
+def pool_bytes(sized: SizedLayout) -> dict[str, int]:
+    return {pool.name: pool.page_bytes for pool in sized.layout.pools}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("page_size", [1, 16, 64, 128])
+def test_a_model_with_windows_has_the_published_sizes(name: str, page_size: int) -> None:
+    expected = HYBRIDS[name]
+    sized = size_preset(name, page_size=page_size)
+    assert sized.layers == {"kv": expected.layers[0], "swa": expected.layers[1]}
+    assert tuple(a * b for a, b in zip(expected.layers, expected.layer_bytes, strict=True)) == expected.token_bytes
+    full, swa = expected.token_bytes
+    assert pool_bytes(sized) == {"kv": full * page_size, "swa": swa * page_size}
+    assert sized.window_tokens == expected.window
+    assert sized.layout.components[1].span == math.ceil(expected.window / page_size)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_window_spans_the_published_pages(name: str) -> None:
+    spans = tuple(layout(name, page_size=page_size).components[1].span for page_size in (1, 64))
+    assert spans == HYBRIDS[name].spans
+
+
+RECURRENT = {
+    # name: (attention layers, bytes per token, recurrent layers, convolution and state per layer, per checkpoint,
+    #        the same in tokens of K and V)
+    "qwen3-next-80b-a3b": (12, 24_576, 36, 49_152 + 2_097_152, 77_266_944, 3_144),
+    "qwen3.5-397b-a17b": (15, 30_720, 45, 73_728 + 4_194_304, 192_061_440, 6_252),
+    "nemotron-h-8b": (4, 16_384, 24, 61_440 + 4_194_304, 102_137_856, 6_234),
+    "nemotron-3-nano-30b-a3b": (6, 6_144, 23, 36_864 + 2_097_152, 49_082_368, 7_989),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("page_size", [1, 64, 256])
+def test_a_model_with_recurrent_layers_has_the_published_sizes(name: str, page_size: int) -> None:
+    full_layers, token_bytes, layers, layer_bytes, state_bytes, tokens = RECURRENT[name]
+    sized = size_preset(name, page_size=page_size)
+    assert sized.layers == {"kv": full_layers, "mamba": layers}
+    assert layers * layer_bytes == state_bytes
+    assert round(state_bytes / token_bytes) == tokens
+    # One state per checkpoint, whatever the page.
+    assert pool_bytes(sized) == {"kv": token_bytes * page_size, "mamba": state_bytes}
+    assert sized.layout.components[1].span == 1
+    assert sized.window_tokens is None
+
+
+FULL_ONLY = {
+    # name: (layers, bytes per token, bytes per page of 64)
+    "llama-3.1-8b": (32, 131_072, 8 << 20),
+    "llama-3.1-70b": (80, 327_680, 20 << 20),
+    "mistral-7b-v0.3": (32, 131_072, 8 << 20),
+}
+
+
+@pytest.mark.parametrize("name", FULL_ONLY)
+def test_a_model_of_full_attention_has_the_published_sizes(name: str) -> None:
+    layers, token_bytes, page_bytes = FULL_ONLY[name]
+    sized = size_preset(name)
+    assert (sized.layers, sized.layout.page_size) == ({"kv": layers}, 64)
+    assert pool_bytes(sized) == {"kv": page_bytes}
+    assert pool_bytes(size_preset(name, page_size=1)) == {"kv": token_bytes}
+    assert pool_bytes(size_preset(name, page_size=1, dtype="fp8")) == {"kv": token_bytes // 2}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "row", "token_bytes", "total"),
+    [
+        ("fp8", 656, 40_016, 48_068),
+        ("bfloat16", 1_152, 70_272, 78_324),
+        (None, 1_152, 70_272, 78_324),
+        ("fp8_raw", 576, 35_136, 43_188),
+    ],
+)
+def test_deepseek_v32_has_the_published_sizes(dtype: str | None, row: int, token_bytes: int, total: int) -> None:
+    sized = size_preset("deepseek-v3.2", dtype=dtype)
+    assert sized.layout.page_size == 64
+    assert sized.layers == {"kv": 61, "indexer": 61}
+    assert pool_bytes(sized) == {"kv": 61 * 64 * row, "indexer": 61 * 8_448}
+    assert (row * 61, row * 61 + 132 * 61) == (token_bytes, total)
+    assert sized.layout.page_bytes == total * 64
+    assert [component.hit_policy for component in sized.layout.components] == [HitPolicy.ALL_PAGES]
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "full", "swa"),
+    [
+        ("deepseek-v4-flash", (21, 20, 43), 998_208, 8_160_000),
+        ("deepseek-v4-pro", (30, 31, 61), 1_430_208, 11_592_960),
+    ],
+)
+def test_deepseek_v4_has_the_published_sizes(name: str, layers: tuple[int, int, int], full: int, swa: int) -> None:
+    sized = size_preset(name)
+    csa, hca, every = layers
+    assert sized.layout.page_size == 256
+    assert sized.layers == {
+        "kv": 0,
+        "deepseek_v4_c4": csa,
+        "deepseek_v4_c4_indexer": csa,
+        "deepseek_v4_c128": hca,
+        "swa": every,
+        "deepseek_v4_c4_state": csa,
+        "deepseek_v4_c4_indexer_state": csa,
+    }
+    assert [sum(pool.page_bytes for pool in each.pools) for each in sized.layout.components] == [full, swa]
+    assert (sized.window_tokens, sized.layout.components[1].span) == (128, 1)
+
+
+def test_the_entry_of_a_draft_layer_makes_no_layer() -> None:
+    config = preset_config("deepseek-v4-flash")
+    ratios = config["compress_ratios"]
+    assert isinstance(ratios, list)
+    assert len(ratios) == 44
+    assert from_hf_config({**config, "compress_ratios": ratios[:43]}) == layout("deepseek-v4-flash")
+    assert from_hf_config({**config, "num_nextn_predict_layers": None}) == layout("deepseek-v4-flash")
+    with pytest.raises(LayoutError, match="compress_ratios must have 43 entries"):
+        from_hf_config({**config, "num_nextn_predict_layers": 0})
+
+
+def test_layer_types_say_the_same_as_ratios() -> None:
+    names = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    types = [names[ratio] for ratio in (0, 0, 4, *(128, 4) * 20)]
+    config = {**preset_config("deepseek-v4-flash"), "layer_types": types}
+    assert from_hf_config({**config, "compress_ratios": None}) == layout("deepseek-v4-flash")
+    assert from_hf_config(config) == layout("deepseek-v4-flash")
+    with pytest.raises(LayoutError, match="what layer_types says"):
+        from_hf_config({**config, "layer_types": [*types[1:], types[0]]})
+
+
+@pytest.mark.parametrize("dtype", ["v41", "v41_fp4", "uniform_fp8"])
+def test_the_dtype_of_deepseek_v4_is_a_row_format(dtype: str) -> None:
+    assert pool_bytes(size_preset("deepseek-v4-flash", dtype=dtype)) != pool_bytes(size_preset("deepseek-v4-flash"))
+    assert layout("deepseek-v4-flash", dtype="fp8_e4m3") == layout("deepseek-v4-flash", dtype="v4")
+
+
+def test_a_million_tokens_of_deepseek_v4_cost_what_is_published() -> None:
+    full, swa = size_preset("deepseek-v4-flash").costs(sealed=False)
+    assert full.dense_bytes == full.trailing_bytes == 3_907 * 998_208
+    assert round(full.dense_bytes / 1e9, 3) == 3.900
+    assert round(full.dense_bytes / (1 << 30), 3) == 3.632
+    assert round(swa.dense_bytes / 1e9, 1) == 31.9
+    assert swa.trailing_bytes == 8_160_000
+
+
+def test_a_sealed_page_costs_a_header_in_every_pool_with_bytes() -> None:
+    sized = size_preset("deepseek-v4-flash")
+    bare, sealed = sized.costs(sealed=False, tokens=512), sized.costs(sealed=True, tokens=512)
+    extra = [a.dense_bytes - b.dense_bytes for a, b in zip(sealed, bare, strict=True)]
+    assert extra == [2 * 3 * HEADER_BYTES, 2 * 3 * HEADER_BYTES]
+    assert sealed[1].trailing_bytes == 8_160_000 + 3 * HEADER_BYTES
+
+
+@given(st.sampled_from(sorted(PRESETS)), st.integers(1, 10**7))
+def test_trailing_pages_never_cost_more_than_all(name: str, tokens: int) -> None:
+    first, *others = size_preset(name).costs(sealed=True, tokens=tokens)
+    assert first.trailing_bytes == first.dense_bytes
+    assert all(cost.trailing_bytes <= cost.dense_bytes for cost in others)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_survives_a_file_and_a_directory(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(preset_config(name)))
+    assert from_hf_config(path) == from_hf_config(str(tmp_path)) == layout(name)
+
+
+def test_an_alias_and_capitals_name_a_preset() -> None:
+    assert set(PRESET_ALIASES.values()) <= set(PRESETS)
+    assert layout("Qwen3-Next") == layout("qwen3-next-80b-a3b")
+    with pytest.raises(LayoutError, match="preset must be one of"):
+        layout("llama-5")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_command_shows_every_pool_of_a_preset(name: str) -> None:
+    stream = io.StringIO()
+    print_layout(stream, size_named(name))
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    for pool in layout(name).pools:
+        assert any(pool.name in line and f"{pool.page_bytes:,}" in line for line in lines)
+
+
+def test_the_command_prints_json_with_the_cost_by_tier(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(preset_config("deepseek-v4-flash")))
+    layout_command(str(path), as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == layout_as_json(size_preset("deepseek-v4-flash"))
+    assert shown["cost"]["device"] == {
+        "full": {"dense_bytes": 3_907 * 998_208, "trailing_bytes": 3_907 * 998_208},
+        "swa": {"dense_bytes": 3_907 * 8_160_000, "trailing_bytes": 8_160_000},
+    }
+    assert set(shown["cost"]) == {"device", "host", "storage"}
+    assert shown["components"][0]["span_pages"] is None
+
+
+def test_the_command_prints_tables_at_the_page_size_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    layout_command("gpt-oss-120b", page_size=16, dtype="fp8")
+    out = capsys.readouterr().out
+    assert "gpt_oss, pages of 16 tokens, windows of 127 tokens" in out
+    assert "294,912" in out
+    assert "the last 8 pages" in out
+
+
+def test_the_command_refuses_what_is_neither_preset_nor_path(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="presets: deepseek-v3"):
+        size_named(str(tmp_path / "nothing"))

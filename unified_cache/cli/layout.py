@@ -1,0 +1,177 @@
+"""``unified-cache layout``: which pools a model needs, how large they are, and what a million tokens cost in them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from unified_cache.components.layouts import COST_TOKENS, PRESETS, SizedLayout, is_preset, size_hf_config, size_preset
+from unified_cache.errors import LayoutError
+from unified_cache.window import SPAN_ALL
+
+__all__ = ["layout", "layout_as_json", "print_layout", "size_named"]
+
+WIDTH_MIN = 100
+"""Columns assumed where the output is no terminal; the tables fit."""
+
+TIERS = {"device": False, "host": True, "storage": True}
+"""Tier to whether its pages are sealed, with a header beside the payload."""
+
+BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def layout(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A config.json, a model directory, or the name of a preset.")
+    ],
+    page_size: Annotated[int | None, typer.Option(help="Tokens per page; the architecture's usual if absent.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="What K and V are kept in, as in bfloat16 or fp8; the model's own if absent.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show the pools of a model, their bytes per page and per token, and what a million tokens cost per tier."""
+    sized = size_named(config, page_size=page_size, dtype=dtype)
+    if as_json:
+        sys.stdout.write(json.dumps(layout_as_json(sized), indent=2) + "\n")
+    else:
+        print_layout(sys.stdout, sized)
+
+
+def size_named(config: str, *, page_size: int | None = None, dtype: str | None = None) -> SizedLayout:
+    """Return the layout of a preset, or else of the configuration at a path.
+
+    Raises:
+        LayoutError: it is neither, or makes no sense.
+        OSError: the configuration cannot be read.
+    """
+    if is_preset(config):
+        return size_preset(config, page_size=page_size, dtype=dtype)
+    if not Path(config).exists():
+        raise LayoutError(
+            f"CONFIG must be a config.json, a directory with one, or a preset, found {config!r}; "
+            f"presets: {', '.join(PRESETS)}"
+        )
+    return size_hf_config(Path(config), page_size=page_size, dtype=dtype)
+
+
+def layout_as_json(sized: SizedLayout) -> dict[str, object]:
+    """Return what the tables show, as values that JSON has."""
+    page_size = sized.layout.page_size
+    return {
+        "architecture": sized.architecture,
+        "page_size": page_size,
+        "window_tokens": sized.window_tokens,
+        "pools": [
+            {
+                "name": pool.name,
+                "component": component.name,
+                "layers": sized.layers[pool.name],
+                "page_bytes": pool.page_bytes,
+                "token_bytes": pool.page_bytes / page_size,
+            }
+            for component in sized.layout.components
+            for pool in component.pools
+        ],
+        "components": [
+            {
+                "name": component.name,
+                "hit_policy": component.hit_policy.value,
+                "span_pages": None if component.span == SPAN_ALL else component.span,
+                "page_bytes": sum(pool.page_bytes for pool in component.pools),
+            }
+            for component in sized.layout.components
+        ],
+        "tokens": COST_TOKENS,
+        "cost": {
+            tier: {
+                cost.component: {"dense_bytes": cost.dense_bytes, "trailing_bytes": cost.trailing_bytes}
+                for cost in sized.costs(sealed=sealed)
+            }
+            for tier, sealed in TIERS.items()
+        },
+    }
+
+
+def print_layout(stream: TextIO, sized: SizedLayout) -> None:
+    """Print the pools, the components, and the cost by tier."""
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_MIN)
+    title = f"{sized.architecture}, pages of {sized.layout.page_size:,} tokens"
+    if sized.window_tokens is not None:
+        title += f", windows of {sized.window_tokens:,} tokens"
+    console.print(title, style="bold")
+    console.print(_pools(sized))
+    console.print(_components(sized))
+    console.print(_cost(sized))
+    if len(sized.layout.components) > 1:
+        console.print(
+            "full: every page since the root. dense: the component kept at every page. "
+            "trailing: kept only where one prompt of this length ends."
+        )
+
+
+def _pools(sized: SizedLayout) -> Table:
+    table = _table("pool", "component", "layers", "bytes per page", "bytes per token")
+    for component in sized.layout.components:
+        for pool in component.pools:
+            layers = sized.layers[pool.name]
+            token_bytes = pool.page_bytes / sized.layout.page_size
+            table.add_row(
+                pool.name,
+                component.name,
+                f"{layers}" if layers else "logical",
+                f"{pool.page_bytes:,}",
+                f"{token_bytes:,.2f}".removesuffix(".00"),
+            )
+    return table
+
+
+def _components(sized: SizedLayout) -> Table:
+    table = _table("component", "a resume needs", "bytes per page", "bytes per token")
+    for component in sized.layout.components:
+        needs = "every page" if component.span == SPAN_ALL else _pages(component.span)
+        page_bytes = sum(pool.page_bytes for pool in component.pools)
+        token_bytes = page_bytes / sized.layout.page_size
+        table.add_row(component.name, needs, f"{page_bytes:,}", f"{token_bytes:,.2f}".removesuffix(".00"))
+    return table
+
+
+def _cost(sized: SizedLayout) -> Table:
+    names = [component.name for component in sized.layout.components]
+    kept = [column for name in names[1:] for column in (f"{name} dense", f"{name} trailing")]
+    totals = ["all dense", "all trailing"] if len(names) > 1 else []
+    table = _table(f"{COST_TOKENS:,} tokens", names[0], *kept, *totals)
+    for tier, sealed in TIERS.items():
+        first, *others = sized.costs(sealed=sealed)
+        cells = [first.dense_bytes]
+        for cost in others:
+            cells += [cost.dense_bytes, cost.trailing_bytes]
+        if others:
+            cells.append(first.dense_bytes + sum(cost.dense_bytes for cost in others))
+            cells.append(first.dense_bytes + sum(cost.trailing_bytes for cost in others))
+        table.add_row(tier, *map(_size, cells))
+    return table
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first)
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("component", "a resume needs") else "right")
+    return table
+
+
+def _pages(count: int) -> str:
+    return "the last page" if count == 1 else f"the last {count:,} pages"
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(BINARY_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:,.2f} {BINARY_UNITS[unit]}" if unit else f"{count} B"

@@ -1,0 +1,267 @@
+"""Models of full-attention layers, alone or between sliding-window ones.
+
+A window in a transformers configuration counts the query (``sliding_window_overlay`` in ``masking_utils.py``); the
+model then looks back on one token less. Where other published code of the same model looks back on the whole
+number, the larger is kept: a token too many costs at most a page, a token too few is wrong.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
+from unified_cache.components.layouts.sizes import Choice, LayerBytes, SizedLayout
+from unified_cache.errors import LayoutError
+
+__all__ = ["ATTENTION_READERS", "kv_row_bytes", "layer_count"]
+
+PAGE_SIZE = 64
+"""Usual tokens per page; what most attention kernels take."""
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+CHUNKED = "chunked_attention"
+
+GEMMA_PATTERN = 6
+"""Every sixth layer of Gemma 3 and 4 is full; configuration_gemma3.py, configuration_gemma4.py."""
+
+
+def layer_count(fields: Fields) -> int:
+    """Return how many decoder layers a model has."""
+    return fields.count("num_hidden_layers", most=LAYERS_MAX)
+
+
+def kv_row_bytes(fields: Fields, value_bytes: int, prefix: str = "") -> int:
+    """Return the bytes of K and V of one token in one layer; ``prefix`` picks fields such as ``swa_head_dim``.
+
+    Raises:
+        LayoutError: heads or dimensions are missing or contradict each other.
+    """
+    kv_heads, query_heads = f"{prefix}num_key_value_heads", f"{prefix}num_attention_heads"
+    heads = fields.count(kv_heads)
+    if query_heads in fields and fields.count(query_heads) % heads:
+        raise fields.error(kv_heads, f"a divisor of {query_heads} {fields.count(query_heads)}")
+    key_dim = fields.count(f"{prefix}head_dim")
+    value_dim = fields.count(f"{prefix}v_head_dim", default=key_dim)
+    return heads * (key_dim + value_dim) * value_bytes
+
+
+def with_head_dim(fields: Fields) -> Fields:
+    """Return ``fields`` with ``head_dim`` where it is absent: the hidden size shared out among the heads."""
+    if "head_dim" in fields:
+        return fields
+    heads = fields.count("num_attention_heads")
+    head_dim, rest = divmod(fields.count("hidden_size"), heads)
+    if rest or not head_dim:
+        raise fields.error("hidden_size", f"a multiple of num_attention_heads {heads}")
+    return fields.with_values({"head_dim": head_dim})
+
+
+def layer_types(fields: Fields, layers: int, *, window: str = SLIDING, drafts: int = 0) -> list[str]:
+    """Return ``layer_types`` of the decoder layers, each full or ``window``."""
+    found = fields.texts("layer_types", (FULL, window))
+    fields.of_layers("layer_types", layers, drafts)
+    return found[:layers]
+
+
+def periodic(fields: Fields, name: str, default: int, layers: int) -> list[str]:
+    """Return the kinds of layers where each ``name``-th is full and the others have a window."""
+    period = fields.count(name, default=default)
+    return [SLIDING if (number + 1) % period else FULL for number in range(layers)]
+
+
+def hybrid(
+    fields: Fields,
+    choice: Choice,
+    kinds: Sequence[str],
+    window_tokens: int | None,
+    sliding_row: Callable[[Fields], int] | None = None,
+) -> SizedLayout:
+    """Return the layout of layers of these kinds; ``sliding_row`` says what differs in sliding-window ones."""
+    each = list(zip(fields.per_layer(len(kinds)), kinds, strict=True))
+    row = sliding_row or (lambda layer: kv_row_bytes(layer, choice.kv_value_bytes))
+    return LayerBytes(
+        full=[kv_row_bytes(layer, choice.kv_value_bytes) for layer, kind in each if kind == FULL],
+        sliding=[row(layer) for layer, kind in each if kind != FULL],
+    ).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
+
+
+def one_window(fields: Fields, name: str, kinds: Sequence[str]) -> int | None:
+    """Return the window that all sliding layers share; None where there is no sliding layer."""
+    windows = [
+        layer.count(name) for layer, kind in zip(fields.per_layer(len(kinds)), kinds, strict=True) if kind != FULL
+    ]
+    if len(set(windows)) > 1:
+        raise LayoutError(f"per_layer_config must leave {name} alike in all layers, found {sorted(set(windows))}")
+    return windows[0] if windows else None
+
+
+def looked_back(fields: Fields, name: str, kinds: Sequence[str]) -> int | None:
+    """Return the tokens that a window holds beside the query."""
+    window = one_window(fields, name, kinds)
+    if window == 1:
+        raise fields.error(name, "at least 2, as it counts the query")
+    return None if window is None else window - 1
+
+
+def refuse_bidirectional(fields: Fields) -> None:
+    """Refuse a model whose tokens look ahead: what it keeps of a prefix depends on what follows."""
+    name = "use_bidirectional_attention"
+    if fields.holds(name, True) or fields.holds(name, "all"):
+        raise fields.error(name, "off, since a prefix of a model that looks ahead cannot be cached")
+
+
+def llama(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read LlamaConfig: full attention alone."""
+    known = with_head_dim(fields)
+    if "num_key_value_heads" not in fields:
+        known = known.with_values({"num_key_value_heads": fields.count("num_attention_heads")})
+    return hybrid(known, choice, [FULL] * layer_count(fields), None)
+
+
+def mistral(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read MistralConfig or a Ministral one: full attention, or a window in all layers or those of ``layer_types``.
+
+    The window is kept whole: the original code looks back on all of it, transformers on one token less.
+    """
+    layers = layer_count(fields)
+    if "layer_types" in fields:
+        kinds = layer_types(fields, layers)
+    else:
+        kinds = [SLIDING if "sliding_window" in fields else FULL] * layers
+    return hybrid(with_head_dim(fields), choice, kinds, one_window(fields, "sliding_window", kinds))
+
+
+def gpt_oss(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read GptOssConfig: even layers have a window, odd ones none; the window counts the query."""
+    layers = layer_count(fields)
+    if "layer_types" in fields:
+        kinds = layer_types(fields, layers)
+    else:
+        kinds = [FULL if number % 2 else SLIDING for number in range(layers)]
+    return hybrid(fields, choice, kinds, looked_back(fields, "sliding_window", kinds))
+
+
+def gemma3(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read Gemma3TextConfig: every sixth layer is full; the window counts the query."""
+    refuse_bidirectional(fields)
+    layers = layer_count(fields)
+    if "layer_types" in fields:
+        kinds = layer_types(fields, layers)
+    else:
+        kinds = periodic(fields, "sliding_window_pattern", GEMMA_PATTERN, layers)
+    # The smaller published configurations leave these to the class.
+    known = fields.with_defaults({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256})
+    return hybrid(known, choice, kinds, looked_back(fields, "sliding_window", kinds))
+
+
+def gemma4(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read Gemma4TextConfig: full layers have heads of their own; the last layers may borrow K and V of others."""
+    refuse_bidirectional(fields)
+    layers = layer_count(fields)
+    if "layer_types" in fields:
+        kinds = layer_types(fields, layers)
+    else:
+        kinds = [SLIDING if (number + 1) % GEMMA_PATTERN else FULL for number in range(layers)]
+    # As configuration_gemma4.py forces it.
+    kinds[-1] = FULL
+    borrowed = fields.number("num_kv_shared_layers", default=0)
+    if borrowed >= layers:
+        raise fields.error("num_kv_shared_layers", f"less than num_hidden_layers {layers}")
+    kinds = kinds[: layers - borrowed]
+    window_tokens = looked_back(fields, "sliding_window", kinds)
+    if "per_layer_config" in fields:
+        every = fields.per_layer(layers)[: len(kinds)]
+    else:
+        full = {"head_dim": fields.count("global_head_dim", default=512)}
+        if fields.flag("attention_k_eq_v") and "num_global_key_value_heads" in fields:
+            full["num_key_value_heads"] = fields.count("num_global_key_value_heads")
+        every = [fields.with_values(full) if kind == FULL else fields for kind in kinds]
+    rows = [kv_row_bytes(layer, choice.kv_value_bytes) for layer in every]
+    return LayerBytes(
+        full=[row for row, kind in zip(rows, kinds, strict=True) if kind == FULL],
+        sliding=[row for row, kind in zip(rows, kinds, strict=True) if kind != FULL],
+    ).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
+
+
+def llama4(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read Llama4TextConfig: every fourth layer is full, the others attend within chunks.
+
+    A chunk is kept as a window of its size, as SGLang 0.5.23 does; at a chunk's end nothing of it is needed.
+    """
+    layers = layer_count(fields)
+    if "layer_types" in fields:
+        kinds = layer_types(fields, layers, window=CHUNKED)
+    elif "no_rope_layers" in fields and fields.items("no_rope_layers"):
+        rope = fields.numbers("no_rope_layers", (0, 1))
+        fields.of_layers("no_rope_layers", layers)
+        kinds = [CHUNKED if each else FULL for each in rope]
+    else:
+        kinds = periodic(fields, "no_rope_layer_interval", 4, layers)
+    return hybrid(fields, choice, kinds, one_window(fields, "attention_chunk_size", kinds))
+
+
+def mimo(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read the configuration of MiMo-V2 as published, or as MiMoV2FlashConfig of transformers saves it.
+
+    Published ones give the tokens looked back on, in ``sliding_window_size`` or ``sliding_window``; the class of
+    transformers counts the query, and doubles the heads of sliding-window layers (modeling_mimo_v2_flash.py).
+    """
+    layers = layer_count(fields)
+    published = "hybrid_layer_pattern" in fields
+    if published:
+        pattern = fields.numbers("hybrid_layer_pattern", (0, 1))
+        fields.of_layers("hybrid_layer_pattern", layers)
+        kinds = [SLIDING if each else FULL for each in pattern]
+    else:
+        kinds = layer_types(fields, layers)
+    name = fields.one_of(("sliding_window_size", "sliding_window"))
+    if published or name == "sliding_window_size":
+        window_tokens = one_window(fields, name, kinds)
+    else:
+        window_tokens = looked_back(fields, name, kinds)
+
+    def sliding_row(layer: Fields) -> int:
+        if published:
+            return kv_row_bytes(layer, choice.kv_value_bytes, "swa_")
+        return 2 * kv_row_bytes(layer, choice.kv_value_bytes)
+
+    return hybrid(fields, choice, kinds, window_tokens, sliding_row)
+
+
+def step3p5(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read the configuration of Step-3.5: ``layer_types`` may go on with draft (MTP) layers, which are not cached.
+
+    The window is kept whole, as SGLang 0.5.23 does.
+    """
+    layers = layer_count(fields)
+    kinds = layer_types(fields, layers, drafts=fields.number("num_nextn_predict_layers", default=0))
+    heads = fields.one_of(("num_attention_groups", "num_key_value_heads"))
+    known = fields.with_values({"num_key_value_heads": fields.count(heads)})
+    window_tokens = one_window(fields, "sliding_window", kinds)
+    if "attention_other_setting" not in fields:
+        return hybrid(known, choice, kinds, window_tokens)
+    other = fields.inner("attention_other_setting")
+    sliding = {
+        "num_key_value_heads": other.count(
+            other.one_of(("num_attention_groups", "num_key_value_heads")), default=fields.count(heads)
+        ),
+        "num_attention_heads": other.count("num_attention_heads", default=fields.count("num_attention_heads")),
+        "head_dim": other.count("head_dim", default=fields.count("head_dim")),
+    }
+    row = kv_row_bytes(other.with_values(sliding), choice.kv_value_bytes)
+    return hybrid(known, choice, kinds, window_tokens, lambda _: row)
+
+
+ATTENTION_READERS: Mapping[str, Callable[[Fields, Choice], SizedLayout]] = {
+    "gemma3_text": gemma3,
+    "gemma4_text": gemma4,
+    "gpt_oss": gpt_oss,
+    "llama": llama,
+    "llama4_text": llama4,
+    "mimo_v2": mimo,
+    "mimo_v2_flash": mimo,
+    "ministral": mistral,
+    "ministral3": mistral,
+    "mistral": mistral,
+    "step3p5": step3p5,
+}
+"""By ``model_type`` of the text model."""

@@ -1,0 +1,203 @@
+"""Read a model's configuration field by field; what is missing or makes no sense is an error that names the field."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as short
+
+from unified_cache.errors import LayoutError
+
+__all__ = ["CONFIG_BYTES_MAX", "COUNT_MAX", "LAYERS_MAX", "Fields", "read_config"]
+
+CONFIG_BYTES_MAX = 1 << 24
+"""Largest config.json that is read; published ones have some kilobytes, lists of quantised modules some hundred."""
+COUNT_MAX = (1 << 30) - 1
+"""Largest number believed of any field."""
+LAYERS_MAX = 4096
+"""Most layers believed of any model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """One JSON object of a configuration. A field that is null counts as absent, as in transformers."""
+
+    values: Mapping[str, object]
+    path: str = ""
+    """Where the object stands in the whole configuration, with a dot at the end; empty for the whole."""
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def error(self, name: str, expected: str) -> LayoutError:
+        """Return, for raising, the error that ``name`` should be ``expected`` and is not."""
+        found = short(self.values[name]) if name in self.values else "none"
+        return LayoutError(f"{self.path}{name} must be {expected}, found {found}")
+
+    def one_of(self, names: Collection[str]) -> str:
+        """Return the first of ``names`` that is present; the first of all if none is, for an error to name it."""
+        return next((name for name in names if name in self), next(iter(names)))
+
+    def count(self, name: str, default: int | None = None, most: int = COUNT_MAX) -> int:
+        """Return a positive integer.
+
+        Raises:
+            LayoutError: it is another thing, or absent without a default.
+        """
+        value = self.values.get(name)
+        if value is None and default is not None:
+            return default
+        # A bool is an int to Python, and a mistake here.
+        if type(value) is not int or not 0 < value <= most:
+            raise self.error(name, f"a positive integer of at most {most}")
+        return value
+
+    def number(self, name: str, default: int) -> int:
+        """Return an integer from 0; ``default`` where it is absent.
+
+        Raises:
+            LayoutError: it is another thing.
+        """
+        if name not in self:
+            return default
+        return 0 if self.holds(name, 0) else self.count(name)
+
+    def text(self, name: str) -> str:
+        """Return a string that is not empty.
+
+        Raises:
+            LayoutError: it is another thing, or absent.
+        """
+        value = self.values.get(name)
+        if not isinstance(value, str) or not value:
+            raise self.error(name, "a string")
+        return value
+
+    def items(self, name: str) -> list[object]:
+        """Return a list.
+
+        Raises:
+            LayoutError: it is another thing, or absent.
+        """
+        value = self.values.get(name)
+        if not isinstance(value, list | tuple):
+            raise self.error(name, "a list")
+        return list(value)
+
+    def texts(self, name: str, allowed: Collection[str]) -> list[str]:
+        """Return a list of words of ``allowed``.
+
+        Raises:
+            LayoutError: it is another thing, or absent.
+        """
+        found: list[str] = []
+        for item in self.items(name):
+            if not isinstance(item, str) or item not in allowed:
+                raise LayoutError(
+                    f"{self.path}{name} must hold nothing but {', '.join(sorted(allowed))}, found {short(item)}"
+                )
+            found.append(item)
+        return found
+
+    def numbers(self, name: str, allowed: Collection[int]) -> list[int]:
+        """Return a list of integers of ``allowed``.
+
+        Raises:
+            LayoutError: it is another thing, or absent.
+        """
+        found: list[int] = []
+        for item in self.items(name):
+            if type(item) is not int or item not in allowed:
+                raise LayoutError(f"{self.path}{name} must hold nothing but {sorted(allowed)}, found {short(item)}")
+            found.append(item)
+        return found
+
+    def flag(self, name: str) -> bool:
+        """Return a boolean; False where it is absent.
+
+        Raises:
+            LayoutError: it is another thing.
+        """
+        value = self.values.get(name, False)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return bool(value)
+
+    def inner(self, name: str) -> "Fields":
+        """Return a nested object, whose errors say where it stands.
+
+        Raises:
+            LayoutError: it is another thing, or absent.
+        """
+        value = self.values.get(name)
+        if not isinstance(value, Mapping):
+            raise self.error(name, "an object")
+        return Fields({str(key): item for key, item in value.items()}, f"{self.path}{name}.")
+
+    def per_layer(self, layers: int) -> list["Fields"]:
+        """Return the fields of each layer: these, with what ``per_layer_config`` says of a layer on top.
+
+        Raises:
+            LayoutError: ``per_layer_config`` is no object of objects keyed by layer.
+        """
+        if "per_layer_config" not in self:
+            return [self] * layers
+        overrides = self.inner("per_layer_config")
+        found = [self] * layers
+        for name in overrides.values:
+            # transformers pads the numbers with zeros to one width.
+            if not (name.isascii() and name.isdecimal() and len(name) <= len(str(LAYERS_MAX)) and int(name) < layers):
+                raise self.error("per_layer_config", f"an object keyed by layers 0 to {layers - 1}")
+            found[int(name)] = self.with_values(overrides.inner(name).values)
+        return found
+
+    def with_values(self, values: Mapping[str, object]) -> "Fields":
+        """Return these fields with ``values`` in place of their own."""
+        return Fields({**self.values, **values}, self.path)
+
+    def with_defaults(self, values: Mapping[str, object]) -> "Fields":
+        """Return these fields with ``values`` where they are absent."""
+        return self.with_values({name: value for name, value in values.items() if name not in self})
+
+    def holds(self, name: str, value: object) -> bool:
+        """Tell whether a field is exactly ``value``, true and 1 being different things."""
+        found = self.values.get(name)
+        return type(found) is type(value) and found == value
+
+    def of_layers(self, name: str, layers: int, drafts: int = 0) -> None:
+        """Check that the list ``name`` has an entry per layer, and maybe one per draft (MTP) layer behind them.
+
+        Raises:
+            LayoutError: it has not.
+        """
+        found = len(self.items(name))
+        if found not in (layers, layers + drafts):
+            expected = f"{layers} or {layers + drafts}" if drafts else f"{layers}"
+            raise LayoutError(
+                f"{self.path}{name} must have {expected} entries, as num_hidden_layers says, found {found}"
+            )
+
+
+def read_config(config: Mapping[str, object] | str | Path) -> Fields:
+    """Return the fields of a configuration given as a mapping, as a JSON file, or as a directory with a config.json.
+
+    Raises:
+        LayoutError: it is no JSON object, or too large for one of a model.
+        OSError: the file cannot be read.
+    """
+    if isinstance(config, Mapping):
+        return Fields(config)
+    path = Path(config)
+    if path.is_dir():
+        path /= "config.json"
+    with path.open("rb") as file:
+        text = file.read(CONFIG_BYTES_MAX + 1)
+    if len(text) > CONFIG_BYTES_MAX:
+        raise LayoutError(f"{path} must be a config.json of at most {CONFIG_BYTES_MAX} bytes, found more")
+    try:
+        parsed: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LayoutError(f"{path} must be a JSON file, found something else: {error}") from error
+    if not isinstance(parsed, dict):
+        raise LayoutError(f"{path} must hold a JSON object, found {short(parsed)}")
+    return Fields(parsed)

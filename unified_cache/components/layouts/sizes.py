@@ -1,0 +1,155 @@
+"""A layout together with what its bytes are made of, and what a number of tokens costs in it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unified_cache.components.full import Full
+from unified_cache.components.layouts.fields import COUNT_MAX
+from unified_cache.components.mamba import RecurrentState
+from unified_cache.components.swa import SlidingWindow
+from unified_cache.errors import LayoutError
+from unified_cache.pool import Component, ModelLayout, PoolSpec
+from unified_cache.seal import HEADER_BYTES
+
+__all__ = ["COST_TOKENS", "DTYPE_BYTES", "Choice", "ComponentCost", "LayerBytes", "SizedLayout"]
+
+COST_TOKENS = 1_000_000
+"""Tokens that costs are given for."""
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "bfloat16": 2,
+    "bf16": 2,
+    "float16": 2,
+    "fp16": 2,
+    "float32": 4,
+    "fp32": 4,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+"""Bytes of one value of K or V, by the names of torch and by those that engines take on the command line."""
+
+DTYPE_DEFAULT = "bfloat16"
+"""Where a configuration names no dtype, as published ones of quantised models do."""
+
+
+def value_bytes(dtype: str, field: str) -> int:
+    """Return the bytes of a value of ``dtype``.
+
+    Raises:
+        LayoutError: it is none that is known; the message names ``field``.
+    """
+    found = DTYPE_BYTES.get(dtype.removeprefix("torch."))
+    if found is None:
+        raise LayoutError(f"{field} must be one of {', '.join(DTYPE_BYTES)}, found {dtype!r}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What an engine chooses and a model's configuration does not say."""
+
+    page_size: int | None
+    """Tokens per page; None for the architecture's usual."""
+    dtype: str | None
+    """What K and V are kept in; None for the model's own dtype."""
+    model_dtype: str = DTYPE_DEFAULT
+    """What the model computes in: its convolution states, and K and V unless ``dtype`` says otherwise."""
+
+    def page(self, usual: int) -> int:
+        """Return the page size.
+
+        Raises:
+            LayoutError: it is no positive integer.
+        """
+        if self.page_size is None:
+            return usual
+        if type(self.page_size) is not int or not 0 < self.page_size <= COUNT_MAX:
+            raise LayoutError(f"page_size must be a positive integer of at most {COUNT_MAX}, found {self.page_size!r}")
+        return self.page_size
+
+    @property
+    def kv_value_bytes(self) -> int:
+        """Bytes of one value of K or V."""
+        return self.model_value_bytes if self.dtype is None else value_bytes(self.dtype, "dtype")
+
+    @property
+    def model_value_bytes(self) -> int:
+        """Bytes of one activation."""
+        return value_bytes(self.model_dtype, "the config's dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """What each layer keeps. Layers of one kind need not be alike."""
+
+    full: Sequence[int] = ()
+    """Bytes per token of each full-attention layer."""
+    indexer: Sequence[int] = ()
+    """Bytes per token of each sparse-attention indexer."""
+    sliding: Sequence[int] = ()
+    """Bytes per token of each sliding-window layer."""
+    recurrent: Sequence[int] = ()
+    """Bytes per checkpoint of each recurrent layer."""
+
+    def sized(self, architecture: str, page_size: int, window_tokens: int | None) -> "SizedLayout":
+        """Return the layout; ``window_tokens`` is what sliding-window layers keep.
+
+        A model without any full-attention layer gets a logical anchor: slots without bytes.
+        """
+        layers = {"kv": len(self.full)}
+        full = [PoolSpec("kv", sum(self.full) * page_size)]
+        if self.indexer:
+            layers["indexer"] = len(self.indexer)
+            full.append(PoolSpec("indexer", sum(self.indexer) * page_size))
+        components: list[Component] = [Full(tuple(full))]
+        if self.sliding:
+            assert window_tokens is not None
+            layers["swa"] = len(self.sliding)
+            pool = PoolSpec("swa", sum(self.sliding) * page_size)
+            components.append(SlidingWindow(window_tokens, page_size, (pool,)))
+        if self.recurrent:
+            layers["mamba"] = len(self.recurrent)
+            components.append(RecurrentState((PoolSpec("mamba", sum(self.recurrent)),)))
+        layout = ModelLayout(page_size, tuple(components))
+        return SizedLayout(architecture, layout, layers, window_tokens if self.sliding else None)
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentCost:
+    """Bytes of one component for a run of tokens."""
+
+    component: str
+    dense_bytes: int
+    """Every page kept."""
+    trailing_bytes: int
+    """Only the pages kept that a resume at the end needs; of Full, these are all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedLayout:
+    """A layout, and how many layers each of its pools stands for."""
+
+    architecture: str
+    """``model_type`` of the configuration."""
+    layout: ModelLayout
+    layers: Mapping[str, int]
+    """Layers that keep state in a pool, by its name; 0 for a logical anchor."""
+    window_tokens: int | None
+    """Tokens that sliding-window layers keep; None where there are none."""
+
+    def costs(self, *, sealed: bool, tokens: int = COST_TOKENS) -> tuple[ComponentCost, ...]:
+        """Return the cost of each component for ``tokens``, rounded up to whole pages.
+
+        ``sealed`` counts the header beside every page that has bytes, as in host memory and storage; device pools
+        have none.
+        """
+        pages = -(-tokens // self.layout.page_size)
+        costs: list[ComponentCost] = []
+        for component in self.layout.components:
+            with_bytes = [pool.page_bytes for pool in component.pools if pool.page_bytes]
+            page_bytes = sum(with_bytes) + (HEADER_BYTES * len(with_bytes) if sealed else 0)
+            costs.append(ComponentCost(component.name, pages * page_bytes, min(pages, component.span) * page_bytes))
+        return tuple(costs)
