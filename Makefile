@@ -13,7 +13,10 @@ TEST_LONG_TIMEOUT_S ?= 3600
 RUN_TRACE ?= traces/mooncake_conversation.jsonl.gz
 RUN_DEVICE_PAGES ?= 2000
 RUN_HOST_PAGES ?= 20000
-RUN_PAGE_BYTES ?= 4096
+# With its header of 128 bytes, one block of most file systems.
+RUN_PAGE_BYTES ?= 3968
+# Half of the trace: most of the time goes into one file per page. RUN_REQUESTS=12031 is all of it.
+RUN_REQUESTS ?= 6000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +34,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
 		--device-pages $(RUN_DEVICE_PAGES) --host-pages $(RUN_HOST_PAGES) \
-		--storage file:{} --page-bytes $(RUN_PAGE_BYTES) $(ARGS)
+		--storage file:{} --page-bytes $(RUN_PAGE_BYTES) --limit $(RUN_REQUESTS) $(ARGS)
 
 test: $(READY)  ## run the tests, without the long ones
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not long" tests

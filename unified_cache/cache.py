@@ -113,8 +113,6 @@ class UnifiedCache:
                         f"(the padding sink and device_pages), found {found.slots_count}"
                     )
         memory = TieredMemory.allocate(device_pools, host_pages)
-        if workers is None:
-            workers = ThreadWorkers.start(storage=config.storage_workers)
         return cls.assemble(layout, config, memory, workers, identity, storage)
 
     @classmethod
@@ -123,17 +121,22 @@ class UnifiedCache:
         layout: ModelLayout,
         config: CacheConfig,
         memory: PageMemory,
-        workers: Workers,
+        workers: Workers | None,
         identity: Identity,
         storage: StorageBackend | None,
     ) -> "UnifiedCache":
-        """Put a cache over any memory, for simulation and for sizing without bytes; otherwise as ``open``."""
+        """Put a cache over any memory, for simulation and for sizing without bytes; otherwise as ``open``.
+
+        Without ``workers`` it starts threads, last of all, so that an error leaves none behind.
+        """
         digest = identity.digest(layout)
         tier = None
         if storage is not None:
             verified = VerifiedStorage(storage)
             verified.register(manifest_of(identity, layout), memory.slabs())
             tier = StorageTier(verified, layout, digest, memory)
+        if workers is None:
+            workers = ThreadWorkers.start(storage=config.storage_workers)
         return cls(layout, config, memory, workers, digest, tier)
 
     # ---- asking ----------------------------------------------------------------------------------------------

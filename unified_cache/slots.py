@@ -6,7 +6,7 @@ import numpy.typing as npt
 from unified_cache.errors import ConfigError, SlotError
 from unified_cache.pool import Slots
 
-__all__ = ["PageMap", "PairedAllocator", "SlotAllocator"]
+__all__ = ["PageMap", "PairedAllocator", "ReleaseGroup", "SlotAllocator"]
 
 
 class SlotAllocator:
@@ -99,11 +99,15 @@ class PageMap:
 
     def bind(self, full: Slots, peers: Slots) -> None:
         """Map each Full slot to its peer."""
+        if not len(full):
+            return
         self.table[full] = peers
         self.version += 1
 
     def unbind(self, full: Slots) -> None:
         """Leave Full slots without a peer."""
+        if not len(full):
+            return
         self.table[full] = 0
         self.version += 1
 
@@ -160,10 +164,16 @@ class PairedAllocator:
         """Unmap Full slots and return the peers they had, still handed out: who asks now owns them.
 
         For releases that are carried out later: whose a peer is, is decided here, not then.
+
+        Raises:
+            SlotError: a peer would be taken twice. Nothing was changed.
         """
         peers = self.map.peers(full)
-        peers = peers[peers > 0]
-        self.map.unbind(full)
+        has_peer = peers > 0
+        peers = peers[has_peer]
+        if len(np.unique(peers)) != len(peers):
+            raise SlotError("a slot is named twice, or two Full slots share a peer")
+        self.map.unbind(full[has_peer])
         return peers
 
     def free_full(self, full: Slots) -> None:
@@ -178,8 +188,82 @@ class PairedAllocator:
         self.full.free(full)
 
     def free(self, full: Slots) -> None:
-        """Free Full slots and the peers they have, the peers first."""
+        """Free Full slots and the peers they have, the peers first.
+
+        Raises:
+            SlotError: a slot is not handed out, or named twice. Nothing was freed.
+        """
         if not self.full.owns(full):
             raise SlotError("slots that were not handed out")
+        if len(np.unique(full)) != len(full):
+            raise SlotError("a slot is named twice in one call to free")
         self.free_peers(full)
         self.full.free(full)
+
+
+class ReleaseGroup:
+    """Releases that are decided one by one and carried out together by ``flush``.
+
+    Whose a peer is, is decided when its release is asked for: it leaves the map at once, so that a Full slot that is
+    bound anew before ``flush`` keeps its new peer and loses only the old one. Until then every slot named here stays
+    handed out, and nobody else can get it.
+    """
+
+    __slots__ = ("_allocator", "_full", "_peers")
+
+    def __init__(self, allocator: PairedAllocator) -> None:
+        self._allocator = allocator
+        self._full: dict[int, None] = {}
+        """Full slots to free, in the order they were named."""
+        self._peers: list[Slots] = []
+
+    def free_peers(self, full: Slots) -> int:
+        """Release the peers that Full slots have now; return how many. The Full slots stay handed out.
+
+        Raises:
+            SlotError: a slot is not handed out, named twice, or released already. Nothing was released.
+        """
+        self._check(full)
+        peers = self._allocator.take_peers(full)
+        self._peers.append(peers)
+        return len(peers)
+
+    def free_full(self, full: Slots) -> None:
+        """Release Full slots whose peers were released or moved before.
+
+        Raises:
+            SlotError: as ``free_peers``, or one still has a peer, which would be lost. Nothing was released.
+        """
+        self._check(full)
+        mapped = self._allocator.map.peers(full) > 0
+        if mapped.any():
+            raise SlotError(f"slot {int(full[mapped][0])} still has a peer; free or move that first")
+        self._full.update(dict.fromkeys(full.tolist()))
+
+    def free(self, full: Slots) -> None:
+        """Release Full slots and the peers they have now.
+
+        Raises:
+            SlotError: as ``free_peers``.
+        """
+        self.free_peers(full)
+        self._full.update(dict.fromkeys(full.tolist()))
+
+    def flush(self) -> None:
+        """Free what was released. The group is empty then, and may be used again.
+
+        Raises:
+            SlotError: a Full slot was bound again after its release. Nothing was freed.
+        """
+        self._allocator.free_full(np.array(list(self._full), np.int32))
+        self._full.clear()
+        for peers in self._peers:
+            self._allocator.peer.free(peers)
+        self._peers.clear()
+
+    def _check(self, full: Slots) -> None:
+        if not self._allocator.full.owns(full):
+            raise SlotError("slots that were not handed out")
+        named = set(full.tolist())
+        if len(named) != len(full) or not named.isdisjoint(self._full):
+            raise SlotError("a slot is released twice")

@@ -51,24 +51,22 @@ class Transfers:
 
         Pages that storage has already are put again: that costs it a look-up and keeps them recent there, where
         hits in memory are not seen. The host pages stay pinned until storage has answered.
-        Returns the pages copied to the host.
+        Where the host is short of room, the longest prefix that fits is backed up. Returns the pages copied to it.
         """
         found = self._ledger.tree.match(prompt)
-        if not found.device_end:
-            return 0
-        copied = 0
-        with self._ledger.moving(found, found.device_end, Tier.DEVICE, Tier.HOST) as moving:
-            if moving is None:
-                return 0
-            if moving.parts:
-                yield BackupJob(self._memory, self._ledger.layout, self._identity, prompt, moving.parts)
-            taken = moving.publish()
-            copied = self._count(Leg.BACKUP, taken)
-            if self._storage is not None:
-                store = StoreJob(self._storage, prompt, moving.held(), level)
-                yield store
-                self._count(Leg.STORE, store.stored)
-        return copied
+        while found.device_end:
+            with self._ledger.moving(found, found.device_end, Tier.DEVICE, Tier.HOST) as moving:
+                if moving is not None:
+                    if moving.parts:
+                        yield BackupJob(self._memory, self._ledger.layout, self._identity, prompt, moving.parts)
+                    copied = self._count(Leg.BACKUP, moving.publish())
+                    if self._storage is not None:
+                        store = StoreJob(self._storage, prompt, moving.held(), level)
+                        yield store
+                        self._count(Leg.STORE, store.stored)
+                    return copied
+            found = self._shorter(prompt, found.device_end, Tier.HOST)
+        return 0
 
     def load(self, prompt: Prompt) -> Steps:
         """Copy what the device lacks of a prompt's restorable prefix and publish it.
@@ -82,15 +80,14 @@ class Transfers:
                     if moving.parts:
                         yield LoadJob(self._memory, self._ledger.layout, moving.parts)
                     return self._count(Leg.LOAD, moving.publish())
-            found = self._shorter(prompt, found)
+            found = self._shorter(prompt, found.any_end, Tier.DEVICE)
         return 0
 
-    def _shorter(self, prompt: Prompt, found: Match) -> Match:
-        """Match again, only as far as the device has room for Full; windows follow from the new end."""
+    def _shorter(self, prompt: Prompt, end: int, tier: Tier) -> Match:
+        """Match less than ``end`` pages, only as far as ``tier`` has room for Full; windows follow from the new end."""
         tree = self._ledger.tree
-        again = tree.match(prompt)
-        room_end = tree.full_end(again, Tier.DEVICE) + self._ledger.free_count(Tier.DEVICE, 0)
-        return tree.match(prompt.head(min(room_end, found.any_end - 1)))
+        room_end = tree.full_end(tree.match(prompt), tier) + self._ledger.free_count(tier, 0)
+        return tree.match(prompt.head(min(room_end, end - 1)))
 
     def prefetch(self, prompt: Prompt, storage: StorageTier) -> Steps:
         """Read the longest prefix that storage can complete into host memory, and graft it there.

@@ -134,6 +134,15 @@ def test_a_load_brings_the_longest_prefix_that_has_room() -> None:
     cache.check()
 
 
+def test_a_backup_copies_the_longest_prefix_that_the_host_has_room_for() -> None:
+    toy = engine(device=6, host=4, storage=MemoryStorage())
+    serve(toy, 6)
+    backup = toy.cache.backup(toy.cache.prompt(tokens(6)))
+    assert backup is not None
+    toy.cache.settle(5)
+    assert (backup.error, backup.pages_count) == (None, 4)
+
+
 def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
     storage = MemoryStorage()
     toy = engine(device=4, host=4, storage=storage)

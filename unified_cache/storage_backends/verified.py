@@ -44,11 +44,14 @@ class VerifiedStorage:
         return self._backend.exists(labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[bool]:
-        """Fill each page's buffers; True only where what was read is exactly the page that its label names."""
+        """Fill each page's buffers; True only where what was read is exactly the page that its label names.
+
+        A page asked for without buffers brings no bytes, so there is nothing to verify.
+        """
         hits = self._backend.get(pages)
         flawed: list[Label] = []
         for i, page in enumerate(pages):
-            flaw = verify_buffers(page.buffers, page.label) if hits[i] else None
+            flaw = verify_buffers(page.buffers, page.label) if hits[i] and page.buffers else None
             if flaw is not None:
                 hits[i] = False
                 flawed.append(page.label)

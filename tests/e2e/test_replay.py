@@ -1,0 +1,265 @@
+"""The replay as a library: what it counts, and that it would notice a cache that is wrong."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT
+from unified_cache.errors import ConfigError, StorageError
+from unified_cache.replay.engine import OracleEngine
+from unified_cache.replay.result import Hits, ReplayResult
+from unified_cache.replay.runner import Replay, replay
+from unified_cache.replay.settings import SEAL_BYTES, ReplaySettings, memory_bytes
+from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.seal import HEADER_BYTES, Label, seal
+
+TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
+
+LRU_RATIOS = {1_000: 0.0445, 10_000: 0.2116, 30_000: 0.3257, 50_000: 0.3546, 100_000: 0.3637, 200_000: 0.3664}
+"""Block hit ratios of an LRU over the bundled trace; 200,000 pages hold all of it."""
+
+QUICK = (1_000, 30_000, 200_000)
+
+
+@pytest.fixture(scope="module")
+def conversation() -> list[TraceRequest]:
+    return read_trace(TRACE)
+
+
+def conversations(count: int, seed: int = 7) -> list[TraceRequest]:
+    """Make up requests of a few conversations that grow and fork."""
+    rng = random.Random(seed)
+    running: list[tuple[int, ...]] = [()]
+    requests: list[TraceRequest] = []
+    fresh = iter(range(10**6))
+    for number in range(count):
+        base = rng.choice(running[-12:])
+        ids = (*base[: rng.randint(0, len(base))], *(next(fresh) for _ in range(rng.randint(1, 6))))
+        running.append(ids)
+        requests.append(TraceRequest(number, len(ids) * 512 - rng.randrange(512), 1, ids))
+    return requests
+
+
+def run(requests: list[TraceRequest], settings: ReplaySettings) -> ReplayResult:
+    return replay("made up", requests, settings, lambda served, ratio: None)
+
+
+SMALL = ReplaySettings(device_pages=40, host_pages=90, page_bytes=256)
+
+
+@pytest.mark.parametrize(
+    "pages", [pages if pages in QUICK else pytest.param(pages, marks=pytest.mark.long) for pages in LRU_RATIOS]
+)
+def test_the_hit_ratio_over_the_bundled_trace_is_that_of_an_lru(conversation: list[TraceRequest], pages: int) -> None:
+    result = run(conversation, ReplaySettings(device_pages=pages, host_pages=0, with_bytes=False))
+    assert result.requests == 12_031
+    assert result.blocks == 288_500
+    assert result.block_hit_ratio == pytest.approx(LRU_RATIOS[pages], abs=0.002)
+    assert result.seen_ratio == pytest.approx(LRU_RATIOS[200_000], abs=0.0001)
+    assert result.leaked_slots == 0
+
+
+def test_three_tiers_reach_the_hit_ratio_of_the_largest(conversation: list[TraceRequest], tmp_path: Path) -> None:
+    some = conversation[:700]
+    three = ReplaySettings(device_pages=400, host_pages=1500, storage=f"file:{tmp_path}/store")
+    result = run(some, three)
+    assert result.hits.total == result.seen_pages
+    assert min(result.hits.by_tier().values()) > 0
+    assert (result.wrong_pages, result.leaked_slots, result.flawed_pages) == (0, 0, 0)
+    assert result.pages_verified == result.hits.total
+    device_only = run(some, ReplaySettings(device_pages=400, host_pages=0))
+    assert device_only.block_hit_ratio < result.block_hit_ratio / 2
+    assert result.hits.device == device_only.hits.device
+
+
+def test_a_store_left_by_one_run_serves_the_next(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SMALL, storage=f"file:{tmp_path}/store")
+    requests = conversations(120)
+    run(requests, settings)
+    again = run(requests, settings)
+    assert again.hits.total == again.pages
+    assert again.wrong_pages == 0
+
+
+@pytest.mark.parametrize("storage", [None, "memory:"])
+@pytest.mark.parametrize("host_pages", [60, 300])
+def test_names_alone_hit_what_bytes_hit(host_pages: int, storage: str | None) -> None:
+    requests = conversations(250)
+    object_bytes = SMALL.page_bytes + HEADER_BYTES
+    cap = None if storage is None else 400 * object_bytes
+    settings = dataclasses.replace(SMALL, host_pages=host_pages, storage=storage, storage_bytes=cap)
+    bytes_moved = run(requests, settings)
+    names = run(requests, dataclasses.replace(settings, with_bytes=False))
+    assert names.hits == bytes_moved.hits
+    assert names.bytes_moved == bytes_moved.bytes_moved
+    assert (names.pages_verified, names.flawed_pages, bytes_moved.wrong_pages) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("page_size", [64, 128, 256])
+def test_smaller_pages_change_nothing_but_their_number(page_size: int) -> None:
+    requests = conversations(120)
+    per_block = 512 // page_size
+    small = ReplaySettings(page_size=page_size, device_pages=40 * per_block, host_pages=1000 * per_block, page_bytes=64)
+    whole = dataclasses.replace(small, page_size=512, device_pages=40, host_pages=1000)
+    found, expected = run(requests, small), run(requests, whole)
+    assert found.blocks == expected.blocks
+    assert found.block_hit_ratio == pytest.approx(expected.block_hit_ratio)
+    assert found.token_hit_ratio == pytest.approx(expected.token_hit_ratio)
+    assert found.wrong_pages == 0
+
+
+@pytest.mark.parametrize("page_bytes", [1, 3, 4096, 5001])
+def test_any_page_bytes_are_split_over_two_layers_and_verified(page_bytes: int) -> None:
+    result = run(conversations(60), dataclasses.replace(SMALL, page_bytes=page_bytes, storage="memory:"))
+    assert result.pages_verified == result.hits.total == result.seen_pages
+    assert result.wrong_pages == 0
+
+
+def test_requests_longer_than_a_tier_are_served_as_far_as_they_fit() -> None:
+    requests = [TraceRequest(0, 512 * 50, 1, tuple(range(50)))] * 3
+    settings = ReplaySettings(device_pages=12, host_pages=5, storage="memory:", page_bytes=64)
+    result = run(requests, settings)
+    assert result.pages == 150
+    assert result.hits == Hits(device=24)
+    assert (result.wrong_pages, result.leaked_slots) == (0, 0)
+
+
+def test_a_run_is_a_function_of_trace_and_settings() -> None:
+    settings = dataclasses.replace(SMALL, storage="memory:", storage_bytes=100 * 384)
+    first, second = (run(conversations(150), settings) for _ in range(2))
+    assert dataclasses.replace(first, seconds=second.seconds) == second
+
+
+def test_token_hits_count_tails_at_their_true_length() -> None:
+    requests = [TraceRequest(0, 600, 1, (1, 2))] * 2
+    result = run(requests, SMALL)
+    assert result.block_hit_ratio == 0.5
+    assert result.hit_tokens == 600
+    assert result.token_hit_ratio == 0.5
+
+
+def test_the_time_series_adds_up_to_the_whole() -> None:
+    result = run(conversations(250), dataclasses.replace(SMALL, storage="memory:"))
+    assert [window.start for window in result.series] == [0, *(window.end for window in result.series[:-1])]
+    assert result.series[-1].end == 250
+    assert sum(window.pages for window in result.series) == result.pages
+    assert sum(window.hits.total for window in result.series) == result.hits.total
+    assert sum(window.seen_pages for window in result.series) == result.seen_pages
+
+
+def test_an_empty_prompt_asks_for_nothing() -> None:
+    result = run([TraceRequest(0, 0, 5, ())], SMALL)
+    assert (result.blocks, result.block_hit_ratio, result.token_hit_ratio) == (0, 0.0, 0.0)
+
+
+# ---- it would notice -----------------------------------------------------------------------------------------
+
+
+def test_a_byte_that_changes_on_the_device_is_noticed() -> None:
+    request = TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))
+    with Replay.open(SMALL) as player:
+        player.serve(request)
+        assert isinstance(player._engine, OracleEngine)
+        player._engine.pool.layers[1][2, 17] ^= 1
+        assert player.serve(request) == Hits(device=4)
+        assert (player.wrong_pages, player.pages_verified) == (1, 4)
+
+
+def test_two_pages_that_change_places_on_the_device_are_noticed() -> None:
+    request = TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))
+    with Replay.open(SMALL) as player:
+        player.serve(request)
+        assert isinstance(player._engine, OracleEngine)
+        for layer in player._engine.pool.layers:
+            layer[[1, 3]] = layer[[3, 1]]
+        player.serve(request)
+        assert player.wrong_pages == 2
+
+
+def stored_pages(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size == 256 + HEADER_BYTES)
+
+
+def test_a_stored_page_forged_with_a_valid_seal_is_noticed(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SMALL, storage=f"file:{tmp_path}/store")
+    requests = [TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))]
+    run(requests, settings)
+    path = stored_pages(tmp_path)[0]
+    page = bytearray(path.read_bytes())
+    page[-1] ^= 1
+    seal(memoryview(page), Label(bytes(page[16:48]), bytes(page[48:80]), "kv"))
+    path.write_bytes(page)
+    result = run(requests, settings)
+    assert result.hits == Hits(storage=4)
+    assert (result.wrong_pages, result.pages_verified, result.flawed_pages) == (1, 4, 0)
+
+
+def test_a_stored_page_that_rots_is_refused_and_computed_again(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SMALL, storage=f"file:{tmp_path}/store")
+    requests = [TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))]
+    run(requests, settings)
+    path = stored_pages(tmp_path)[0]
+    page = bytearray(path.read_bytes())
+    page[-1] ^= 1
+    path.write_bytes(page)
+    result = run(requests, settings)
+    assert (result.wrong_pages, result.flawed_pages) == (0, 1)
+    assert result.hits.total < 4
+    assert run(requests, settings).hits == Hits(storage=4)
+
+
+# ---- what cannot be ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"page_size": 0}, "page size must divide the trace's blocks of 512 tokens, found 0"),
+        ({"page_size": 100}, "page size must divide"),
+        ({"page_size": 1024}, "page size must divide"),
+        ({"device_pages": 0}, "device pages must be at least 1, found 0"),
+        ({"device_pages": 2**31}, "a tier holds at most"),
+        ({"host_pages": -1}, "host pages must be at least 0, found -1"),
+        ({"page_bytes": 0}, "page bytes must be at least 1, found 0"),
+        ({"storage": "memory:", "storage_bytes": 0}, "storage bytes must be at least 1, found 0"),
+        ({"storage_bytes": 4096}, "found 4096 and no store"),
+        ({"storage": "memory:", "host_pages": 0}, "storage is reached through host memory"),
+        ({"page_bytes": memory_bytes()}, "the tiers need"),
+        ({"storage": "memory:", "storage_bytes": memory_bytes()}, "the tiers need"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_anything_is_allocated(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReplaySettings(**settings)  # type: ignore[arg-type]
+
+
+def test_a_sealed_page_takes_no_more_than_is_reckoned_with() -> None:
+    assert SEAL_BYTES >= HEADER_BYTES + 63
+
+
+@pytest.mark.parametrize("url", ["nonsense:x", "memory", "", ":", "_recency:", "protocol:"])
+@pytest.mark.parametrize("with_bytes", [True, False])
+def test_a_storage_url_that_names_nothing_is_refused_with_and_without_bytes(url: str, with_bytes: bool) -> None:
+    with pytest.raises(ConfigError):
+        run(conversations(1), dataclasses.replace(SMALL, storage=url, with_bytes=with_bytes))
+
+
+def serve_all(player: Replay, requests: list[TraceRequest]) -> None:
+    for request in requests:
+        player.serve(request)
+    player.settle()
+
+
+def test_a_store_that_fails_on_the_way_ends_the_run(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    requests = conversations(5)
+    with Replay.open(dataclasses.replace(SMALL, storage=f"file:{store}")) as player:
+        player.serve(requests[0])
+        player.settle()
+        identity = next(path for path in store.iterdir() if len(path.name) == 64)
+        identity.rename(tmp_path / "away")
+        identity.write_bytes(b"in the way")
+        with pytest.raises(StorageError, match="cannot"):
+            serve_all(player, requests[1:])

@@ -1,0 +1,120 @@
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unified_cache.errors import ConfigError, TraceError
+from unified_cache.replay.trace import BLOCK_TOKENS, HASH_ID_MAX, TraceRequest, read_trace
+
+
+def line(timestamp: object = 0, input_length: object = 600, hash_ids: object = (1, 2), **changed: object) -> str:
+    entry: dict[str, object] = {"timestamp": timestamp, "input_length": input_length, "output_length": 7}
+    return json.dumps({**entry, "hash_ids": hash_ids, **changed})
+
+
+def written(directory: Path, *lines: str) -> Path:
+    path = directory / "trace.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_requests_come_in_the_order_of_their_timestamps_and_equal_ones_as_they_stand(tmp_path: Path) -> None:
+    path = written(tmp_path, line(5, hash_ids=[1, 2]), line(3.5, hash_ids=[3, 4]), line(5, hash_ids=[5, 6]))
+    assert [request.hash_ids for request in read_trace(path)] == [(3, 4), (1, 2), (5, 6)]
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl.gz", "trace"])
+def test_a_gzip_trace_reads_as_a_plain_one_whatever_its_name(tmp_path: Path, name: str) -> None:
+    packed = tmp_path / name
+    packed.write_bytes(gzip.compress(f"{line()}\n".encode()))
+    assert read_trace(packed) == read_trace(written(tmp_path, line())) == [TraceRequest(0, 600, 7, (1, 2))]
+
+
+def test_a_limit_stops_before_later_lines_are_looked_at(tmp_path: Path) -> None:
+    path = written(tmp_path, line(), line(), "no trace")
+    assert len(read_trace(path, 2)) == 2
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_is_refused(tmp_path: Path, limit: int) -> None:
+    with pytest.raises(ConfigError, match="limit must be at least 1"):
+        read_trace(written(tmp_path, line()), limit)
+
+
+def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
+    assert len(read_trace(written(tmp_path, "", line(), "  ", line(), ""))) == 2
+    with pytest.raises(TraceError, match=r"trace\.jsonl:3: "):
+        read_trace(written(tmp_path, line(), "", "{}"))
+
+
+def test_an_empty_prompt_is_a_request_without_blocks(tmp_path: Path) -> None:
+    (request,) = read_trace(written(tmp_path, line(input_length=0, hash_ids=[])))
+    assert request.tokens().shape == (0,)
+
+
+BAD = (
+    ("{", r"expected a JSON object, found '\{'"),
+    ("[1]", "expected a JSON object, found"),
+    ("7", "expected a JSON object, found"),
+    ("\x00\x01", "expected a JSON object, found"),
+    ("[" * 100_000, "expected a JSON object, found"),
+    ("{}", "expected a field timestamp"),
+    (json.dumps({"timestamp": 1, "input_length": 2, "output_length": 3}), "expected a field hash_ids"),
+    (line(timestamp="now"), "expected timestamp to be a number of milliseconds, found 'now'"),
+    (line(timestamp=True), "expected timestamp to be a number"),
+    (line(timestamp=float("nan")), "expected timestamp to be a number"),
+    (line(input_length=600.0), "expected input_length to be a number of tokens, found 600.0"),
+    (line(input_length=-1, hash_ids=[]), "expected input_length to be a number of tokens, found -1"),
+    (line(output_length=None), "expected output_length to be a number of tokens"),
+    (line(hash_ids=7), "expected hash_ids to be a list, found 7"),
+    (line(hash_ids=[1, "2"]), "expected hash_ids to be integers in .* found '2'"),
+    (line(hash_ids=[1, True]), "expected hash_ids to be integers in .* found True"),
+    (line(hash_ids=[1, -2]), "expected hash_ids to be integers in .* found -2"),
+    (line(hash_ids=[1, HASH_ID_MAX + 1]), f"expected hash_ids to be integers in .* found {HASH_ID_MAX + 1}"),
+    (line(hash_ids=[1]), "expected 2 hash_ids for an input_length of 600 in blocks of 512, found 1"),
+    (line(hash_ids=[1, 2, 3]), "expected 2 hash_ids for an input_length of 600 in blocks of 512, found 3"),
+)
+
+
+@pytest.mark.parametrize(("text", "expected"), BAD)
+def test_a_malformed_line_is_refused_with_its_place_and_what_is_wrong(tmp_path: Path, text: str, expected: str) -> None:
+    path = written(tmp_path, line(), text, line())
+    with pytest.raises(TraceError, match=expected) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}:2: expected")
+    assert len(str(caught.value)) < 400
+
+
+def test_a_file_that_is_missing_empty_or_a_directory_is_refused_by_name(tmp_path: Path) -> None:
+    for path, found in ((tmp_path / "none", "found no such file"), (tmp_path, "found a directory")):
+        with pytest.raises(TraceError, match=found) as caught:
+            read_trace(path)
+        assert str(caught.value).startswith(f"{path}: ")
+    with pytest.raises(TraceError, match="expected at least one request, found an empty file"):
+        read_trace(written(tmp_path, "\n"))
+
+
+@pytest.mark.parametrize("cut", [4, 20, -9, -2])
+def test_gzip_that_ends_early_is_refused(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(gzip.compress(f"{line()}\n".encode() * 9)[:cut])
+    with pytest.raises(TraceError, match="expected whole gzip data"):
+        read_trace(path)
+
+
+def test_gzip_that_is_damaged_or_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    packed = bytearray(gzip.compress(f"{line()}\n".encode() * 99))
+    packed[len(packed) // 2] ^= 0x55
+    for content in (bytes(packed), line().encode()):
+        path.write_bytes(content)
+        with pytest.raises(TraceError):
+            read_trace(path)
+
+
+def test_tokens_are_a_function_of_block_and_offset_within_the_range_of_token_ids() -> None:
+    tokens = TraceRequest(0, 513, 1, (HASH_ID_MAX, 0)).tokens()
+    assert tokens.dtype == np.int32
+    assert tokens.tolist() == [*range(2**31 - BLOCK_TOKENS, 2**31), *range(BLOCK_TOKENS)]

@@ -1,0 +1,95 @@
+"""The console entry point: options in, one exit status out, one line on stderr for whatever went wrong."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from unified_cache.cli.replay import ReplayCommand
+from unified_cache.errors import CacheError, InputError
+
+__all__ = ["main", "run"]
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+"""128 and the number of SIGINT; as shells do."""
+EXIT_BROKEN_PIPE = 141
+"""128 and the number of SIGPIPE; as shells do."""
+
+REPLAY_EPILOG = """**Examples**
+
+What would an L1 of 50,000 pages hit? No payload moves:
+
+    unified-cache replay trace.jsonl.gz --device-pages 50000 --host-pages 0 --no-bytes
+
+Three tiers, every byte verified, and a page to look at:
+
+    unified-cache replay trace.jsonl.gz --storage file:/tmp/kv --report out
+"""
+
+app = typer.Typer(
+    name="unified-cache",
+    help="Prefix cache over device, host and storage for LLM serving engines.",
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command("replay", epilog=REPLAY_EPILOG)(ReplayCommand)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("unified-cache"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Prefix cache over device, host and storage for LLM serving engines."""
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; return its exit status: 0 done, 1 failed, 2 asked for what cannot be, 130 interrupted."""
+    try:
+        # A command is a value: the options as given. Options such as --help answer by themselves with a status.
+        command: object = app(list(arguments) or ["--help"], prog_name="unified-cache", standalone_mode=False)
+        if isinstance(command, ReplayCommand):
+            command.run()
+        sys.stdout.flush()
+    except typer.TyperException as error:
+        return _refused(error.format_message(), EXIT_USAGE)
+    except InputError as error:
+        return _refused(str(error), EXIT_USAGE)
+    except CacheError as error:
+        return _refused(str(error), EXIT_FAILURE)
+    except BrokenPipeError:
+        # Whoever read our output has gone; without this, the interpreter complains when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        return _refused(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILURE)
+    except MemoryError:
+        return _refused("memory does not suffice", EXIT_FAILURE)
+    except AssertionError as error:
+        return _refused(f"a bug in unified-cache, please report it: {error}", EXIT_FAILURE)
+    except (KeyboardInterrupt, typer.Abort):
+        return _refused("interrupted", EXIT_INTERRUPTED)
+    return command if isinstance(command, int) else 0
+
+
+def _refused(reason: str, status: int) -> int:
+    sys.stderr.write(f"error: {' '.join(reason.split())}\n")
+    return status

@@ -1,0 +1,26 @@
+"""Between scheduler and kernels: which slots a forward reads and writes, in every pool, decided once per forward."""
+
+from unified_cache.forward.batch import PADDING_LOC, ForwardBatch, ForwardMode
+from unified_cache.forward.graph import DecodeGraphBuffers, HybridDecodeGraphBuffers
+from unified_cache.forward.metadata import (
+    AttentionMetadata,
+    HybridAttentionMetadata,
+    LayerKind,
+    init_metadata,
+    write_locs,
+)
+from unified_cache.forward.translation import SwaTranslation
+
+__all__ = [
+    "PADDING_LOC",
+    "AttentionMetadata",
+    "DecodeGraphBuffers",
+    "ForwardBatch",
+    "ForwardMode",
+    "HybridAttentionMetadata",
+    "HybridDecodeGraphBuffers",
+    "LayerKind",
+    "SwaTranslation",
+    "init_metadata",
+    "write_locs",
+]

@@ -1,0 +1,128 @@
+"""Full token locs and page slots → those of the sliding-window pool, read from the one map on the device's side."""
+
+import torch
+
+from unified_cache.errors import ConfigError, InputError
+from unified_cache.slots import PageMap, PairedAllocator
+
+__all__ = ["SwaTranslation"]
+
+LOC_MAX = 2**31 - 1
+"""Kernels take SWA locs as int32."""
+
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+class SwaTranslation:
+    """Read one ``PageMap`` where kernels run; keep the map's entries there, and no translation of anything.
+
+    On the CPU the table *is* the map's array. On another device it is a copy at a fixed address, so that captured
+    graphs may read it; it is brought up to date before anything is translated, when the map has changed since.
+    Call it from the thread that changes the map.
+
+    Every result is a new tensor, the caller's, true until the map's next change: that is, for one forward. Keeping
+    one longer, by address and length of what was translated, returned slots that had changed hands: sglang #25889.
+    """
+
+    __slots__ = ("_map", "_table", "_version", "page_size")
+
+    def __init__(self, page_map: PageMap, table: torch.Tensor, page_size: int) -> None:
+        """Take a table that shares the map's memory or has its shape; ``of`` makes either."""
+        self._map = page_map
+        self._table = table
+        self._version = -1
+        """Version of the map that ``table`` shows; no version of a map is negative."""
+        self.page_size = page_size
+        """Tokens per page, in both pools."""
+
+    @classmethod
+    def of(cls, allocator: PairedAllocator, page_size: int, device: torch.device) -> "SwaTranslation":
+        """Translate what ``allocator`` pairs, for kernels on ``device``; copy the map only if it is not the CPU.
+
+        Raises:
+            ConfigError: ``page_size`` is not positive, or int32 cannot name every token of the SWA pool.
+        """
+        _check_page_size(allocator, page_size)
+        if device.type != "cpu":
+            return cls.mirrored(allocator, page_size, device)
+        return cls(allocator.map, torch.from_numpy(allocator.map.table), page_size)
+
+    @classmethod
+    def mirrored(cls, allocator: PairedAllocator, page_size: int, device: torch.device) -> "SwaTranslation":
+        """Translate from a copy of the map on ``device``, which may be the CPU, at an address that never changes.
+
+        Raises:
+            ConfigError: as ``of``.
+        """
+        _check_page_size(allocator, page_size)
+        table = torch.zeros(len(allocator.map.table), dtype=torch.int32, device=device)
+        return cls(allocator.map, table, page_size)
+
+    @property
+    def map_version(self) -> int:
+        """Version of the map now. What was translated under another one may be stale."""
+        return self._map.version
+
+    @property
+    def table(self) -> torch.Tensor:
+        """Full page slot → SWA page slot, int32, shape (pages + 2,), as of the last ``refresh``; not to be changed."""
+        return self._table
+
+    def refresh(self) -> None:
+        """Bring the table up to date with the map, in place; ordered on the current stream, waits for nothing.
+
+        Copies only after a change. What it copies from is a snapshot: the map may change again at once.
+        """
+        if self._version == self._map.version:
+            return
+        entries = torch.from_numpy(self._map.table)
+        if self._table.data_ptr() != entries.data_ptr():
+            # From pageable memory the copy would wait for the stream. The pinned snapshot is torch's: its block is
+            # not reused before the copy out of it is done.
+            if self._table.is_cuda:
+                entries = entries.pin_memory()
+            self._table.copy_(entries, non_blocking=self._table.is_cuda)
+        self._version = self._map.version
+
+    def translate_locs(self, locs: torch.Tensor) -> torch.Tensor:
+        """Return the SWA token loc of each Full token loc: int32, same shape, same device, the caller's.
+
+        ``locs`` are of any integer dtype. An unmapped page is the sink, at the same offset. -1, "no slot", stays
+        -1, and so becomes anything below it. A loc past the Full pool is the caller's bug.
+
+        Raises:
+            InputError: not integers. Nothing was done.
+        """
+        wide = _signed(locs)
+        self.refresh()
+        pages = torch.div(wide, self.page_size, rounding_mode="floor")
+        # Page -1 reads the table's last entry, -1: -page_size + (page_size - 1) is -1 again.
+        return (self._table[pages] * self.page_size + wide.remainder(self.page_size)).to(torch.int32)
+
+    def translate_pages(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the SWA page slot of each Full page slot: int32, same shape, same device, the caller's.
+
+        0 where nothing is mapped; negative slots become -1.
+
+        Raises:
+            InputError: not integers. Nothing was done.
+        """
+        wide = _signed(slots)
+        self.refresh()
+        return self._table[wide]
+
+
+def _signed(numbers: torch.Tensor) -> torch.Tensor:
+    """Return int64 with every negative number as -1, so that none of them reads a real page from the table's end."""
+    if numbers.dtype not in _INTEGERS:
+        raise InputError(f"locs and slots must be integers, found {numbers.dtype}")
+    return numbers.to(torch.int64).clamp(min=-1)
+
+
+def _check_page_size(allocator: PairedAllocator, page_size: int) -> None:
+    """Raise ConfigError unless every token of the SWA pool has an int32 loc."""
+    if page_size <= 0:
+        raise ConfigError(f"page_size must be positive, found {page_size}")
+    loc_end = (allocator.peer.capacity + 1) * page_size
+    if loc_end - 1 > LOC_MAX:
+        raise ConfigError(f"the SWA pool has {loc_end} token locs, and int32 ends at {LOC_MAX}")

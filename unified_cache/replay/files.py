@@ -1,0 +1,37 @@
+"""Files that are either whole or not there."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["check_writable", "write_whole"]
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file under another name first and rename it: whoever looks sees all of it, or what was there before.
+
+    Raises:
+        OSError: it cannot be written; nothing was left behind.
+
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with draft.open("xb") as file:
+            file.write(content)
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def check_writable(directory: Path) -> None:
+    """Find out that files cannot be made in ``directory`` before there is something to lose.
+
+    Raises:
+        OSError: they cannot.
+
+    """
+    draft = directory / f".{os.getpid()}.part"
+    draft.open("xb").close()
+    draft.unlink()

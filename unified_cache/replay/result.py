@@ -1,0 +1,140 @@
+"""What a replay found: one frozen value, for the table, the JSON file and the report alike."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from unified_cache.replay.settings import ReplaySettings
+
+__all__ = ["Hits", "ReplayResult", "Window"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Pages handed back, by the tier that held them when the request came."""
+
+    device: int = 0
+    host: int = 0
+    storage: int = 0
+
+    @property
+    def total(self) -> int:
+        """Pages handed back, from anywhere."""
+        return self.device + self.host + self.storage
+
+    def by_tier(self) -> dict[str, int]:
+        """Return the counts under the tiers' names, fastest first."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Requests [start, end) of a replay, as one point of its time series."""
+
+    start: int
+    end: int
+    timestamp_ms: float
+    """Of the window's last request."""
+    pages: int
+    """Pages asked for."""
+    seen_pages: int
+    """Pages asked for that stand in a prefix which the trace had asked for before."""
+    hits: Hits
+
+    def ratio(self, pages: int) -> float:
+        """Return what part ``pages`` is of those asked for."""
+        return pages / self.pages if self.pages else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What a replay found. Counts are in pages; blocks are for people who know the trace."""
+
+    trace: str
+    settings: ReplaySettings
+    requests: int
+    pages: int
+    """Pages asked for, padded tails included."""
+    seen_pages: int
+    """See ``Window``: a cache that starts empty and never evicts would have handed back these."""
+    hits: Hits
+    input_tokens: int
+    """Tokens asked for; here tails count as long as they are."""
+    hit_tokens: int
+    pages_verified: int
+    """Pages handed back whose every byte was compared with the oracle."""
+    wrong_pages: int
+    """Those of them that held something else. Anything but 0 is a bug."""
+    leaked_slots: int
+    """Slots that nobody gave back. Anything but 0 is a bug."""
+    flawed_pages: int
+    """Pages that storage returned damaged, each refused and taken for a miss."""
+    bytes_moved: Mapping[str, int]
+    """Payload by leg; without bytes, what would have moved."""
+    seconds: float
+    series: tuple[Window, ...]
+    environment: Mapping[str, str]
+    """Versions and machine: a figure without them says little."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks asked for."""
+        return self.pages // self.settings.pages_per_block
+
+    @property
+    def block_hit_ratio(self) -> float:
+        """What part of the blocks was handed back."""
+        return self.hits.total / self.pages if self.pages else 0.0
+
+    @property
+    def token_hit_ratio(self) -> float:
+        """What part of the tokens was handed back, tails at their true length."""
+        return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
+
+    @property
+    def seen_ratio(self) -> float:
+        """What part of the blocks the trace had asked for before."""
+        return self.seen_pages / self.pages if self.pages else 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests served in a second of wall time, waiting for every transfer."""
+        return self.requests / self.seconds if self.seconds else 0.0
+
+    def hit_blocks(self) -> dict[str, float]:
+        """Return blocks handed back by tier; a fraction where a block was handed back in part."""
+        return {tier: self._blocks(pages) for tier, pages in self.hits.by_tier().items()}
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything under stable names, for ``json.dump``."""
+        return {
+            "trace": self.trace,
+            "requests": self.requests,
+            "blocks": self.blocks,
+            "hit_blocks": self.hit_blocks(),
+            "block_hit_ratio": self.block_hit_ratio,
+            "token_hit_ratio": self.token_hit_ratio,
+            "seen_block_ratio": self.seen_ratio,
+            "pages_verified": self.pages_verified,
+            "wrong_pages": self.wrong_pages,
+            "leaked_slots": self.leaked_slots,
+            "flawed_pages": self.flawed_pages,
+            "bytes_moved": dict(self.bytes_moved),
+            "seconds": self.seconds,
+            "requests_per_s": self.requests_per_s,
+            "settings": asdict(self.settings),
+            "environment": dict(self.environment),
+            "series": [
+                {
+                    "requests": [window.start, window.end],
+                    "timestamp_ms": window.timestamp_ms,
+                    "blocks": self._blocks(window.pages),
+                    "seen_blocks": self._blocks(window.seen_pages),
+                    "hit_blocks": {tier: self._blocks(pages) for tier, pages in window.hits.by_tier().items()},
+                }
+                for window in self.series
+            ],
+        }
+
+    def _blocks(self, pages: int) -> float:
+        blocks = pages / self.settings.pages_per_block
+        return int(blocks) if blocks.is_integer() else blocks

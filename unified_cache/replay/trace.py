@@ -1,0 +1,168 @@
+"""Read request traces in the Mooncake format: one JSON object a line, one line a request, plain or gzip.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
+
+``hash_ids`` names the prompt's blocks of 512 tokens, the last one possibly partial. Equal ids are equal blocks
+after equal prefixes. Lines that are not exactly this are refused, with file and line.
+"""
+
+import gzip
+import io
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.errors import ConfigError, TraceError
+
+__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "TraceRequest", "read_trace"]
+
+BLOCK_TOKENS = 512
+"""Tokens that one hash id stands for; as the Mooncake trace release says."""
+
+HASH_ID_MAX = 2**31 // BLOCK_TOKENS - 1
+"""Largest id whose ``BLOCK_TOKENS`` made-up token ids are still below 2**31."""
+
+LINE_BYTES_MAX = 64 * 1024 * 1024
+"""Longest line read: bounds memory where a file is no trace at all. A prompt of a billion tokens needs less."""
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_OFFSETS = np.arange(BLOCK_TOKENS, dtype=np.int32)
+_FOUND_CHARACTERS_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request: when it came, how long it was, and which blocks its prompt is made of."""
+
+    timestamp: float
+    """Milliseconds since the trace began; orders requests, never paces them."""
+    input_length: int
+    """Tokens of the prompt."""
+    output_length: int
+    """Tokens of the answer."""
+    hash_ids: tuple[int, ...]
+    """One id for each block of the prompt."""
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Make up the prompt's token ids, the tail block padded to a full one: a function of the hash ids alone."""
+        tokens = np.empty((len(self.hash_ids), BLOCK_TOKENS), np.int32)
+        np.add(np.array(self.hash_ids, np.int32)[:, None] * BLOCK_TOKENS, _OFFSETS, out=tokens)
+        return tokens.reshape(-1)
+
+
+def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
+    """Read a trace, or its first ``limit`` requests, line by line; sort by timestamp, equal ones as they stand.
+
+    Raises:
+        TraceError: the file is missing, unreadable, empty or malformed; the message says where and how.
+        ConfigError: ``limit`` is not positive.
+
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1, found {limit}")
+    requests: list[TraceRequest] = []
+    for place, line in _lines(path):
+        requests.append(_request_of(line, place))
+        if len(requests) == limit:
+            break
+    if not requests:
+        raise TraceError(f"{path}: expected at least one request, found an empty file")
+    requests.sort(key=_timestamp_of)
+    return requests
+
+
+def _timestamp_of(request: TraceRequest) -> float:
+    return request.timestamp
+
+
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield every line that is not blank, with the file and line it stands at."""
+    number = 0
+    try:
+        with path.open("rb") as raw, _unpacked(raw, path) as file:
+            while True:
+                number += 1
+                line = file.readline(LINE_BYTES_MAX + 1)
+                if not line:
+                    return
+                if len(line) > LINE_BYTES_MAX:
+                    raise TraceError(
+                        f"{path}:{number}: expected a line of JSON, found more than {LINE_BYTES_MAX} bytes"
+                    )
+                if not line.isspace():
+                    yield f"{path}:{number}", line
+    except FileNotFoundError:
+        raise TraceError(f"{path}: expected a trace, found no such file") from None
+    except IsADirectoryError:
+        raise TraceError(f"{path}: expected a trace, found a directory") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}:{number}: expected whole gzip data, found: {error}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _unpacked(raw: io.BufferedReader, path: Path) -> io.BufferedIOBase:
+    """Unpack what begins or is named like gzip."""
+    if path.suffix == ".gz" or raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC):
+        return gzip.GzipFile(fileobj=raw)
+    return raw
+
+
+def _request_of(line: bytes, place: str) -> TraceRequest:
+    try:
+        entry: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{place}: expected a JSON object, found {_shown(line)} ({error})") from error
+    if not isinstance(entry, dict):
+        raise TraceError(f"{place}: expected a JSON object, found {_shown(line)}")
+    timestamp = _field(entry, "timestamp", place)
+    if type(timestamp) not in (int, float) or not isinstance(timestamp, int | float) or not math.isfinite(timestamp):
+        raise TraceError(f"{place}: expected timestamp to be a number of milliseconds, found {_shown(timestamp)}")
+    input_length = _count(entry, "input_length", place)
+    output_length = _count(entry, "output_length", place)
+    hash_ids = _hash_ids(entry, place)
+    blocks = -(-input_length // BLOCK_TOKENS)
+    if len(hash_ids) != blocks:
+        raise TraceError(
+            f"{place}: expected {blocks} hash_ids for an input_length of {input_length} "
+            f"in blocks of {BLOCK_TOKENS}, found {len(hash_ids)}"
+        )
+    return TraceRequest(timestamp, input_length, output_length, hash_ids)
+
+
+def _field(entry: dict[object, object], name: str, place: str) -> object:
+    if name not in entry:
+        raise TraceError(f"{place}: expected a field {name}, found {_shown(', '.join(map(str, entry)))}")
+    return entry[name]
+
+
+def _count(entry: dict[object, object], name: str, place: str) -> int:
+    value = _field(entry, name, place)
+    if type(value) is not int or value < 0:
+        raise TraceError(f"{place}: expected {name} to be a number of tokens, found {_shown(value)}")
+    return value
+
+
+def _hash_ids(entry: dict[object, object], place: str) -> tuple[int, ...]:
+    listed = _field(entry, "hash_ids", place)
+    if not isinstance(listed, list):
+        raise TraceError(f"{place}: expected hash_ids to be a list, found {_shown(listed)}")
+    ids: list[int] = []
+    for value in listed:
+        if type(value) is not int or not 0 <= value <= HASH_ID_MAX:
+            raise TraceError(f"{place}: expected hash_ids to be integers in [0, {HASH_ID_MAX}], found {_shown(value)}")
+        ids.append(value)
+    return tuple(ids)
+
+
+def _shown(value: object) -> str:
+    """Show what was found, cut to what fits on a line."""
+    text = value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else str(value)
+    text = repr(text) if isinstance(value, bytes | str) else text
+    return text if len(text) <= _FOUND_CHARACTERS_MAX else f"{text[: _FOUND_CHARACTERS_MAX - 3]}..."
