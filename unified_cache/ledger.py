@@ -262,7 +262,8 @@ class Ledger:
         self._apply_map_changes()
         components = len(self.layout.components)
         for lane, arrays in enumerate(freed):
-            for slots in arrays:
+            if arrays:
+                slots = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
                 self._allocators[lane // components][lane % components].free(slots)
 
 

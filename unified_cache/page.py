@@ -152,10 +152,6 @@ class Prompt:
             keys = self._keys = key_chain(self.seed, self.tokens, self.page_size)
         return keys
 
-    def parent_key(self, page: int) -> PageKey | None:
-        """Return the key of the page before ``page``; None for the first page."""
-        return self.keys[page - 1] if page else None
-
 
 def key_chain(seed: bytes, tokens: bytes, page_size: int) -> tuple[PageKey, ...]:
     """Digest each page together with the key before it. ``tokens`` holds whole pages."""

@@ -89,8 +89,6 @@ def test_a_key_is_the_digest_of_the_page_and_of_everything_before_it() -> None:
     first = hashlib.sha256(struct.pack("<2I", 0, 1)).digest()
     second = hashlib.sha256(first + struct.pack("<2I", 2, 3)).digest()
     assert prompt.keys == (first, second)
-    assert prompt.parent_key(0) is None
-    assert prompt.parent_key(1) == first
 
 
 def test_salt_and_extra_key_seed_the_chain_as_sglang_does() -> None:

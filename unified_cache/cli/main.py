@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from unified_cache.cli.layout import layout
 from unified_cache.cli.replay import ReplayCommand
 from unified_cache.errors import CacheError, InputError
 
@@ -31,6 +32,13 @@ Three tiers, every byte verified, and a page to look at:
     unified-cache replay trace.jsonl.gz --storage file:/tmp/kv --report out
 """
 
+LAYOUT_EPILOG = """**Examples**
+
+    unified-cache layout deepseek-v4-flash
+
+    unified-cache layout path/to/config.json --page-size 64 --json
+"""
+
 app = typer.Typer(
     name="unified-cache",
     help="Prefix cache over device, host and storage for LLM serving engines.",
@@ -39,6 +47,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("replay", epilog=REPLAY_EPILOG)(ReplayCommand)
+app.command("layout", epilog=LAYOUT_EPILOG)(layout)
 
 
 def _print_version(wanted: bool) -> None:

@@ -97,10 +97,10 @@ class ProbeJob:
     def run(self) -> None:
         """Ask once, for pages [start, pages_count)."""
         storage = self._storage
-        pages = range(self._start, self._prompt.pages_count)
+        keys = self._prompt.keys[self._start :]
         pools = [storage.pools(component) for component in range(len(storage.layout.components))]
-        labels = [storage.label(self._prompt, page, pool) for specs in pools for pool in specs for page in pages]
-        present = np.array(storage.backend.exists(labels), np.bool_).reshape(-1, len(pages))
+        labels = [label for specs in pools for pool in specs for label in storage.labels(keys, pool)]
+        present = np.array(storage.backend.exists(labels), np.bool_).reshape(-1, len(keys))
         row = 0
         for component, specs in enumerate(pools):
             self.missing[component] = np.logical_not(present[row : row + len(specs)].all(axis=0))

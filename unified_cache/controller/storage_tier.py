@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.memory import PageMemory
-from unified_cache.page import Prompt
+from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import ModelLayout, Part, PoolSpec
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import PageIO
@@ -30,9 +30,10 @@ class StorageTier:
         """Return the pools of a component that have objects."""
         return tuple(pool for pool in self.layout.components[component].pools if pool.page_bytes)
 
-    def label(self, prompt: Prompt, page: int, pool: PoolSpec) -> Label:
-        """Name one object."""
-        return Label(self.identity, prompt.keys[page], pool.name)
+    def labels(self, keys: Sequence[PageKey], pool: PoolSpec) -> list[Label]:
+        """Name the objects of one pool for these pages."""
+        identity, name = self.identity, pool.name
+        return [Label(identity, key, name) for key in keys]
 
     def pages(self, prompt: Prompt, parts: Sequence[Part]) -> list[tuple[int, int, PageIO]]:
         """List every object of ``parts``, KV before sidecars, as (part, index in part, page to read or write).
@@ -41,16 +42,17 @@ class StorageTier:
         """
         by_component = {part.component: number for number, part in enumerate(parts)}
         listed: list[tuple[int, int, PageIO]] = []
+        keys = prompt.keys
         for component, pool in self.layout.transfer_order:
             if component not in by_component or not pool.page_bytes:
                 continue
             number = by_component[component]
-            part = parts[number]
-            for index, (page, slot) in enumerate(zip(part.pages.tolist(), part.target.tolist(), strict=True)):
-                page_io = PageIO(
-                    self.label(prompt, page, pool), prompt.parent_key(page), self.memory.buffers(pool, slot)
-                )
-                listed.append((number, index, page_io))
+            pages = parts[number].pages.tolist()
+            slots = parts[number].target.tolist()
+            labels = self.labels([keys[page] for page in pages], pool)
+            for index, (page, slot, label) in enumerate(zip(pages, slots, labels, strict=True)):
+                parent = keys[page - 1] if page else None
+                listed.append((number, index, PageIO(label, parent, self.memory.buffers(pool, slot))))
         return listed
 
 
