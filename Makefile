@@ -29,7 +29,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-long check bench fmt proto clean help
+.PHONY: run test test-long check mutants bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -52,6 +52,9 @@ check: $(READY)  ## everything a change must pass: format, lint, types, generate
 	$(BIN)/python scripts/generate_proto.py check
 	$(BIN)/python scripts/check_wheel.py
 	@$(MAKE) --no-print-directory test
+
+mutants: $(READY)  ## plant known mistakes, one at a time; the tests must catch every one
+	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 bench: $(READY)  ## run the benchmarks; results go to benchmarks/results as JSON
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -2,7 +2,12 @@
 
 import os
 
+from hypothesis import Phase
+
 LONG = os.environ.get("UNIFIED_CACHE_TEST_LONG") == "1"
+
+PHASES = [Phase.generate] if os.environ.get("UNIFIED_CACHE_TEST_FIRST_FAILURE") == "1" else list(Phase)
+"""What hypothesis does: everything, or only look for a failure, where how it fails does not matter."""
 
 
 def examples(short: int, long: int) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from tests.budget import LONG, examples
+from tests.budget import LONG, PHASES, examples
 from tests.cache_fixture import ToyEngine
 from tests.components import SPAN_SETS
 from unified_cache.controller import Operation
@@ -208,6 +208,7 @@ def test_random_histories_never_hand_back_a_wrong_byte_or_lose_a_slot() -> None:
             max_examples=examples(100, 1000),
             stateful_step_count=50,
             deadline=None,
+            phases=PHASES,
             derandomize=not LONG,  # the sums asserted below must not be a matter of luck
             suppress_health_check=list(HealthCheck),
         ),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from tests.budget import examples
+from tests.budget import PHASES, examples
 from tests.components import SPAN_SETS
 from tests.tree_model import Model
 from unified_cache.page import Namespace, Prompt
@@ -118,6 +118,7 @@ def test_random_histories_agree_with_the_model_at_every_step() -> None:
             max_examples=examples(200, 2000),
             stateful_step_count=50,
             deadline=None,
+            phases=PHASES,
             suppress_health_check=list(HealthCheck),
         ),
     )

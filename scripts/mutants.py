@@ -1,0 +1,213 @@
+"""Plant known mistakes of systems of this kind, one at a time, and see that the tests catch every one.
+
+    python scripts/mutants.py            all of them
+    python scripts/mutants.py NAME ...   some
+
+Works on a copy; the tree is not touched. Exit status 1 if a mutant survives.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 240
+
+TESTS = [
+    "tests/unit/test_tree.py",
+    "tests/unit/test_cache.py",
+    "tests/unit/test_paired_slots.py",
+    "tests/unit/test_forward.py",
+    "tests/property/test_tree_against_model.py",
+    "tests/property/test_cache_bytes.py",
+    "tests/property/test_window_grid.py",
+]
+"""What must catch a mutant, quickest first."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake: in ``path``, ``sound`` (which stands there once) becomes ``broken``."""
+
+    name: str
+    path: str
+    sound: str
+    broken: str
+
+
+MUTANTS = [
+    Mutant(
+        "an unlock walks to the root",
+        "tree/lock.py",
+        "_unpin(tree, lock.node, lane + component, start)",
+        "_unpin(tree, lock.node, lane + component, 0)",
+    ),
+    Mutant(
+        "a lock leaves out the node it ends in",
+        "tree/lock.py",
+        'to the end of ``node``."""\n    at = node',
+        'to the end of ``node``."""\n    at = node.parent or node',
+    ),
+    Mutant(
+        "a transfer's target is pinned at its end alone",
+        "tree/lock.py",
+        "full_start = node.start if node.live[lane] == node.end - node.start else 0",
+        "full_start = node.start",
+    ),
+    Mutant(
+        "a split forgets the locks", "tree/state.py", "upper.locks = node.locks.copy()", "upper.locks = upper.locks"
+    ),
+    Mutant("a split forgets what is arriving", "tree/state.py", "        _split_arriving(upper, node, offset)\n", ""),
+    Mutant("a lock that begins at a cut is lost", "tree/state.py", "if page <= cut:", "if page < cut:"),
+    Mutant(
+        "a split is an access",
+        "tree/state.py",
+        "upper.stamps = node.stamps.copy()",
+        "upper.stamps = [self.recency.clock + 1] * len(node.stamps)",
+    ),
+    Mutant(
+        "a window is not counted anew after a hole",
+        "window.py",
+        "np.maximum.accumulate(last_hole, out=last_hole)",
+        "np.minimum.accumulate(last_hole, out=last_hole)",
+    ),
+    Mutant(
+        "a hole above the run is forgotten",
+        "tree/match.py",
+        "node.last_hole_before(view, component, upto) or before[component]",
+        "node.last_hole_before(view, component, upto)",
+    ),
+    Mutant(
+        "a window starts a page late",
+        "window.py",
+        "return end - span if end > span else 0",
+        "return end - span + 1 if end > span else 0",
+    ),
+    Mutant(
+        "only the device side of a load is pinned",
+        "tree/transfer.py",
+        "source_lock = lock(tree, node, end, source)",
+        "source_lock = lock(tree, node, end, target)",
+    ),
+    Mutant(
+        "two transfers bring one page",
+        "tree/transfer.py",
+        "lacking &= ~at.arriving[target_lane]",
+        "lacking &= ~at.arriving[target_lane] | True",
+    ),
+    Mutant(
+        "pages are published before their prefix",
+        "tree/transfer.py",
+        "return found[::-1]",
+        "return found",
+    ),
+    Mutant(
+        "a state is published without Full",
+        "tree/transfer.py",
+        "holes &= full[offsets] >= 0 if full is not None else False",
+        "holes &= True",
+    ),
+    Mutant(
+        "eviction leaves dependants behind",
+        "tree/evict.py",
+        "        tree.drop(node, dependant, start, node.pages, freed)\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "eviction takes one page too many each time",
+        "tree/evict.py",
+        "start = max(0, end - pages)",
+        "start = max(0, end - pages - 1)",
+    ),
+    Mutant(
+        "recency is lost with the child",
+        "tree/state.py",
+        "parent.stamps[lane] = node.stamps[lane]",
+        "parent.stamps[lane] = parent.stamps[lane]",
+    ),
+    Mutant(
+        "a freed page stays in the map",
+        "ledger.py",
+        "                self.paired.map.unbind(full)\n            else:",
+        "                pass\n            else:",
+    ),
+    Mutant(
+        "the map is not rebuilt by a load",
+        "ledger.py",
+        "published = self.tree.publish(transfer)\n        self._apply_map_changes()",
+        "published = self.tree.publish(transfer)\n        self.tree.take_map_changes()",
+    ),
+    Mutant(
+        "a duplicate keeps its peer",
+        "ledger.py",
+        "self.paired.map.unbind(inserted.duplicates[0])",
+        "self.paired.map.unbind(inserted.duplicates[0][:0])",
+    ),
+    Mutant(
+        "a page is complete when its first pool is",
+        "controller/storage_tier.py",
+        "        if not present:\n            whole[number][index] = False",
+        "        if present:\n            whole[number][index] = True",
+    ),
+    Mutant(
+        "a page from storage is believed",
+        "storage_backends/verified.py",
+        "verify_buffers(page.buffers, page.label) if hits[i] and page.buffers else None",
+        "None",
+    ),
+]
+
+
+def main(names: list[str]) -> int:
+    """Run the chosen mutants; print each and the score."""
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    survivors: list[str] = []
+    for mutant in chosen:
+        started_s = time.monotonic()
+        caught_by = caught(mutant)
+        taken_s = time.monotonic() - started_s
+        sys.stdout.write(f"{'caught  ' if caught_by else 'SURVIVED'}  {mutant.name:48} {taken_s:5.0f} s  {caught_by}\n")
+        sys.stdout.flush()
+        if not caught_by:
+            survivors.append(mutant.name)
+    sys.stdout.write(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants caught\n")
+    return 1 if survivors else 0
+
+
+def caught(mutant: Mutant) -> str:
+    """Return the test file that fails on the mutant, empty if none does."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory)
+        for part in ("unified_cache", "tests"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        path = copy / "unified_cache" / mutant.path
+        text = path.read_text()
+        if text.count(mutant.sound) != 1:
+            raise SystemExit(
+                f"{mutant.name}: expected its text once in {mutant.path}, found {text.count(mutant.sound)}"
+            )
+        path.write_text(text.replace(mutant.sound, mutant.broken))
+        environment = {**os.environ, "PYTHONPATH": directory, "UNIFIED_CACHE_TEST_FIRST_FAILURE": "1"}
+        for test in TESTS:
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test]
+            try:
+                done = subprocess.run(  # noqa: S603 -- our own command
+                    command, cwd=copy, env=environment, timeout=TIMEOUT_S, capture_output=True, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return f"{test} (does not end)"
+            if done.returncode == 1:
+                return test
+            if done.returncode:
+                raise SystemExit(f"{mutant.name}: {test} did not run:\n{done.stdout.decode()}{done.stderr.decode()}")
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
