@@ -18,6 +18,11 @@ from unified_cache.tree import Lock
 from unified_cache.window import window
 
 
+def toy_layout(spans: tuple[int, ...], page_size: int) -> ModelLayout:
+    """Make a layout of toy components."""
+    return ModelLayout(page_size, toy_components(spans))
+
+
 def oracle(prompt: Prompt, page: int, pool: PoolSpec) -> bytes:
     """Return the only right payload of a page."""
     return hashlib.shake_128(prompt.keys[page] + pool.name.encode()).digest(pool.page_bytes)
@@ -27,21 +32,20 @@ def oracle(prompt: Prompt, page: int, pool: PoolSpec) -> bytes:
 class ToyEngine:
     """Owns device tensors, writes pages as a forward pass would, and reads them back."""
 
-    spans: tuple[int, ...]
-    page_size: int
+    layout: ModelLayout
     device_pages: tuple[int, ...]
     host_pages: tuple[int, ...]
     storage: StorageBackend | None
     workers: Workers | None
-    layout: ModelLayout = field(init=False)
     pools: dict[str, DevicePool] = field(init=False)
     cache: UnifiedCache = field(init=False)
 
     def __post_init__(self) -> None:
-        self.layout = ModelLayout(self.page_size, toy_components(self.spans))
         self.pools = {}
         for component, pages in zip(self.layout.components, self.device_pages, strict=True):
             for pool in component.pools:
+                if not pool.page_bytes:
+                    continue  # a logical pool: slots without bytes
                 layers = [
                     torch.full((pages + 1, pool.page_bytes - 16), 0xDB, dtype=torch.uint8),
                     torch.full((pages + 1, 8), 0xDB, dtype=torch.uint8).view(torch.int16),
@@ -57,9 +61,21 @@ class ToyEngine:
             workers=self.workers,
         )
 
+    @property
+    def page_size(self) -> int:
+        return self.layout.page_size
+
+    @property
+    def spans(self) -> list[int]:
+        return [component.span for component in self.layout.components]
+
+    def byte_pools(self, component: int) -> list[PoolSpec]:
+        """Return the pools of a component that hold bytes."""
+        return [pool for pool in self.layout.components[component].pools if pool.page_bytes]
+
     def write(self, component: int, slot: int, prompt: Prompt, page: int) -> None:
         """Fill a device page with what a forward pass would compute."""
-        for pool in self.layout.components[component].pools:
+        for pool in self.byte_pools(component):
             payload = np.frombuffer(oracle(prompt, page, pool), np.uint8)
             offset = 0
             for layer in self.pools[pool.name].layers:
@@ -70,7 +86,7 @@ class ToyEngine:
         """Return the payload of a device page in every pool of a component."""
         return [
             b"".join(layer[slot].numpy().tobytes() for layer in self.pools[pool.name].layers)
-            for pool in self.layout.components[component].pools
+            for pool in self.byte_pools(component)
         ]
 
     def verify(self, prompt: Prompt, lock: Lock) -> int:
@@ -83,8 +99,8 @@ class ToyEngine:
             for page, slot in enumerate(slots.tolist(), start):
                 if slot < 0:
                     continue
-                pools = self.layout.components[component].pools
-                assert self.read(component, slot) == [oracle(prompt, page, pool) for pool in pools], "wrong bytes"
+                expected = [oracle(prompt, page, pool) for pool in self.byte_pools(component)]
+                assert self.read(component, slot) == expected, "wrong bytes"
                 count += 1
         return count
 

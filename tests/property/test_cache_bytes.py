@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from tests.budget import LONG, PHASES, examples
-from tests.cache_fixture import ToyEngine
+from tests.cache_fixture import ToyEngine, toy_layout
 from tests.components import SPAN_SETS
 from unified_cache.controller import Operation
 from unified_cache.errors import StorageError
@@ -80,7 +80,7 @@ class CacheHistory(RuleBasedStateMachine):
         storage.mood = mood
         pages = (size.full, *(size.windowed for _ in spans[1:]))
         host = tuple(count + count // 2 for count in pages)
-        self.engine = ToyEngine(spans, page_size, pages, host, storage, SeededWorkers(self.rng))
+        self.engine = ToyEngine(toy_layout(spans, page_size), pages, host, storage, SeededWorkers(self.rng))
         self.cache = self.engine.cache
         self.running: list[tuple[Prompt, Lock]] = []
         self.operations: list[Operation] = []

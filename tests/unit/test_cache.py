@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import unified_cache
-from tests.cache_fixture import ToyEngine
+from tests.cache_fixture import ToyEngine, toy_layout
 from tests.components import toy_components
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig
@@ -35,7 +35,7 @@ def engine(
     *, device: int = 8, host: int = 0, storage: StorageBackend | None = None, threads: bool = False
 ) -> ToyEngine:
     workers = None if threads else InlineWorkers()
-    return ToyEngine((SPAN_ALL,), 16, (device,), (host,), storage, workers)
+    return ToyEngine(toy_layout((SPAN_ALL,), 16), (device,), (host,), storage, workers)
 
 
 def tokens(pages: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -170,7 +170,7 @@ def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
 
 def test_a_second_component_needs_no_change_in_tree_or_controller() -> None:
     """A windowed toy with a sidecar goes through all tiers; the rooms that carry it know no component by name."""
-    toy = ToyEngine((SPAN_ALL, 2), 16, (6, 4), (6, 4), MemoryStorage(), InlineWorkers())
+    toy = ToyEngine(toy_layout((SPAN_ALL, 2), 16), (6, 4), (6, 4), MemoryStorage(), InlineWorkers())
     cache = toy.cache
     prompt = cache.prompt(tokens(5))
     for first in (0, 1000):
