@@ -5,12 +5,13 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.file_fixture import path_of, put, temps
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.pool import Identity
 from unified_cache.seal import Label
@@ -56,19 +57,6 @@ def storage(root: Path) -> Iterator[FileStorage]:
     storage = FileStorage.open(root)
     yield storage
     storage.close()
-
-
-def path_of(root: Path, named: Label) -> Path:
-    key = named.key.hex()
-    return root / named.identity.hex() / key[:2] / f"{key}.{named.pool}"
-
-
-def put(storage: FileStorage, numbers: Sequence[int], level: Level = Level.CACHED) -> list[bool]:
-    return storage.put([sealed_page(label(number)) for number in numbers], level)
-
-
-def temps(root: Path) -> list[str]:
-    return sorted(path.name for path in (root / "tmp").rglob("*") if path.is_file() and path.name != "lock")
 
 
 def descriptors() -> list[str]:

@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from unified_cache.seal import Label, verify_buffers
+from tests.file_fixture import path_of, put, temps
+from unified_cache.seal import verify_buffers
 from unified_cache.storage_backends._file_room import UNREMOVABLE_MAX
 from unified_cache.storage_backends.file import STAMP_GRAIN_NS, FileStorage
 from unified_cache.storage_backends.protocol import Level
@@ -57,21 +58,8 @@ def storage(root: Path) -> Iterator[FileStorage]:
     storage.close()
 
 
-def path_of(root: Path, named: Label) -> Path:
-    key = named.key.hex()
-    return root / named.identity.hex() / key[:2] / f"{key}.{named.pool}"
-
-
-def put(storage: FileStorage, numbers: Sequence[int], level: Level = Level.CACHED) -> list[bool]:
-    return storage.put([sealed_page(label(number)) for number in numbers], level)
-
-
 def held(storage: FileStorage, count: int) -> list[int]:
     return [number for number, found in enumerate(storage.exists([label(n) for n in range(count)])) if found]
-
-
-def temps(root: Path) -> list[str]:
-    return sorted(path.name for path in (root / "tmp").rglob("*") if path.is_file() and path.name != "lock")
 
 
 def capped(root: Path, pages_max: int, clock: Callable[[], int]) -> FileStorage:
