@@ -27,7 +27,10 @@ __all__ = ["Traffic", "Transfers"]
 
 @dataclass(slots=True)
 class Traffic:
-    """What went one way since the cache was opened."""
+    """What went one way since the cache was opened.
+
+    To storage: pages new on the host. Those put again only to stay recent are looked up there, not moved.
+    """
 
     pages: int = 0
     """Pages of all components together."""
@@ -59,11 +62,12 @@ class Transfers:
                 if moving is not None:
                     if moving.parts:
                         yield BackupJob(self._memory, self._ledger.layout, self._identity, prompt, moving.parts)
-                    copied = self._count(Leg.BACKUP, moving.publish())
+                    taken = moving.publish()
+                    copied = self._count(Leg.BACKUP, taken)
                     if self._storage is not None:
                         store = StoreJob(self._storage, prompt, moving.held(), level)
                         yield store
-                        self._count(Leg.STORE, store.stored)
+                        self._count(Leg.STORE, _among(store.stored, taken))
                     return copied
             found = self._shorter(prompt, found.device_end, Tier.HOST)
         return 0
@@ -179,6 +183,12 @@ class Transfers:
         pages = sum(len(part) for part in parts)
         traffic.pages += pages
         return pages
+
+
+def _among(parts: Sequence[Part], others: Sequence[Part]) -> list[Part]:
+    """Return of ``parts`` the pages that are in ``others`` too."""
+    pages = {part.component: part.pages for part in others}
+    return [part.where(np.isin(part.pages, pages[part.component])) for part in parts if part.component in pages]
 
 
 def _longest(
