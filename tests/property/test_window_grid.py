@@ -1,16 +1,19 @@
 """One exhaustive grid: match against the definition, over page sizes, windows, lengths, holes and tiers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.page import Prompt
-from unified_cache.pool import PoolSpec, Tier
+from unified_cache.pool import Component, PoolSpec, Tier
 from unified_cache.tree import RadixTree
 
 PAGE_SIZES = (1, 2, 16, 64, 256)
+
+NODES_MAX = 10
+"""Prompts of fewer pages are tried in many nodes, too."""
 
 Presence = list[frozenset[Tier]]
 """Tiers that hold the window's state of each page."""
@@ -45,6 +48,18 @@ def presences(pages: int) -> Iterator[Presence]:
             yield [*spread[:hole], frozenset(), *spread[hole + 1 :]]
 
 
+def build(components: Sequence[Component], prompt: Prompt, presence: Presence, node_pages: int) -> RadixTree:
+    """Put a prompt into a new tree, in nodes of ``node_pages`` pages, held where ``presence`` says."""
+    tree = RadixTree(components, prompt.page_size)
+    slots = np.arange(1, prompt.pages_count + 1, dtype=np.int32)
+    for tier in Tier:
+        held = np.where([tier in tiers for tiers in presence], slots, -1).astype(np.int32)
+        for start in range(0, prompt.pages_count, node_pages):
+            end = min(start + node_pages, prompt.pages_count)
+            tree.insert(prompt.head(end), start, [slots[start:end], held[start:end]], tier)
+    return tree
+
+
 def by_definition(presence: Presence, page_size: int, window: int, tiers: frozenset[Tier]) -> int:
     """Return the longest whole-page prefix whose last ``window`` tokens, or all if fewer, have their state."""
     for end in range(len(presence), 0, -1):
@@ -63,15 +78,13 @@ def test_a_match_is_the_longest_prefix_that_the_definition_allows(page_size: int
         components = (Full((PoolSpec("kv", 0),)), SlidingWindow(window, page_size, (PoolSpec("swa", 0),)))
         for length in lengths(page_size, window):
             prompt = Prompt.of(np.arange(length, dtype=np.int32), page_size)
-            slots = np.arange(1, prompt.pages_count + 1, dtype=np.int32)
             for presence in presences(prompt.pages_count):
-                tree = RadixTree(components, page_size)
-                for tier in Tier:
-                    held = np.array([tier in tiers for tiers in presence])
-                    tree.insert(prompt, 0, [slots, np.where(held, slots, -1).astype(np.int32)], tier)
-                found = tree.match(prompt)
                 device_end = by_definition(presence, page_size, window, frozenset({Tier.DEVICE}))
                 any_end = by_definition(presence, page_size, window, frozenset(Tier))
-                assert (found.device_end, found.any_end) == (device_end, any_end), (window, length, presence)
-                tried += 1
+                for node_pages in (
+                    (1, 2, prompt.pages_count) if prompt.pages_count < NODES_MAX else (prompt.pages_count,)
+                ):
+                    found = build(components, prompt, presence, node_pages).match(prompt)
+                    assert (found.device_end, found.any_end) == (device_end, any_end), (window, length, presence)
+                    tried += 1
     assert tried > 500

@@ -204,6 +204,19 @@ def test_the_victim_is_always_the_least_recently_used_leaf(seed: int) -> None:
         tree.check([])
 
 
+def test_a_parent_is_as_recent_as_the_child_that_left_it() -> None:
+    tree = full_tree()
+    insert(tree, [1], 1)
+    tree.insert(Prompt.of([1, 2], 1), 1, [slots(2)], Tier.DEVICE)
+    insert(tree, [9], 9)
+    held = lock(tree, [9])
+    tree.match(Prompt.of([1, 2], 1))
+    assert evict(tree, 1) == [2], "the leaf that nothing pins"
+    tree.unlock(held)
+    assert evict(tree, 1) == [9], "older than the prefix that was used after it"
+    assert evict(tree, 1) == [1]
+
+
 def test_queues_do_not_grow_with_nodes_that_died() -> None:
     tree = RadixTree(toy_components((SPAN_ALL, 1)), 1)
     for i in range(2000):
