@@ -116,9 +116,14 @@ class Ledger:
         """Take back a component's slots of the first ``count`` pages being computed; they become -1 in ``pages``.
 
         For pages that have left a window while their request still runs. Full keeps them.
+
+        Raises:
+            SlotError: a slot is not handed out. Nothing was freed.
         """
         front = pages[component][:count]
         gone = front[front >= 0]
+        if not self._allocators[Tier.DEVICE][component].owns(gone):
+            raise SlotError(f"{self.layout.components[component].name}: slots that were not handed out")
         if self.paired is not None and component == self.layout.mapped:
             self.paired.map.unbind(pages[0][:count][front >= 0])
         self.free(Tier.DEVICE, component, gone)

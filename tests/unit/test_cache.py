@@ -1,6 +1,7 @@
 """What the facade promises an engine."""
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from unified_cache.errors import (
     LockError,
     OwnerThreadError,
     SlotError,
+    StorageError,
 )
 from unified_cache.memory import DevicePool
 from unified_cache.pool import Identity, ModelLayout
@@ -188,6 +190,58 @@ def test_a_second_component_needs_no_change_in_tree_or_controller() -> None:
     for room in ("tree", "controller"):
         for source in Path(unified_cache.__file__).parent.joinpath(room).glob("*.py"):
             assert "unified_cache.components" not in source.read_text()
+
+
+def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_hole_later() -> None:
+    toy = ToyEngine(toy_layout((SPAN_ALL, 2), 16), (6, 4), (0, 0), None, InlineWorkers())
+    cache = toy.cache
+    prompt = cache.prompt(tokens(4))
+    lock = cache.lock(cache.match(prompt))
+    pages = cache.allocate(4, 4)
+    assert pages is not None
+    assert cache.stats().occupancy[1].free == 0
+    cache.free_front(pages, 1, 2)
+    assert cache.stats().occupancy[1].free == 2
+    assert pages[1][:2].tolist() == [-1, -1]
+    stray = [pages[0], np.array([4, 4, 4, 4], np.int32)]
+    stray[1][:2] = [1, 2]
+    with pytest.raises(SlotError, match="not handed out"):
+        cache.free_front(stray, 1, 2)
+    with pytest.raises(InputError, match="component"):
+        cache.free_front(pages, 0, 2)
+    lock = cache.insert(prompt, pages, lock)
+    assert cache.slots(lock, 1).tolist() == pages[1][2:].tolist()
+    assert cache.match(cache.prompt(tokens(3))).device_end == 0, "page 1 has left the window"
+    cache.check()
+    cache.release(lock)
+
+
+class BrokenStorage(MemoryStorage):
+    """Has a bug."""
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        raise ValueError("a bug")
+
+
+def test_a_bug_in_a_backend_fails_its_operation_and_the_worker_lives() -> None:
+    toy = engine(device=4, host=4, storage=BrokenStorage(), threads=True)
+    prompt = toy.cache.prompt(tokens(4))
+    serve(toy, 4)
+    toy.cache.backup(prompt)
+    toy.cache.settle(5)
+    serve(toy, 4, first=1000)
+    toy.cache.backup(toy.cache.prompt(tokens(4, 1000)))
+    toy.cache.settle(5)
+    for _ in range(3):
+        failed = toy.cache.prefetch(prompt)
+        toy.cache.settle(5)
+        assert failed is not None
+        assert isinstance(failed.error, StorageError)
+        assert isinstance(failed.error.__cause__, ValueError)
+    assert toy.cache.stats().operations_failed == 3
+    assert [occupancy.out for occupancy in toy.cache.stats().occupancy] == [0, 0]
+    toy.cache.check()
+    assert toy.cache.close() == []
 
 
 def test_another_thread_than_the_owners_is_refused() -> None:

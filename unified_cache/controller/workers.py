@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from unified_cache.controller.operation import Job, JobQueue, Operation
-from unified_cache.errors import CacheError, CopyError
+from unified_cache.errors import CacheError, CopyError, StorageError
 
 __all__ = ["Finished", "InlineWorkers", "ThreadWorkers", "Workers"]
 
@@ -41,7 +41,9 @@ def run_job(job: Job) -> CacheError | None:
     except CacheError as error:
         return error
     except Exception as error:  # the edge: other people's code runs here, and the thread must live
-        failure = CopyError(f"{type(error).__name__} in a transfer: {error}")
+        reason = f"{type(error).__name__} in a transfer: {error}"
+        in_storage = job.queue is JobQueue.STORAGE
+        failure: CacheError = StorageError(reason, retryable=False) if in_storage else CopyError(reason)
         failure.__cause__ = error
         return failure
     return None
