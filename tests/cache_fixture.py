@@ -107,10 +107,11 @@ class ToyEngine:
     def serve(self, prompt: Prompt) -> Lock | None:
         """Run a request: reuse what is on the device, compute the rest, insert it; None if there is no room."""
         cache = self.cache
-        lock = cache.lock(cache.match(prompt))
+        found = cache.match(prompt)
+        ends = cache.resume_ends(found)
+        lock = cache.lock(found)
         self.verify(prompt, lock)
-        counts = [prompt.pages_count - max(window(prompt.pages_count, span), lock.end) for span in self.spans]
-        fresh = cache.allocate(*counts)
+        fresh = cache.allocate(cache.needed(lock.end, prompt.pages_count, ends))
         if fresh is None:
             cache.release(lock)
             return None

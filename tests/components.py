@@ -19,6 +19,9 @@ class ToyComponent:
     def hit_policy(self) -> HitPolicy:
         return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
 
+    def check_page_size(self, page_size: int) -> None:
+        """Accept any."""
+
 
 def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[ToyComponent, ...]:
     """Make one component per span; every one but the first has a sidecar pool, the second is mapped."""

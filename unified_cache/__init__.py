@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from unified_cache.cache import Stats, UnifiedCache
-    from unified_cache.components import Full
-    from unified_cache.config import CacheConfig
+    from unified_cache.components import Full, RecurrentState, SlidingWindow
+    from unified_cache.config import CacheConfig, Retention
     from unified_cache.controller import Operation
     from unified_cache.errors import CacheError
     from unified_cache.memory import DevicePool
@@ -33,6 +33,9 @@ __all__ = [
     "Operation",
     "PoolSpec",
     "Prompt",
+    "RecurrentState",
+    "Retention",
+    "SlidingWindow",
     "Stats",
     "Tier",
     "UnifiedCache",
@@ -53,6 +56,9 @@ _HOMES = {
     "Operation": "controller",
     "PoolSpec": "pool",
     "Prompt": "page",
+    "RecurrentState": "components",
+    "Retention": "config",
+    "SlidingWindow": "components",
     "Stats": "cache",
     "Tier": "pool",
     "UnifiedCache": "cache",

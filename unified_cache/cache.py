@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from unified_cache.config import CacheConfig
 from unified_cache.controller import Controller, Leg, Operation, StorageTier, ThreadWorkers, Workers
 from unified_cache.errors import ClosedError, ConfigError, InputError, OwnerThreadError, SettleTimeoutError
@@ -17,8 +20,12 @@ from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.transfers import Traffic, Transfers
 from unified_cache.tree import Lock, Match
+from unified_cache.window import needed_pages
 
-__all__ = ["Occupancy", "Stats", "UnifiedCache"]
+__all__ = ["Occupancy", "Pages", "Stats", "UnifiedCache"]
+
+Pages = npt.NDArray[np.bool_]
+"""Which pages of a range, shape (pages,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,41 +182,81 @@ class UnifiedCache:
 
     # ---- computing -------------------------------------------------------------------------------------------
 
-    def allocate(self, *pages: int) -> list[Slots] | None:
-        """Hand out device slots for pages to be computed, evicting what is short; None if pins leave too little.
+    def resume_ends(self, found: Match) -> tuple[int, ...]:
+        """Return the ends, ascending, at which a request that goes on from ``found`` leaves what a resume needs.
 
-        ``pages[0]`` is how many, ``pages[c]`` for how many of the last of them component ``c`` keeps state. Returns
-        an array per component with an entry per page, -1 where it keeps none: what ``insert`` takes. Until then, or
-        until ``free``, they are the caller's.
+        See ``config.Retention``. The last one is the prompt's own end.
         """
-        self._enter()
-        if len(pages) != len(self.layout.components) or min(pages) < 0 or max(pages) > pages[0]:
-            names = ", ".join(component.name for component in self.layout.components)
-            raise InputError(f"expected pages for {names}, none negative or more than the first, found {pages}")
-        return self._ledger.allocate_pages(pages)
+        prompt = found.prompt
+        ends = self.config.retention.ends(prompt.pages_count, found.tree_end, self.layout.page_size)
+        return tuple(end for end in ends if end > found.device_end)
 
-    def free(self, pages: Sequence[Slots]) -> None:
-        """Take back what ``allocate`` handed out and ``insert`` did not take.
+    def needed(self, start: int, end: int, ends: Sequence[int]) -> list[Pages]:
+        """Tell by component which pages of [start, end) a resume at one of ``ends`` needs; of Full, all.
+
+        What ``allocate`` and ``trim`` take. New arrays, the caller's own: an engine that computes a window densely
+        may set its pages to True before it allocates.
 
         Raises:
-            SlotError: a slot is not handed out. Nothing was freed.
+            InputError: no range of pages.
+        """
+        self._enter()
+        if not 0 <= start <= end:
+            raise InputError(f"expected 0 <= start <= end, found [{start}, {end})")
+        others = self.layout.components[1:]
+        return [np.ones(end - start, np.bool_), *(needed_pages(ends, other.span, start, end) for other in others)]
+
+    def allocate(self, needed: Sequence[Pages]) -> list[Slots] | None:
+        """Hand out device slots for pages to be computed, evicting what is short; None if pins leave too little.
+
+        ``needed`` says by component, page by page, who gets one; see ``needed``. Returns an array per component with
+        an entry per page, -1 where it gets none: what ``insert`` takes. Until then, or until ``free``, they are the
+        caller's.
+
+        Raises:
+            InputError: not an array for each component, of one length, the first all True.
+        """
+        self._enter()
+        self._check_needed(needed)
+        return self._ledger.allocate_pages(needed)
+
+    def free(self, pages: Sequence[Slots]) -> None:
+        """Take back what ``allocate`` or ``fork`` handed out and ``insert`` did not take.
+
+        Raises:
+            SlotError: a slot is not the caller's. Nothing was freed.
         """
         self._enter()
         self._ledger.free_pages(pages)
 
-    def free_front(self, pages: Sequence[Slots], component: int, count: int) -> None:
-        """Take back a component's slots of the first ``count`` pages of an allocation; they become -1 in ``pages``.
+    def trim(self, pages: Sequence[Slots], needed: Sequence[Pages]) -> None:
+        """Take back of an allocation the slots of pages that are not ``needed``; they become -1 in ``pages``.
 
-        For what leaves a window while its request still runs; Full keeps its slots.
+        For what has left every window that matters while its request still runs; Full keeps its slots.
 
         Raises:
-            InputError: Full's slots cannot be given back so.
-            SlotError: a slot is not handed out. Nothing was freed.
+            InputError: as ``allocate``, or the arrays differ in length.
+            SlotError: a slot is not the caller's. Nothing was freed.
         """
         self._enter()
-        if not 0 < component < len(self.layout.components):
-            raise InputError(f"component must be in [1, {len(self.layout.components)}), found {component}")
-        self._ledger.free_front(pages, component, count)
+        self._check_needed(needed)
+        if [len(slots) for slots in pages] != [len(mask) for mask in needed]:
+            raise InputError(f"expected slots for {len(needed[0])} pages of every component")
+        self._ledger.trim_pages(pages, needed)
+
+    def fork(self, lock: Lock) -> list[Slots] | None:
+        """Copy the state at the end of ``lock`` that a request goes on changing into slots of the caller's own.
+
+        That is recurrent state: the pinned page stays what it is, for others; the copy is the request's to run on
+        (copy-on-write). Returns an array per component, empty for those whose pages are never changed; None if
+        pins leave too little room, or nothing is locked. Give it back with ``free``, or to ``insert`` as the last
+        page of its component.
+
+        Raises:
+            InputError: the tree holds no state at the end of the lock.
+        """
+        self._enter()
+        return self._ledger.fork(lock, self._memory) if lock.end else None
 
     def insert(self, prompt: Prompt, slots: Sequence[Slots], lock: Lock) -> Lock:
         """Hand over the computed pages after those that ``lock`` pins; return a lock on the whole prompt instead.
@@ -341,6 +388,12 @@ class UnifiedCache:
             raise OwnerThreadError("a cache may be called only from the thread that opened it")
         if self._closed:
             raise ClosedError("the cache is closed")
+
+    def _check_needed(self, needed: Sequence[Pages]) -> None:
+        names = [component.name for component in self.layout.components]
+        lengths = {len(mask) for mask in needed}
+        if len(needed) != len(names) or len(lengths) != 1 or not needed[0].all():
+            raise InputError(f"expected one array for each of {', '.join(names)}, of one length, the first all True")
 
     def _started(self, operation: Operation | None) -> Operation | None:
         if operation is not None and operation.error is not None:

@@ -4,7 +4,36 @@ from dataclasses import dataclass
 
 from unified_cache.errors import ConfigError
 
-__all__ = ["CacheConfig"]
+__all__ = ["CacheConfig", "Retention"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Where along its prompt a request leaves the windows and states that a later request needs to resume there.
+
+    Full attention can be resumed at any page; a window or a recurrent state only where it was kept. Prompts are
+    continued from where they end, and share beginnings: so it is kept where the prompt ends and, with ``branches``,
+    where it leaves what other prompts have been through before it. What stands at the very end of a prompt is often
+    not the beginning of its continuation (a template's last tokens, a partial block), so with ``tail_tokens`` it is
+    kept at every page boundary of that many tokens before the end, too.
+    """
+
+    tail_tokens: int = 0
+    """Tokens before the prompt's last page boundary within which every boundary can be resumed at."""
+    branches: bool = True
+    """Whether the place can be resumed at where the prompt leaves the tree: its second visitor pays for it."""
+
+    def __post_init__(self) -> None:
+        if self.tail_tokens < 0:
+            raise ConfigError(f"tail_tokens must not be negative, found {self.tail_tokens}")
+
+    def ends(self, pages_count: int, branch_end: int, page_size: int) -> tuple[int, ...]:
+        """Return the ends, ascending, for a prompt of ``pages_count`` pages that leaves the tree at ``branch_end``."""
+        first = max(pages_count - self.tail_tokens // page_size, 1)
+        ends = set(range(min(first, pages_count), pages_count + 1))
+        if self.branches:
+            ends.add(branch_end)
+        return tuple(sorted(ends - {0}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +48,8 @@ class CacheConfig:
     """Transfers under way at a time; one more is declined. Bounds every queue."""
     storage_workers: int = 2
     """Threads that talk to storage, so that one slow call does not hold up all others."""
+    retention: Retention = Retention()
+    """What requests leave for later ones; see ``UnifiedCache.resume_ends``."""
     close_timeout_s: float = 10.0
     """How long ``close`` waits for transfers under way."""
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 
-from unified_cache.errors import ConfigError, SlotError
+from unified_cache.errors import ConfigError, InputError, SlotError
+from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, Part, Slots, Tier
 from unified_cache.slots import PairedAllocator, SlotAllocator
@@ -21,7 +23,7 @@ __all__ = ["Ledger", "Moving", "Staging"]
 class Ledger:
     """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
 
-    __slots__ = ("_allocators", "_out", "layout", "paired", "tree")
+    __slots__ = ("_allocators", "layout", "paired", "tree")
 
     def __init__(self, layout: ModelLayout, capacity: Sequence[Sequence[int]]) -> None:
         """Take ``capacity[tier][component]`` pages.
@@ -35,7 +37,6 @@ class Ledger:
         self.layout = layout
         self.tree = RadixTree(layout.components, layout.page_size)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
-        self._out = [[0 for _ in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
         self.paired = None if layout.mapped is None else PairedAllocator(device[0], device[layout.mapped])
         """Full's device slots and those reached through them, with the map; None for a layout without."""
@@ -50,34 +51,33 @@ class Ledger:
 
     def out_pages(self, tier: Tier, component: int) -> int:
         """Return the pages with requests and operations. At rest it is zero, or pages have leaked."""
-        return self._out[tier][component]
+        return self._allocators[tier][component].out_count
 
     def allocate(self, tier: Tier, component: int, count: int) -> Slots | None:
         """Hand out slots, evicting what is short; None, with nothing handed out, if pins leave too little."""
         if not self._make_room(tier, component, count):
             return None
-        slots = self._allocators[tier][component].allocate(count)
-        self._out[tier][component] += count
-        return slots
+        return self._allocators[tier][component].allocate(count)
 
-    def allocate_pages(self, counts: Sequence[int]) -> list[Slots] | None:
-        """Hand out device slots for ``counts[0]`` pages, of which component ``c`` keeps the last ``counts[c]``.
+    def allocate_pages(self, needed: Sequence[npt.NDArray[np.bool_]]) -> list[Slots] | None:
+        """Hand out a device slot for each page of each component for which ``needed[component]`` is True.
 
-        All or, if pins leave too little, nothing and None. Each array has an entry per page, -1 where the component
-        keeps none. Mapped slots are mapped.
+        All or, if pins leave too little, nothing and None. Each array has an entry per page, -1 where none was
+        needed. Mapped slots are mapped.
         """
-        device = self._allocators[Tier.DEVICE]
+        counts = [int(np.count_nonzero(pages)) for pages in needed]
         if not all(self._make_room(Tier.DEVICE, component, count) for component, count in enumerate(counts)):
             return None
         pages: list[Slots] = []
-        for component, count in enumerate(counts):
-            slots = device[component].allocate(count)
+        for allocator, wanted, count in zip(self._allocators[Tier.DEVICE], needed, counts, strict=True):
+            slots = allocator.allocate(count)
             assert slots is not None
-            self._out[Tier.DEVICE][component] += count
-            pages.append(np.concatenate([np.full(counts[0] - count, -1, np.int32), slots]))
+            given = np.full(len(wanted), -1, np.int32)
+            given[wanted] = slots
+            pages.append(given)
         if self.paired is not None and self.layout.mapped is not None:
-            tail = counts[0] - counts[self.layout.mapped]
-            self.paired.map.bind(pages[0][tail:], pages[self.layout.mapped][tail:])
+            with_peer = needed[self.layout.mapped]
+            self.paired.map.bind(pages[0][with_peer], pages[self.layout.mapped][with_peer])
         return pages
 
     def _make_room(self, tier: Tier, component: int, count: int) -> bool:
@@ -87,6 +87,32 @@ class Ledger:
         if short > 0:
             self._take_back(self.tree.evict(tier, component, short))
         return count <= allocator.free_count
+
+    def fork(self, lock: Lock, memory: PageMemory) -> list[Slots] | None:
+        """Copy what a device lock pins of components that are neither Full nor mapped into slots of their own.
+
+        All or, if pins leave too little, nothing and None.
+
+        Raises:
+            InputError: the tree holds no such state at the end of the lock.
+        """
+        copies: list[Slots] = []
+        sources = [self.tree.lock_slots(lock, number) for number in range(len(self.layout.components))]
+        for number, component in enumerate(self.layout.components):
+            if number == 0 or component.mapped:
+                sources[number] = sources[number][:0]
+            elif (sources[number] < 0).any():
+                raise InputError(f"{component.name}: no state is held after {lock.end} pages")
+        for number, component in enumerate(self.layout.components):
+            held = sources[number]
+            slots = self.allocate(Tier.DEVICE, number, len(held))
+            if slots is None:
+                self.free_pages(copies)
+                return None
+            for pool in component.pools:
+                memory.duplicate(pool, held, slots)
+            copies.append(slots)
+        return copies
 
     def free(self, tier: Tier, component: int, slots: Slots) -> None:
         """Take slots back that were handed out and not inserted.
@@ -98,7 +124,6 @@ class Ledger:
             self.paired.free_full(slots)
         else:
             self._allocators[tier][component].free(slots)
-        self._out[tier][component] -= len(slots)
 
     def free_pages(self, pages: Sequence[Slots]) -> None:
         """Take device slots back that ``allocate_pages`` handed out, by component; -1 entries are skipped.
@@ -112,22 +137,23 @@ class Ledger:
         for component, slots in enumerate(pages):
             self.free(Tier.DEVICE, component, slots[slots >= 0])
 
-    def free_front(self, pages: Sequence[Slots], component: int, count: int) -> None:
-        """Take back a component's slots of the first ``count`` pages being computed; they become -1 in ``pages``.
+    def trim_pages(self, pages: Sequence[Slots], needed: Sequence[npt.NDArray[np.bool_]]) -> None:
+        """Take back the device slots of pages that are not needed; they become -1 in ``pages``. Full keeps all.
 
-        For pages that have left a window while their request still runs. Full keeps them.
+        For pages that have left every window that matters while their request still runs.
 
         Raises:
-            SlotError: a slot is not handed out. Nothing was freed.
+            SlotError: a slot is not out. Nothing was freed.
         """
-        front = pages[component][:count]
-        gone = front[front >= 0]
-        if not self._allocators[Tier.DEVICE][component].owns(gone):
-            raise SlotError(f"{self.layout.components[component].name}: slots that were not handed out")
-        if self.paired is not None and component == self.layout.mapped:
-            self.paired.map.unbind(pages[0][:count][front >= 0])
-        self.free(Tier.DEVICE, component, gone)
-        front[:] = -1
+        gone = [(slots >= 0) & ~keep for slots, keep in zip(pages[1:], needed[1:], strict=True)]
+        device = self._allocators[Tier.DEVICE]
+        for component, mask in enumerate(gone, 1):
+            device[component].check_out(pages[component][mask])
+        for component, mask in enumerate(gone, 1):
+            if self.paired is not None and component == self.layout.mapped:
+                self.paired.map.unbind(pages[0][mask])
+            device[component].free(pages[component][mask])
+            pages[component][mask] = -1
 
     def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> Inserted:
         """Hand pages [start, pages_count) to the tree; duplicates are freed.
@@ -141,10 +167,9 @@ class Ledger:
         if self.paired is not None and tier is Tier.DEVICE:
             # What the tree kept of these pages is mapped from its own Full slots now.
             self.paired.map.unbind(inserted.duplicates[0])
-        for component, given in enumerate(slots):
-            duplicates = inserted.duplicates[component]
-            self._allocators[tier][component].free(duplicates)
-            self._out[tier][component] -= int(np.count_nonzero(given >= 0))
+        for allocator, given, duplicates in zip(self._allocators[tier], slots, inserted.duplicates, strict=True):
+            allocator.keep(given[given >= 0])
+            allocator.drop(duplicates)
         return inserted
 
     @contextmanager
@@ -180,7 +205,7 @@ class Ledger:
         for component, slots in enumerate(published.leftovers):
             self.free(tier, component, slots)
         for part in published.taken:
-            self._out[tier][part.component] -= len(part)
+            self._allocators[tier][part.component].keep(part.target)
         return published.taken
 
     @contextmanager
@@ -229,24 +254,27 @@ class Ledger:
         for tier in Tier:
             for component, allocator in enumerate(self._allocators[tier]):
                 slots = held[int(tier) * components + component]
-                assert allocator.owns(slots), "the tree holds a free slot"
-                out = self._out[tier][component]
-                assert out >= 0, "more slots came back than were handed out"
-                assert allocator.taken_count == len(slots) + out, "a slot is in no place, or in two"
+                assert allocator.is_kept(slots), "the tree holds a slot that is not its own"
+                kept_count = allocator.capacity - allocator.free_count - allocator.out_count
+                assert len(slots) == kept_count, "the tree lost a slot"
 
         if self.paired is not None and self.layout.mapped is not None:
             full, peers = self.tree.peers(self.layout.mapped)
             assert (self.paired.map.peers(full) == peers).all(), "the map differs from the tree"
             mapped = np.flatnonzero(self.paired.map.table[:-1]).astype(np.int32)
-            assert self.paired.full.owns(mapped), "a free Full slot is mapped"
-            assert self.paired.peer.owns(self.paired.map.peers(mapped)), "a Full slot is mapped to a free slot"
-            assert len(np.unique(self.paired.map.peers(mapped))) == len(mapped), "two Full slots share a peer"
+            peers = self.paired.map.peers(mapped)
+            assert len(np.unique(peers)) == len(mapped), "two Full slots share a peer"
+            ours = np.isin(mapped, full)
+            assert self.paired.full.is_out(mapped[~ours]), "a free Full slot is mapped"
+            assert self.paired.peer.is_out(peers[~ours]), "a Full slot is mapped to a slot that is not out"
 
     def _check_out(self, slots: Sequence[Slots], tier: Tier) -> None:
-        """Refuse slots that were never handed out, and mapped ones that belong to other Full slots."""
-        for component, given in enumerate(slots):
-            if not self._allocators[tier][component].owns(given[given >= 0]):
-                raise SlotError(f"{self.layout.components[component].name}: slots that were not handed out")
+        """Refuse slots that are not out, and mapped ones that belong to other Full slots."""
+        for component, allocator, given in zip(self.layout.components, self._allocators[tier], slots, strict=False):
+            try:
+                allocator.check_out(given[given >= 0])
+            except SlotError as error:
+                raise SlotError(f"{component.name}: {error}") from error
         if self.paired is None or self.layout.mapped is None or tier is not Tier.DEVICE:
             return
         peers, given = self.paired.map.peers(slots[0]), slots[self.layout.mapped]
@@ -269,7 +297,7 @@ class Ledger:
         for lane, arrays in enumerate(freed):
             if arrays:
                 slots = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-                self._allocators[lane // components][lane % components].free(slots)
+                self._allocators[lane // components][lane % components].drop(slots)
 
 
 class Moving:

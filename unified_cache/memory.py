@@ -34,6 +34,10 @@ class PageMemory(Protocol):
         """Copy pages of a pool host to device."""
         ...
 
+    def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
+        """Copy pages of a pool within the device. Called from the owner's thread, between forwards."""
+        ...
+
     def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:
         """Seal host pages whose payload is complete."""
         ...
@@ -147,6 +151,12 @@ class TieredMemory:
                 _copy(torch.from_numpy(payload[:, offset:end]), source, layer, target)
                 offset = end
 
+    def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
+        """Copy pages within the device, layer by layer."""
+        if pool.page_bytes:
+            for layer in self._device[pool.name].layers:
+                _copy(layer, source, layer, target)
+
     def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:
         """Write the header of each page."""
         if pool.page_bytes:
@@ -172,6 +182,9 @@ class NoBytes:
         """Copy nothing."""
 
     def load(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
+        """Copy nothing."""
+
+    def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy nothing."""
 
     def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:

@@ -97,6 +97,14 @@ class Component(Protocol):
         """The span in storage's words."""
         ...
 
+    def check_page_size(self, page_size: int) -> None:
+        """Check that the span means pages of ``page_size`` tokens.
+
+        Raises:
+            LayoutError: it means others.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
@@ -123,6 +131,7 @@ class ModelLayout:
         for component in self.components:
             if not component.pools:
                 raise LayoutError(f"component {component.name} needs at least one pool")
+            component.check_page_size(self.page_size)
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:

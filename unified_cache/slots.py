@@ -8,14 +8,23 @@ from unified_cache.pool import Slots
 
 __all__ = ["PageMap", "PairedAllocator", "ReleaseGroup", "SlotAllocator"]
 
+_FREE, _OUT, _KEPT = range(3)
+_STATE_NAMES = ("free", "out", "the tree's")
+
 
 class SlotAllocator:
     """Hand out page slots ``1 .. capacity`` from a preallocated stack, O(n) per call.
 
+    A slot is free, *out* (with a request or an operation) or *kept* (the tree's), and only who has it gives it back:
+
+        free --allocate--> out --keep--> kept
+        free <----free---- out
+        free <---------------drop------- kept
+
     Slot 0 is the padding sink: it exists in every pool and is never handed out.
     """
 
-    __slots__ = ("_free", "_free_count", "_order", "_taken", "capacity")
+    __slots__ = ("_free", "_free_count", "_kept_count", "_order", "_states", "capacity")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 0:
@@ -23,9 +32,10 @@ class SlotAllocator:
         self.capacity = capacity
         self._free: Slots = np.arange(capacity, 0, -1, dtype=np.int32)
         self._free_count = capacity
-        self._taken: npt.NDArray[np.bool_] = np.zeros(capacity + 1, np.bool_)
+        self._kept_count = 0
+        self._states: npt.NDArray[np.int8] = np.full(capacity + 1, _FREE, np.int8)
         self._order: npt.NDArray[np.int32] = np.zeros(capacity + 1, np.int32)
-        """Scratch: where a call to ``free`` names a slot; tells a slot named twice in O(n)."""
+        """Scratch: where a call names a slot; tells a slot named twice in O(n)."""
 
     @property
     def free_count(self) -> int:
@@ -33,9 +43,9 @@ class SlotAllocator:
         return self._free_count
 
     @property
-    def taken_count(self) -> int:
-        """Slots handed out."""
-        return self.capacity - self._free_count
+    def out_count(self) -> int:
+        """Slots handed out and not kept."""
+        return self.capacity - self._free_count - self._kept_count
 
     def allocate(self, count: int) -> Slots | None:
         """Hand out ``count`` slots, or None and nothing if there are not as many.
@@ -47,35 +57,76 @@ class SlotAllocator:
         rest = self._free_count - count
         slots = self._free[rest : self._free_count][::-1].copy()
         self._free_count = rest
-        self._taken[slots] = True
+        self._states[slots] = _OUT
         return slots
 
     def free(self, slots: Slots) -> None:
-        """Take slots back.
+        """Take slots back that are out.
 
         Raises:
-            SlotError: a slot is out of range, was not handed out, or is named twice. Nothing was freed.
+            SlotError: as ``check_out``. Nothing was freed.
         """
+        self.check_out(slots)
+        self._push(slots)
+
+    def keep(self, slots: Slots) -> None:
+        """Note that slots which are out are the tree's now; see ``check_out``."""
+        self._states[slots] = _KEPT
+        self._kept_count += len(slots)
+
+    def drop(self, slots: Slots) -> None:
+        """Take slots back that the tree kept.
+
+        Raises:
+            SlotError: a slot is not kept, or is named twice. Nothing was freed.
+        """
+        self._check(slots, _KEPT)
+        self._kept_count -= len(slots)
+        self._push(slots)
+
+    def check_out(self, slots: Slots) -> None:
+        """Refuse slots that are not out, each named once.
+
+        Raises:
+            SlotError: a slot is out of range, free, the tree's, or named twice.
+        """
+        self._check(slots, _OUT)
+
+    def is_out(self, slots: Slots) -> bool:
+        """Tell whether every slot is in range and out."""
+        return self._all_are(slots, _OUT)
+
+    def is_kept(self, slots: Slots) -> bool:
+        """Tell whether every slot is in range and the tree's."""
+        return self._all_are(slots, _KEPT)
+
+    def _all_are(self, slots: Slots, state: int) -> bool:
+        if not len(slots):
+            return True
+        return (
+            int(slots.min()) >= 1 and int(slots.max()) <= self.capacity and bool((self._states[slots] == state).all())
+        )
+
+    def _check(self, slots: Slots, state: int) -> None:
         count = len(slots)
         if not count:
             return
         if int(slots.min()) < 1 or int(slots.max()) > self.capacity:
             raise SlotError(f"slots must be in [1, {self.capacity}], found {int(slots.min())} .. {int(slots.max())}")
-        if not self._taken[slots].all():
-            raise SlotError(f"slot {int(slots[~self._taken[slots]][0])} is free already")
+        wrong = self._states[slots] != state
+        if wrong.any():
+            slot = int(slots[wrong][0])
+            raise SlotError(f"slot {slot} is {_STATE_NAMES[self._states[slot]]}, not {_STATE_NAMES[state]}")
         order = np.arange(count, dtype=np.int32)
         self._order[slots] = order
         if not np.array_equal(self._order[slots], order):
-            raise SlotError("a slot is named twice in one call to free")
-        self._taken[slots] = False
+            raise SlotError("a slot is named twice in one call")
+
+    def _push(self, slots: Slots) -> None:
+        count = len(slots)
+        self._states[slots] = _FREE
         self._free[self._free_count : self._free_count + count] = slots[::-1]
         self._free_count += count
-
-    def owns(self, slots: Slots) -> bool:
-        """Tell whether every slot is in range and handed out."""
-        if not len(slots):
-            return True
-        return int(slots.min()) >= 1 and int(slots.max()) <= self.capacity and bool(self._taken[slots].all())
 
 
 class PageMap:
@@ -191,12 +242,9 @@ class PairedAllocator:
         """Free Full slots and the peers they have, the peers first.
 
         Raises:
-            SlotError: a slot is not handed out, or named twice. Nothing was freed.
+            SlotError: a slot is not out, or named twice. Nothing was freed.
         """
-        if not self.full.owns(full):
-            raise SlotError("slots that were not handed out")
-        if len(np.unique(full)) != len(full):
-            raise SlotError("a slot is named twice in one call to free")
+        self.full.check_out(full)
         self.free_peers(full)
         self.full.free(full)
 
@@ -262,8 +310,6 @@ class ReleaseGroup:
         self._peers.clear()
 
     def _check(self, full: Slots) -> None:
-        if not self._allocator.full.owns(full):
-            raise SlotError("slots that were not handed out")
-        named = set(full.tolist())
-        if len(named) != len(full) or not named.isdisjoint(self._full):
+        self._allocator.full.check_out(full)
+        if not self._full.keys().isdisjoint(full.tolist()):
             raise SlotError("a slot is released twice")

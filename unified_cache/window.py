@@ -6,14 +6,14 @@ The answer is always the maximum of the intersection of restorable sets; a minim
 name a length that some component cannot resume from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import ConfigError
 
-__all__ = ["SPAN_ALL", "dead_end", "is_release_due", "restorable_ends", "unshared_dead_end", "window"]
+__all__ = ["SPAN_ALL", "dead_end", "is_release_due", "needed_pages", "restorable_ends", "unshared_dead_end", "window"]
 
 SPAN_ALL = 1 << 30
 """Span of a component that needs every page since the root."""
@@ -22,6 +22,17 @@ SPAN_ALL = 1 << 30
 def window(end: int, span: int) -> int:
     """Return the first page needed to resume after ``end`` pages, where ``span`` pages before it are needed."""
     return end - span if end > span else 0
+
+
+def needed_pages(ends: Iterable[int], span: int, start: int, end: int) -> npt.NDArray[np.bool_]:
+    """Tell for each page of [start, end) whether a resume at one of ``ends`` needs it, shape (end - start,).
+
+    Ends outside (start, end] count as far as their windows reach into the range.
+    """
+    needed = np.zeros(end - start, np.bool_)
+    for resumed in ends:
+        needed[max(window(resumed, span) - start, 0) : max(resumed - start, 0)] = True
+    return needed
 
 
 def restorable_ends(

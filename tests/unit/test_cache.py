@@ -70,8 +70,8 @@ def test_allocation_evicts_what_is_short_and_never_what_is_pinned() -> None:
     serve(toy, 2)
     lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(2))))
     serve(toy, 2, first=1000)
-    assert toy.cache.allocate(3) is None
-    slots = toy.cache.allocate(2)
+    assert toy.cache.allocate(toy.cache.needed(0, 3, ())) is None
+    slots = toy.cache.allocate(toy.cache.needed(0, 2, ()))
     assert slots is not None
     assert toy.cache.match(toy.cache.prompt(tokens(2))).device_end == 2
     toy.cache.free(slots)
@@ -126,7 +126,7 @@ def test_a_load_brings_the_longest_prefix_that_has_room() -> None:
     cache.settle(5)
     serve(toy, 2, first=1000)
     pinned = cache.lock(cache.match(cache.prompt(tokens(2, 1000))))
-    mine = cache.allocate(1)
+    mine = cache.allocate(cache.needed(0, 1, ()))
     assert mine is not None
     cache.load(cache.prompt(tokens(4)))
     cache.settle(5)
@@ -197,18 +197,19 @@ def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_hole_
     cache = toy.cache
     prompt = cache.prompt(tokens(4))
     lock = cache.lock(cache.match(prompt))
-    pages = cache.allocate(4, 4)
+    pages = cache.allocate(cache.needed(0, 4, range(1, 5)))
     assert pages is not None
     assert cache.stats().occupancy[1].free == 0
-    cache.free_front(pages, 1, 2)
+    cache.trim(pages, cache.needed(0, 4, [4]))
     assert cache.stats().occupancy[1].free == 2
     assert pages[1][:2].tolist() == [-1, -1]
-    stray = [pages[0], np.array([4, 4, 4, 4], np.int32)]
-    stray[1][:2] = [1, 2]
-    with pytest.raises(SlotError, match="not handed out"):
-        cache.free_front(stray, 1, 2)
-    with pytest.raises(InputError, match="component"):
-        cache.free_front(pages, 0, 2)
+    stray = [pages[0], np.array([1, 2, 4, 4], np.int32)]
+    with pytest.raises(SlotError, match="free"):
+        cache.trim(stray, cache.needed(0, 4, [4]))
+    with pytest.raises(InputError, match="the first all True"):
+        cache.trim(pages, [np.zeros(4, np.bool_), np.zeros(4, np.bool_)])
+    with pytest.raises(InputError, match="expected slots for 3 pages"):
+        cache.trim(pages, cache.needed(0, 3, [3]))
     lock = cache.insert(prompt, pages, lock)
     assert cache.slots(lock, 1).tolist() == pages[1][2:].tolist()
     assert cache.match(cache.prompt(tokens(3))).device_end == 0, "page 1 has left the window"
@@ -272,7 +273,7 @@ def test_reset_forgets_everything_and_leaves_requests_their_slots() -> None:
     toy = engine()
     serve(toy, 4)
     lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(4))))
-    mine = toy.cache.allocate(2)
+    mine = toy.cache.allocate(toy.cache.needed(0, 2, ()))
     assert mine is not None
     toy.cache.reset()
     assert toy.cache.match(toy.cache.prompt(tokens(4))).any_end == 0
@@ -287,16 +288,16 @@ def test_bad_calls_are_typed_errors_and_change_nothing() -> None:
     cache = toy.cache
     prompt = cache.prompt(tokens(2))
     lock = cache.lock(cache.match(prompt))
-    with pytest.raises(SlotError, match="not handed out"):
+    with pytest.raises(SlotError, match="toy0: slot 1 is free, not out"):
         cache.insert(prompt, [np.array([1, 2], np.int32)], lock)
-    slots = cache.allocate(2)
+    slots = cache.allocate(cache.needed(0, 2, ()))
     assert slots is not None
     with pytest.raises(InputError, match="expected 2 slots"):
         cache.insert(prompt, [slots[0][:1]], lock)
-    with pytest.raises(InputError, match="negative"):
-        cache.allocate(-1)
-    with pytest.raises(InputError, match="expected pages for toy0"):
-        cache.allocate(1, 1)
+    with pytest.raises(InputError, match="0 <= start <= end"):
+        cache.needed(2, 1, ())
+    with pytest.raises(InputError, match="one array for each of toy0"):
+        cache.allocate([np.ones(1, np.bool_), np.ones(1, np.bool_)])
     with pytest.raises(SlotError):
         cache.free([np.array([7], np.int32)])
     cache.free(slots)

@@ -165,7 +165,7 @@ def test_freeing_peers_keeps_full_and_can_be_repeated_without_freeing_twice_r8()
     assert allocator.free_peers(slots(1, 2)) == 0
     assert peers(allocator, 1, 2, 3, 4) == [0, 0, 3, 4]
     assert free_counts(allocator) == (4, 2)
-    assert allocator.full.owns(slots(1, 2))
+    assert allocator.full.is_out(slots(1, 2))
     assert sorted(allocate(allocator, 2)[1]) == [1, 2]
 
 
@@ -278,7 +278,7 @@ def test_a_tombstone_frees_by_its_full_slots_and_skips_those_without_a_peer_r11(
     assert allocator.free_peers(slots(*node)) == 2
     assert free_counts(allocator) == (4, 8)
     assert peers(allocator, *node) == [0, 0, 0, 0]
-    assert allocator.full.owns(slots(*node))
+    assert allocator.full.is_out(slots(*node))
 
 
 def test_a_locked_hole_takes_the_incoming_peers_and_keeps_its_full_slots_r13() -> None:

@@ -36,7 +36,7 @@ def test_freeing_what_is_not_handed_out_or_twice_is_an_error_and_frees_nothing(b
     allocator.allocate(2)
     with pytest.raises(SlotError):
         allocator.free(np.array(bad, np.int32))
-    assert allocator.taken_count == 2
+    assert allocator.out_count == 2
     rest = allocator.allocate(2)
     assert rest is not None
     assert sorted(rest.tolist()) == [3, 4]
@@ -47,12 +47,21 @@ def test_a_negative_pool_is_an_error() -> None:
         SlotAllocator(-1)
 
 
-def test_owning_means_handed_out_and_in_range() -> None:
+def test_a_slot_is_out_until_it_is_kept_and_comes_back_only_from_who_has_it() -> None:
     allocator = SlotAllocator(3)
     taken = allocator.allocate(2)
     assert taken is not None
-    assert allocator.owns(taken)
-    assert not allocator.owns(np.array([3], np.int32))
-    assert not allocator.owns(np.array([0], np.int32))
-    assert not allocator.owns(np.array([4], np.int32))
-    assert allocator.owns(np.empty(0, np.int32))
+    assert allocator.is_out(taken)
+    for stranger in (0, 3, 4):
+        assert not allocator.is_out(np.array([stranger], np.int32))
+    allocator.keep(taken[:1])
+    assert (allocator.is_kept(taken[:1]), allocator.is_out(taken[:1])) == (True, False)
+    assert (allocator.out_count, allocator.free_count) == (1, 1)
+    with pytest.raises(SlotError, match="slot 1 is the tree's, not out"):
+        allocator.free(taken)
+    with pytest.raises(SlotError, match="slot 2 is out, not the tree's"):
+        allocator.drop(taken)
+    allocator.drop(taken[:1])
+    allocator.free(taken[1:])
+    assert (allocator.out_count, allocator.free_count) == (0, 3)
+    assert allocator.is_out(np.empty(0, np.int32))

@@ -34,3 +34,6 @@ class Full:
     def hit_policy(self) -> HitPolicy:
         """All pages."""
         return HitPolicy.ALL_PAGES
+
+    def check_page_size(self, page_size: int) -> None:
+        """Accept any: every page is needed, whatever its size."""

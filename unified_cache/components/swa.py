@@ -53,3 +53,12 @@ class SlidingWindow:
     def hit_policy(self) -> HitPolicy:
         """The trailing pages."""
         return HitPolicy.TRAILING_PAGES
+
+    def check_page_size(self, page_size: int) -> None:
+        """Accept the page size that the span was counted in.
+
+        Raises:
+            LayoutError: another.
+        """
+        if page_size != self.page_size:
+            raise LayoutError(f"{self.name}: a window counted in pages of {self.page_size} tokens, found {page_size}")

@@ -124,6 +124,7 @@ class Replay:
         if found.any_end > found.device_end:
             self.settle(cache.load(prompt))
             found = cache.match(prompt)
+        ends = cache.resume_ends(found)
         lock = cache.lock(found)
         # [0, locked_end)            handed back: pinned on the device, and now compared with the oracle
         # [locked_end, pages_count)  computed here, then handed to the cache
@@ -132,7 +133,7 @@ class Replay:
             self.wrong_pages += self._engine.count_wrong(prompt.keys[:locked_end], cache.slots(lock))
             self.pages_verified += locked_end
         if locked_end < prompt.pages_count:
-            slots = cache.allocate(prompt.pages_count - locked_end)
+            slots = cache.allocate(cache.needed(locked_end, prompt.pages_count, ends))
             assert slots is not None, "nothing but this request's own pages is pinned"
             if self._engine.verifies:
                 self._engine.compute(prompt.keys[locked_end:], slots[0])
