@@ -1,6 +1,6 @@
 """Component sets for tests: the first needs every page, the others a window."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unified_cache.pool import HitPolicy, PoolSpec
 from unified_cache.window import SPAN_ALL
@@ -21,6 +21,9 @@ class ToyComponent:
 
     def check_page_size(self, page_size: int) -> None:
         """Accept any."""
+
+    def with_pools(self, pools: tuple[PoolSpec, ...]) -> "ToyComponent":
+        return replace(self, pools=pools)
 
 
 def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[ToyComponent, ...]:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -322,6 +322,12 @@ class UnifiedCache:
 
     # ---- the whole -------------------------------------------------------------------------------------------
 
+    def traffic(self) -> dict[Leg, Traffic]:
+        """Count what has moved since the cache was opened; copies, the caller's own."""
+        self._enter()
+        moved = self._transfers.traffic.items()
+        return {leg: Traffic(list(found.component_pages), found.payload_bytes) for leg, found in moved}
+
     def stats(self) -> Stats:
         """Count what is where and what has moved."""
         self._enter()
@@ -338,7 +344,7 @@ class UnifiedCache:
         )
         return Stats(
             occupancy=occupancy,
-            traffic={leg: replace(traffic) for leg, traffic in self._transfers.traffic.items()},
+            traffic=self.traffic(),
             operations_live=self._controller.live_count,
             operations_failed=self._failed_count,
             operations_declined=self._controller.declined_count,

@@ -19,7 +19,7 @@ class Retention:
     """
 
     tail_tokens: int = 0
-    """Tokens before the prompt's last page boundary within which every boundary can be resumed at."""
+    """Every page boundary less than this many tokens before the prompt's last one can be resumed at, too."""
     branches: bool = True
     """Whether the place can be resumed at where the prompt leaves the tree: its second visitor pays for it."""
 
@@ -29,8 +29,8 @@ class Retention:
 
     def ends(self, pages_count: int, branch_end: int, page_size: int) -> tuple[int, ...]:
         """Return the ends, ascending, for a prompt of ``pages_count`` pages that leaves the tree at ``branch_end``."""
-        first = max(pages_count - self.tail_tokens // page_size, 1)
-        ends = set(range(min(first, pages_count), pages_count + 1))
+        tail_pages = max(1, -(-self.tail_tokens // page_size))
+        ends = set(range(max(pages_count - tail_pages, 0) + 1, pages_count + 1))
         if self.branches:
             ends.add(branch_end)
         return tuple(sorted(ends - {0}))

@@ -105,6 +105,10 @@ class Component(Protocol):
         """
         ...
 
+    def with_pools(self, pools: tuple[PoolSpec, ...]) -> "Component":
+        """Return the same component over other pools, anchor first."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:

@@ -32,9 +32,14 @@ class Traffic:
     To storage: pages new on the host. Those put again only to stay recent are looked up there, not moved.
     """
 
-    pages: int = 0
-    """Pages of all components together."""
+    component_pages: list[int]
+    """By component."""
     payload_bytes: int = 0
+
+    @property
+    def pages(self) -> int:
+        """Pages of all components together."""
+        return sum(self.component_pages)
 
 
 class Transfers:
@@ -47,7 +52,7 @@ class Transfers:
         self._memory = memory
         self._identity = identity
         self._storage = storage
-        self.traffic = {leg: Traffic() for leg in Leg}
+        self.traffic = {leg: Traffic([0 for _ in ledger.layout.components]) for leg in Leg}
 
     def backup(self, prompt: Prompt, level: Level) -> Steps:
         """Copy what the host lacks of a prompt's device prefix and publish it; then put all of it into storage.
@@ -180,9 +185,8 @@ class Transfers:
         for part in parts:
             component = self._ledger.layout.components[part.component]
             traffic.payload_bytes += len(part) * sum(pool.page_bytes for pool in component.pools)
-        pages = sum(len(part) for part in parts)
-        traffic.pages += pages
-        return pages
+            traffic.component_pages[part.component] += len(part)
+        return sum(len(part) for part in parts)
 
 
 def _among(parts: Sequence[Part], others: Sequence[Part]) -> list[Part]:

@@ -9,9 +9,11 @@ import pytest
 from tests.sources import ROOT
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.replay.engine import OracleEngine
+from unified_cache.replay.machine import memory_bytes
+from unified_cache.replay.plan import SEAL_BYTES, Settings
 from unified_cache.replay.result import Hits, ReplayResult
 from unified_cache.replay.runner import Replay, replay
-from unified_cache.replay.settings import SEAL_BYTES, ReplaySettings, memory_bytes
+from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.seal import HEADER_BYTES, Label, seal
 
@@ -42,7 +44,7 @@ def conversations(count: int, seed: int = 7) -> list[TraceRequest]:
     return requests
 
 
-def run(requests: list[TraceRequest], settings: ReplaySettings) -> ReplayResult:
+def run(requests: list[TraceRequest], settings: Settings) -> ReplayResult:
     return replay("made up", requests, settings, lambda served, ratio: None)
 
 
@@ -159,20 +161,20 @@ def test_an_empty_prompt_asks_for_nothing() -> None:
 
 def test_a_byte_that_changes_on_the_device_is_noticed() -> None:
     request = TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))
-    with Replay.open(SMALL) as player:
+    with Replay.open(SMALL.plan) as player:
         player.serve(request)
         assert isinstance(player._engine, OracleEngine)
-        player._engine.pool.layers[1][2, 17] ^= 1
+        player._engine.pools[0].layers[1][2, 17] ^= 1
         assert player.serve(request) == Hits(device=4)
         assert (player.wrong_pages, player.pages_verified) == (1, 4)
 
 
 def test_two_pages_that_change_places_on_the_device_are_noticed() -> None:
     request = TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))
-    with Replay.open(SMALL) as player:
+    with Replay.open(SMALL.plan) as player:
         player.serve(request)
         assert isinstance(player._engine, OracleEngine)
-        for layer in player._engine.pool.layers:
+        for layer in player._engine.pools[0].layers:
             layer[[1, 3]] = layer[[3, 1]]
         player.serve(request)
         assert player.wrong_pages == 2
@@ -255,7 +257,7 @@ def serve_all(player: Replay, requests: list[TraceRequest]) -> None:
 def test_a_store_that_fails_on_the_way_ends_the_run(tmp_path: Path) -> None:
     store = tmp_path / "store"
     requests = conversations(5)
-    with Replay.open(dataclasses.replace(SMALL, storage=f"file:{store}")) as player:
+    with Replay.open(dataclasses.replace(SMALL, storage=f"file:{store}").plan) as player:
         player.serve(requests[0])
         player.settle()
         identity = next(path for path in store.iterdir() if len(path.name) == 64)

@@ -7,17 +7,27 @@ refused option should wait for those.
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from unified_cache.cli.layout import size_named
 from unified_cache.cli.progress import progress_on
 from unified_cache.cli.table import print_result
+from unified_cache.config import Retention
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.replay.files import check_writable, write_whole
+from unified_cache.replay.model_settings import (
+    DEVICE_BYTES,
+    HOST_BYTES,
+    SCALE,
+    STORAGE_BYTES,
+    TAIL_TOKENS,
+    ModelSettings,
+)
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import read_trace
 
@@ -55,17 +65,48 @@ class ReplayCommand:
 
     Payloads are made from page keys, written to device pages as an engine would, and every page handed back, from
     any tier, is compared byte for byte. One request at a time: a run depends on trace and sizes alone.
+
+    With --model, pages are that model's: all its pools, tiers sized in the bytes they would really take, payloads
+    scaled down. Without, there is one pool of full attention, and tiers are sized in pages.
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
-    page_size: Annotated[int, typer.Option(help="Tokens per page; must divide 512.")] = 512
-    device_pages: Annotated[int, typer.Option(help="Pages that the device can cache (L1).")] = 2000
-    host_pages: Annotated[int, typer.Option(help="Pages that host memory can cache (L2); 0 for no L2.")] = 20000
+    page_size: Annotated[
+        int | None, typer.Option(help="Tokens per page; must divide 512. [default: 512, or the model's usual]")
+    ] = None
+    device_pages: Annotated[int | None, typer.Option(help="Pages of the device (L1). [default: 2000]")] = None
+    host_pages: Annotated[int | None, typer.Option(help="Pages of host memory (L2); 0 for no L2. [default: 20000]")] = (
+        None
+    )
+    page_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Payload of one page, as in 4096 or 1MiB. [default: 4KiB]")
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A preset, a config.json or a directory with one.")
+    ] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="What the model's K and V are kept in; its own dtype if absent.")
+    ] = None
+    device_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="True bytes of the model's device pools. [default: 64GiB]")
+    ] = None
+    host_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="True bytes of its host memory; 0 for none. [default: 256GiB]")
+    ] = None
+    scale_bytes: Annotated[
+        float | None, typer.Option(metavar="F", help="Part of a page's true bytes that moves. [default: 1/1024]")
+    ] = None
+    keep_tail: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", help=f"Keep windows this far before a prompt's end. [default: {TAIL_TOKENS}]"),
+    ] = None
+    keep_branches: Annotated[
+        bool, typer.Option(help="Keep windows and states where a prompt leaves what was seen before.")
+    ] = True
     storage: Annotated[str | None, typer.Option(metavar="URL", help="Store (L3): memory: or file:DIR.")] = None
     storage_bytes: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Cap on the store, as in 500MB or 4GiB.")
+        str | None, typer.Option(metavar="BYTES", help="Cap on the store, as in 500MB or 4GiB; a model's true bytes.")
     ] = None
-    page_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Payload of one page, as in 4096 or 1MiB.")] = "4KiB"
     limit: Annotated[int | None, typer.Option(help="Replay the trace's first N requests only.", metavar="N")] = None
     no_bytes: Annotated[
         bool, typer.Option("--no-bytes", help="Move and verify no payloads: the same hits at full speed, for sizing.")
@@ -86,15 +127,7 @@ class ReplayCommand:
             OSError: report or JSON file cannot be written.
 
         """
-        settings = ReplaySettings(
-            page_size=self.page_size,
-            device_pages=self.device_pages,
-            host_pages=self.host_pages,
-            storage=self.storage,
-            storage_bytes=None if self.storage_bytes is None else parse_bytes("--storage-bytes", self.storage_bytes),
-            page_bytes=parse_bytes("--page-bytes", self.page_bytes),
-            with_bytes=not self.no_bytes,
-        )
+        settings = self._plain_settings() if self.model is None else self._model_settings(self.model)
         requests = read_trace(self.trace, self.limit)
         report = None if self.report is None else _report_module()
         if self.report is not None:
@@ -112,6 +145,48 @@ class ReplayCommand:
                 f"{result.leaked_slots} slots leaked; this is a bug, please report it"
             )
 
+    def _plain_settings(self) -> ReplaySettings:
+        self._refuse("need --model", "device_bytes", "host_bytes", "scale_bytes", "keep_tail", "dtype")
+        defaults = ReplaySettings()
+        return ReplaySettings(
+            page_size=_given(self.page_size, defaults.page_size),
+            device_pages=_given(self.device_pages, defaults.device_pages),
+            host_pages=_given(self.host_pages, defaults.host_pages),
+            storage=self.storage,
+            storage_bytes=_bytes_or(None, "--storage-bytes", self.storage_bytes),
+            page_bytes=_bytes_or(defaults.page_bytes, "--page-bytes", self.page_bytes),
+            with_bytes=not self.no_bytes,
+        )
+
+    def _model_settings(self, model: str) -> ModelSettings:
+        self._refuse(
+            "do not go with --model, whose tiers are sized in bytes", "device_pages", "host_pages", "page_bytes"
+        )
+        sized = size_named(model, page_size=self.page_size, dtype=self.dtype)
+        return ModelSettings(
+            name=model,
+            sized=sized,
+            retention=Retention(_given(self.keep_tail, TAIL_TOKENS), self.keep_branches),
+            device_bytes=_bytes_or(DEVICE_BYTES, "--device-bytes", self.device_bytes),
+            host_bytes=_bytes_or(HOST_BYTES, "--host-bytes", self.host_bytes),
+            storage=self.storage or "memory:",
+            storage_bytes=_bytes_or(STORAGE_BYTES, "--storage-bytes", self.storage_bytes),
+            scale=_given(self.scale_bytes, SCALE),
+            with_bytes=not self.no_bytes,
+        )
+
+    def _refuse(self, reason: str, *names: str) -> None:
+        """Refuse options that were given and mean nothing here.
+
+        Raises:
+            ConfigError: there are such; the message names them.
+
+        """
+        options = {field.name: value for field, value in zip(fields(self), astuple(self), strict=True)}
+        given = [f"--{name.replace('_', '-')}" for name in names if options[name] is not None]
+        if given:
+            raise ConfigError(f"{', '.join(given)} {reason}")
+
     def _show(self, result: "ReplayResult", report: "ModuleType | None") -> None:
         text = json.dumps(result.as_json(), indent=2) + "\n"
         if self.json_file == STDOUT:
@@ -123,6 +198,17 @@ class ReplayCommand:
         if report is not None and self.report is not None:
             page: Path = report.write_report(result, self.report)
             sys.stderr.write(f"report: {page}\n")
+
+
+_T = TypeVar("_T")
+
+
+def _given(value: _T | None, default: _T) -> _T:
+    return default if value is None else value
+
+
+def _bytes_or(default: _T, option: str, text: str | None) -> int | _T:
+    return default if text is None else parse_bytes(option, text)
 
 
 def _report_module() -> "ModuleType":

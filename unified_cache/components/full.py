@@ -1,6 +1,6 @@
 """Full attention: a resume needs every page since the root."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unified_cache.pool import HitPolicy, PoolSpec
 from unified_cache.window import SPAN_ALL
@@ -37,3 +37,7 @@ class Full:
 
     def check_page_size(self, page_size: int) -> None:
         """Accept any: every page is needed, whatever its size."""
+
+    def with_pools(self, pools: tuple[PoolSpec, ...]) -> "Full":
+        """Return the same component over other pools."""
+        return replace(self, pools=pools)

@@ -1,6 +1,6 @@
 """Recurrent state (Mamba, linear attention): one state, valid at exactly one length."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unified_cache.pool import HitPolicy, PoolSpec
 
@@ -40,3 +40,7 @@ class RecurrentState:
 
     def check_page_size(self, page_size: int) -> None:
         """Accept any: a page here is one state, whatever it sums up."""
+
+    def with_pools(self, pools: tuple[PoolSpec, ...]) -> "RecurrentState":
+        """Return the same component over other pools."""
+        return replace(self, pools=pools)

@@ -1,6 +1,6 @@
 """Sliding-window attention: a resume needs the pages that hold the last window of tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unified_cache.errors import LayoutError
 from unified_cache.pool import HitPolicy, PoolSpec
@@ -62,3 +62,7 @@ class SlidingWindow:
         """
         if page_size != self.page_size:
             raise LayoutError(f"{self.name}: a window counted in pages of {self.page_size} tokens, found {page_size}")
+
+    def with_pools(self, pools: tuple[PoolSpec, ...]) -> "SlidingWindow":
+        """Return the same component over other pools."""
+        return replace(self, pools=pools)

@@ -10,7 +10,7 @@ import torch
 from unified_cache.errors import ConfigError
 from unified_cache.memory import DevicePool
 from unified_cache.page import PageKey
-from unified_cache.pool import PoolSpec, Slots
+from unified_cache.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.replay.oracle import Oracle
 
 __all__ = ["Engine", "NoEngine", "OracleEngine"]
@@ -19,12 +19,12 @@ __all__ = ["Engine", "NoEngine", "OracleEngine"]
 class Engine(Protocol):
     """Who computes pages and who would notice wrong ones."""
 
-    def compute(self, keys: Sequence[PageKey], slots: Slots) -> None:
-        """Fill device pages with what belongs there."""
+    def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
+        """Fill device pages of a component with what belongs there."""
         ...
 
-    def count_wrong(self, keys: Sequence[PageKey], slots: Slots) -> int:
-        """Count the device pages that hold anything else than what belongs there."""
+    def count_wrong(self, component: int, keys: Sequence[PageKey], slots: Slots) -> int:
+        """Count the device pages of a component that hold anything else than what belongs there, in any pool."""
         ...
 
     @property
@@ -33,8 +33,8 @@ class Engine(Protocol):
         ...
 
 
-class OracleEngine:
-    """One pool, K and V as a layer each, whose bytes the oracle knows."""
+class OraclePool:
+    """One pool, in two layers as K and V are, whose bytes the oracle knows."""
 
     __slots__ = ("_oracle", "_rows", "pool")
 
@@ -44,7 +44,7 @@ class OracleEngine:
         self._rows: list[npt.NDArray[np.uint8]] = [layer.numpy() for layer in pool.layers]
 
     @classmethod
-    def allocate(cls, spec: PoolSpec, pages: int) -> "OracleEngine":
+    def allocate(cls, spec: PoolSpec, pages: int) -> "OraclePool":
         """Allocate device memory for ``pages`` pages and the padding sink.
 
         Raises:
@@ -58,12 +58,7 @@ class OracleEngine:
             raise ConfigError(f"{pages} device pages of {spec.page_bytes} bytes cannot be allocated") from error
         return cls(DevicePool(spec, layers))
 
-    @property
-    def verifies(self) -> bool:
-        """True: every byte."""
-        return True
-
-    def compute(self, keys: Sequence[PageKey], slots: Slots) -> None:
+    def fill(self, keys: Sequence[PageKey], slots: Slots) -> None:
         """Write what the oracle says, each layer its part."""
         made = self._oracle.payloads(keys)
         start = 0
@@ -72,8 +67,8 @@ class OracleEngine:
             rows[slots] = made[:, start:end]
             start = end
 
-    def count_wrong(self, keys: Sequence[PageKey], slots: Slots) -> int:
-        """Compare every byte with the oracle."""
+    def wrong(self, keys: Sequence[PageKey], slots: Slots) -> npt.NDArray[np.bool_]:
+        """Tell for each page whether any byte differs from the oracle's."""
         expected = self._oracle.payloads(keys)
         wrong = np.zeros(len(keys), np.bool_)
         start = 0
@@ -81,6 +76,53 @@ class OracleEngine:
             end = start + rows.shape[1]
             wrong |= (rows[slots] != expected[:, start:end]).any(axis=1)
             start = end
+        return wrong
+
+
+class OracleEngine:
+    """Every pool of a layout that has bytes."""
+
+    __slots__ = ("_components",)
+
+    def __init__(self, components: Sequence[Sequence[OraclePool]]) -> None:
+        self._components = components
+
+    @classmethod
+    def allocate(cls, layout: ModelLayout, pages: Sequence[int]) -> "OracleEngine":
+        """Allocate ``pages[component]`` pages, and the padding sink, in each pool of each component.
+
+        Raises:
+            ConfigError: they do not fit.
+
+        """
+        sizes = zip(layout.components, pages, strict=True)
+        return cls(
+            [
+                [OraclePool.allocate(spec, count) for spec in component.pools if spec.page_bytes]
+                for component, count in sizes
+            ]
+        )
+
+    @property
+    def pools(self) -> list[DevicePool]:
+        """The device pools, as the cache takes them."""
+        return [pool.pool for component in self._components for pool in component]
+
+    @property
+    def verifies(self) -> bool:
+        """True: every byte."""
+        return True
+
+    def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
+        """Write what the oracle says into every pool."""
+        for pool in self._components[component]:
+            pool.fill(keys, slots)
+
+    def count_wrong(self, component: int, keys: Sequence[PageKey], slots: Slots) -> int:
+        """Compare every byte of every pool with the oracle."""
+        wrong = np.zeros(len(keys), np.bool_)
+        for pool in self._components[component]:
+            wrong |= pool.wrong(keys, slots)
         return int(np.count_nonzero(wrong))
 
 
@@ -94,9 +136,9 @@ class NoEngine:
         """False: there are no bytes."""
         return False
 
-    def compute(self, keys: Sequence[PageKey], slots: Slots) -> None:
+    def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
         """Compute nothing."""
 
-    def count_wrong(self, keys: Sequence[PageKey], slots: Slots) -> int:
+    def count_wrong(self, component: int, keys: Sequence[PageKey], slots: Slots) -> int:
         """Find nothing wrong."""
         return 0

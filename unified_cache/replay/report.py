@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from unified_cache.replay.files import write_whole
 from unified_cache.replay.result import ReplayResult
-from unified_cache.replay.summary import COLUMNS, setting_rows, tier_rows, verdict
+from unified_cache.replay.summary import COLUMNS, COMPONENT_COLUMNS, component_rows, setting_rows, tier_rows, verdict
 
 __all__ = ["draw", "write_report"]
 
@@ -75,7 +75,15 @@ _PAGE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).fr
 <span class="swatch" style="background:{{ colours[cell] }}"></span>{% endif %}{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody>
 </table></div>
-<ul>{% for line in lines %}<li>{{ line }}</li>{% endfor %}</ul>
+{% if component_rows %}<h2>By component</h2>
+<div class="wide"><table>
+<thead><tr>{% for name in component_columns %}<th>{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in component_rows %}<tr>{% for cell in row %}<td>{% if loop.first -%}
+<span class="swatch" style="background:{{ colours[cell] }}"></span>{% endif %}{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</tbody>
+</table></div>
+{% endif %}<ul>{% for line in lines %}<li>{{ line }}</li>{% endfor %}</ul>
 <h2>What was run</h2>
 <table class="settings"><tbody>
 {% for name, value in settings %}<tr><td>{{ name }}</td><td>{{ value }}</td></tr>
@@ -104,6 +112,8 @@ def write_report(result: ReplayResult, directory: Path) -> Path:
         picture=base64.b64encode(picture).decode("ascii"),
         columns=COLUMNS,
         rows=tier_rows(result),
+        component_columns=COMPONENT_COLUMNS,
+        component_rows=component_rows(result),
         colours=COLOURS,
         lines=verdict(result),
         settings=setting_rows(result),
@@ -145,7 +155,8 @@ def draw(result: ReplayResult) -> bytes:
 
 
 def _has(result: ReplayResult, tier: str) -> bool:
-    return result.settings.host_pages > 0 if tier == "host" else result.settings.storage is not None
+    plan = result.settings.plan
+    return plan.has_host if tier == "host" else plan.storage is not None
 
 
 def _curves(result: ReplayResult) -> tuple[_Floats, dict[str, _Floats], _Floats]:

@@ -1,16 +1,20 @@
 """What a replay found: one frozen value, for the table, the JSON file and the report alike."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.plan import Settings
 
-__all__ = ["Hits", "ReplayResult", "Window"]
+__all__ = ["ComponentUse", "Hits", "ReplayResult", "Window"]
 
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Pages handed back, by the tier that held them when the request came."""
+    """Pages handed back, by tier.
+
+    Of a prompt: by the tier down to which one had to go to resume there. Of a component: by the tier that held them.
+    """
 
     device: int = 0
     host: int = 0
@@ -24,6 +28,32 @@ class Hits:
     def by_tier(self) -> dict[str, int]:
         """Return the counts under the tiers' names, fastest first."""
         return asdict(self)
+
+    def __add__(self, other: "Hits") -> "Hits":
+        return Hits(self.device + other.device, self.host + other.host, self.storage + other.storage)
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentUse:
+    """What one component held, handed back and moved in a run. Bytes are what the pages stand for."""
+
+    name: str
+    page_bytes: int
+    """Payload of one page in all pools."""
+    capacity_pages: Mapping[str, int]
+    """Pages that each memory tier can cache."""
+    hits: Hits
+    """Pages handed back: what the resumes that were made needed of this component."""
+    moved_pages: Mapping[str, int]
+    """By leg."""
+
+    def hit_bytes(self) -> dict[str, int]:
+        """Return the bytes handed back, by tier."""
+        return {tier: pages * self.page_bytes for tier, pages in self.hits.by_tier().items()}
+
+    def moved_bytes(self) -> dict[str, int]:
+        """Return the bytes moved, by leg; without bytes, what would have moved."""
+        return {leg: pages * self.page_bytes for leg, pages in self.moved_pages.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +80,14 @@ class ReplayResult:
     """What a replay found. Counts are in pages; blocks are for people who know the trace."""
 
     trace: str
-    settings: ReplaySettings
+    settings: Settings
     requests: int
     pages: int
     """Pages asked for, padded tails included."""
     seen_pages: int
     """See ``Window``: a cache that starts empty and never evicts would have handed back these."""
     hits: Hits
+    components: tuple[ComponentUse, ...]
     input_tokens: int
     """Tokens asked for; here tails count as long as they are."""
     hit_tokens: int
@@ -68,17 +99,23 @@ class ReplayResult:
     """Slots that nobody gave back. Anything but 0 is a bug."""
     flawed_pages: int
     """Pages that storage returned damaged, each refused and taken for a miss."""
-    bytes_moved: Mapping[str, int]
-    """Payload by leg; without bytes, what would have moved."""
     seconds: float
     series: tuple[Window, ...]
     environment: Mapping[str, str]
     """Versions and machine: a figure without them says little."""
 
     @property
-    def blocks(self) -> int:
-        """Blocks asked for."""
-        return self.pages // self.settings.pages_per_block
+    def bytes_moved(self) -> dict[str, int]:
+        """Payload by leg; without bytes, what would have moved."""
+        totals: Counter[str] = Counter()
+        for component in self.components:
+            totals.update(component.moved_bytes())
+        return dict(totals)
+
+    @property
+    def blocks(self) -> float:
+        """Blocks asked for; a fraction where prompts count as long as they are."""
+        return self._blocks(self.pages)
 
     @property
     def block_hit_ratio(self) -> float:
@@ -118,10 +155,20 @@ class ReplayResult:
             "wrong_pages": self.wrong_pages,
             "leaked_slots": self.leaked_slots,
             "flawed_pages": self.flawed_pages,
-            "bytes_moved": dict(self.bytes_moved),
+            "bytes_moved": self.bytes_moved,
+            "components": {
+                component.name: {
+                    "page_bytes": component.page_bytes,
+                    "capacity_pages": dict(component.capacity_pages),
+                    "hit_pages": component.hits.by_tier(),
+                    "hit_bytes": component.hit_bytes(),
+                    "bytes_moved": component.moved_bytes(),
+                }
+                for component in self.components
+            },
             "seconds": self.seconds,
             "requests_per_s": self.requests_per_s,
-            "settings": asdict(self.settings),
+            "settings": self.settings.as_json(),
             "environment": dict(self.environment),
             "series": [
                 {
@@ -136,5 +183,5 @@ class ReplayResult:
         }
 
     def _blocks(self, pages: int) -> float:
-        blocks = pages / self.settings.pages_per_block
+        blocks = pages / self.settings.plan.pages_per_block
         return int(blocks) if blocks.is_integer() else blocks

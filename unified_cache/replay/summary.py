@@ -1,48 +1,73 @@
 """The result of a replay in words and rows: what the table on a terminal and the page of a report both show."""
 
+from unified_cache.replay.machine import bytes_text
 from unified_cache.replay.result import ReplayResult
-from unified_cache.replay.settings import bytes_text
 
-__all__ = ["COLUMNS", "setting_rows", "tier_rows", "verdict"]
+__all__ = ["COLUMNS", "COMPONENT_COLUMNS", "component_rows", "setting_rows", "tier_rows", "verdict"]
 
 COLUMNS = ("tier", "pages", "hit blocks", "hit ratio", "share", "bytes in", "bytes out")
 """Of ``tier_rows``; the first is text, the others are numbers."""
 
+COMPONENT_COLUMNS = ("tier", "component", "pages", "bytes", "hit pages", "hit bytes", "share")
+"""Of ``component_rows``; the first two are text, the others are numbers."""
+
 
 def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     """Return a row for each tier there is, fastest first, and one for all together."""
-    settings, moved = result.settings, result.bytes_moved
-    capacity = "none" if settings.storage is None else "no cap"
-    if settings.storage_bytes is not None:
-        capacity = bytes_text(settings.storage_bytes)
+    plan, moved = result.settings.plan, result.bytes_moved
+    capacity = "no cap" if plan.storage_bytes is None else bytes_text(plan.storage_bytes)
     tiers = {
-        "device": (f"{settings.device_pages:,}", moved["load"], moved["backup"]),
-        "host": (f"{settings.host_pages:,}", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
+        "device": (f"{plan.device_pages[0]:,}", moved["load"], moved["backup"]),
+        "host": (f"{plan.host_pages[0]:,}", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
         "storage": (capacity, moved["store"], moved["prefetch"]),
     }
-    present = {"device": True, "host": settings.host_pages > 0, "storage": settings.storage is not None}
     hit_blocks = result.hit_blocks()
     rows: list[tuple[str, ...]] = []
-    for tier, (pages, in_bytes, out_bytes) in tiers.items():
-        if present[tier]:
-            share = hit_blocks[tier] / sum(hit_blocks.values()) if result.hits.total else 0.0
-            ratio = hit_blocks[tier] / result.blocks if result.blocks else 0.0
-            cells = (f"{hit_blocks[tier]:,.10g}", f"{ratio:.4f}", f"{share:.1%}")
-            rows.append((tier, pages, *cells, bytes_text(in_bytes), bytes_text(out_bytes)))
-    total = (f"{sum(hit_blocks.values()):,.10g}", f"{result.block_hit_ratio:.4f}")
+    for tier in _present(result):
+        pages, in_bytes, out_bytes = tiers[tier]
+        share = hit_blocks[tier] / sum(hit_blocks.values()) if result.hits.total else 0.0
+        ratio = hit_blocks[tier] / result.blocks if result.blocks else 0.0
+        cells = (_number(hit_blocks[tier]), f"{ratio:.4f}", f"{share:.1%}")
+        rows.append((tier, pages, *cells, bytes_text(in_bytes), bytes_text(out_bytes)))
+    total = (_number(sum(hit_blocks.values())), f"{result.block_hit_ratio:.4f}")
     rows.append(("all", "", *total, f"{min(1, result.hits.total):.1%}", "", ""))
     return rows
+
+
+def component_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """Return a row for each tier and component; none for a model of one component, where they say nothing new."""
+    if len(result.components) == 1:
+        return []
+    rows: list[tuple[str, ...]] = []
+    for tier in _present(result):
+        for component in result.components:
+            pages = component.capacity_pages.get(tier)
+            sizes = ("", "") if pages is None else (f"{pages:,}", bytes_text(pages * component.page_bytes))
+            hit_pages = component.hits.by_tier()[tier]
+            share = hit_pages / component.hits.total if component.hits.total else 0.0
+            cells = (f"{hit_pages:,}", bytes_text(component.hit_bytes()[tier]), f"{share:.1%}")
+            rows.append((tier, component.name, *sizes, *cells))
+    return rows
+
+
+def _present(result: ReplayResult) -> list[str]:
+    plan = result.settings.plan
+    return ["device", *(["host"] if plan.has_host else []), *(["storage"] if plan.storage is not None else [])]
+
+
+def _number(count: float) -> str:
+    return f"{count:,.1f}" if count % 1 else f"{count:,.0f}"
 
 
 def verdict(result: ReplayResult) -> list[str]:
     """Say in a few lines how much was asked for, how fast it went, and whether every byte was right."""
     lines = [
-        f"{result.requests:,} requests, {result.blocks:,} blocks in {result.seconds:.1f} s: "
+        f"{result.requests:,} requests, {_number(result.blocks)} blocks in {result.seconds:.1f} s: "
         f"{result.requests_per_s:,.0f} requests/s",
         f"token hit ratio {result.token_hit_ratio:.4f}; a cache that never evicts, empty at first: "
         f"{result.seen_ratio:.4f} of blocks",
     ]
-    if result.settings.with_bytes:
+    if result.settings.plan.with_bytes:
         lines.append(
             f"{result.pages_verified:,} pages verified, {result.wrong_pages:,} wrong, "
             f"{result.leaked_slots:,} slots leaked"
@@ -56,15 +81,5 @@ def verdict(result: ReplayResult) -> list[str]:
 
 def setting_rows(result: ReplayResult) -> list[tuple[str, str]]:
     """Return what was run, on what: names and values."""
-    settings = result.settings
-    rows = [
-        ("trace", result.trace),
-        ("page", f"{settings.page_size} tokens, {bytes_text(settings.page_bytes)}"),
-        ("device", f"{settings.device_pages:,} pages"),
-        ("host", f"{settings.host_pages:,} pages" if settings.host_pages else "none"),
-        ("storage", settings.storage or "none"),
-    ]
-    if settings.storage_bytes is not None:
-        rows.append(("storage cap", bytes_text(settings.storage_bytes)))
-    rows.append(("payload", "moved and verified" if settings.with_bytes else "not moved"))
-    return rows + [(name.replace("_", "-"), value) for name, value in result.environment.items()]
+    environment = [(name.replace("_", "-"), value) for name, value in result.environment.items()]
+    return [("trace", result.trace), *result.settings.rows(), *environment]

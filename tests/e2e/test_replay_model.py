@@ -1,0 +1,179 @@
+"""Replays of models: true pools, tiers in bytes, every component verified; and what keeping windows brings."""
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_replay import TRACE, conversations, run
+from unified_cache.cli.main import run as command
+from unified_cache.components.layouts import size_preset
+from unified_cache.config import Retention
+from unified_cache.errors import ConfigError
+from unified_cache.replay.engine import OracleEngine
+from unified_cache.replay.model_settings import TAIL_TOKENS, ModelSettings
+from unified_cache.replay.runner import Replay
+from unified_cache.replay.trace import TraceRequest, read_trace
+
+MODELS = ("deepseek-v4-flash", "gpt-oss-120b", "gemma-3-27b", "qwen3-next", "llama-3.1-8b")
+
+
+def small(model: str, prompts: int = 4, **fields: object) -> ModelSettings:
+    """Make tiers that hold a few prompts: as many on the device, three times that in host memory."""
+    sized = size_preset(model)
+    retention = Retention(TAIL_TOKENS)
+    huge = ModelSettings(model, sized, retention, with_bytes=False)
+    prompt_bytes = huge.device_bytes / huge._prompts("device", huge.device_bytes, sealed=False)
+    made = ModelSettings(
+        model, sized, retention, device_bytes=int(prompts * prompt_bytes), host_bytes=int(3.2 * prompts * prompt_bytes)
+    )
+    return dataclasses.replace(made, **fields)  # type: ignore[arg-type]  # fields of ModelSettings by name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_component_comes_back_right_from_every_tier(model: str, tmp_path: Path) -> None:
+    requests = conversations(100)
+    result = run([*requests, *requests], small(model, storage=f"file:{tmp_path}/store"))
+    assert (result.wrong_pages, result.leaked_slots, result.flawed_pages) == (0, 0, 0)
+    for component in result.components:
+        hits = component.hits.by_tier()
+        assert min(hits.values()) > 0, hits
+        assert component.moved_pages["store"] > 0
+    assert result.pages_verified == sum(component.hits.total for component in result.components)
+    full = result.components[0].hits
+    assert full.total == result.hits.total, "of full attention, all that is resumed is handed back"
+    # A prefix counts for the tier from which all of it could be resumed; a page for the tier it lay on.
+    assert full.device >= result.hits.device
+    assert full.storage <= result.hits.storage
+    assert len(result.components) > 1 or full == result.hits
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_names_alone_hit_what_a_models_bytes_hit(model: str) -> None:
+    settings = small(model)
+    with_bytes = run(conversations(120), settings)
+    names = run(conversations(120), dataclasses.replace(settings, with_bytes=False))
+    assert names.hits == with_bytes.hits
+    assert names.components == with_bytes.components
+
+
+def test_bytes_are_those_of_the_model_and_not_the_scaled_ones() -> None:
+    sized = size_preset("deepseek-v4-flash")
+    result = run(conversations(40), small("deepseek-v4-flash", storage=None))
+    assert [component.page_bytes for component in result.components] == [998_208, 8_160_000]
+    full, swa = result.components
+    assert result.bytes_moved["backup"] == full.moved_pages["backup"] * 998_208 + swa.moved_pages["backup"] * 8_160_000
+    run_pools = result.settings.plan.layout.pools
+    for scaled, true in zip(run_pools, sized.layout.pools, strict=True):
+        assert scaled.page_bytes == (max(64, round(true.page_bytes / 1024)) if true.page_bytes else 0)
+
+
+def test_a_byte_that_changes_in_a_sidecar_of_a_window_is_noticed() -> None:
+    request = TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))
+    with Replay.open(small("deepseek-v4-flash").plan) as player:
+        player.serve(request)
+        assert isinstance(player._engine, OracleEngine)
+        (state,) = (pool for pool in player._engine.pools if pool.spec.name == "deepseek_v4_c4_indexer_state")
+        state.layers[1][:, 5] ^= 1
+        player.serve(request)
+        assert (player.wrong_pages, player.pages_verified) == (1, 9)
+
+
+# ---- what keeping windows brings ---------------------------------------------------------------------------------
+
+
+@cache
+def conversation() -> tuple[TraceRequest, ...]:
+    return tuple(read_trace(TRACE))
+
+
+@cache
+def hit_tokens(model: str, page_size: int, retention: Retention) -> int:
+    """Replay the whole trace by a cache that never evicts."""
+    sized = size_preset(model, page_size=page_size)
+    settings = ModelSettings(model, sized, retention, host_bytes=0, storage=None, with_bytes=False)
+    pages = tuple(200_000 * 512 // page_size for _ in sized.layout.components)
+    plan = dataclasses.replace(settings.plan, device_pages=pages)
+    with Replay.open(plan) as player:
+        return sum(player.serve(request).total for request in conversation()) * page_size
+
+
+@pytest.mark.parametrize(
+    ("page_size", "retention", "preserved"),
+    [
+        (512, Retention(branches=False), 0.937),
+        (256, Retention(branches=False), 0.590),
+        pytest.param(256, Retention(), 0.778, marks=pytest.mark.long),
+        pytest.param(256, Retention(TAIL_TOKENS, branches=False), 0.937, marks=pytest.mark.long),
+        (256, Retention(TAIL_TOKENS), 0.960),
+    ],
+)
+def test_of_what_full_attention_could_reuse_windows_that_were_kept_preserve(
+    page_size: int, retention: Retention, preserved: float
+) -> None:
+    full = hit_tokens("llama-3.1-8b", page_size, Retention())
+    assert hit_tokens("deepseek-v4-flash", page_size, retention) / full == pytest.approx(preserved, abs=0.001)
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_tiers_and_components(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["replay", str(TRACE), "--model", "gpt-oss-20b", "--limit", "60", "--scale-bytes", "0.0005"]) == 0
+    shown = capsys.readouterr().out
+    for tier in ("device", "host", "storage"):
+        for component in ("full", "swa"):
+            assert any(line.split()[:2] == [tier, component] for line in shown.splitlines())
+    assert "0 wrong, 0 slots leaked" in shown
+
+
+def test_the_json_has_hits_and_bytes_by_component(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["replay", str(TRACE), "--model", "qwen3-next", "--limit", "40", "--no-bytes", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["components"]) == {"full", "mamba"}
+    for component in found["components"].values():
+        assert set(component) == {"page_bytes", "capacity_pages", "hit_pages", "hit_bytes", "bytes_moved"}
+        assert component["hit_bytes"]["device"] == component["hit_pages"]["device"] * component["page_bytes"]
+    assert found["settings"]["model"] == "qwen3-next"
+    assert found["settings"]["retention"] == {"tail_tokens": TAIL_TOKENS, "branches": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device-pages", "5"], "--device-pages do not go with --model"),
+        (["--device-bytes", "1MiB"], "device bytes must be at least"),
+        (["--host-bytes", "1MiB"], "host bytes must be at least"),
+        (["--storage-bytes", "1MiB"], "storage bytes must be at least"),
+        (["--scale-bytes", "0"], "scale must be in"),
+        (["--scale-bytes", "2"], "scale must be in"),
+        (["--keep-tail", "-1"], "tail_tokens must not be negative"),
+        (["--page-size", "96"], "multiple"),
+        (["--page-size", "1024"], "page size must divide"),
+        (["--host-bytes", "0"], "storage is reached through host memory"),
+    ],
+)
+def test_a_model_that_cannot_be_replayed_so_is_refused_in_one_line(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["replay", str(TRACE), "--model", "deepseek-v4-flash", *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_sizes_in_bytes_need_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["replay", str(TRACE), "--device-bytes", "1GiB", "--keep-tail", "0"]) == 2
+    assert "--device-bytes, --keep-tail need --model" in capsys.readouterr().err
+
+
+def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["replay", str(TRACE), "--model", "no-such-model"]) == 2
+    assert "no-such-model" in capsys.readouterr().err
+
+
+def test_a_tier_too_small_for_a_prompt_says_what_it_would_take() -> None:
+    with pytest.raises(ConfigError, match=r"4 prompts of 8192 tokens of llama-3\.1-8b, found 1000"):
+        ModelSettings("llama-3.1-8b", size_preset("llama-3.1-8b"), Retention(), device_bytes=1000)

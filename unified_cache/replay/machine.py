@@ -1,0 +1,48 @@
+"""The machine a replay runs on: its memory, its versions, and bytes in words."""
+
+import os
+import platform
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["bytes_text", "cpu_name", "memory_bytes", "own_version"]
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def memory_bytes() -> int:
+    """Return what this process may use: physical memory, or the limit of its control group if that is less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # no such limit, or the word "max"
+            memory = min(memory, int(path.read_text(encoding="ascii")))
+    return memory
+
+
+def bytes_text(count: int) -> str:
+    """Write a number of bytes for people."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.1f} {unit}" if unit != "B" else f"{count} B"
+        amount /= 1024
+    return f"{amount:,.1f} TiB"
+
+
+def own_version() -> str:
+    """Return the version of this package."""
+    try:
+        return version("unified-cache")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def cpu_name() -> str:
+    """Return what the CPU calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

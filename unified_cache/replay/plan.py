@@ -1,0 +1,131 @@
+"""What a replay runs on: pools, how many pages of them each tier holds, and what the pages stand for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from unified_cache.config import CacheConfig, Retention
+from unified_cache.errors import ConfigError
+from unified_cache.pool import Component, ModelLayout, PoolSpec
+from unified_cache.replay.machine import bytes_text, memory_bytes
+from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.seal import HEADER_BYTES
+
+__all__ = ["SEAL_BYTES", "Plan", "Settings", "component_bytes"]
+
+SLOT_BYTES = 9
+"""What the cache keeps for every slot, used or not: free list, state and scratch of ``SlotAllocator``."""
+
+SEAL_BYTES = 192
+"""Most that a page in host memory takes beyond its payload: header, and padding to a cache line."""
+
+PAGES_MAX = 2**31 - 2
+"""Slots are int32, and slot 0 is the padding sink."""
+
+
+def component_bytes(component: Component) -> int:
+    """Return the payload of one page in all pools of a component."""
+    return sum(pool.page_bytes for pool in component.pools)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that decides what a run does; two runs of equal plans and traces are equal.
+
+    Raises:
+        ConfigError: a size is out of range, does not fit the trace's blocks, or exceeds the memory of the machine.
+
+    """
+
+    subject: str
+    """What is cached, for people and as the identity of stored pages."""
+    layout: ModelLayout
+    """Pools as they are in this run, payloads perhaps scaled down."""
+    true_layout: ModelLayout
+    """The same pools with the bytes that they stand for."""
+    device_pages: tuple[int, ...]
+    """By component: pages that the device can cache."""
+    host_pages: tuple[int, ...]
+    """By component: pages that host memory can cache; all 0 for no host tier."""
+    storage: str | None
+    """URL of the store; None for no storage tier."""
+    storage_bytes: int | None
+    """Cap on the store, in bytes of this run; None for what its place has."""
+    retention: Retention
+    padded: bool
+    """Whether a prompt's last block counts as a whole one, as block-level figures do; else it is as long as it is."""
+    with_bytes: bool
+    """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
+
+    def __post_init__(self) -> None:
+        page_size = self.layout.page_size
+        if page_size < 1 or BLOCK_TOKENS % page_size:
+            raise ConfigError(f"page size must divide the trace's blocks of {BLOCK_TOKENS} tokens, found {page_size}")
+        most = max(*self.device_pages, *self.host_pages)
+        if most > PAGES_MAX:
+            raise ConfigError(f"a tier holds at most {PAGES_MAX} pages, found {most}")
+        if self.storage_bytes is not None and self.storage_bytes < 1:
+            raise ConfigError(f"storage bytes must be at least 1, found {self.storage_bytes}")
+        if self.storage is None and self.storage_bytes is not None:
+            raise ConfigError(f"storage bytes cap a store, found {self.storage_bytes} and no store")
+        if self.storage is not None and not all(self.host_pages):
+            raise ConfigError("storage is reached through host memory, found host pages 0")
+        self._check_memory()
+
+    @property
+    def config(self) -> CacheConfig:
+        """Sizes of the cache."""
+        return CacheConfig(self.device_pages, self.host_pages, retention=self.retention)
+
+    @property
+    def has_host(self) -> bool:
+        """Whether there is a host tier."""
+        return any(self.host_pages)
+
+    @property
+    def pages_per_block(self) -> int:
+        """Pages that one block of the trace takes."""
+        return BLOCK_TOKENS // self.layout.page_size
+
+    def pages_of(self, request: TraceRequest) -> int:
+        """Return the pages that a request asks for."""
+        if self.padded:
+            return len(request.hash_ids) * self.pages_per_block
+        return request.input_length // self.layout.page_size
+
+    def objects(self) -> dict[str, int]:
+        """Return the bytes of one stored object of each pool that has bytes, header included."""
+        return {pool.name: pool.page_bytes + HEADER_BYTES for pool in self.layout.pools if pool.page_bytes}
+
+    def _check_memory(self) -> None:
+        need = (sum(self.device_pages) + sum(self.host_pages)) * SLOT_BYTES
+        if self.with_bytes:
+            sizes = zip(self.layout.components, self.device_pages, self.host_pages, strict=True)
+            need += sum(_payload_bytes(component.pools, device, host) for component, device, host in sizes)
+            if self.storage is not None and self.storage.startswith("memory:"):
+                need += self.storage_bytes or 0
+        have = memory_bytes()
+        if need > have:
+            raise ConfigError(f"the tiers need {bytes_text(need)} of memory, found {bytes_text(have)} on this machine")
+
+
+def _payload_bytes(pools: Sequence[PoolSpec], device_pages: int, host_pages: int) -> int:
+    on_device = (device_pages + 1) * sum(pool.page_bytes for pool in pools)
+    return on_device + (host_pages + 1) * sum(pool.page_bytes + SEAL_BYTES for pool in pools if pool.page_bytes)
+
+
+class Settings(Protocol):
+    """What somebody asked for, and the plan that follows from it."""
+
+    @property
+    def plan(self) -> Plan:
+        """What will be run."""
+        ...
+
+    def as_json(self) -> dict[str, object]:
+        """Return what was asked for, under stable names."""
+        ...
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what was asked for, in words: names and values."""
+        ...
