@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.components import components_figures
 from benchmarks.copies import copies_figures
 from benchmarks.files import files_figures
 from benchmarks.keys import keys_figures
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Section] = {
     "insert": insert_figures,
     "evict": evict_figures,
     "lock": lock_figures,
+    "components": components_figures,
     "keys": keys_figures,
     "copies": copies_figures,
     "files": files_figures,
