@@ -102,8 +102,6 @@ class UnifiedCache:
         Raises:
             ConfigError: pools, layout and sizes do not fit each other, or host memory does not suffice.
         """
-        if storage is not None and not all(config.host_pages):
-            raise ConfigError(f"storage needs host pages for every component, found {config.host_pages}")
         pools = {pool.spec.name: pool for pool in device_pools}
         host_pages: dict[str, int] = {}
         for number, component in enumerate(layout.components):
@@ -139,6 +137,10 @@ class UnifiedCache:
         digest = identity.digest(layout)
         tier = None
         if storage is not None:
+            if not config.host_pages[0]:
+                raise ConfigError(f"storage is reached through host memory, found host pages {config.host_pages}")
+            if not any(pool.page_bytes for pool in layout.components[0].pools):
+                raise ConfigError(f"storage needs a pool with bytes in {layout.components[0].name}, found none")
             verified = VerifiedStorage(storage)
             verified.register(manifest_of(identity, layout), memory.slabs())
             tier = StorageTier(verified, layout, digest, memory)
@@ -289,13 +291,23 @@ class UnifiedCache:
     # ---- moving ----------------------------------------------------------------------------------------------
 
     def load(self, prompt: Prompt) -> Operation | None:
-        """Start bringing what the host holds of a prompt to the device; None if too much is under way."""
+        """Start bringing what the host holds of a prompt to the device; None if too much is under way.
+
+        Raises:
+            ConfigError: there is no host tier.
+        """
         self._enter()
+        self._check_host()
         return self._started(self._controller.start(Leg.LOAD, self._transfers.load(prompt)))
 
     def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | None:
-        """Start copying a prompt's device prefix to the host, and on to storage; None if too much is under way."""
+        """Start copying a prompt's device prefix to the host, and on to storage; None if too much is under way.
+
+        Raises:
+            ConfigError: there is no host tier.
+        """
         self._enter()
+        self._check_host()
         return self._started(self._controller.start(Leg.BACKUP, self._transfers.backup(prompt, level)))
 
     def prefetch(self, prompt: Prompt) -> Operation | None:
@@ -394,6 +406,10 @@ class UnifiedCache:
             raise OwnerThreadError("a cache may be called only from the thread that opened it")
         if self._closed:
             raise ClosedError("the cache is closed")
+
+    def _check_host(self) -> None:
+        if not self.config.host_pages[0]:
+            raise ConfigError(f"host pages are needed for a backup or a load, found {self.config.host_pages}")
 
     def _check_needed(self, needed: Sequence[Pages]) -> None:
         names = [component.name for component in self.layout.components]

@@ -63,6 +63,8 @@ class CacheConfig:
             raise ConfigError(f"device_pages must be positive, found {self.device_pages}")
         if any(pages < 0 for pages in self.host_pages):
             raise ConfigError(f"host_pages must not be negative, found {self.host_pages}")
+        if any(self.host_pages) and not all(self.host_pages):
+            raise ConfigError(f"host_pages must be zero for all components or for none, found {self.host_pages}")
         if self.operations_max < 1:
             raise ConfigError(f"operations_max must be positive, found {self.operations_max}")
         if self.storage_workers < 1:
