@@ -16,18 +16,26 @@ A miss, a full pool and "not yet" are return values, never exceptions.
     │   ├── OwnerThreadError   called from another thread than the owner's
     │   └── SettleTimeoutError transfers did not finish in the time given
     ├── CopyError              bytes could not be moved between device and host
+    ├── CancelledError         a transfer was ended before its time
+    ├── OperationTimeoutError  a transfer took longer than it may
     └── StorageError           a storage backend failed; a miss is not a failure
-        └── StorageFullError   the store has no room left for a page
+        ├── StorageFullError   the store has no room left for a page
+        └── StorageTimeoutError  a call did not return in time, and is still in flight
 """
+
+from typing import Protocol
 
 __all__ = [
     "CacheError",
+    "CallInFlight",
+    "CancelledError",
     "ClosedError",
     "ConfigError",
     "CopyError",
     "InputError",
     "LayoutError",
     "LockError",
+    "OperationTimeoutError",
     "OwnerThreadError",
     "SettleTimeoutError",
     "SlotError",
@@ -35,6 +43,7 @@ __all__ = [
     "StateError",
     "StorageError",
     "StorageFullError",
+    "StorageTimeoutError",
     "TokenError",
     "TraceError",
 ]
@@ -96,6 +105,14 @@ class CopyError(CacheError):
     """Bytes could not be moved between device and host."""
 
 
+class CancelledError(CacheError):
+    """A transfer was ended before its time; nothing of it was kept."""
+
+
+class OperationTimeoutError(CacheError):
+    """A transfer took longer than it may; nothing of it was kept."""
+
+
 class StorageError(CacheError):
     """A storage backend failed.
 
@@ -112,3 +129,37 @@ class StorageFullError(StorageError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)
+
+
+class CallInFlight(Protocol):
+    """A call to a store that nobody waits for any more, and that may still read or fill its buffers."""
+
+    @property
+    def name(self) -> str:
+        """Method of the store, such as ``get``."""
+        ...
+
+    @property
+    def started_s(self) -> float:
+        """When it started, in seconds of the clock that its deadline was measured with."""
+        ...
+
+    @property
+    def returned(self) -> bool:
+        """Whether the store has let go of the call, and so of its buffers."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for the call to return; tell whether it has."""
+        ...
+
+
+class StorageTimeoutError(StorageError):
+    """A store did not return from a call in time.
+
+    The call goes on: keep its buffers from other use until ``call.returned``. Trying again is safe, with other buffers.
+    """
+
+    def __init__(self, message: str, call: CallInFlight) -> None:
+        super().__init__(message, retryable=True)
+        self.call = call

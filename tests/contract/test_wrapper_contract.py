@@ -1,0 +1,84 @@
+"""The storage contract, over every wrapper around a store in memory and around one in a directory."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.wrapper_fixture import PATIENCE_S, ManualClock
+from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import (
+    Backoff,
+    CircuitBreaker,
+    DeadlineStorage,
+    Rate,
+    RateLimit,
+    RetryStorage,
+)
+from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
+from unified_cache.testing.faulty_storage import FaultyStorage, ScriptedFaults
+from unified_cache.testing.storage_contract import ROOM_BYTES_MAX, StorageContract
+
+THREADS_MAX = 3
+"""Fewer than the contract's callers, so that some wait for a thread."""
+
+AMPLE = Rate(calls_per_s=1e3, bytes_per_s=1e6, burst_s=1e6)
+
+
+def metered(backend: StorageBackend) -> StorageBackend:
+    return MeteredStorage(backend, StorageMetrics(CollectorRegistry()), "contract")
+
+
+def deadline(backend: StorageBackend) -> StorageBackend:
+    return DeadlineStorage(backend, PATIENCE_S, THREADS_MAX)
+
+
+def retry(backend: StorageBackend) -> StorageBackend:
+    return RetryStorage(backend, 3, Backoff(0.1, 1.0), random.Random(1), ManualClock().sleep)
+
+
+def breaker(backend: StorageBackend) -> StorageBackend:
+    return CircuitBreaker(backend, 5, Backoff(1.0, 8.0), ManualClock())
+
+
+def rate_limit(backend: StorageBackend) -> StorageBackend:
+    clock = ManualClock()
+    return RateLimit(backend, gets=AMPLE, puts=AMPLE, wait_max_s=1.0, clock=clock, sleep=clock.sleep)
+
+
+def faulty(backend: StorageBackend) -> StorageBackend:
+    return FaultyStorage(backend, ScriptedFaults({}), random.Random(1))
+
+
+def stacked(backend: StorageBackend) -> StorageBackend:
+    return VerifiedStorage(rate_limit(breaker(retry(deadline(metered(faulty(backend)))))))
+
+
+WRAPPERS = (metered, deadline, retry, breaker, rate_limit, faulty, stacked)
+
+
+def in_memory(path: Path) -> StorageBackend:
+    return MemoryStorage(ROOM_BYTES_MAX)
+
+
+def in_directory(path: Path) -> StorageBackend:
+    return FileStorage.open(path / "store", bytes_max=ROOM_BYTES_MAX)
+
+
+class TestWrappers(StorageContract):
+    @pytest.fixture(params=[in_memory, in_directory], ids=lambda make: make.__name__)
+    def backend(self, request: pytest.FixtureRequest, tmp_path: Path) -> StorageBackend:
+        make: Callable[[Path], StorageBackend] = request.param
+        return make(tmp_path)
+
+    @pytest.fixture(params=WRAPPERS, ids=lambda wrap: wrap.__name__)
+    def storage(self, request: pytest.FixtureRequest, backend: StorageBackend) -> Iterator[StorageBackend]:
+        wrap: Callable[[StorageBackend], StorageBackend] = request.param
+        storage = wrap(backend)
+        yield storage
+        storage.close()

@@ -1,0 +1,42 @@
+"""What tests of the wrappers share: a clock that only sleeping moves, and pages by number."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import PageIO, StorageBackend
+from unified_cache.testing.faulty_storage import Fault, FaultyStorage, ScriptedFaults
+from unified_cache.testing.storage_contract import blank_page, label, sealed_page
+
+PATIENCE_S = 60.0
+"""Longest wait for what must happen; reached only by a bug."""
+
+
+class ManualClock:
+    """Seconds that pass only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.sleeps_s: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps_s.append(seconds)
+        self.now_s += seconds
+
+
+def scripted(script: Mapping[int, Fault], backend: StorageBackend | None = None, seed: int = 0) -> FaultyStorage:
+    """Put these faults, by call number, before a backend, or an empty one in memory."""
+    return FaultyStorage(backend or MemoryStorage(), ScriptedFaults(script), random.Random(seed))
+
+
+def sealed(numbers: Sequence[int]) -> list[PageIO]:
+    """Make the sealed pages of these numbers."""
+    return [sealed_page(label(number)) for number in numbers]
+
+
+def blank(numbers: Sequence[int]) -> list[PageIO]:
+    """Make buffers for the pages of these numbers."""
+    return [blank_page(label(number)) for number in numbers]

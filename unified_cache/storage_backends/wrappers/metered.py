@@ -1,0 +1,129 @@
+"""A wrapper that counts: calls, pages, hits, bytes, errors and latencies, for Prometheus.
+
+It needs the ``metrics`` extra.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends._recency import page_bytes
+from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.wrappers.method import Method
+
+__all__ = ["LATENCY_BUCKETS_S", "MeteredStorage", "StorageMetrics"]
+
+LATENCY_BUCKETS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+"""Upper bounds of the latency histogram: from a look in memory to a store that is as good as gone."""
+
+Answer = TypeVar("Answer")
+
+
+class StorageMetrics:
+    """The metrics of all stores of a process, in the caller's registry; make one for each registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Make them in ``registry``, which must not have them yet."""
+
+        def counter(name: str, text: str, *more: str) -> Counter:
+            return Counter(f"unified_cache_storage_{name}", text, ["store", "method", *more], registry=registry)
+
+        self.calls = counter("calls", "Calls that began.")
+        self.pages = counter("pages", "Pages or labels asked about.")
+        self.hits = counter("hits", "Pages found, read, stored or removed.")
+        self.bytes = counter("bytes", "Bytes of the pages read or stored.")
+        self.errors = counter("errors", "Calls that raised, by class of exception.", "error")
+        self.latency = Histogram(
+            "unified_cache_storage_latency_seconds",
+            "Time from a call to its answer or error.",
+            ["store", "method"],
+            registry=registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
+
+
+class MeteredStorage:
+    """Count what goes through under the label ``store``, and how long it takes; change nothing.
+
+    It owns the wrapped backend. Thread-safe where the backend is. ``clock`` gives seconds.
+    """
+
+    def __init__(
+        self,
+        backend: StorageBackend,
+        metrics: StorageMetrics,
+        store: str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._backend = backend
+        self._metrics = metrics
+        self._store = store
+        self._clock = clock
+
+    def capability(self) -> Capability:
+        """Say what the wrapped backend can do."""
+        return self._timed(Method.CAPABILITY, self._backend.capability)
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Announce an identity to the wrapped backend."""
+        self._timed(Method.REGISTER, lambda: self._backend.register(manifest, slabs))
+
+    def exists(self, labels: Sequence[Label]) -> list[bool]:
+        """Ask the wrapped backend."""
+        found = self._timed(Method.EXISTS, lambda: self._backend.exists(labels))
+        self._count(Method.EXISTS, len(labels), sum(found))
+        return found
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Fill each page's buffers."""
+        hits = self._timed(Method.GET, lambda: self._backend.get(pages))
+        self._count_bytes(Method.GET, pages, hits)
+        return hits
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        """Store pages; those that exist count as stored, bytes included."""
+        stored = self._timed(Method.PUT, lambda: self._backend.put(pages, level))
+        self._count_bytes(Method.PUT, pages, stored)
+        return stored
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects from the wrapped backend."""
+        removed_count = self._timed(Method.REMOVE, lambda: self._backend.remove(labels))
+        self._count(Method.REMOVE, len(labels), removed_count)
+        return removed_count
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of the wrapped backend."""
+        return self._timed(Method.SCAN, lambda: self._backend.scan(identity, cursor))
+
+    def close(self) -> None:
+        """Close the wrapped backend."""
+        self._timed(Method.CLOSE, self._backend.close)
+
+    def _timed(self, method: Method, work: Callable[[], Answer]) -> Answer:
+        metrics, store = self._metrics, self._store
+        metrics.calls.labels(store, method.value).inc()
+        started_s = self._clock()
+        try:
+            return work()
+        except BaseException as error:
+            metrics.errors.labels(store, method.value, type(error).__name__).inc()
+            raise
+        finally:
+            metrics.latency.labels(store, method.value).observe(self._clock() - started_s)
+
+    def _count(self, method: Method, asked_count: int, hits_count: int) -> None:
+        self._metrics.pages.labels(self._store, method.value).inc(asked_count)
+        self._metrics.hits.labels(self._store, method.value).inc(hits_count)
+
+    def _count_bytes(self, method: Method, pages: Sequence[PageIO], hits: Sequence[bool]) -> None:
+        self._count(method, len(pages), sum(hits))
+        moved_bytes = sum(page_bytes(page) for page, hit in zip(pages, hits, strict=True) if hit)
+        self._metrics.bytes.labels(self._store, method.value).inc(moved_bytes)

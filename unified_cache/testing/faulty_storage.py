@@ -1,0 +1,298 @@
+"""A store that fails on purpose: the faults that stores have, from a seed or a script, around any backend."""
+
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from threading import Condition, Lock
+from typing import Protocol
+
+from unified_cache.errors import ConfigError, StorageError
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends._recency import page_bytes
+from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.wrappers.method import Method
+
+__all__ = ["Fault", "FaultPlan", "FaultyStorage", "ScriptedFaults", "SeededFaults"]
+
+POISON = 0xDB
+"""What stands where a short read or a torn write brought nothing."""
+
+LABELS_KEPT_MAX = 256
+"""Pages remembered to be returned in place of others."""
+
+
+class Fault(Enum):
+    """What goes wrong with a call, or with one page of its batch, chosen by the seed."""
+
+    FAIL = "fail"
+    """The call raises a retryable StorageError; nothing was done."""
+    DELAY = "delay"
+    """The call sleeps first."""
+    HANG = "hang"
+    """The call hangs until it is released, and then goes on."""
+    SHORT_READ = "short read"
+    """A page read ends in its first half and counts as a hit; the rest of its buffers is poison."""
+    FLIPPED_BIT = "flipped bit"
+    """A page read has one bit wrong and counts as a hit."""
+    MISDIRECTED_READ = "misdirected read"
+    """A page read has the bytes of another page and counts as a hit."""
+    LOST_WRITE = "lost write"
+    """A page counts as stored and is not."""
+    TORN_WRITE = "torn write"
+    """A page counts as stored, and from somewhere in its first half on poison is stored in its place."""
+    PARTIAL_WRITE = "partial write"
+    """The first pages of a batch are stored, then the call raises a retryable StorageError."""
+
+
+_OF_EVERY_CALL = frozenset({Fault.FAIL, Fault.DELAY, Fault.HANG})
+_FAULTS_OF = {
+    Method.GET: _OF_EVERY_CALL | {Fault.SHORT_READ, Fault.FLIPPED_BIT, Fault.MISDIRECTED_READ},
+    Method.PUT: _OF_EVERY_CALL | {Fault.LOST_WRITE, Fault.TORN_WRITE, Fault.PARTIAL_WRITE},
+}
+"""Which faults a method can have; one not named has those of every call."""
+
+
+class FaultPlan(Protocol):
+    """Decide which calls go wrong, and how."""
+
+    def fault_of(self, number: int, method: Method) -> Fault | None:
+        """Return the fault of call ``number``, counted from 0 over all methods but capability and close.
+
+        Called once for each call, in the order of the numbers.
+        """
+        ...
+
+
+class SeededFaults:
+    """Give every call each of the faults that its method can have at a rate, at most one a call."""
+
+    def __init__(self, rates: Mapping[Fault, float], rng: random.Random) -> None:
+        if min(rates.values(), default=0.0) < 0 or sum(rates.values()) > 1:
+            raise ConfigError(f"rates of faults must not be negative and sum up to at most 1, found {dict(rates)}")
+        self._rates = rates
+        self._rng = rng
+
+    def fault_of(self, number: int, method: Method) -> Fault | None:
+        """Draw one number; the same seed and the same calls draw the same faults."""
+        drawn = self._rng.random()
+        for fault, rate in self._rates.items():
+            drawn -= rate
+            if drawn < 0:
+                return fault if fault in _FAULTS_OF.get(method, _OF_EVERY_CALL) else None
+        return None
+
+
+class ScriptedFaults:
+    """Give the calls of these numbers these faults."""
+
+    def __init__(self, script: Mapping[int, Fault]) -> None:
+        self._script = script
+
+    def fault_of(self, number: int, method: Method) -> Fault | None:
+        """Look the number up.
+
+        Raises:
+            ConfigError: the call of that number has another method than the script's author thought.
+        """
+        fault = self._script.get(number)
+        if fault is not None and fault not in _FAULTS_OF.get(method, _OF_EVERY_CALL):
+            raise ConfigError(f"call {number} is {method.value}, which cannot have a {fault.value}")
+        return fault
+
+
+class FaultyStorage:
+    """Pass calls on, except for the faults that ``plan`` gives them. Every answer that is wrong is a fault it counts.
+
+    A fault strikes only where it makes a difference: a read that finds nothing cannot be damaged, a page that is
+    stored cannot be lost by putting it again, a batch of one page cannot be stored in part. Otherwise the call goes
+    through and nothing is counted.
+
+    It owns the wrapped backend. Thread-safe where the backend is; repeatable where one thread calls it.
+    """
+
+    def __init__(
+        self,
+        backend: StorageBackend,
+        plan: FaultPlan,
+        rng: random.Random,
+        *,
+        delay_s: float = 0.0,
+        hang_s_max: float = 60.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Make it; ``rng`` chooses pages, offsets and bits. A call that nobody releases hangs ``hang_s_max``."""
+        self._backend = backend
+        self._plan = plan
+        self._rng = rng
+        self._delay_s = delay_s
+        self._hang_s_max = hang_s_max
+        self._sleep = sleep
+        self._calls_count = 0
+        self._fired_count: Counter[Fault] = Counter()
+        self._hung_count = 0
+        self._releases_count = 0
+        self._labels: deque[tuple[Label, int]] = deque(maxlen=LABELS_KEPT_MAX)
+        self._changed = Condition(Lock())
+
+    @property
+    def calls_count(self) -> int:
+        """Calls so far, which is the number of the next one."""
+        with self._changed:
+            return self._calls_count
+
+    @property
+    def fired_count(self) -> dict[Fault, int]:
+        """Faults that struck so far; a copy, faults that never did are absent."""
+        with self._changed:
+            return dict(self._fired_count)
+
+    def wait_until_hung(self, calls_count: int, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` until so many calls hang at a time; tell whether they do."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._hung_count >= calls_count, timeout_s)
+
+    def release(self) -> None:
+        """Let all calls go on that hang now."""
+        with self._changed:
+            self._releases_count += 1
+            self._changed.notify_all()
+
+    def capability(self) -> Capability:
+        """Say what the wrapped backend can do; never faulty."""
+        return self._backend.capability()
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Announce an identity to the wrapped backend."""
+        self._begin(Method.REGISTER)
+        self._backend.register(manifest, slabs)
+
+    def exists(self, labels: Sequence[Label]) -> list[bool]:
+        """Ask the wrapped backend."""
+        self._begin(Method.EXISTS)
+        return self._backend.exists(labels)
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Fill each page's buffers, one page perhaps not with what is stored."""
+        fault = self._begin(Method.GET)
+        hits = self._backend.get(pages)
+        found = [page for page, hit in zip(pages, hits, strict=True) if hit and any(page.buffers)]
+        if fault is not None and found:
+            page = self._rng.choice(found)
+            content = self._damaged(fault, page)
+            if content is not None:
+                _fill(page.buffers, content)
+                self._count(fault)
+        return hits
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        """Store pages, one perhaps not, or not as it is, or not the last ones."""
+        fault = self._begin(Method.PUT)
+        with self._changed:
+            self._labels.extend((page.label, page_bytes(page)) for page in pages)
+        if fault is Fault.PARTIAL_WRITE and len(pages) > 1:
+            stored_count = self._rng.randrange(1, len(pages))
+            self._backend.put(pages[:stored_count], level)
+            self._count(fault)
+            raise StorageError(f"only {stored_count} of {len(pages)} pages were put", retryable=True)
+        absent = self._absent(pages) if fault in (Fault.LOST_WRITE, Fault.TORN_WRITE) else []
+        if fault is None or not absent:
+            return self._backend.put(pages, level)
+        struck = self._rng.choice(absent)
+        if fault is Fault.TORN_WRITE:
+            stored = self._backend.put([self._torn(page) if page is struck else page for page in pages], level)
+        else:
+            kept = [page for page in pages if page.label != struck.label]
+            answers = iter(self._backend.put(kept, level))
+            stored = [page.label == struck.label or next(answers) for page in pages]
+        self._count(fault)
+        return stored
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects from the wrapped backend."""
+        self._begin(Method.REMOVE)
+        return self._backend.remove(labels)
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of the wrapped backend."""
+        self._begin(Method.SCAN)
+        return self._backend.scan(identity, cursor)
+
+    def close(self) -> None:
+        """Close the wrapped backend; never faulty, and calls that hang go on hanging."""
+        self._backend.close()
+
+    def _begin(self, method: Method) -> Fault | None:
+        """Number a call and let it fail, sleep or hang; return the fault that its method has to apply itself."""
+        with self._changed:
+            number = self._calls_count
+            self._calls_count += 1
+            fault = self._plan.fault_of(number, method)
+            if fault not in _OF_EVERY_CALL:
+                return fault
+            self._fired_count[fault] += 1
+            if fault is Fault.HANG:
+                self._hang()
+        if fault is Fault.DELAY:
+            self._sleep(self._delay_s)
+        if fault is Fault.FAIL:
+            raise StorageError(f"call {number}, {method.value}, fails on purpose", retryable=True)
+        return None
+
+    def _hang(self) -> None:
+        releases_count = self._releases_count
+        self._hung_count += 1
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self._releases_count != releases_count, self._hang_s_max)
+        self._hung_count -= 1
+
+    def _count(self, fault: Fault) -> None:
+        with self._changed:
+            self._fired_count[fault] += 1
+
+    def _absent(self, pages: Sequence[PageIO]) -> list[PageIO]:
+        """Return the pages that are not stored, each once; without bytes there is nothing to lose or to tear."""
+        exists = self._backend.exists([page.label for page in pages])
+        absent: dict[Label, PageIO] = {}
+        for page, known in zip(pages, exists, strict=True):
+            if not known and any(page.buffers):
+                absent.setdefault(page.label, page)
+        return list(absent.values())
+
+    def _damaged(self, fault: Fault, page: PageIO) -> bytearray | None:
+        """Return what a damaged read of a page brings; None if there is no other page to bring."""
+        if fault is Fault.MISDIRECTED_READ:
+            return self._other(page)
+        content = bytearray(b"".join(page.buffers))
+        if fault is Fault.SHORT_READ:
+            return self._cut_short(content)
+        content[self._rng.randrange(len(content))] ^= 1 << self._rng.randrange(8)
+        return content
+
+    def _other(self, page: PageIO) -> bytearray | None:
+        wanted_bytes = page_bytes(page)
+        with self._changed:
+            known = list(self._labels)
+        others = [label for label, size_bytes in known if label != page.label and size_bytes == wanted_bytes]
+        if not others:
+            return None
+        content = bytearray(wanted_bytes)
+        (hit,) = self._backend.get([PageIO(self._rng.choice(others), None, (memoryview(content),))])
+        return content if hit else None
+
+    def _torn(self, page: PageIO) -> PageIO:
+        return page._replace(buffers=(memoryview(self._cut_short(bytearray(b"".join(page.buffers)))),))
+
+    def _cut_short(self, content: bytearray) -> bytearray:
+        offset = self._rng.randrange((len(content) + 1) // 2)
+        content[offset:] = bytes([POISON]) * (len(content) - offset)
+        return content
+
+
+def _fill(buffers: Sequence[memoryview], content: bytearray) -> None:
+    start = 0
+    for buffer in buffers:
+        buffer[:] = content[start : start + len(buffer)]
+        start += len(buffer)
