@@ -1,9 +1,11 @@
 """A cache with real bytes and an oracle: what every page must hold, whoever brings it."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tests.components import toy_components
@@ -11,11 +13,13 @@ from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig
 from unified_cache.controller import Workers
 from unified_cache.memory import DevicePool
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.page import PageKey, Prompt
+from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.tree import Lock
 from unified_cache.window import window
+
+IDENTITY = Identity("toy")
 
 
 def toy_layout(spans: tuple[int, ...], page_size: int) -> ModelLayout:
@@ -23,9 +27,14 @@ def toy_layout(spans: tuple[int, ...], page_size: int) -> ModelLayout:
     return ModelLayout(page_size, toy_components(spans))
 
 
+def payload(key: PageKey, pool: PoolSpec) -> bytes:
+    """Return the only right payload of the page of that key."""
+    return hashlib.shake_128(key + pool.name.encode()).digest(pool.page_bytes)
+
+
 def oracle(prompt: Prompt, page: int, pool: PoolSpec) -> bytes:
-    """Return the only right payload of a page."""
-    return hashlib.shake_128(prompt.keys[page] + pool.name.encode()).digest(pool.page_bytes)
+    """Return the only right payload of a page of a prompt."""
+    return payload(prompt.keys[page], pool)
 
 
 @dataclass
@@ -39,8 +48,11 @@ class ToyEngine:
     workers: Workers | None
     pools: dict[str, DevicePool] = field(init=False)
     cache: UnifiedCache = field(init=False)
+    digest: bytes = field(init=False)
+    """Whose pages these are."""
 
     def __post_init__(self) -> None:
+        self.digest = IDENTITY.digest(self.layout)
         self.pools = {}
         for component, pages in zip(self.layout.components, self.device_pages, strict=True):
             for pool in component.pools:
@@ -54,9 +66,9 @@ class ToyEngine:
                 self.pools[pool.name] = DevicePool(pool, layers)
         self.cache = UnifiedCache.open(
             self.layout,
-            CacheConfig(device_pages=self.device_pages, host_pages=self.host_pages),
+            CacheConfig(device_pages=self.device_pages, host_pages=self.host_pages, guard=None),
             list(self.pools.values()),
-            identity=Identity("toy"),
+            identity=IDENTITY,
             storage=self.storage,
             workers=self.workers,
         )
@@ -76,18 +88,25 @@ class ToyEngine:
     def write(self, component: int, slot: int, prompt: Prompt, page: int) -> None:
         """Fill a device page with what a forward pass would compute."""
         for pool in self.byte_pools(component):
-            payload = np.frombuffer(oracle(prompt, page, pool), np.uint8)
+            computed = np.frombuffer(oracle(prompt, page, pool), np.uint8)
             offset = 0
             for layer in self.pools[pool.name].layers:
-                layer[slot] = torch.from_numpy(payload[offset : offset + layer.shape[1]].copy())
+                layer.numpy()[slot] = computed[offset : offset + layer.shape[1]]
                 offset += layer.shape[1]
+
+    def write_pages(self, component: int, slots: Slots, prompt: Prompt, start: int) -> None:
+        """Fill the device slots of pages from ``start`` on; -1 for those not computed."""
+        for page, slot in enumerate(slots.tolist(), start):
+            if slot > 0:
+                self.write(component, slot, prompt, page)
+
+    def rows(self, pool: PoolSpec, slots: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """Return the payloads of device pages, shape (pages, page_bytes)."""
+        return np.concatenate([layer.numpy()[slots] for layer in self.pools[pool.name].layers], axis=1)
 
     def read(self, component: int, slot: int) -> list[bytes]:
         """Return the payload of a device page in every pool of a component."""
-        return [
-            b"".join(layer[slot].numpy().tobytes() for layer in self.pools[pool.name].layers)
-            for pool in self.byte_pools(component)
-        ]
+        return [self.rows(pool, [slot]).tobytes() for pool in self.byte_pools(component)]
 
     def verify(self, prompt: Prompt, lock: Lock) -> int:
         """Compare every page a lock makes resumable with the oracle; return how many there were."""
@@ -116,7 +135,5 @@ class ToyEngine:
             cache.release(lock)
             return None
         for component, slots in enumerate(fresh):
-            for page, slot in enumerate(slots.tolist(), lock.end):
-                if slot > 0:
-                    self.write(component, slot, prompt, page)
+            self.write_pages(component, slots, prompt, lock.end)
         return cache.insert(prompt, fresh, lock)

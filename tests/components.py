@@ -1,8 +1,11 @@
 """Component sets for tests: the first needs every page, the others a window."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from unified_cache.pool import HitPolicy, PoolSpec
+from unified_cache.components import Full, RecurrentState, SlidingWindow
+from unified_cache.components.deepseek_v4 import DeepSeekV4
+from unified_cache.pool import HitPolicy, ModelLayout, PoolSpec
 from unified_cache.window import SPAN_ALL
 
 
@@ -46,3 +49,56 @@ SPAN_SETS = (
     (SPAN_ALL, 3, 1),
     (SPAN_ALL, 1, 3),
 )
+
+
+def full_attention() -> Full:
+    """Make full attention with a sidecar."""
+    return Full((PoolSpec("kv", 40), PoolSpec("kv_index", 24)))
+
+
+def sliding_window(window_tokens: int, page_size: int) -> SlidingWindow:
+    """Make a sliding window with a sidecar."""
+    return SlidingWindow(window_tokens, page_size, (PoolSpec("swa", 32), PoolSpec("swa_scale", 17)))
+
+
+def recurrent_state() -> RecurrentState:
+    """Make recurrent state with a sidecar."""
+    return RecurrentState((PoolSpec("ssm", 48), PoolSpec("conv", 20)))
+
+
+def deepseek_v4() -> ModelLayout:
+    """Make DeepSeek-V4's components and pools, the logical anchor among them, with pages a 4096th as large."""
+    real = DeepSeekV4((0, 4, 128, 4)).layout()
+    full, window = real.components
+
+    def shrunk(pools: tuple[PoolSpec, ...]) -> tuple[PoolSpec, ...]:
+        return tuple(PoolSpec(pool.name, pool.page_bytes and 20 + pool.page_bytes // 4096) for pool in pools)
+
+    return ModelLayout(
+        real.page_size, (Full(shrunk(full.pools)), SlidingWindow(128, real.page_size, shrunk(window.pools)))
+    )
+
+
+def window_lengths(page_size: int) -> tuple[int, ...]:
+    """Return windows shorter than a page, equal to it, and of several pages; in tokens."""
+    return (max(1, page_size // 2), page_size, 2 * page_size + 1)
+
+
+PAGE_SIZES = (1, 4, 16)
+
+COMPONENT_SETS: Mapping[str, tuple[ModelLayout, ...]] = {
+    "full": tuple(ModelLayout(size, (full_attention(),)) for size in PAGE_SIZES),
+    "full-swa": tuple(
+        ModelLayout(size, (full_attention(), sliding_window(tokens, size)))
+        for size in PAGE_SIZES
+        for tokens in window_lengths(size)
+    ),
+    "full-mamba": tuple(ModelLayout(size, (full_attention(), recurrent_state())) for size in PAGE_SIZES),
+    "full-swa-mamba": tuple(
+        ModelLayout(size, (full_attention(), sliding_window(tokens, size), recurrent_state()))
+        for size in PAGE_SIZES
+        for tokens in window_lengths(size)
+    ),
+    "deepseek-v4": (deepseek_v4(),),
+}
+"""Layouts of real components, sidecars included, whose pages are small."""

@@ -1,17 +1,20 @@
 """A naive model of the tree: one dict entry per page, component and tier; and slots that remember their bytes.
 
-It shares no code with the tree. Restorable ends come from the definition, evictions are checked by counting.
+It shares no code with the tree. Restorable ends come from the definition, evictions are checked by counting. In which
+order pages go is looked up by brute force over the nodes; that the nodes' histories are right is another test's.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
 from tests.components import toy_components
+from unified_cache.config import EvictionConfig
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
-from unified_cache.tree import Freed, Lock, RadixTree, Transfer
+from unified_cache.tree import Freed, Lock, Pin, RadixTree, Transfer
+from unified_cache.tree.node import Node
 
 Prefix = bytes
 Where = tuple[Tier, int]
@@ -46,6 +49,7 @@ class Model:
     spans: tuple[int, ...]
     page_size: int
     capacity: dict[Where, int]
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
     tree: RadixTree = field(init=False)
     pages: dict[Where, dict[Prefix, int]] = field(init=False)
     """The truth: slot of every page held."""
@@ -54,9 +58,11 @@ class Model:
     free: dict[Where, list[int]] = field(init=False)
     held: list[Held] = field(default_factory=list)
     moving: list[Moving] = field(default_factory=list)
+    pins: list[Pin] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tree = RadixTree(toy_components(self.spans), self.page_size)
+        capacity = [[self.capacity[tier, component] for component in range(len(self.spans))] for tier in Tier]
+        self.tree = RadixTree(toy_components(self.spans), self.page_size, self.eviction, capacity)
         self.pages = {where: {} for where in self.capacity}
         self.content = {where: {} for where in self.capacity}
         self.free = {where: list(range(count, 0, -1)) for where, count in self.capacity.items()}
@@ -108,12 +114,39 @@ class Model:
         return np.array([self.free[where].pop() for _ in range(count)], np.int32)
 
     def evict(self, tier: Tier, component: int, count: int) -> None:
-        """Evict, and see that exactly what was asked for went, that nothing pinned did, and who depended on it."""
+        """Evict, and see that exactly what was asked for went, that nothing locked did, and who depended on it."""
         pinned = self.pinned()
         free_pages = self._evictable(tier, component, pinned)
-        freed = self.tree.evict(tier, component, count)
-        got = self._take_back(freed, tier, component, pinned)
+        got = 0
+        if count <= 3:
+            for _ in range(min(count, free_pages)):
+                got += self._evict_one(tier, component, pinned)
+        else:
+            freed = self.tree.evict(tier, component, count)
+            got = self._take_back(freed, tier, component, pinned)
         assert got == min(count, free_pages), f"evicted {got} of {count}, {free_pages} could go"
+
+    def _evict_one(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
+        """Evict one page, and see that it is one of those that the policy lets go first."""
+        lane = int(tier) * len(self.spans) + component
+        state = self.tree._state
+        owner: dict[int, Node] = {}
+        for node in state.nodes():
+            held = node.slots[lane]
+            if held is not None and state.recency.evictable(node, lane):
+                owner.update(dict.fromkeys(held[held >= 0].tolist(), node))
+        freed = self.tree.evict(tier, component, 1)
+        (slot,) = [slot for slots in freed[lane] for slot in slots.tolist()]
+        turns = {node: self._turn(node, lane) for node in owner.values()}  # read now: choosing a victim may demote
+        assert turns[owner[slot]] == min(turns.values()), "a page went before its turn"
+        return self._take_back(freed, tier, component, pinned)
+
+    def _turn(self, node: Node, lane: int) -> tuple[bool, bool, float]:
+        """Return what orders a node among those that may go, from what the tree remembers of it."""
+        history = (node.history or {}).get(lane)
+        if history is None:
+            return False, False, node.stamps[lane]
+        return history.pins > 0, history.protected, self.tree._state.recency.rank(node, lane)
 
     def _evictable(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         live = self.pages[tier, component]
@@ -154,7 +187,7 @@ class Model:
         assert got == [self.pages[Tier.DEVICE, 0][prefix] for prefix in prefixes[: found.device_end]]
         assert self.snapshot() == before, "match changed something but recency"
 
-    def insert(self, prompt: Prompt, reuse: bool, floors: list[int]) -> None:
+    def insert(self, prompt: Prompt, reuse: bool, floors: list[int], priority: int = 0) -> None:
         """Run a request: lock what can be reused, allocate the rest, insert it, unlock."""
         prefixes = self.prefixes(prompt)
         found = self.tree.match(prompt)
@@ -189,7 +222,7 @@ class Model:
                     live[prefix] = slot
             duplicates.append(twice)
         mine = [given.copy() for given in slots]
-        inserted = self.tree.insert(prompt, start, mine, Tier.DEVICE)
+        inserted = self.tree.insert(prompt, start, mine, Tier.DEVICE, priority)
         for given in mine:
             given[:] = 77_777  # the caller may reuse its arrays
         for component, returned in enumerate(inserted.duplicates):
@@ -198,11 +231,29 @@ class Model:
             self.release((Tier.DEVICE, component), returned)
         self.unlock(held)
 
+    def use(self, prompt: Prompt) -> None:
+        before = self.snapshot()
+        found = self.tree.match(prompt)
+        self.tree.use(found, found.device_end)
+        assert self.snapshot() == before, "use changed something but history"
+
+    def pin(self, prompt: Prompt, tier: Tier) -> None:
+        found = self.tree.match(prompt)
+        before = self.snapshot()
+        pin = self.tree.pin(found, found.tree_end, tier)
+        if pin is not None:
+            self.pins.append(pin)
+        assert self.snapshot() == before, "pin changed what is held"
+
+    def unpin(self, pin: Pin) -> None:
+        self.tree.unpin(pin)
+        self.pins.remove(pin)
+
     def lock(self, prompt: Prompt, tier: Tier, share: float) -> None:
         found = self.tree.match(prompt)
-        stamps = self.stamps()
+        histories = self.histories()
         lock = self.tree.lock(found, int(found.any_end * share), tier)
-        assert self.stamps() == stamps, "a split is not an access"
+        assert self.histories() == histories, "a split is not an access"
         self.held.append(Held(lock, self.prefixes(prompt)))
 
     def unlock(self, held: Held, keep: frozenset[int] = frozenset()) -> None:
@@ -330,15 +381,16 @@ class Model:
                 todo += [(child, above + node.key) for child in node.children.values()]
         return out
 
-    def stamps(self) -> dict[Prefix, tuple[int, ...]]:
-        """Read every page's recency straight out of the nodes."""
-        out: dict[Prefix, tuple[int, ...]] = {}
+    def histories(self) -> dict[Prefix, tuple[object, ...]]:
+        """Read every page's history straight out of the nodes."""
+        out: dict[Prefix, tuple[object, ...]] = {}
         page = self.page_size * 4
         for seed, root in self.tree._state.roots.items():
             todo = [(child, seed + b"|") for child in root.children.values()]
             while todo:
                 node, above = todo.pop()
+                remembered = {lane: astuple(history) for lane, history in (node.history or {}).items()}
                 for i in range(node.pages):
-                    out[above + node.key[: (i + 1) * page]] = tuple(node.stamps)
+                    out[above + node.key[: (i + 1) * page]] = (tuple(node.stamps), remembered)
                 todo += [(child, above + node.key) for child in node.children.values()]
         return out

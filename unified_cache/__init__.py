@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unified_cache.cache import Stats, UnifiedCache
+    from unified_cache.cache import UnifiedCache
     from unified_cache.components import Full, RecurrentState, SlidingWindow
     from unified_cache.config import CacheConfig, Retention
     from unified_cache.controller import Operation
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from unified_cache.memory import DevicePool
     from unified_cache.page import Namespace, Prompt
     from unified_cache.pool import Identity, ModelLayout, PoolSpec, Tier
+    from unified_cache.stats import Stats
     from unified_cache.storage_backends.protocol import Level
     from unified_cache.storage_backends.url import open_storage
     from unified_cache.tree import Lock, Match
@@ -59,7 +60,7 @@ _HOMES = {
     "RecurrentState": "components",
     "Retention": "config",
     "SlidingWindow": "components",
-    "Stats": "cache",
+    "Stats": "stats",
     "Tier": "pool",
     "UnifiedCache": "cache",
     "open_storage": "storage_backends.url",

@@ -3,54 +3,36 @@
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.config import CacheConfig
+from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import Controller, Leg, Operation, StorageTier, ThreadWorkers, Workers
-from unified_cache.errors import ClosedError, ConfigError, InputError, OwnerThreadError, SettleTimeoutError
+from unified_cache.errors import (
+    ClosedError,
+    ConfigError,
+    InputError,
+    OwnerThreadError,
+    SettleTimeoutError,
+    StateError,
+)
 from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Slots, Tier
-from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.stats import Occupancy, Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.transfers import Traffic, Transfers
 from unified_cache.tree import Lock, Match
 from unified_cache.window import needed_pages
+from unified_cache.writing import Writer, writer_of
 
-__all__ = ["Occupancy", "Pages", "Stats", "UnifiedCache"]
+__all__ = ["Pages", "UnifiedCache"]
 
 Pages = npt.NDArray[np.bool_]
 """Which pages of a range, shape (pages,)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """Pages of one component on one tier."""
-
-    tier: Tier
-    component: str
-    capacity: int
-    free: int
-    out: int
-    """With requests and transfers; the rest is in the tree."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What the cache holds and what it has moved since it was opened."""
-
-    occupancy: tuple[Occupancy, ...]
-    traffic: dict[Leg, Traffic]
-    operations_live: int
-    operations_failed: int
-    operations_declined: int
-    flawed_pages: int
-    """Pages that storage returned and that were not what they should be: misses, every one."""
 
 
 class UnifiedCache:
@@ -67,17 +49,19 @@ class UnifiedCache:
         config: CacheConfig,
         memory: PageMemory,
         workers: Workers,
-        identity: bytes,
-        storage: StorageTier | None,
+        identity: Identity,
     ) -> None:
         """Take parts that fit each other; ``UnifiedCache.open`` puts them together."""
         self.layout = layout
         self.config = config
+        self.identity = identity
         self._memory = memory
-        self._storage = storage
-        self._ledger = Ledger(layout, (config.device_pages, config.host_pages))
-        self._controller = Controller(workers, config.operations_max)
-        self._transfers = Transfers(self._ledger, memory, identity, storage)
+        self._storage: StorageTier | None = None
+        self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction)
+        self._controller = Controller(workers, config.operations_max, config.operation_timeout_s)
+        host_budget = int(config.host_pages[0] * config.prefetching.host_share)
+        self._transfers = Transfers(self._ledger, memory, identity.digest(layout), host_budget)
+        self._writer: Writer = self._new_writer(config.write)
         self._locks: set[Lock] = set()
         self._failed_count = 0
         self._owner = threading.get_ident()
@@ -132,21 +116,18 @@ class UnifiedCache:
     ) -> "UnifiedCache":
         """Put a cache over any memory, for simulation and for sizing without bytes; otherwise as ``open``.
 
-        Without ``workers`` it starts threads, last of all, so that an error leaves none behind.
+        Without ``workers`` it starts threads; an error leaves none behind.
         """
-        digest = identity.digest(layout)
-        tier = None
-        if storage is not None:
-            if not config.host_pages[0]:
-                raise ConfigError(f"storage is reached through host memory, found host pages {config.host_pages}")
-            if not any(pool.page_bytes for pool in layout.components[0].pools):
-                raise ConfigError(f"storage needs a pool with bytes in {layout.components[0].name}, found none")
-            verified = VerifiedStorage(storage)
-            verified.register(manifest_of(identity, layout), memory.slabs())
-            tier = StorageTier(verified, layout, digest, memory)
         if workers is None:
             workers = ThreadWorkers.start(storage=config.storage_workers)
-        return cls(layout, config, memory, workers, digest, tier)
+        cache = cls(layout, config, memory, workers, identity)
+        if storage is not None:
+            try:
+                cache.attach(storage)
+            except BaseException:
+                workers.close(config.close_timeout_s)
+                raise
+        return cache
 
     # ---- asking ----------------------------------------------------------------------------------------------
 
@@ -173,8 +154,11 @@ class UnifiedCache:
             StaleMatchError: the tree has changed since; match again.
         """
         self._enter()
+        self._ledger.tree.use(found, found.device_end)
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE)
         self._locks.add(lock)
+        if lock.end:
+            self._back_up(self._writer.reused(found.prompt.head(lock.end)))
         return lock
 
     def slots(self, lock: Lock, component: int = 0) -> Slots:
@@ -275,7 +259,10 @@ class UnifiedCache:
         self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE)
         renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE)
         self._locks.add(renewed)
+        new_pages = prompt.pages_count - lock.end
         self.release(lock)
+        if new_pages:
+            self._back_up(self._writer.inserted(prompt, new_pages))
         return renewed
 
     def release(self, lock: Lock) -> None:
@@ -311,12 +298,33 @@ class UnifiedCache:
         return self._started(self._controller.start(Leg.BACKUP, self._transfers.backup(prompt, level)))
 
     def prefetch(self, prompt: Prompt) -> Operation | None:
-        """Start reading what storage can add to a prompt; None without storage, or if too much is under way."""
+        """Start reading what storage can add to a prompt; None without storage, or if it is not worth it now.
+
+        That is, if fewer than ``config.prefetching.threshold_tokens`` are missing, or too much is under way. Where its
+        patience ends before it does, what has come by then is kept as far as it can be resumed from.
+        """
         self._enter()
         if self._storage is None:
             return None
+        tokens = (prompt.pages_count - self._ledger.tree.match(prompt).any_end) * self.layout.page_size
+        if tokens < self.config.prefetching.threshold_tokens:
+            return None
         steps = self._transfers.prefetch(prompt, self._storage)
-        return self._started(self._controller.start(Leg.PREFETCH, steps))
+        patience_s = self.config.prefetching.patience(tokens)
+        return self._started(self._controller.start(Leg.PREFETCH, steps, patience_s))
+
+    def conclude(self, operation: Operation) -> None:
+        """Have a transfer make do with what has come by now, instead of waiting for the rest; ``poll`` tells when."""
+        self._enter()
+        operation.stop()
+
+    def cancel(self, operation: Operation) -> bool:
+        """End a transfer and keep nothing of it; tell whether it was still running.
+
+        Its slots are given back once no worker and no store uses them any more.
+        """
+        self._enter()
+        return self._controller.cancel(operation)
 
     def poll(self) -> list[Operation]:
         """Let transfers go on whose bytes have moved; return those that are over. Results appear only here."""
@@ -331,6 +339,47 @@ class UnifiedCache:
         """
         self._enter()
         return self._ended(self._controller.settle(timeout_s))
+
+    # ---- storage ---------------------------------------------------------------------------------------------
+
+    def attach(self, storage: StorageBackend) -> None:
+        """Take a store over, while the cache runs: verify every page read from it, close it in the end.
+
+        Raises:
+            StateError: there is one already.
+            ConfigError: there is no host tier, or nothing with bytes that all prefixes share.
+            StorageError: the store does not take the layout.
+        """
+        self._enter()
+        if self._storage is not None:
+            raise StateError("a store is attached; detach it first")
+        if not self.config.host_pages[0]:
+            raise ConfigError(f"storage is reached through host memory, found host pages {self.config.host_pages}")
+        self._storage = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory)
+        self._transfers.storage = self._storage
+
+    def detach(self) -> list[str]:
+        """Let go of the store, while the cache runs: end what moves to or from it, close it; name what hangs.
+
+        Waits at most ``config.close_timeout_s``, twice. Without a store it does nothing.
+        """
+        self._enter()
+        if self._storage is None:
+            return []
+        tier = self._storage
+        self._storage = self._transfers.storage = None
+        self._controller.stop_all()
+        with suppress(SettleTimeoutError):  # what does not end in time keeps its pages, and is named below
+            self._controller.settle(self.config.close_timeout_s)
+        return tier.close()
+
+    def set_write_policy(self, policy: WritePolicy) -> None:
+        """Go on with another write policy; what the old one has put off is backed up now."""
+        self._enter()
+        waiting = self._writer.rest()
+        self._writer = self._new_writer(policy)
+        self.config = replace(self.config, write=policy)
+        self._back_up(waiting)
 
     # ---- the whole -------------------------------------------------------------------------------------------
 
@@ -360,6 +409,7 @@ class UnifiedCache:
             operations_live=self._controller.live_count,
             operations_failed=self._failed_count,
             operations_declined=self._controller.declined_count,
+            calls_quarantined=len(self._controller.quarantined),
             flawed_pages=0 if self._storage is None else sum(self._storage.backend.flaws_count.values()),
         )
 
@@ -392,7 +442,7 @@ class UnifiedCache:
             self._controller.settle(timeout_s)
         stuck = self._controller.close(timeout_s)
         if self._storage is not None and not stuck:
-            self._storage.backend.close()
+            stuck = self._storage.close()
         return stuck
 
     def __enter__(self) -> "UnifiedCache":
@@ -406,6 +456,16 @@ class UnifiedCache:
             raise OwnerThreadError("a cache may be called only from the thread that opened it")
         if self._closed:
             raise ClosedError("the cache is closed")
+
+    def _new_writer(self, policy: WritePolicy) -> Writer:
+        if policy is not WritePolicy.ON_CALL and not self.config.host_pages[0]:
+            raise ConfigError(f"the write policy {policy.value} needs host pages, found {self.config.host_pages}")
+        return writer_of(policy, int(self.config.device_pages[0] * self.config.dirty_share))
+
+    def _back_up(self, prompts: Sequence[Prompt]) -> None:
+        """Start what a write policy asks for; what is declined, because too much is under way, is not backed up."""
+        for prompt in prompts:
+            self.backup(prompt)
 
     def _check_host(self) -> None:
         if not self.config.host_pages[0]:

@@ -1,10 +1,13 @@
 """Sizes and bounds of one cache, validated as one frozen value."""
 
+import math
 from dataclasses import dataclass
+from enum import Enum
 
 from unified_cache.errors import ConfigError
+from unified_cache.pool import Tier
 
-__all__ = ["CacheConfig", "Retention"]
+__all__ = ["CacheConfig", "EvictionConfig", "EvictionPolicy", "Prefetching", "Retention", "StorageGuard", "WritePolicy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,111 @@ class Retention:
         return tuple(sorted(ends - {0}))
 
 
+class EvictionPolicy(Enum):
+    """In which order pages go; see ``unified_cache.tree.policy``."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    SLRU = "slru"
+    FIFO = "fifo"
+    PRIORITY = "priority"
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionConfig:
+    """What goes first where room is short. Nothing here makes a page go while there is room, or keeps one for ever."""
+
+    device: tuple[EvictionPolicy, ...] = ()
+    """By component; lru for those that it does not reach."""
+    host: tuple[EvictionPolicy, ...] = ()
+    """By component, as ``device``."""
+    lfu_half_life_touches: int = 2_048
+    """After so many matches and inserts a use counts half (lfu)."""
+    slru_protected_share: float = 0.8
+    """Of the pages that a component holds on a tier, the most that stay protected (slru)."""
+    pinned_share: float = 0.25
+    """Of the pages that a component can hold on a tier, the most that pins may cover; a page counts once per pin."""
+    ttl_s: float | None = None
+    """Pages not touched for so long go before others, whatever the policy; None for no such bias."""
+
+    def __post_init__(self) -> None:
+        if self.lfu_half_life_touches < 1:
+            raise ConfigError(f"lfu_half_life_touches must be positive, found {self.lfu_half_life_touches}")
+        if not 0 <= self.slru_protected_share <= 1:
+            raise ConfigError(f"slru_protected_share must be in [0, 1], found {self.slru_protected_share}")
+        if not 0 <= self.pinned_share <= 1:
+            raise ConfigError(f"pinned_share must be in [0, 1], found {self.pinned_share}")
+        if self.ttl_s is not None and not self.ttl_s > 0:
+            raise ConfigError(f"ttl_s must be positive, found {self.ttl_s}")
+
+    def policy(self, tier: Tier, component: int) -> EvictionPolicy:
+        """Return the policy of one lane."""
+        named = self.device if tier is Tier.DEVICE else self.host
+        return named[component] if component < len(named) else EvictionPolicy.LRU
+
+
+class WritePolicy(Enum):
+    """When a prompt is backed up to host memory, and on to storage. As in SGLang 0.5.23."""
+
+    ON_CALL = "on_call"
+    """When the engine calls ``backup``, and only then."""
+    THROUGH = "through"
+    """As soon as it is inserted."""
+    SELECTIVE = "selective"
+    """As soon as another request uses it: what is asked for once is often never asked for again."""
+    BACK = "back"
+    """When much has been inserted since, before it would be evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetching:
+    """What reading from storage may cost a request and the host tier."""
+
+    threshold_tokens: int = 0
+    """Fewer tokens than these are not worth a look into storage."""
+    patience_s: float = math.inf
+    """How long a prefetch goes on, whatever its length; then it makes do with what has come."""
+    patience_per_1024_tokens_s: float = 0.0
+    """How much longer for every 1,024 tokens that are missing."""
+    host_share: float = 1.0
+    """Of the host's pages, the most that prefetches under way may fill."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("threshold_tokens", self.threshold_tokens),
+            ("patience_s", self.patience_s),
+            ("patience_per_1024_tokens_s", self.patience_per_1024_tokens_s),
+        ):
+            if not value >= 0:
+                raise ConfigError(f"{name} must not be negative, found {value}")
+        if not 0 < self.host_share <= 1:
+            raise ConfigError(f"host_share must be in (0, 1], found {self.host_share}")
+
+    def patience(self, tokens: int) -> float:
+        """Return for how many seconds a prefetch of ``tokens`` may go on."""
+        return self.patience_s + self.patience_per_1024_tokens_s * tokens / 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StorageGuard:
+    """How much of a store's trouble the cache takes before it goes on without."""
+
+    deadline_s: float = 5.0
+    """Longest wait for one call; its pages stay in quarantine until the store returns from it."""
+    calls_max: int = 8
+    """Calls in flight, those that hang included; with as many hanging, none is started."""
+    rounds_max: int = 3
+    """Times that a call is tried which failed in a way that may pass."""
+    pause_s: float = 0.05
+    """Before the second time; twice that before the third, and so on."""
+    failures_max: int = 5
+    """Failures in a row after which the store is left alone."""
+    rest_s: float = 1.0
+    """For how long at first; twice that after each probe that fails."""
+    rest_s_max: float = 60.0
+    """And for how long at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """How much each tier holds, and how much may be under way at a time."""
@@ -50,10 +158,24 @@ class CacheConfig:
     """Threads that talk to storage, so that one slow call does not hold up all others."""
     retention: Retention = Retention()
     """What requests leave for later ones; see ``UnifiedCache.resume_ends``."""
+    eviction: EvictionConfig = EvictionConfig()
+    """What goes first where room is short."""
+    write: WritePolicy = WritePolicy.ON_CALL
+    """When prompts are backed up."""
+    dirty_share: float = 0.5
+    """Of the device's pages, the most that wait for their backup (``WritePolicy.BACK``)."""
+    prefetching: Prefetching = Prefetching()
+    """What reading from storage may cost."""
+    guard: StorageGuard | None = StorageGuard()
+    """What the cache puts between itself and its store; None for a store that looks after itself."""
+    operation_timeout_s: float = 60.0
+    """How long a transfer may run."""
     close_timeout_s: float = 10.0
     """How long ``close`` waits for transfers under way."""
 
     def __post_init__(self) -> None:
+        if max(len(self.eviction.device), len(self.eviction.host)) > len(self.device_pages):
+            raise ConfigError(f"eviction names more policies than the {len(self.device_pages)} components")
         if len(self.device_pages) != len(self.host_pages):
             raise ConfigError(
                 f"device_pages and host_pages need an entry for each component, "
@@ -69,5 +191,11 @@ class CacheConfig:
             raise ConfigError(f"operations_max must be positive, found {self.operations_max}")
         if self.storage_workers < 1:
             raise ConfigError(f"storage_workers must be positive, found {self.storage_workers}")
-        if not self.close_timeout_s > 0:
-            raise ConfigError(f"close_timeout_s must be positive, found {self.close_timeout_s}")
+        for name, value in (
+            ("operation_timeout_s", self.operation_timeout_s),
+            ("close_timeout_s", self.close_timeout_s),
+        ):
+            if not value > 0:
+                raise ConfigError(f"{name} must be positive, found {value}")
+        if not 0 < self.dirty_share <= 1:
+            raise ConfigError(f"dirty_share must be in (0, 1], found {self.dirty_share}")

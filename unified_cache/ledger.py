@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
@@ -25,7 +26,9 @@ class Ledger:
 
     __slots__ = ("_allocators", "layout", "paired", "tree")
 
-    def __init__(self, layout: ModelLayout, capacity: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, layout: ModelLayout, capacity: Sequence[Sequence[int]], eviction: EvictionConfig = EvictionConfig()
+    ) -> None:
         """Take ``capacity[tier][component]`` pages.
 
         Raises:
@@ -35,7 +38,7 @@ class Ledger:
             if len(pages) != len(layout.components):
                 raise ConfigError(f"expected pages for {len(layout.components)} components, found {len(pages)}")
         self.layout = layout
-        self.tree = RadixTree(layout.components, layout.page_size)
+        self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
         self.paired = None if layout.mapped is None else PairedAllocator(device[0], device[layout.mapped])

@@ -5,7 +5,8 @@ holds; leaving it, on whatever way, gives everything back. Between two ``yield``
 the owner's thread; across a ``yield`` the tree may have changed, and only what is pinned is still true.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from unified_cache.controller import StorageTier
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
 from unified_cache.controller.operation import Leg, Steps
+from unified_cache.errors import StorageError
 from unified_cache.ledger import Ledger, Staging
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
@@ -45,13 +47,16 @@ class Traffic:
 class Transfers:
     """Operations over one ledger, one memory and one storage tier."""
 
-    __slots__ = ("_identity", "_ledger", "_memory", "_storage", "traffic")
+    __slots__ = ("_host_pages_left", "_identity", "_ledger", "_memory", "storage", "traffic")
 
-    def __init__(self, ledger: Ledger, memory: PageMemory, identity: bytes, storage: StorageTier | None) -> None:
+    def __init__(self, ledger: Ledger, memory: PageMemory, identity: bytes, host_pages_max: int) -> None:
+        """Let prefetches fill at most ``host_pages_max`` host pages of the first component at a time."""
         self._ledger = ledger
         self._memory = memory
         self._identity = identity
-        self._storage = storage
+        self._host_pages_left = host_pages_max
+        self.storage: StorageTier | None = None
+        """Where backups go on to; None for nowhere."""
         self.traffic = {leg: Traffic([0 for _ in ledger.layout.components]) for leg in Leg}
 
     def backup(self, prompt: Prompt, level: Level) -> Steps:
@@ -69,8 +74,8 @@ class Transfers:
                         yield BackupJob(self._memory, self._ledger.layout, self._identity, prompt, moving.parts)
                     taken = moving.publish()
                     copied = self._count(Leg.BACKUP, taken)
-                    if self._storage is not None:
-                        store = StoreJob(self._storage, prompt, moving.held(), level)
+                    if self.storage is not None:
+                        store = StoreJob(self.storage, prompt, moving.held(), level)
                         yield store
                         self._count(Leg.STORE, _among(store.stored, taken))
                     return copied
@@ -112,17 +117,37 @@ class Transfers:
         with self._ledger.pinned(found, start, Tier.HOST):
             probe = ProbeJob(storage, prompt, start)
             yield probe
-            end = _longest(self._spans, probe.missing, start, prompt.pages_count, holes_before)
+            affordable = min(prompt.pages_count, start + self._host_pages_left)
+            end = _longest(self._spans, probe.missing, start, affordable, holes_before)
             while end > start:
-                with self._ledger.staging(Tier.HOST, self._wanted(start, end)) as staging:
+                with (
+                    self._budgeted(end - start),
+                    self._ledger.staging(Tier.HOST, self._wanted(start, end)) as staging,
+                ):
                     if staging is not None:
                         parts = self._parts(start, end, staging)
                         fetch = FetchJob(storage, prompt, parts)
-                        yield fetch
-                        return self._graft(prompt, start, holes_before, staging, fetch, parts)
+                        failure: StorageError | None = None
+                        try:
+                            yield fetch
+                        except StorageError as error:  # what came before it is as good as ever
+                            failure = error
+                        count = self._graft(prompt, start, holes_before, staging, fetch, parts)
+                        if failure is not None:
+                            raise failure
+                        return count
                 room = self._ledger.free_count(Tier.HOST, 0)
                 end = _longest(self._spans, probe.missing, start, min(start + room, end - 1), holes_before)
         return 0
+
+    @contextmanager
+    def _budgeted(self, pages: int) -> Iterator[None]:
+        """Take so much of what prefetches may fill, for the length of a ``with`` block."""
+        self._host_pages_left -= pages
+        try:
+            yield
+        finally:
+            self._host_pages_left += pages
 
     @property
     def _spans(self) -> list[int]:

@@ -9,24 +9,38 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from tests.budget import PHASES, examples
 from tests.components import SPAN_SETS
 from tests.tree_model import Model
+from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Tier
 
 NAMESPACES = (Namespace(), Namespace(extra_key="a"))
 TIERS = st.sampled_from([Tier.DEVICE, Tier.DEVICE, Tier.HOST])
+POLICIES = st.lists(st.sampled_from(list(EvictionPolicy)), min_size=3, max_size=3)
 
 
 class TreeHistory(RuleBasedStateMachine):
     """Prompts over two page contents, often replayed, cut or extended, so that they share and split."""
 
-    @initialize(spans=st.sampled_from(SPAN_SETS), page_size=st.sampled_from([1, 2, 16, 64]), roomy=st.booleans())
-    def start(self, spans: tuple[int, ...], page_size: int, roomy: bool) -> None:
+    @initialize(
+        spans=st.sampled_from(SPAN_SETS),
+        page_size=st.sampled_from([1, 2, 16, 64]),
+        roomy=st.booleans(),
+        policies=st.one_of(st.just([]), POLICIES),
+    )
+    def start(self, spans: tuple[int, ...], page_size: int, roomy: bool, policies: list[EvictionPolicy]) -> None:
         full = 40 if roomy else 14
         windowed = 20 if roomy else 6
         self.model = Model(
             spans,
             page_size,
             {(tier, component): windowed if component else full for tier in Tier for component in range(len(spans))},
+            EvictionConfig(
+                device=tuple(policies[: len(spans)]),
+                host=tuple(policies[::-1][: len(spans)]),
+                lfu_half_life_touches=20,
+                slru_protected_share=0.5,
+                pinned_share=0.5,
+            ),
         )
         self.history: list[Prompt] = []
 
@@ -54,11 +68,29 @@ class TreeHistory(RuleBasedStateMachine):
     def match(self, choice: tuple[int, float, list[int], int]) -> None:
         self.model.match(self.prompt(choice))
 
-    @rule(choice=PROMPTS, reuse=st.booleans(), floors=st.lists(st.integers(0, 6), min_size=2, max_size=2))
-    def insert(self, choice: tuple[int, float, list[int], int], reuse: bool, floors: list[int]) -> None:
+    @rule(choice=PROMPTS)
+    def use(self, choice: tuple[int, float, list[int], int]) -> None:
+        self.model.use(self.prompt(choice))
+
+    @rule(choice=PROMPTS, tier=TIERS)
+    def pin(self, choice: tuple[int, float, list[int], int], tier: Tier) -> None:
+        self.model.pin(self.prompt(choice), tier)
+
+    @precondition(lambda self: self.model.pins)
+    @rule(which=st.integers(0, 20))
+    def unpin(self, which: int) -> None:
+        self.model.unpin(self.model.pins[which % len(self.model.pins)])
+
+    @rule(
+        choice=PROMPTS,
+        reuse=st.booleans(),
+        floors=st.lists(st.integers(0, 6), min_size=2, max_size=2),
+        priority=st.integers(-1, 2),
+    )
+    def insert(self, choice: tuple[int, float, list[int], int], reuse: bool, floors: list[int], priority: int) -> None:
         prompt = self.prompt(choice)
         self.history.append(prompt)
-        self.model.insert(prompt, reuse, floors)
+        self.model.insert(prompt, reuse, floors, priority)
 
     @rule(choice=PROMPTS, tier=TIERS, share=st.sampled_from([0.5, 1.0]))
     def lock(self, choice: tuple[int, float, list[int], int], tier: Tier, share: float) -> None:

@@ -24,9 +24,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("components", "controller", "forward"),
     ("ledger",),
     ("transfers",),
+    ("stats", "writing"),
     ("cache",),
     (FACADE,),
-    ("service", "testing", "integrations", "events", "replay", "cluster"),
+    ("service", "testing", "integrations", "events", "replay", "cluster", "offline"),
     ("demo",),
     ("cli",),
 )

@@ -33,6 +33,13 @@ class Job(Protocol):
         """Do it; raise CacheError if it could not be done."""
         ...
 
+    def stop(self) -> None:
+        """End soon; from any thread, also before it runs. What was done by then stands in the results.
+
+        A job whose half is worth nothing may go on to its end instead, if that is near.
+        """
+        ...
+
 
 Steps = Generator[Job, None, int]
 """An operation's life: yields jobs, returns the pages that reached where they should be."""
@@ -57,39 +64,82 @@ class OperationState(Enum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 class Operation:
-    """Handle of one transfer. Only the controller changes it."""
+    """Handle of one transfer. Only the controller changes it.
 
-    __slots__ = ("_steps", "error", "leg", "pages_count", "state")
+    Its state says what came of it; what it held is given back once no worker and no store uses it any more, which
+    may be later: see ``is_released``.
+    """
 
-    def __init__(self, leg: Leg, steps: Steps) -> None:
+    __slots__ = (
+        "_job",
+        "_steps",
+        "_stopping",
+        "due_s",
+        "error",
+        "is_released",
+        "leg",
+        "pages_count",
+        "state",
+        "stop_s",
+    )
+
+    def __init__(self, leg: Leg, steps: Steps, due_s: float, stop_s: float) -> None:
         self.leg = leg
         self.state = OperationState.RUNNING
         self.pages_count = 0
         """Pages that reached where they should be, once it is done. Zero is an answer, not a failure."""
         self.error: CacheError | None = None
-        """Why it failed, if it did."""
+        """Why it failed or was cancelled, if it did."""
+        self.is_released = False
+        """Whether everything that it pinned and allocated has been given back."""
+        self.due_s = due_s
+        """When it fails if it still runs; by the controller's clock."""
+        self.stop_s = stop_s
+        """When it makes do with what has come by then."""
         self._steps = steps
+        self._job: Job | None = None
+        self._stopping = False
 
     def advance(self, error: CacheError | None) -> Job | None:
         """Go on after a job that ended with ``error`` or well; return the next job, None if this was the end.
 
-        Runs on the owner's thread.
+        Runs on the owner's thread. An outcome that has been told stays what it was.
         """
+        self._job = None
         try:
-            return next(self._steps) if error is None else self._steps.throw(error)
+            job = next(self._steps) if error is None else self._steps.throw(error)
         except StopIteration as stop:
-            self.state = OperationState.DONE
+            self.is_released = True
             self.pages_count = stop.value
+            self.conclude(OperationState.DONE, None)
+            return None
         except CacheError as failure:
-            self.state = OperationState.FAILED
-            self.error = failure
-        return None
+            self.is_released = True
+            self.conclude(OperationState.FAILED, failure)
+            return None
+        self._job = job
+        if self._stopping:
+            job.stop()
+        return job
 
-    def abort(self, reason: CacheError) -> None:
-        """End it before its time; what it held is given back. No job of it may be running."""
+    def stop(self) -> None:
+        """Have it make do with what has come by now: the longest prefix that can be resumed from stays."""
+        self._stopping = True
+        if self._job is not None:
+            self._job.stop()
+
+    def conclude(self, state: OperationState, error: CacheError | None) -> None:
+        """Say what came of it, unless that has been said."""
+        if self.state is OperationState.RUNNING:
+            self.state = state
+            self.error = error
+
+    def release(self) -> None:
+        """Give back what it holds. No job of it may be running, and no store may use its pages."""
+        self._job = None
         self._steps.close()
-        self.state = OperationState.FAILED
-        self.error = reason
+        self.is_released = True

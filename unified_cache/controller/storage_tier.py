@@ -6,11 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.config import StorageGuard
+from unified_cache.controller.guard import guarded
+from unified_cache.errors import ConfigError, StorageTimeoutError
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
-from unified_cache.pool import ModelLayout, Part, PoolSpec
+from unified_cache.pool import Identity, ModelLayout, Part, PoolSpec
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.protocol import PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 __all__ = ["StorageTier"]
@@ -25,6 +29,36 @@ class StorageTier:
     identity: bytes
     """``Identity.digest``."""
     memory: PageMemory
+
+    @classmethod
+    def open(
+        cls,
+        store: StorageBackend,
+        guard: StorageGuard | None,
+        layout: ModelLayout,
+        identity: Identity,
+        memory: PageMemory,
+    ) -> "StorageTier":
+        """Take a store over and announce the layout to it; it is guarded unless ``guard`` is None, and verified.
+
+        Raises:
+            ConfigError: the layout has nothing with bytes that all prefixes share, which a look-up could go by.
+            StorageError: the store does not take the layout.
+        """
+        first = layout.components[0]
+        if not any(pool.page_bytes for pool in first.pools):
+            raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")
+        backend = VerifiedStorage(store if guard is None else guarded(store, guard))
+        backend.register(manifest_of(identity, layout), memory.slabs())
+        return cls(backend, layout, identity.digest(layout), memory)
+
+    def close(self) -> list[str]:
+        """Close the store; name the calls that it does not return from in time."""
+        try:
+            self.backend.close()
+        except StorageTimeoutError as error:
+            return [str(error)]
+        return []
 
     def pools(self, component: int) -> tuple[PoolSpec, ...]:
         """Return the pools of a component that have objects."""

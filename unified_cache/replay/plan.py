@@ -74,8 +74,8 @@ class Plan:
 
     @property
     def config(self) -> CacheConfig:
-        """Sizes of the cache."""
-        return CacheConfig(self.device_pages, self.host_pages, retention=self.retention)
+        """Sizes of the cache. A store's trouble is the run's trouble: nothing is between them."""
+        return CacheConfig(self.device_pages, self.host_pages, retention=self.retention, guard=None)
 
     @property
     def has_host(self) -> bool:

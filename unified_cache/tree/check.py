@@ -8,29 +8,30 @@ import numpy as np
 from unified_cache.pool import Slots, Tier
 from unified_cache.tree.lock import Lock
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
+from unified_cache.tree.policy_pins import Pins, nodes_of
+from unified_cache.tree.recency import Queue
 from unified_cache.tree.state import TreeState
 
 __all__ = ["check"]
 
 
-def check(tree: TreeState, locks: Iterable[Lock] | None) -> list[Slots]:
-    """Assert every invariant of ``TreeState``; return by lane the slots held, ascending.
+def check(tree: TreeState, locks: Iterable[Lock] | None, pins: Pins) -> list[Slots]:
+    """Assert every invariant of ``TreeState``, and of the pins; return by lane the slots held, ascending.
 
     With ``locks``, every lock that is out, the counts in the nodes must be exactly theirs.
     """
     lanes = 2 * tree.components_count
     held: list[list[Slots]] = [[] for _ in range(lanes)]
-    queued = [tree.recency.queued(lane) for lane in range(lanes)]
-    for lane in range(lanes):
-        assert len(queued[lane]) == tree.recency.queue_length(lane), "a node stands twice in one queue"
     _check_roots(tree)
+    _check_queues(tree)
+    _check_segments(tree)
+    _check_pins(tree, pins)
     for node in tree.nodes():
         _check_place(tree, node)
         for tier in Tier:
             _check_full(tree, node, tier)
         for lane in range(lanes):
             _check_lane(tree, node, lane)
-            _check_queue(tree, node, lane, queued[lane].get(node))
             slots = node.slots[lane]
             if slots is not None:
                 held[lane].append(slots[slots >= 0])
@@ -96,11 +97,47 @@ def _check_lane(tree: TreeState, node: Node, lane: int) -> None:
     assert ((slots < 0) | (full >= 0)).all(), "a page is held without Full"
 
 
-def _check_queue(tree: TreeState, node: Node, lane: int, stamp: int | None) -> None:
-    assert node.queued[lane] == (stamp is not None), "queued is wrong"
-    if tree.recency.evictable(node, lane):
-        assert stamp is not None, "an evictable node is not in the queue"
-    assert stamp is None or stamp <= node.stamps[lane], "a node is queued under a stamp it never had"
+def _check_queues(tree: TreeState) -> None:
+    """See that what could be evicted stands where it belongs, and that no rank has fallen since it was queued."""
+    recency = tree.recency
+    lanes = 2 * tree.components_count
+    lines: Counter[Node] = Counter()
+    for line in range(len(Queue) * lanes):
+        entries = list(recency.entries(line))
+        assert len({id(node) for node, _ in entries}) == len(entries), "a node stands twice in one queue"
+        assert sum(node.dead for node, _ in entries) == recency.dead_count(line), "dead entries are miscounted"
+        for node, rank in entries:
+            lines[node] |= 1 << line
+            assert node.dead or rank <= recency.rank(node, line), "the rank of a queued node has fallen"
+    for node in tree.nodes():
+        assert node.queued == lines[node], "a node says that it stands in other queues than it does"
+        for lane in range(lanes):
+            if recency.evictable(node, lane):
+                for line in recency.lines(node, lane):
+                    assert node.queued >> line & 1, "an evictable node is not in the queue"
+
+
+def _check_segments(tree: TreeState) -> None:
+    for lane, segments in enumerate(tree.recency.segments):
+        if segments is None:
+            continue
+        protected = [node.live[lane] for node in tree.nodes() if tree.recency.history(node, lane).protected]
+        assert segments.protected_pages == sum(protected), "protected pages are miscounted"
+        assert segments.held_pages == sum(node.live[lane] for node in tree.nodes()), "held pages are miscounted"
+
+
+def _check_pins(tree: TreeState, pins: Pins) -> None:
+    covered = [0] * (2 * tree.components_count)
+    marks: Counter[tuple[int, int]] = Counter()
+    for pin in pins.live:
+        for component, start in enumerate(pin.starts):
+            lane = int(pin.tier) * tree.components_count + component
+            covered[lane] += pin.end - start
+            marks.update((id(node), lane) for node in nodes_of(pin, start))
+    assert covered == pins.covered(), "pinned pages are miscounted"
+    for node in tree.nodes():
+        for lane, history in (node.history or {}).items():
+            assert history.pins == marks[id(node), lane], f"{history.pins} pins on a node, not {marks[id(node), lane]}"
 
 
 def _check_holes(tree: TreeState, node: Node, component: int) -> None:

@@ -1,4 +1,4 @@
-"""Evict: give slots back, least recently used first, never a pinned page."""
+"""Evict: give slots back, in the order of the lane's policy, never a page that a lock pins."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
     Full goes from the tail of a leaf-most run, so that it stays prefix-closed; a windowed component from anywhere,
     oldest page first, leaving holes. Components after it stand on it: they lose the same pages. A page that the
     other tier holds as well is thereby demoted; a node that holds nothing any more leaves the tree.
-    O(log n) per victim. Frees fewer pages only when everything else is pinned.
+    O(log n) per victim. Frees fewer pages only when locks pin everything else.
     """
     freed: Freed = [[] for _ in range(2 * tree.components_count)]
     lane = int(tier) * tree.components_count + component

@@ -29,13 +29,14 @@ class Inserted:
     """By component: slots that the tree did not take, because it holds those pages already. The caller's."""
 
 
-def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> Inserted:
+def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier, priority: int) -> Inserted:
     """Put pages [start, prompt.pages_count) on ``tier``; ``slots[c]`` has one entry per page, -1 where not given.
 
     Pages before ``start`` must be held by component 0 on that tier. ``slots`` are copied. A page that the tree
     holds already is a duplicate; a hole is filled; new pages become a new leaf, which is split where the longest
     window before its end begins, so that locks and queues see one window and not the whole run.
-    Makes the prompt recent, and nothing else: a node in which it ends is cut there.
+    Makes the prompt recent, and nothing else: a node in which it ends is cut there. Where pages go by priority, the
+    prompt's get at least ``priority``.
 
     Raises:
         InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.
@@ -54,7 +55,7 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     node = path[-1] if path else root
     if tree_end < total:
         node = _add_leaves(tree, node, prompt, [given[tree_end - start :] for given in slots], tier)
-    tree.recency.touch(node, tree.spans)
+    tree.recency.touch(node, priority)
     at: Node | None = node
     while at is not None and at.end > start:
         tree.recency.offer_all(at)

@@ -72,12 +72,12 @@ def _pages_in_common(key: bytes, tokens: bytes, offset: int, page_key_bytes: int
     return agree
 
 
-def match(tree: TreeState, prompt: Prompt) -> Match:
+def match(tree: TreeState, prompt: Prompt, priority: int) -> Match:
     """Find the longest restorable prefix of ``prompt`` on device, and on device and host; make it recent.
 
     Changes recency, never structure: a match may end inside a node. Such a node is not made recent, because most
     of it may have nothing to do with this prompt; lock and insert cut it where the prompt ends, and insert then
-    makes exactly the prompt recent.
+    makes exactly the prompt recent. Where pages go by priority, those made recent get at least ``priority``.
     """
     root = tree.roots.get(prompt.seed)
     if root is None:
@@ -87,7 +87,7 @@ def match(tree: TreeState, prompt: Prompt) -> Match:
     any_end = device_end if device_end == tree_end else restorable_end(tree, ANYWHERE, path, tree_end)
     for node in reversed(path):
         if node.end <= any_end:
-            tree.recency.touch(node, tree.spans)
+            tree.recency.touch(node, priority)
             break
     return Match(prompt, device_end, any_end, tree_end, path, tree, tree.version)
 

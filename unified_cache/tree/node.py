@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from unified_cache.page import TOKEN_BYTES
 from unified_cache.pool import Slots
+from unified_cache.tree.policy import History
 
 __all__ = ["ANYWHERE", "ON_DEVICE", "Node"]
 
@@ -33,6 +34,7 @@ class Node:
         "end",
         "favourite",
         "full_children",
+        "history",
         "key",
         "last_hole",
         "live",
@@ -66,8 +68,10 @@ class Node:
         """By lane: {page: count} of locks that begin strictly inside the run, at that page."""
         self.stamps = [0] * lanes
         """By lane: when last used; for Full also by what is below, once that has gone (see recency)."""
-        self.queued = [False] * lanes
-        """By lane: whether the node stands in the eviction queue."""
+        self.history: dict[int, History] | None = None
+        """By lane, what its policy remembers; lru remembers the stamp alone, and a node that nothing pins has none."""
+        self.queued = 0
+        """A bit for each line of the eviction queues in which the node stands (see recency)."""
         self.arriving: dict[int, npt.NDArray[np.bool_]] | None = None
         """By lane: pages that a live transfer is bringing."""
         self.last_hole = [end - start] * lanes

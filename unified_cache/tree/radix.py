@@ -4,11 +4,13 @@ Pure bookkeeping over page slots: no torch, no I/O, no threads, one owner. Every
 outside checks it before it changes anything.
 """
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from unified_cache.errors import InputError, LockError, StaleMatchError
+from unified_cache.config import EvictionConfig
+from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
 from unified_cache.page import Prompt
 from unified_cache.pool import Component, Slots, Tier
 from unified_cache.tree import evict as eviction
@@ -18,6 +20,9 @@ from unified_cache.tree.insert import Inserted, insert
 from unified_cache.tree.lock import Lock, lock, unlock
 from unified_cache.tree.match import Match, match, node_at, path_slots
 from unified_cache.tree.node import Node
+from unified_cache.tree.policy import UNNAMED
+from unified_cache.tree.policy_pins import Pin, Pins
+from unified_cache.tree.recency import Recency
 from unified_cache.tree.state import Freed, TreeState
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -32,27 +37,83 @@ class RadixTree:
     ``insert`` it gives back from ``evict`` or ``clear``.
     """
 
-    __slots__ = ("_lineage", "_state", "components", "page_size")
+    __slots__ = ("_clock", "_eviction", "_lineage", "_pinned_max", "_pins", "_state", "components", "page_size")
 
-    def __init__(self, components: Sequence[Component], page_size: int) -> None:
+    def __init__(
+        self,
+        components: Sequence[Component],
+        page_size: int,
+        eviction: EvictionConfig = EvictionConfig(),
+        capacity: Sequence[Sequence[int]] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make an empty tree. ``capacity[tier][component]`` pages bound the pins; without, all pins are declined.
+
+        ``clock`` gives seconds; it is asked only where ``eviction`` has a time to live.
+
+        Raises:
+            ConfigError: ``eviction`` names policies for more components than there are.
+        """
+        if max(len(eviction.device), len(eviction.host)) > len(components):
+            raise ConfigError(f"expected policies for {len(components)} components or fewer, found {eviction}")
         self.components = tuple(components)
         self.page_size = page_size
+        self._eviction = eviction
+        room = [pages for tier in capacity for pages in tier] or [0] * (len(Tier) * len(components))
+        self._pinned_max = [int(pages * eviction.pinned_share) for pages in room]
+        self._clock = clock
         self._lineage = object()
         self._state = self._empty()
+        self._pins = Pins(self._state, self._pinned_max)
 
     def _empty(self) -> TreeState:
-        spans = [component.span for component in self.components]
+        spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
-        return TreeState(spans, self.page_size, mapped, self._lineage)
+        recency = Recency(spans, self._eviction, self._clock)
+        return TreeState(spans, self.page_size, mapped, self._lineage, recency)
 
-    def match(self, prompt: Prompt) -> Match:
+    def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
+
+        Where pages go by priority, that prefix has at least ``priority`` from now on; any number above UNNAMED, which
+        is what pages have that nobody named one for.
 
         Raises:
             InputError: the prompt was cut into pages of another size.
         """
         self._check_prompt(prompt)
-        return match(self._state, prompt)
+        return match(self._state, prompt, priority)
+
+    def use(self, found: Match, end: int) -> None:
+        """Count that a request takes ``end`` pages of a match, for policies that ask how often pages are used.
+
+        Matching makes recent but does not count: a request that waits may be matched many times. A node in which
+        ``end`` lies is left out, as by ``match``.
+
+        Raises:
+            StaleMatchError, InputError: as ``lock``.
+        """
+        node: Node | None = self._node(found, end)
+        while node is not None and node.end > end:
+            node = node.parent
+        if node is not None:
+            self._state.recency.use(node)
+
+    def pin(self, found: Match, end: int, tier: Tier) -> Pin | None:
+        """Have the first ``end`` pages of a match on ``tier`` go last: when nothing else is left in their lane.
+
+        The match is dead afterwards. None, with nothing changed, if all pins together would cover more than
+        ``EvictionConfig.pinned_share`` of what some component can hold on that tier.
+
+        Raises:
+            StaleMatchError, InputError: as ``lock``.
+        """
+        node = self._node(found, end)
+        return self._pins.pin(node, end, tier) if end else None
+
+    def unpin(self, pin: Pin) -> None:
+        """Take a pin back. Once more, or after ``clear``, changes nothing."""
+        self._pins.unpin(pin)
 
     def slots(self, found: Match, tier: Tier, component: int, start: int, end: int) -> Slots:
         """Return the slots of pages [start, end) of a match, a new array; -1 for holes."""
@@ -101,18 +162,22 @@ class RadixTree:
             node = node.parent
         return path_slots(path[::-1], self._lane(held.tier, component), start, held.end)
 
-    def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> Inserted:
+    def insert(
+        self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier, priority: int = UNNAMED
+    ) -> Inserted:
         """Hand over pages [start, pages_count) of ``prompt``; ``slots[c]`` has an entry a page, -1 if not given.
+
+        Where pages go by priority, the prompt's have at least ``priority`` from now on.
 
         Raises:
             InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.
             SlotError: component 0 lacks a slot for a page. Nothing was changed.
         """
         self._check_prompt(prompt)
-        return insert(self._state, prompt, start, slots, tier)
+        return insert(self._state, prompt, start, slots, tier, priority)
 
     def evict(self, tier: Tier, component: int, pages: int) -> Freed:
-        """Give up to ``pages`` slots of a component back, least recently used first; see ``tree.evict``."""
+        """Give up to ``pages`` slots of a component back, in the order of its policy; see ``tree.evict``."""
         return eviction.evict(self._state, tier, component, pages)
 
     def begin(self, found: Match, end: int, source: Tier, target: Tier) -> Transfer:
@@ -159,13 +224,14 @@ class RadixTree:
         return _joined(full), _joined(peers)
 
     def clear(self) -> Freed:
-        """Forget everything, pinned or not; return every slot held. Locks and matches become void."""
+        """Forget everything, pinned or not; return every slot held. Locks, pins and matches become void."""
         freed: Freed = [[] for _ in range(2 * len(self.components))]
         for node in self._state.nodes():
             for lane, held in enumerate(node.slots):
                 if held is not None:
                     freed[lane].append(held[held >= 0])
         self._state = self._empty()
+        self._pins = Pins(self._state, self._pinned_max)
         return freed
 
     def check(self, locks: Iterable[Lock] | None = None) -> list[Slots]:
@@ -173,7 +239,7 @@ class RadixTree:
 
         With ``locks``, all that are out, lock counts are compared with them.
         """
-        return check(self._state, locks)
+        return check(self._state, locks, self._pins)
 
     def nodes_count(self) -> int:
         """Count nodes; walks the tree."""

@@ -1,39 +1,97 @@
-"""Which node goes next: one queue per lane, least recently used first.
+"""Which node goes next: queues per lane, by default one, least recently used first.
 
-A heap with lazy stamps: touching a node only writes its stamp; the queue finds out when the node comes up and
-puts it back in its place. So a touch costs nothing, a split keeps its place, and a victim costs O(log n).
+A heap with lazy ranks: touching a node only writes its stamp; the queue finds out when the node comes up and
+puts it back in its place. So a touch costs nothing, a split keeps its place, and a victim costs O(log n). This needs
+that a rank never falls, which every policy promises (see policy).
 
 A node stands in a lane's queue while something of it could be evicted there. It is offered again whenever
-that may have become true: a fill, an unlock, a split, the last Full child's going.
+that may have become true: a fill, an unlock, a split, the last Full child's going. What makes a node go earlier or
+later than its rank says is another queue of the same lane, see ``Queue``; who moves a node to another queue offers it
+there, and the queue that it left finds out when it comes up.
 
 Full needs only its deepest node touched. Ancestors cannot be evicted before it; when it goes, its stamp passes
 to the parent if it is the younger one.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
 
+from unified_cache.config import EvictionConfig, EvictionPolicy
+from unified_cache.pool import Tier
 from unified_cache.tree.node import Node
+from unified_cache.tree.policy import Ages, History, Policy, Segments, policy_of
 
-__all__ = ["Recency"]
+__all__ = ["Queue", "Recency"]
 
 SWEEP_DEAD_MIN = 64
 """Dead entries a queue may hold before it is worth sweeping."""
 
 
+class Queue(IntEnum):
+    """The queues of a lane, in the order in which they are emptied. A *line* is ``queue * lanes_count + lane``.
+
+    A node stands where it belongs in one of the first three; beside that, while a time to live biases its lane and
+    nothing pins it, among the aged, of which only those go first that have expired.
+    """
+
+    OPEN = 0
+    """Ordinary ones; the only queue that lru needs."""
+    PROTECTED = 1
+    """Of slru."""
+    PINNED = 2
+    AGED = 3
+    """By stamp, whatever the policy says."""
+
+
 class Recency:
     """Eviction queues of all lanes, and the clock that orders them."""
 
-    __slots__ = ("_components_count", "_dead_counts", "_queues", "_sequence", "clock")
+    __slots__ = (
+        "_ages",
+        "_biased",
+        "_components_count",
+        "_dead_counts",
+        "_lanes_count",
+        "_policies",
+        "_priority_lanes",
+        "_queues",
+        "_sequence",
+        "_spans",
+        "clock",
+        "segments",
+        "tracked",
+    )
 
-    def __init__(self, components_count: int) -> None:
-        self._components_count = components_count
-        self._queues: list[list[tuple[int, int, Node]]] = [[] for _ in range(2 * components_count)]
-        self._dead_counts = [0] * (2 * components_count)
+    def __init__(self, spans: Sequence[int], eviction: EvictionConfig, time: Callable[[], float]) -> None:
+        components = len(spans)
+        lanes = [(tier, component) for tier in Tier for component in range(components)]
+        kinds = [eviction.policy(tier, component) for tier, component in lanes]
+        self._spans = tuple(spans)
+        self._components_count = components
+        self._lanes_count = len(lanes)
+        self._policies: list[Policy | None] = [policy_of(kind, eviction) for kind in kinds]
+        """By lane; None where the stamp is the rank."""
+        self._priority_lanes = [lane for lane, kind in enumerate(kinds) if kind is EvictionPolicy.PRIORITY]
+        self.tracked = [policy is not None for policy in self._policies]
+        """By lane: whether nodes need a history there."""
+        self.segments = [
+            Segments(eviction.slru_protected_share) if kind is EvictionPolicy.SLRU else None for kind in kinds
+        ]
+        """By lane; None where nothing is protected."""
+        self._ages = Ages(eviction.ttl_s, time) if eviction.ttl_s is not None and any(self.tracked) else None
+        """None also where every lane is lru, which goes by age already."""
+        self._biased = bool(self._priority_lanes) or self._ages is not None
+        self._queues: list[list[tuple[float, int, Node]]] = [[] for _ in range(len(Queue) * len(lanes))]
+        """By line."""
+        self._dead_counts = [0] * len(self._queues)
         self._sequence = 0
         self.clock = 0
         """Counts touches; the newest stamp."""
 
-    def touch(self, node: Node, spans: tuple[int, ...]) -> None:
+    # ---- history -----------------------------------------------------------------------------------------------
+
+    def touch(self, node: Node, priority: int) -> None:
         """Make the prefix that ends with ``node`` the most recent one, on both tiers.
 
         Full is stamped down to its deepest live node on each tier, a windowed component inside its window and one
@@ -48,12 +106,66 @@ class Recency:
                 above.stamps[lane] = now
                 above = None if above.live[lane] else above.parent
         for component in range(1, components):
-            window_start = node.end - spans[component] - 1
+            window_start = node.end - self._spans[component] - 1
             at = node
             while at.parent is not None and at.end > window_start:
                 at.stamps[component] = now
                 at.stamps[components + component] = now
                 at = at.parent
+        if self._biased:
+            self._note_touch(node, priority)
+
+    def _note_touch(self, node: Node, priority: int) -> None:
+        if self._ages is not None:
+            self._ages.note(self.clock)
+        for lane in self._priority_lanes:
+            for at in self._covered(node, lane):
+                history = self.history(at, lane)
+                history.priority = max(history.priority, priority)
+
+    def use(self, node: Node) -> None:
+        """Count a use of the prefix that ends with ``node`` wherever a policy asks for it. O(nodes of the path)."""
+        for lane, policy in enumerate(self._policies):
+            if policy is None:
+                continue
+            segments = self.segments[lane]
+            for at in self._covered(node, lane):
+                history = self.history(at, lane)
+                was_protected = history.protected
+                policy.use(history, self.clock)
+                if segments is not None and history.protected and not was_protected:
+                    segments.protected_pages += at.live[lane]
+                    self.offer(at, lane)
+
+    def _covered(self, node: Node, lane: int) -> Iterator[Node]:
+        """Yield the nodes that ``touch`` makes recent in a lane, directly or through what is below them."""
+        first = max(0, node.end - self._spans[lane % self._components_count] - 1)
+        at = node
+        while at.parent is not None and at.end > first:
+            yield at
+            at = at.parent
+
+    def history(self, node: Node, lane: int) -> History:
+        """Return what is remembered of a node in a lane, from now on if nothing was."""
+        if node.history is None:
+            node.history = {}
+        found = node.history.get(lane)
+        if found is None:
+            found = node.history[lane] = History(self.clock)
+        return found
+
+    def count(self, node: Node, lane: int, pages: int) -> None:
+        """Note that a tracked lane holds ``pages`` more of a node than before, or less if negative."""
+        history = self.history(node, lane)
+        if node.live[lane] == pages:
+            history.arrived = self.clock
+        segments = self.segments[lane]
+        if segments is not None:
+            segments.held_pages += pages
+            if history.protected:
+                segments.protected_pages += pages
+
+    # ---- queues ------------------------------------------------------------------------------------------------
 
     def evictable(self, node: Node, lane: int) -> bool:
         """Tell whether anything of ``node`` could be evicted from ``lane`` now."""
@@ -66,52 +178,118 @@ class Recency:
         slots = node.slots[lane]
         return slots is not None and bool((slots[: node.first_pinned(lane)] >= 0).any())
 
+    def lines(self, node: Node, lane: int) -> tuple[int, ...]:
+        """Return where a node belongs while it is evictable from ``lane``."""
+        history = None if node.history is None else node.history.get(lane)
+        if history is None:
+            return (lane,)
+        if history.pins:
+            return (Queue.PINNED * self._lanes_count + lane,)
+        line = Queue.PROTECTED * self._lanes_count + lane if history.protected else lane
+        if self._ages is None or self._policies[lane] is None:
+            return (line,)
+        return line, Queue.AGED * self._lanes_count + lane
+
+    def rank(self, node: Node, line: int) -> float:
+        """Return the present rank of a node in a line."""
+        queue, lane = divmod(line, self._lanes_count)
+        policy = self._policies[lane]
+        if policy is None or queue == Queue.AGED:
+            return node.stamps[lane]
+        return policy.rank(self.history(node, lane), node.stamps[lane])
+
     def offer(self, node: Node, lane: int) -> None:
         """Queue ``node`` in ``lane`` if it is evictable there and not queued yet."""
-        if not node.queued[lane] and node.live[lane] and self.evictable(node, lane):
-            node.queued[lane] = True
-            self._sequence += 1
-            heappush(self._queues[lane], (node.stamps[lane], self._sequence, node))
+        if node.history is None:
+            if not node.queued >> lane & 1 and node.live[lane] and self.evictable(node, lane):
+                node.queued |= 1 << lane
+                self._sequence += 1
+                heappush(self._queues[lane], (node.stamps[lane], self._sequence, node))
+        elif self.evictable(node, lane):
+            for line in self.lines(node, lane):
+                if not node.queued >> line & 1:
+                    node.queued |= 1 << line
+                    self._sequence += 1
+                    heappush(self._queues[line], (self.rank(node, line), self._sequence, node))
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
         for lane, live in enumerate(node.live):
-            if live and not node.queued[lane]:
+            if live and (node.history is not None or not node.queued >> lane & 1):
                 self.offer(node, lane)
 
     def forget(self, node: Node) -> None:
         """Note that ``node`` died; sweep a queue once half of it is dead, so that none grows without bound."""
-        for lane, queued in enumerate(node.queued):
-            if not queued:
-                continue
-            self._dead_counts[lane] += 1
-            queue = self._queues[lane]
-            if self._dead_counts[lane] > max(SWEEP_DEAD_MIN, len(queue) // 2):
+        queued = node.queued
+        while queued:
+            line = queued.bit_length() - 1
+            queued ^= 1 << line
+            self._dead_counts[line] += 1
+            queue = self._queues[line]
+            if self._dead_counts[line] > max(SWEEP_DEAD_MIN, len(queue) // 2):
                 queue[:] = [entry for entry in queue if not entry[2].dead]
                 heapify(queue)
-                self._dead_counts[lane] = 0
+                self._dead_counts[line] = 0
 
     def next_victim(self, lane: int) -> Node | None:
-        """Return the least recently used node of ``lane``; it stays queued. None if nothing can be evicted."""
-        queue = self._queues[lane]
+        """Return the node of ``lane`` that goes next; it stays queued. None if nothing can be evicted."""
+        lanes = self._lanes_count
+        if self.tracked[lane]:
+            self._demote(lane)
+            if self._ages is not None:
+                oldest = self._first(Queue.AGED * lanes + lane, lane)
+                if oldest is not None and oldest.stamps[lane] <= self._ages.expired():
+                    return oldest
+        node = self._first(lane, lane)
+        if node is None:
+            node = self._first(Queue.PROTECTED * lanes + lane, lane)
+        if node is None:
+            node = self._first(Queue.PINNED * lanes + lane, lane)
+        return node
+
+    def _demote(self, lane: int) -> None:
+        """Bring the protected segment down to its share, as far as what it holds could be evicted.
+
+        Every turn undoes one ``use`` of a node, so it costs no more than the uses did.
+        """
+        segments = self.segments[lane]
+        while segments is not None and segments.overfull():
+            node = self._first(Queue.PROTECTED * self._lanes_count + lane, lane)
+            if node is None:
+                return
+            history = self.history(node, lane)
+            history.protected = False
+            history.demoted = self.clock
+            segments.protected_pages -= node.live[lane]
+            self.offer(node, lane)
+
+    def _first(self, line: int, lane: int) -> Node | None:
+        """Return the node at the head of a line, after putting what comes up before it in its place."""
+        queue = self._queues[line]
+        lru = not self.tracked[lane]
         while queue:
-            stamp, _, node = queue[0]
-            if not self.evictable(node, lane):
+            queued_rank, _, node = queue[0]
+            if not self.evictable(node, lane) or (node.history is not None and line not in self.lines(node, lane)):
                 heappop(queue)
-                node.queued[lane] = False
+                node.queued ^= 1 << line
                 if node.dead:
-                    self._dead_counts[lane] -= 1
-            elif node.stamps[lane] != stamp:
-                self._sequence += 1
-                heapreplace(queue, (node.stamps[lane], self._sequence, node))
-            else:
+                    self._dead_counts[line] -= 1
+                continue
+            rank = node.stamps[lane] if lru else self.rank(node, line)
+            if rank == queued_rank:
                 return node
+            self._sequence += 1
+            heapreplace(queue, (rank, self._sequence, node))
         return None
 
-    def queued(self, lane: int) -> dict[Node, int]:
-        """Return the nodes of a lane's queue with the stamps they are queued under; for ``check``."""
-        return {node: stamp for stamp, _, node in self._queues[lane]}
+    def entries(self, line: int) -> Iterator[tuple[Node, float]]:
+        """Yield the nodes that stand in a line, dead ones too, with the ranks they are queued under; for ``check``."""
+        return ((node, rank) for rank, _, node in self._queues[line])
+
+    def dead_count(self, line: int) -> int:
+        """Dead entries in a line, as counted; for ``check``."""
+        return self._dead_counts[line]
 
     def queue_length(self, lane: int) -> int:
-        """Entries in a lane's queue."""
-        return len(self._queues[lane])
+        """Entries in all queues of a lane."""
+        return sum(len(queue) for queue in self._queues[lane :: self._lanes_count])

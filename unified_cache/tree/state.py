@@ -1,6 +1,7 @@
 """What the tree's modules share: the roots, the eviction queues, and how nodes are split, filled and emptied."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ class TreeState:
 
     * on each tier component 0 is prefix-closed, and every other component stands on component 0, page by page
     * ``live``, ``last_hole`` and ``full_children`` say what the slots say
-    * what could be evicted from a lane stands in its queue
+    * what could be evicted from a lane stands in the queue of that lane where it belongs
     * a node without pages on any tier lives only while a lock covers it or children hang below
     """
 
@@ -40,14 +41,16 @@ class TreeState:
         "version",
     )
 
-    def __init__(self, spans: Sequence[int], page_size: int, mapped: int | None, lineage: object) -> None:
+    def __init__(
+        self, spans: tuple[int, ...], page_size: int, mapped: int | None, lineage: object, recency: Recency
+    ) -> None:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
         self.map_changes: list[tuple[Slots, Slots | None]] = []
         """(Full slots, their new peers or None for no peer), oldest first, not applied yet by who owns the map."""
         self.lineage = lineage
         """Tells the locks of one tree from another's; ``clear`` starts a new state of the same lineage."""
-        self.spans = tuple(spans)
+        self.spans = spans
         """By component: pages before an end that a resume there needs."""
         self.components_count = len(self.spans)
         self.page_size = page_size
@@ -55,7 +58,7 @@ class TreeState:
         """Bytes of one encoded page in a node's key."""
         self.roots: dict[bytes, Node] = {}
         """By namespace seed, which is also the root's key. A root has no pages and is never locked."""
-        self.recency = Recency(self.components_count)
+        self.recency = recency
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
 
@@ -98,6 +101,8 @@ class TreeState:
         upper.children[node.page_tokens(self.page_size)] = node
         upper.locks = node.locks.copy()
         upper.stamps = node.stamps.copy()
+        if node.history is not None:
+            upper.history = {lane: replace(history) for lane, history in node.history.items()}
         _split_edges(upper, node, cut)
         _split_arriving(upper, node, offset)
         for lane in range(2 * components):
@@ -124,6 +129,8 @@ class TreeState:
             parent.full_children[lane // self.components_count] += 1
         held[offsets] = slots
         node.live[lane] += len(offsets)
+        if self.recency.tracked[lane]:
+            self.recency.count(node, lane, len(offsets))
         if component:
             node.refresh_holes(component)
         if lane == self.mapped:
@@ -136,6 +143,8 @@ class TreeState:
         component = lane % self.components_count
         node.slots[lane] = np.array(slots, np.int32)
         node.live[lane] = live
+        if self.recency.tracked[lane]:
+            self.recency.count(node, lane, live)
         if component:
             node.refresh_holes(component)
             full = node.slots[0]
@@ -167,6 +176,8 @@ class TreeState:
         else:
             segment[:] = -1
             node.live[lane] -= gone.size
+        if self.recency.tracked[lane]:
+            self.recency.count(node, lane, -int(gone.size))
         if lane % self.components_count:
             node.refresh_holes(lane % self.components_count)
         freed[lane].append(gone)

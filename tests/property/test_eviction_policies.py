@@ -1,0 +1,293 @@
+"""Which page goes next, against a naive cache that remembers every page's uses by itself.
+
+It takes two things from the tree: where nodes begin and end, since a windowed component is touched by whole nodes, and
+which of equals a tie fell on. Everything else, who was used when and how often, it keeps in a dict entry per page.
+"""
+
+import math
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tests.budget import examples
+from tests.components import toy_components
+from unified_cache.config import EvictionConfig, EvictionPolicy
+from unified_cache.page import Prompt
+from unified_cache.pool import Slots, Tier
+from unified_cache.tree import Pin, RadixTree
+from unified_cache.tree.node import Node
+from unified_cache.window import SPAN_ALL, window
+
+HALF_LIFE = 12
+TTL_S = 100.0
+SHARE = 0.5
+PAGES = 24
+"""Full's pages the tree may hold, and about half as many of the windowed component."""
+
+Page = tuple[int, ...]
+"""A page and everything before it."""
+
+
+@dataclass
+class Record:
+    """What the naive cache knows of one page of one component."""
+
+    slot: int | None = None
+    touched: int = 0
+    touched_s: float = 0.0
+    arrived: int = 0
+    uses: list[int] = field(default_factory=list)
+    priority: int = -100
+    protected: bool = False
+    demoted: int = 0
+    pins: set[Pin] = field(default_factory=set)
+
+
+@dataclass
+class Naive:
+    """A tree, and the naive cache beside it. Pages lie on the device alone."""
+
+    spans: tuple[int, ...]
+    kind: EvictionPolicy
+    ttl_s: float | None
+    now_s: float = 0.0
+    touches: int = 0
+    slots_count: int = 0
+    tree: RadixTree = field(init=False)
+    lanes: list[dict[Page, Record]] = field(init=False)
+    pins: list[Pin] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = EvictionConfig(
+            device=(self.kind,) * len(self.spans),
+            lfu_half_life_touches=HALF_LIFE,
+            slru_protected_share=SHARE,
+            pinned_share=0.4,
+            ttl_s=self.ttl_s,
+        )
+        capacity = ([PAGES] * len(self.spans),) * 2
+        self.tree = RadixTree(toy_components(self.spans), 1, config, capacity, lambda: self.now_s)
+        self.lanes = [{} for _ in self.spans]
+
+    # ---- what happens ----------------------------------------------------------------------------------------
+
+    def match(self, tokens: list[int], priority: int = 0) -> int:
+        found = self.tree.match(Prompt.of(tokens, 1), priority)
+        self._touch(tokens[: found.device_end], priority)
+        return found.device_end
+
+    def use(self, tokens: list[int]) -> None:
+        end = self.match(tokens)
+        found = self.tree.match(Prompt.of(tokens, 1))
+        self._touch(tokens[:end], 0)
+        self.tree.use(found, end)
+        for lane, page in self._covered(tokens[:end]):
+            record = self.lanes[lane][page]
+            record.uses = [*(record.uses or [record.arrived]), self.touches]
+            record.protected = True
+
+    def insert(self, tokens: list[int], priority: int) -> None:
+        end = self.match(tokens, priority)
+        given = [self._fresh(len(tokens) - end) for _ in self.spans]
+        inserted = self.tree.insert(Prompt.of(tokens, 1), end, given, Tier.DEVICE, priority)
+        for lane, slots in enumerate(given):
+            refused = set(inserted.duplicates[lane].tolist())
+            for pages in self._path(tokens):
+                records = [self.lanes[lane].setdefault(page, Record()) for page in pages]
+                came = [
+                    (record, int(slots[len(page) - 1 - end]))
+                    for page, record in zip(pages, records, strict=True)
+                    if len(page) > end and slots[len(page) - 1 - end] not in refused
+                ]
+                if came and all(record.slot is None for record in records):
+                    for record in records:
+                        record.arrived = self.touches
+                for record, slot in came:
+                    record.slot = slot
+        self._touch(tokens, priority)
+
+    def pin(self, tokens: list[int]) -> None:
+        end = self.match(tokens)
+        found = self.tree.match(Prompt.of(tokens, 1))
+        self._touch(tokens[:end], 0)
+        pin = self.tree.pin(found, end, Tier.DEVICE)
+        if pin is None:
+            return
+        self.pins.append(pin)
+        for lane, span in enumerate(self.spans):
+            for page in range(window(end, span), end):
+                self.lanes[lane][tuple(tokens[: page + 1])].pins.add(pin)
+
+    def unpin(self, pin: Pin) -> None:
+        self.tree.unpin(pin)
+        self.pins.remove(pin)
+        for records in self.lanes:
+            for record in records.values():
+                record.pins.discard(pin)
+
+    def evict(self, lane: int) -> None:
+        """Evict one page, and see that it was its turn."""
+        records = self.lanes[lane]
+        candidates = self._candidates(lane)
+        held = [record for record in records.values() if record.slot is not None]
+        freed = self.tree.evict(Tier.DEVICE, lane, 1)
+        if self.kind is EvictionPolicy.SLRU:
+            self._demote(lane, candidates, held)
+        (slot,) = freed[lane][0].tolist()
+        turns = {records[self._next(lane, pages)].slot: self._turn(records[pages[0]]) for pages in candidates.values()}
+        assert turns[slot] == pytest.approx(min(turns.values()), rel=1e-9), "a page went before its turn"
+        lost = {slot for arrays in freed for array in arrays for slot in array.tolist()}
+        for lane_records in self.lanes:
+            for record in lane_records.values():
+                record.slot = None if record.slot in lost else record.slot
+        self._forget_what_left()
+
+    # ---- what should go --------------------------------------------------------------------------------------
+
+    def _candidates(self, lane: int) -> dict[Node, list[Page]]:
+        """Return the nodes of which something may go, with their pages."""
+        records = self.lanes[lane]
+        parents = {page[:-1] for page, record in records.items() if record.slot is not None}
+        return {
+            node: pages
+            for node, pages in self._nodes()
+            if any(records[page].slot is not None for page in pages)
+            and (lane or self._next(lane, pages) not in parents)
+        }
+
+    def _next(self, lane: int, pages: list[Page]) -> Page:
+        """Return what goes first of a node: Full's last page, the oldest of a window."""
+        held = [page for page in pages if self.lanes[lane][page].slot is not None]
+        return held[0] if lane else held[-1]
+
+    def _demote(self, lane: int, candidates: dict[Node, list[Page]], held: list[Record]) -> None:
+        """Demote the oldest of the protected while they are too many; of equals what the tree did, small ones first."""
+        records = self.lanes[lane]
+        while sum(record.protected for record in held) > SHARE * len(held):
+            oldest = [
+                (self._rank(records[pages[0]]), (node.history or {})[lane].protected, len(pages), pages)
+                for node, pages in candidates.items()
+                if records[pages[0]].protected and not records[pages[0]].pins
+            ]
+            if not oldest:
+                return
+            for page in min(oldest)[-1]:
+                records[page].protected = False
+                records[page].demoted = self.touches
+
+    def _turn(self, record: Record) -> tuple[int, float]:
+        """Return what orders a node among those that may go."""
+        if record.pins:
+            return 3, self._rank(record)
+        if self.ttl_s is not None and record.touched_s < self.now_s - self.ttl_s:
+            return 0, record.touched
+        if self.kind is EvictionPolicy.SLRU and record.protected:
+            return 2, self._rank(record)
+        return 1, self._rank(record)
+
+    def _rank(self, record: Record) -> float:
+        match self.kind:
+            case EvictionPolicy.LRU:
+                return record.touched
+            case EvictionPolicy.LFU:
+                uses = record.uses or [record.arrived]
+                return math.log2(sum(2 ** (at / HALF_LIFE) for at in uses))
+            case EvictionPolicy.SLRU:
+                return max(record.touched, record.demoted)
+            case EvictionPolicy.FIFO:
+                return record.arrived
+            case EvictionPolicy.PRIORITY:
+                return record.priority * 10**5 + record.touched
+
+    # ---- who is who ------------------------------------------------------------------------------------------
+
+    def _touch(self, tokens: list[int], priority: int) -> None:
+        covered = self._covered(tokens)
+        self.touches += bool(covered)
+        for lane, page in covered:
+            record = self.lanes[lane][page]
+            record.touched = self.touches
+            record.touched_s = self.now_s
+            record.priority = max(record.priority, priority)
+
+    def _covered(self, tokens: list[int]) -> list[tuple[int, Page]]:
+        """Return what a touch makes recent: all of Full; of a component the nodes in its window and one page more."""
+        path = self._path(tokens)
+        end = len(path[-1][-1]) if path else 0
+        return [
+            (lane, page)
+            for lane, span in enumerate(self.spans)
+            for pages in path
+            if len(pages[-1]) > end - span - 1
+            for page in pages
+        ]
+
+    def _path(self, tokens: list[int]) -> list[list[Page]]:
+        """Return by node the pages of the nodes that lie in ``tokens`` whole, root first."""
+        return sorted(
+            (pages for _, pages in self._nodes() if pages[-1] == tuple(tokens[: len(pages[-1])])),
+            key=lambda pages: len(pages[0]),
+        )
+
+    def _nodes(self) -> list[tuple[Node, list[Page]]]:
+        """Return every node with its pages."""
+        found: list[tuple[Node, list[Page]]] = []
+        todo: list[tuple[Node, Page]] = [(root, ()) for root in self.tree._state.roots.values()]
+        while todo:
+            node, above = todo.pop()
+            run = np.frombuffer(node.key, "<u4").tolist() if node.parent is not None else []
+            if run:
+                found.append((node, [(*above, *run[: i + 1]) for i in range(len(run))]))
+            todo += [(child, (*above, *run)) for child in node.children.values()]
+        return found
+
+    def _forget_what_left(self) -> None:
+        """Pages that no node stands for any more have no history; a split gave both halves the same."""
+        alive = {page for _, pages in self._nodes() for page in pages}
+        self.lanes = [{page: record for page, record in records.items() if page in alive} for records in self.lanes]
+
+    def _fresh(self, count: int) -> Slots:
+        self.slots_count += count
+        return np.arange(self.slots_count - count + 1, self.slots_count + 1, dtype=np.int32)
+
+    def held(self, lane: int) -> int:
+        return sum(record.slot is not None for record in self.lanes[lane].values())
+
+
+def history(naive: Naive, rng: random.Random, steps: int) -> None:
+    """Match, use, insert, pin and evict at random; the tree holds more than fits only within a step."""
+    prompts: list[list[int]] = [[0]]
+    for _ in range(steps):
+        naive.now_s += rng.choice([0, 0, 10, 60])
+        tokens = rng.choice(prompts[-12:])
+        if rng.random() < 0.4:
+            tokens = tokens[: rng.randrange(len(tokens) + 1)] + [rng.randrange(3) for _ in range(rng.randrange(1, 5))]
+            tokens = tokens[:9]
+            prompts.append(tokens)
+        what = rng.random()
+        if what < 0.15:
+            naive.match(tokens, rng.randrange(-2, 3))
+        elif what < 0.4:
+            naive.use(tokens)
+        elif what < 0.5:
+            naive.pin(tokens)
+        elif what < 0.6 and naive.pins:
+            naive.unpin(rng.choice(naive.pins))
+        else:
+            naive.insert(tokens, rng.randrange(-2, 3))
+        for lane in range(len(naive.spans)):
+            while naive.held(lane) > PAGES // (lane + 1) or (rng.random() < 0.2 and naive.held(lane)):
+                naive.evict(lane)
+        naive.tree.check([])
+
+
+@pytest.mark.parametrize("ttl_s", [None, TTL_S], ids=["no time to live", "time to live"])
+@pytest.mark.parametrize("spans", [(SPAN_ALL,), (SPAN_ALL, 1), (SPAN_ALL, 3)], ids=str)
+@pytest.mark.parametrize("kind", EvictionPolicy, ids=lambda kind: kind.value)
+def test_every_victim_is_the_one_that_the_policy_names(
+    kind: EvictionPolicy, spans: tuple[int, ...], ttl_s: float | None
+) -> None:
+    for seed in range(examples(2, 30)):
+        history(Naive(spans, kind, ttl_s), random.Random(seed), steps=120)
