@@ -1,19 +1,15 @@
 """The cache an engine embeds: which prefix need not be computed again, where its pages lie, what moves them."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-
-import numpy as np
-import numpy.typing as npt
 
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import Controller, Leg, Operation, StorageTier, ThreadWorkers, Workers
 from unified_cache.errors import (
     ClosedError,
     ConfigError,
-    InputError,
     OwnerThreadError,
     SettleTimeoutError,
     StateError,
@@ -21,18 +17,14 @@ from unified_cache.errors import (
 from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
-from unified_cache.pool import Identity, ModelLayout, Slots, Tier
+from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
 from unified_cache.stats import Occupancy, Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.transfers import Traffic, Transfers
-from unified_cache.tree import Lock, Match
-from unified_cache.window import needed_pages
+from unified_cache.tree import UNNAMED, Lock, Match, Pin
 from unified_cache.writing import Writer, writer_of
 
-__all__ = ["Pages", "UnifiedCache"]
-
-Pages = npt.NDArray[np.bool_]
-"""Which pages of a range, shape (pages,)."""
+__all__ = ["UnifiedCache"]
 
 
 class UnifiedCache:
@@ -139,13 +131,14 @@ class UnifiedCache:
         """
         return Prompt.of(tokens, self.layout.page_size, namespace)
 
-    def match(self, prompt: Prompt) -> Match:
+    def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest prefix that can be resumed from the device, and from device and host.
 
-        Makes it recent and changes nothing else. The match is dead as soon as the tree changes.
+        Makes it recent and changes nothing else. The match is dead as soon as the tree changes. Where pages go by
+        priority, that prefix has at least ``priority`` from now on.
         """
         self._enter()
-        return self._ledger.tree.match(prompt)
+        return self._ledger.tree.match(prompt, priority)
 
     def lock(self, found: Match) -> Lock:
         """Pin the device prefix of a match until ``release``; the match is dead afterwards.
@@ -177,25 +170,17 @@ class UnifiedCache:
         ends = self.config.retention.ends(prompt.pages_count, found.tree_end, self.layout.page_size)
         return tuple(end for end in ends if end > found.device_end)
 
-    def needed(self, start: int, end: int, ends: Sequence[int]) -> list[Pages]:
-        """Tell by component which pages of [start, end) a resume at one of ``ends`` needs; of Full, all.
+    def needed(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
+        """Tell by component which pages of [start, end) a resume at one of ``ends`` needs: what ``allocate`` takes.
 
-        What ``allocate`` and ``trim`` take. New arrays, the caller's own: an engine that computes a window densely
-        may set its pages to True before it allocates.
-
-        Raises:
-            InputError: no range of pages.
+        See ``ModelLayout.needed``.
         """
-        self._enter()
-        if not 0 <= start <= end:
-            raise InputError(f"expected 0 <= start <= end, found [{start}, {end})")
-        others = self.layout.components[1:]
-        return [np.ones(end - start, np.bool_), *(needed_pages(ends, other.span, start, end) for other in others)]
+        return self.layout.needed(start, end, ends)
 
     def allocate(self, needed: Sequence[Pages]) -> list[Slots] | None:
         """Hand out device slots for pages to be computed, evicting what is short; None if pins leave too little.
 
-        ``needed`` says by component, page by page, who gets one; see ``needed``. Returns an array per component with
+        ``needed`` says by component, page by page, who gets one. Returns an array per component with
         an entry per page, -1 where it gets none: what ``insert`` takes. Until then, or until ``free``, they are the
         caller's.
 
@@ -203,7 +188,6 @@ class UnifiedCache:
             InputError: not an array for each component, of one length, the first all True.
         """
         self._enter()
-        self._check_needed(needed)
         return self._ledger.allocate_pages(needed)
 
     def free(self, pages: Sequence[Slots]) -> None:
@@ -225,9 +209,6 @@ class UnifiedCache:
             SlotError: a slot is not the caller's. Nothing was freed.
         """
         self._enter()
-        self._check_needed(needed)
-        if [len(slots) for slots in pages] != [len(mask) for mask in needed]:
-            raise InputError(f"expected slots for {len(needed[0])} pages of every component")
         self._ledger.trim_pages(pages, needed)
 
     def fork(self, lock: Lock) -> list[Slots] | None:
@@ -244,7 +225,7 @@ class UnifiedCache:
         self._enter()
         return self._ledger.fork(lock, self._memory) if lock.end else None
 
-    def insert(self, prompt: Prompt, slots: Sequence[Slots], lock: Lock) -> Lock:
+    def insert(self, prompt: Prompt, slots: Sequence[Slots], lock: Lock, priority: int = UNNAMED) -> Lock:
         """Hand over the computed pages after those that ``lock`` pins; return a lock on the whole prompt instead.
 
         ``slots[c]`` has an entry for each page from ``lock.end`` on, -1 where component ``c`` keeps none. The
@@ -256,7 +237,7 @@ class UnifiedCache:
         """
         self._enter()
         tree = self._ledger.tree
-        self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE)
+        self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority)
         renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE)
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end
@@ -274,6 +255,23 @@ class UnifiedCache:
         self._enter()
         self._ledger.tree.unlock(lock)
         self._locks.discard(lock)
+
+    def pin(self, prompt: Prompt, tier: Tier) -> Pin | None:
+        """Have what ``tier`` holds of a prompt go last, when nothing else is left to evict; give the pin to ``unpin``.
+
+        For what is sure to come again, such as a system prompt. None, with nothing changed, if nothing is held or if
+        pins would cover more than ``config.eviction.pinned_share`` of what a component can hold there. The page that
+        leaves all the same, and is computed again, is not pinned any more.
+        """
+        self._enter()
+        tree = self._ledger.tree
+        found = tree.match(prompt)
+        return tree.pin(found, found.device_end if tier is Tier.DEVICE else tree.full_end(found, tier), tier)
+
+    def unpin(self, pin: Pin) -> None:
+        """Take a pin back. Once more, or after ``reset``, changes nothing."""
+        self._enter()
+        self._ledger.tree.unpin(pin)
 
     # ---- moving ----------------------------------------------------------------------------------------------
 
@@ -470,12 +468,6 @@ class UnifiedCache:
     def _check_host(self) -> None:
         if not self.config.host_pages[0]:
             raise ConfigError(f"host pages are needed for a backup or a load, found {self.config.host_pages}")
-
-    def _check_needed(self, needed: Sequence[Pages]) -> None:
-        names = [component.name for component in self.layout.components]
-        lengths = {len(mask) for mask in needed}
-        if len(needed) != len(names) or len(lengths) != 1 or not needed[0].all():
-            raise InputError(f"expected one array for each of {', '.join(names)}, of one length, the first all True")
 
     def _started(self, operation: Operation | None) -> Operation | None:
         if operation is not None and operation.error is not None:

@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 
 from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, Part, Slots, Tier
+from unified_cache.pool import ModelLayout, Pages, Part, Slots, Tier
 from unified_cache.slots import PairedAllocator, SlotAllocator
-from unified_cache.tree import Freed, Inserted, Lock, Match, RadixTree, Transfer
+from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer
 from unified_cache.window import window
 
 __all__ = ["Ledger", "Moving", "Staging"]
@@ -62,12 +61,16 @@ class Ledger:
             return None
         return self._allocators[tier][component].allocate(count)
 
-    def allocate_pages(self, needed: Sequence[npt.NDArray[np.bool_]]) -> list[Slots] | None:
+    def allocate_pages(self, needed: Sequence[Pages]) -> list[Slots] | None:
         """Hand out a device slot for each page of each component for which ``needed[component]`` is True.
 
         All or, if pins leave too little, nothing and None. Each array has an entry per page, -1 where none was
         needed. Mapped slots are mapped.
+
+        Raises:
+            InputError: not an array for each component, of one length, the first all True.
         """
+        self._check_needed(needed)
         counts = [int(np.count_nonzero(pages)) for pages in needed]
         if not all(self._make_room(Tier.DEVICE, component, count) for component, count in enumerate(counts)):
             return None
@@ -140,14 +143,18 @@ class Ledger:
         for component, slots in enumerate(pages):
             self.free(Tier.DEVICE, component, slots[slots >= 0])
 
-    def trim_pages(self, pages: Sequence[Slots], needed: Sequence[npt.NDArray[np.bool_]]) -> None:
+    def trim_pages(self, pages: Sequence[Slots], needed: Sequence[Pages]) -> None:
         """Take back the device slots of pages that are not needed; they become -1 in ``pages``. Full keeps all.
 
         For pages that have left every window that matters while their request still runs.
 
         Raises:
+            InputError: as ``allocate_pages``, or the arrays differ in length.
             SlotError: a slot is not out. Nothing was freed.
         """
+        self._check_needed(needed)
+        if [len(slots) for slots in pages] != [len(mask) for mask in needed]:
+            raise InputError(f"expected slots for {len(needed[0])} pages of every component")
         gone = [(slots >= 0) & ~keep for slots, keep in zip(pages[1:], needed[1:], strict=True)]
         device = self._allocators[Tier.DEVICE]
         for component, mask in enumerate(gone, 1):
@@ -158,14 +165,16 @@ class Ledger:
             device[component].free(pages[component][mask])
             pages[component][mask] = -1
 
-    def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> Inserted:
+    def insert(
+        self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier, priority: int = UNNAMED
+    ) -> Inserted:
         """Hand pages [start, pages_count) to the tree; duplicates are freed.
 
         Raises:
             SlotError, InputError: as ``RadixTree.insert``; also slots that were never handed out.
         """
         self._check_out(slots, tier)
-        inserted = self.tree.insert(prompt, start, slots, tier)
+        inserted = self.tree.insert(prompt, start, slots, tier, priority)
         self._apply_map_changes()
         if self.paired is not None and tier is Tier.DEVICE:
             # What the tree kept of these pages is mapped from its own Full slots now.
@@ -270,6 +279,11 @@ class Ledger:
             ours = np.isin(mapped, full)
             assert self.paired.full.is_out(mapped[~ours]), "a free Full slot is mapped"
             assert self.paired.peer.is_out(peers[~ours]), "a Full slot is mapped to a slot that is not out"
+
+    def _check_needed(self, needed: Sequence[Pages]) -> None:
+        names = [component.name for component in self.layout.components]
+        if len(needed) != len(names) or len({len(mask) for mask in needed}) != 1 or not needed[0].all():
+            raise InputError(f"expected one array for each of {', '.join(names)}, of one length, the first all True")
 
     def _check_out(self, slots: Sequence[Slots], tier: Tier) -> None:
         """Refuse slots that are not out, and mapped ones that belong to other Full slots."""

@@ -6,6 +6,7 @@ never against a component by name.
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Protocol
@@ -13,7 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.errors import LayoutError
+from unified_cache.errors import InputError, LayoutError
+from unified_cache.window import needed_pages
 
 __all__ = [
     "POOL_NAME_BYTES_MAX",
@@ -21,6 +23,7 @@ __all__ = [
     "HitPolicy",
     "Identity",
     "ModelLayout",
+    "Pages",
     "Part",
     "PoolSpec",
     "Slots",
@@ -29,6 +32,9 @@ __all__ = [
 
 Slots = npt.NDArray[np.int32]
 """Page slots of one pool in one tier, shape (pages,); -1 where a page is a hole."""
+
+Pages = npt.NDArray[np.bool_]
+"""Which pages of a range, shape (pages,)."""
 
 POOL_NAME_BYTES_MAX = 32
 """Longest pool name; it stands in the header of every sealed page."""
@@ -157,6 +163,21 @@ class ModelLayout:
         anchors = [(number, component.pools[0]) for number, component in others]
         sidecars = [(number, pool) for number, component in others for pool in component.pools[1:]]
         return (*((first[0], pool) for pool in first[1].pools), *anchors, *sidecars)
+
+    def needed(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
+        """Tell by component which pages of [start, end) a resume at one of ``ends`` needs; of the first, all.
+
+        New arrays, the caller's own: an engine that computes a window densely may set its pages to True before it
+        allocates.
+
+        Raises:
+            InputError: no range of pages.
+        """
+        if not 0 <= start <= end:
+            raise InputError(f"expected 0 <= start <= end, found [{start}, {end})")
+        ends = tuple(ends)
+        others = (needed_pages(ends, other.span, start, end) for other in self.components[1:])
+        return [np.ones(end - start, np.bool_), *others]
 
     @property
     def page_bytes(self) -> int:

@@ -25,7 +25,7 @@ from unified_cache.errors import (
     StorageError,
 )
 from unified_cache.memory import DevicePool
-from unified_cache.pool import Identity, ModelLayout
+from unified_cache.pool import Identity, ModelLayout, Tier
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
@@ -348,3 +348,19 @@ def test_storage_without_a_host_tier_is_refused() -> None:
 def test_sizes_that_cannot_work_are_refused(sizes: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(ConfigError):
         CacheConfig(**{"device_pages": (1,), "host_pages": (1,), **sizes})  # type: ignore[arg-type]
+
+
+def test_pinned_prompts_go_last_and_pins_are_bounded() -> None:
+    toy = engine(device=8)
+    cache = toy.cache
+    serve(toy, 2)
+    serve(toy, 4, first=1000)
+    pin = cache.pin(cache.prompt(tokens(2)), Tier.DEVICE)
+    assert pin is not None
+    assert cache.pin(cache.prompt(tokens(4, 1000)), Tier.DEVICE) is None, "a quarter of the pages at most"
+    serve(toy, 6, first=2000)
+    assert cache.match(cache.prompt(tokens(2))).device_end == 2
+    cache.unpin(pin)
+    serve(toy, 8, first=3000)
+    assert cache.match(cache.prompt(tokens(2))).device_end == 0
+    cache.check()
