@@ -21,6 +21,10 @@ TIMEOUT_S = 240
 TESTS = [
     "tests/unit/test_tree.py",
     "tests/unit/test_cache.py",
+    "tests/unit/test_bad_calls.py",
+    "tests/unit/test_checkpoints.py",
+    "tests/unit/test_operations.py",
+    "tests/unit/test_eviction.py",
     "tests/unit/test_paired_slots.py",
     "tests/unit/test_forward.py",
     "tests/property/test_tree_against_model.py",
@@ -159,6 +163,42 @@ MUTANTS = [
         "storage_backends/verified.py",
         "verify_buffers(page.buffers, page.label) if hits[i] and page.buffers else None",
         "None",
+    ),
+    Mutant(
+        "slots of the tree may be inserted again",
+        "slots.py",
+        "self._check(slots, _OUT)",
+        "self._check(slots[:0], _OUT)",
+    ),
+    Mutant(
+        "pages that a hanging store may fill are given back",
+        "controller/controller.py",
+        "self._told.append(operation)\n                self._quarantined.append((operation, error))",
+        "self._told.append(operation)\n                self._let_go(operation)",
+    ),
+    Mutant(
+        "a cancelled transfer frees what a worker still fills",
+        "controller/controller.py",
+        "operation.stop()\n        self._told.append(operation)",
+        "operation.stop()\n        operation.release()\n        self._told.append(operation)",
+    ),
+    Mutant(
+        "a fork is the tree's own state",
+        "ledger.py",
+        "memory.duplicate(pool, held, slots)",
+        "memory.duplicate(pool, held, held)",
+    ),
+    Mutant(
+        "a branch is not kept",
+        "window.py",
+        "needed[max(window(resumed, span) - start, 0) : max(resumed - start, 0)] = True",
+        "needed[:] = False\n        needed[max(window(resumed, span) - start, 0) : max(resumed - start, 0)] = True",
+    ),
+    Mutant(
+        "a demoted page keeps its old place",
+        "tree/recency.py",
+        "history.demoted = self.clock",
+        "history.demoted = history.demoted",
     ),
 ]
 

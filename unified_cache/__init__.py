@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from unified_cache.cache import UnifiedCache
     from unified_cache.components import Full, RecurrentState, SlidingWindow
+    from unified_cache.components.layouts import from_hf_config
     from unified_cache.config import CacheConfig, Retention
     from unified_cache.controller import Operation
     from unified_cache.errors import CacheError
@@ -40,6 +41,7 @@ __all__ = [
     "Stats",
     "Tier",
     "UnifiedCache",
+    "from_hf_config",
     "open_storage",
 ]
 
@@ -63,6 +65,7 @@ _HOMES = {
     "Stats": "stats",
     "Tier": "pool",
     "UnifiedCache": "cache",
+    "from_hf_config": "components.layouts",
     "open_storage": "storage_backends.url",
 }
 
