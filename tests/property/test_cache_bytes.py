@@ -8,6 +8,7 @@ from enum import Enum
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -107,7 +108,7 @@ class Request:
 
     prompt: Prompt
     lock: Lock
-    needed: list[Pages]
+    needed: list[npt.NDArray[np.bool_]]
     pages: list[Slots]
     """Computed, by component; the request's own until they are inserted."""
     fork: list[Slots]

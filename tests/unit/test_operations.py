@@ -1,74 +1,39 @@
-"""A transfer's life: cancelled, late, stopped, in quarantine, detached; and what the policies start by themselves."""
+"""A transfer's life: cancelled, late, stopped, in quarantine, detached."""
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from threading import Event
 
-import numpy as np
 import pytest
 
 from tests.cache_fixture import ToyEngine, toy_layout
+from tests.operation_fixture import (
+    PAGE,
+    Clock,
+    Stepped,
+    configured,
+    engine,
+    filled,
+    out_pages,
+    serve,
+    started,
+    tokens,
+)
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, Prefetching, StorageGuard, WritePolicy
-from unified_cache.controller import InlineWorkers, Leg, Operation, OperationState
-from unified_cache.controller.operation import Job
-from unified_cache.controller.workers import Finished, run_job
+from unified_cache.config import CacheConfig, Prefetching, StorageGuard
+from unified_cache.controller import InlineWorkers, Leg, OperationState
 from unified_cache.errors import (
     CancelledError,
-    ConfigError,
     OperationTimeoutError,
     SettleTimeoutError,
     StateError,
     StorageError,
     StorageTimeoutError,
 )
-from unified_cache.page import Prompt
 from unified_cache.pool import Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.window import SPAN_ALL
-
-PAGE = 16
-SPANS = (SPAN_ALL, 2)
-
-
-def tokens(pages: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.arange(first, first + pages * PAGE, dtype=np.int32)
-
-
-@dataclass
-class Stepped:
-    """Workers that run a job when the test says so."""
-
-    waiting: deque[tuple[Operation, Job]] = field(default_factory=deque)
-    ended: list[Finished] = field(default_factory=list)
-
-    def submit(self, operation: Operation, job: Job) -> None:
-        self.waiting.append((operation, job))
-
-    def run(self, count: int = 1) -> None:
-        for _ in range(count):
-            operation, job = self.waiting.popleft()
-            self.ended.append((operation, run_job(job)))
-
-    def finished(self, timeout_s: float) -> list[Finished]:
-        ended, self.ended = self.ended, []
-        return ended
-
-    def close(self, timeout_s: float) -> list[str]:
-        self.waiting.clear()
-        return []
-
-
-@dataclass
-class Clock:
-    """Time that passes when the test says so."""
-
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @dataclass
@@ -113,45 +78,6 @@ class HangingStorage(MemoryStorage):
             for buffer in page.buffers:
                 buffer[:] = bytes(len(buffer))
         call.returned = True
-
-
-def engine(storage: MemoryStorage | None = None, *, host: int = 12, workers: Stepped | None = None) -> ToyEngine:
-    return ToyEngine(
-        toy_layout(SPANS, PAGE), (12, 8), (host, host and 8), storage, InlineWorkers() if workers is None else workers
-    )
-
-
-def configured(toy: ToyEngine, **fields: object) -> UnifiedCache:
-    """Return another cache over the same tensors, with a changed configuration."""
-    config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
-    pools = list(toy.pools.values())
-    toy.cache = UnifiedCache.open(toy.layout, config, pools, identity=toy.cache.identity, workers=InlineWorkers())
-    return toy.cache
-
-
-def filled(store: MemoryStorage, pages: int = 6) -> None:
-    """Have another cache store a prompt."""
-    toy = engine(store)
-    serve(toy, pages)
-    toy.cache.backup(toy.cache.prompt(tokens(pages)))
-    toy.cache.settle(1)
-
-
-def serve(toy: ToyEngine, pages: int, first: int = 0) -> Prompt:
-    prompt = toy.cache.prompt(tokens(pages, first))
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.release(lock)
-    return prompt
-
-
-def started(operation: Operation | None) -> Operation:
-    assert operation is not None
-    return operation
-
-
-def out_pages(cache: UnifiedCache) -> int:
-    return sum(occupancy.out for occupancy in cache.stats().occupancy)
 
 
 # ---- cancel ------------------------------------------------------------------------------------------------------
@@ -421,104 +347,6 @@ def test_detaching_ends_what_moves_and_keeps_what_has_come() -> None:
     assert (operation.state, operation.pages_count, out_pages(cache)) == (OperationState.DONE, 0, 0)
     assert cache.prefetch(cache.prompt(tokens(6))) is None
     cache.check()
-
-
-# ---- prefetching -------------------------------------------------------------------------------------------------
-
-
-def test_a_prefetch_below_the_threshold_is_not_started() -> None:
-    store = MemoryStorage()
-    filled(store)
-    toy = engine(store)
-    toy.cache.config = replace(toy.cache.config, prefetching=Prefetching(threshold_tokens=4 * PAGE + 1))
-    assert toy.cache.prefetch(toy.cache.prompt(tokens(4))) is None
-    assert toy.cache.prefetch(toy.cache.prompt(tokens(5))) is not None
-
-
-def test_prefetches_share_a_budget_of_host_pages_which_comes_back() -> None:
-    store, workers = MemoryStorage(), Stepped()
-    filled(store)
-    toy = engine(store, workers=workers)
-    cache = toy.cache
-    cache._transfers._host_pages_left = 4
-    prompt = cache.prompt(tokens(6))
-    for _ in range(2):
-        operation = started(cache.prefetch(prompt))
-        workers.run()
-        cache.poll()
-        if operation.state is OperationState.RUNNING:
-            assert cache._transfers._host_pages_left == 4 - 4
-            cache.cancel(operation)
-            workers.run()
-            cache.poll()
-        assert cache._transfers._host_pages_left == 4
-    cache.check()
-
-
-@pytest.mark.parametrize(
-    "fields", [{"threshold_tokens": -1}, {"patience_s": -1.0}, {"host_share": 0.0}, {"host_share": 1.5}], ids=str
-)
-def test_prefetching_that_cannot_work_is_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(fields))):
-        Prefetching(**fields)  # type: ignore[arg-type]  # fields of Prefetching by name
-
-
-# ---- when prompts are written ------------------------------------------------------------------------------------
-
-
-def host_end(cache: UnifiedCache, prompt: Prompt) -> int:
-    found = cache.match(prompt)
-    return cache._ledger.tree.full_end(found, Tier.HOST)
-
-
-def test_write_through_backs_up_what_is_inserted() -> None:
-    toy = engine()
-    cache = configured(toy, write=WritePolicy.THROUGH)
-    prompt = serve(toy, 4)
-    cache.settle(1)
-    assert host_end(cache, prompt) == 4
-
-
-def test_selective_write_through_waits_for_the_second_use() -> None:
-    toy = engine()
-    cache = configured(toy, write=WritePolicy.SELECTIVE)
-    prompt = serve(toy, 3)
-    cache.settle(1)
-    assert host_end(cache, prompt) == 0
-    longer = serve(toy, 5)
-    cache.settle(1)
-    assert host_end(cache, longer) == 3, "what was used again, and not what is new"
-
-
-def test_write_back_backs_up_the_oldest_when_too_much_waits() -> None:
-    toy = engine()
-    cache = configured(toy, write=WritePolicy.BACK, dirty_share=0.5)
-    prompts = [serve(toy, 3, first=1000 * number) for number in range(2)]
-    cache.settle(1)
-    assert [host_end(cache, prompt) for prompt in prompts] == [0, 0]
-    prompts.append(serve(toy, 1, first=5000))
-    cache.settle(1)
-    assert [host_end(cache, prompt) for prompt in prompts] == [3, 0, 0]
-
-
-def test_changing_the_policy_backs_up_what_the_old_one_had_put_off() -> None:
-    toy = engine()
-    cache = configured(toy, write=WritePolicy.BACK)
-    prompt = serve(toy, 3)
-    cache.set_write_policy(WritePolicy.ON_CALL)
-    cache.settle(1)
-    assert host_end(cache, prompt) == 3
-    other = serve(toy, 3, first=1000)
-    cache.settle(1)
-    assert host_end(cache, other) == 0
-
-
-def test_a_policy_that_writes_needs_a_host() -> None:
-    toy = engine(host=0)
-    with pytest.raises(ConfigError, match="the write policy through needs host pages"):
-        configured(toy, write=WritePolicy.THROUGH)
-    with pytest.raises(ConfigError, match="the write policy back needs host pages"):
-        toy.cache.set_write_policy(WritePolicy.BACK)
 
 
 def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
