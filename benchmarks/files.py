@@ -1,8 +1,9 @@
-"""Pages put into and got from a file store, against one plain file per page. Ratios are plain / ours, round by round.
+"""Pages put into and got from a file store, against plain files and one preallocated file. Ratios are plain / ours.
 
-Both sides move the same bytes from and into the same buffers on the same file system, in batches that take turns.
-What was written is unlinked outside of the timed part, so that little of it ever has to reach the disk. The plain
-files lie in one directory; the store's in its own, which the first round has made.
+All sides move the same bytes from and into the same buffers on the same file system, in batches that take turns, and
+sync as often: a durable put syncs each plain file and their directory, and the preallocated file once a batch. What
+was written is unlinked outside of the timed part, so that little of it ever has to reach the disk. The preallocated
+file is what a store that packs pages could at best be: no names, no allocation, one descriptor.
 """
 
 import hashlib
@@ -10,12 +11,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
 import numpy as np
 import torch
+from xxhash import xxh3_64_intdigest
 
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import Plan
@@ -30,11 +33,14 @@ from unified_cache.storage_backends.verified import VerifiedStorage
 
 __all__ = ["files_figures"]
 
-PAGES = ((64, 128), (1024, 32), (4096, 8))
-"""KiB of a page's payload, and pages in a batch: 8 to 32 MiB."""
-TARGET_KIB_MIN = 1024
-"""Smaller pages are shown without a target."""
+PAGES_KIB = (64, 1024, 4096)
+"""Payloads of a page."""
+BATCH_PAGES = (1, 64)
 RATIO_MIN = 0.9
+SMALL_RATIO_MIN = 0.7
+"""Of pages below a MiB, where the calls that name a file count for more than its bytes."""
+CALLS_OF_ONE_PAGE = 8
+"""Timed calls a round of a batch of one."""
 
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
@@ -43,12 +49,13 @@ READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 def files_figures(plan: Plan) -> Iterator[Figure]:
     """Put and get pages in a directory that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="unified-cache-bench-", dir=plan.storage_dir) as directory:
-        for page_kib, pages_count in PAGES:
-            bench = _FileBench.build(Path(directory) / str(page_kib), page_kib, pages_count)
-            try:
-                yield from bench.figures(plan)
-            finally:
-                bench.close()
+        for page_kib in PAGES_KIB:
+            for pages_count in BATCH_PAGES:
+                bench = _FileBench.build(Path(directory) / f"{page_kib}-{pages_count}", page_kib, pages_count)
+                try:
+                    yield from bench.figures(plan)
+                finally:
+                    bench.close()
 
 
 class _FileBench:
@@ -64,6 +71,8 @@ class _FileBench:
         self._buffers = [page.buffers[0] for page in pages]
         self._plain = [path / "plain" / f"{number}" for number in range(len(pages))]
         self._plain_names = [os.fspath(plain) for plain in self._plain]
+        self._packed_fd = os.open(path / "packed", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.posix_fallocate(self._packed_fd, 0, sum(map(len, self._buffers)))
 
     @classmethod
     def build(cls, path: Path, page_kib: int, pages_count: int) -> "_FileBench":
@@ -89,36 +98,58 @@ class _FileBench:
     def close(self) -> None:
         """Close the store and remove what was written."""
         self._verified.close()
+        os.close(self._packed_fd)
         shutil.rmtree(self._path)
 
     def figures(self, plan: Plan) -> Iterator[Figure]:
         """Measure puts, then gets of what stays put."""
-        rounds = plan.effort.file_rounds
-        raw_put, put = interleaved([self._plain_put(sync=False), self._put(Level.CACHED)], rounds)
-        yield self._figure("put", put, raw_put, "create + write + close")
-        raw_durable, durable = interleaved(
-            [self._plain_put(sync=True), self._put(Level.DURABLE)], plan.effort.durable_rounds
+        effort = plan.effort
+        calls = CALLS_OF_ONE_PAGE if len(self._pages) == 1 else 1
+
+        def taken(subjects: Sequence[Subject], rounds: int) -> list[list[int]]:
+            return interleaved(subjects, rounds, calls=calls)
+
+        puts = [self._put(Level.CACHED), self._plain_put(sync=False), timed(partial(self._write_packed, sync=False))]
+        put, plain, packed = taken(puts, effort.file_rounds)
+        yield self._figure("put", put, (("create + write + close", plain), ("preallocated", packed)))
+        puts = [self._put(Level.DURABLE), self._plain_put(sync=True), timed(partial(self._write_packed, sync=True))]
+        put, plain, packed = taken(puts, effort.durable_rounds)
+        yield self._figure(
+            "put, durable", put, (("the same and fsync", plain), ("preallocated, fdatasync", packed)), has_target=False
         )
-        yield self._figure("put, durable", durable, raw_durable, "the same and fsync", has_target=False)
         self._storage.put(self._pages, Level.CACHED)
         self._write_plain(sync=False)
-        gets = [timed(self._read_plain), self._get(self._storage), self._get(self._verified)]
-        raw_get, got, verified = interleaved(gets, rounds)
-        yield self._figure("get", got, raw_get, "open + read + close")
-        yield self._figure("get, verified", verified, raw_get, "open + read + close", has_target=False)
+        gets = [
+            self._get(self._storage),
+            timed(partial(self._read_plain, verified=False)),
+            timed(self._read_packed),
+            self._get(self._verified),
+            timed(partial(self._read_plain, verified=True)),
+        ]
+        got, plain, packed, verified, summed = taken(gets, effort.file_rounds)
+        yield self._figure("get", got, (("open + read + close", plain), ("preallocated", packed)))
+        yield self._figure("get, verified", verified, (("the same and xxh3", summed),))
 
     def _figure(
-        self, name: str, ours: Sequence[int], plain: Sequence[int], against: str, *, has_target: bool = True
+        self, name: str, ours: Sequence[int], against: Sequence[tuple[str, Sequence[int]]], *, has_target: bool = True
     ) -> Figure:
+        """Compare with references; the first one is what the target is about."""
         pages_count = len(self._pages)
-        mine, raw = (Spread.of([ns / 1e3 / pages_count for ns in taken]) for taken in (ours, plain))
-        at_least = RATIO_MIN if has_target and self._page_kib >= TARGET_KIB_MIN else None
+        mine = Spread.of([ns / 1e3 / pages_count for ns in ours])
+        ratio_min = RATIO_MIN if self._page_kib >= 1024 else SMALL_RATIO_MIN
         # Of each round by itself: what the system does to one batch it mostly does to the next one too.
-        ratio = median(theirs / own for theirs, own in zip(plain, ours, strict=True))
-        comparison = Comparison(against, raw.median, ratio, at_least=at_least)
+        comparisons = tuple(
+            Comparison(
+                reference,
+                median(taken) / 1e3 / pages_count,
+                median(theirs / own for theirs, own in zip(taken, ours, strict=True)),
+                at_least=ratio_min if has_target and not number else None,
+            )
+            for number, (reference, taken) in enumerate(against)
+        )
         size = f"{self._page_kib >> 10} MiB" if self._page_kib >= 1024 else f"{self._page_kib} KiB"
         note = f"per page, batches of {pages_count}"
-        return Figure("files", f"{name}, pages of {size}", "us", mine, (comparison,), note)
+        return Figure("files", f"{name}, {pages_count} of {size}", "us", mine, comparisons, note)
 
     def _put(self, level: Level) -> Subject:
         def subject() -> int:
@@ -165,9 +196,25 @@ class _FileBench:
 
         return subject
 
-    def _read_plain(self) -> None:
+    def _read_plain(self, *, verified: bool) -> None:
         for name, buffer in zip(self._plain_names, self._buffers, strict=True):
             fd = os.open(name, READ_FLAGS)
             count = os.readv(fd, [buffer])
             os.close(fd)
             assert count == len(buffer)
+            if verified:
+                xxh3_64_intdigest(buffer)
+
+    def _write_packed(self, *, sync: bool) -> None:
+        offset = 0
+        for buffer in self._buffers:
+            offset += os.pwrite(self._packed_fd, buffer, offset)
+        if sync:
+            os.fdatasync(self._packed_fd)
+        assert offset == sum(map(len, self._buffers))
+
+    def _read_packed(self) -> None:
+        offset = 0
+        for buffer in self._buffers:
+            offset += os.preadv(self._packed_fd, [buffer], offset)
+        assert offset == sum(map(len, self._buffers))

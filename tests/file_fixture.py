@@ -1,18 +1,24 @@
-"""Looking into a file store's directory, and filling it."""
+"""Looking into a file store's directory, filling it, and a disk on which one call goes wrong."""
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 
 from unified_cache.seal import Label
+from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends.file import FileStorage
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.testing.storage_contract import label, sealed_page
 
 
 def path_of(root: Path, named: Label) -> Path:
     """Return where an object of that label lies."""
     key = named.key.hex()
-    return root / named.identity.hex() / key[:2] / f"{key}.{named.pool}"
+    return root / named.identity.hex() / key[:1] / f"{key}.{named.pool}"
 
 
 def put(storage: FileStorage, numbers: Sequence[int], level: Level = Level.CACHED) -> list[bool]:
@@ -20,6 +26,103 @@ def put(storage: FileStorage, numbers: Sequence[int], level: Level = Level.CACHE
     return storage.put([sealed_page(label(number)) for number in numbers], level)
 
 
+def chain(numbers: Sequence[int], make: Callable[[Label], PageIO]) -> list[PageIO]:
+    """Make pages of which each follows the one before it."""
+    pages = [make(label(number)) for number in numbers]
+    return [pages[0], *(page._replace(parent=before.label.key) for before, page in pairwise(pages))]
+
+
 def temps(root: Path) -> list[str]:
     """Return the names of temp files, of any writer."""
     return sorted(path.name for path in (root / "tmp").rglob("*") if path.is_file() and path.name != "lock")
+
+
+def object_paths(root: Path) -> list[Path]:
+    """Return every object that lies in the directory."""
+    return sorted(path for path in root.glob("?" * 64 + "/?/*") if path.is_file())
+
+
+def bytes_in(root: Path) -> int:
+    """Sum up the objects that lie in the directory; one that goes meanwhile does not count."""
+    sum_bytes = 0
+    for path in object_paths(root):
+        with suppress(FileNotFoundError):
+            sum_bytes += path.stat().st_size
+    return sum_bytes
+
+
+def descriptors() -> list[str]:
+    """List the descriptors that this process has open."""
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+class Fault(Enum):
+    """How a call goes wrong."""
+
+    ENOSPC = errno.ENOSPC
+    EIO = errno.EIO
+    EACCES = errno.EACCES
+    EMFILE = errno.EMFILE
+    SHORT = "short"
+    """It moves half of what it was asked to; calls that move no bytes are right."""
+
+
+class FaultyDisk(Disk):
+    """A disk that counts its calls, and on which those of some numbers go wrong.
+
+    It waits for no sync: without a loss of power nobody sees the difference, and a loop takes seconds, not minutes.
+    """
+
+    def __init__(self, fault: Fault = Fault.EIO, failing: range = range(0), only: str = "") -> None:
+        self.fault = fault
+        self.failing = failing
+        self.only = only
+        """Name of the calls that count; all if empty."""
+        self.calls: list[str] = []
+
+    def __getattribute__(self, name: str) -> object:
+        own = object.__getattribute__(self, name)
+        if name not in Disk.__dict__ or name.startswith("_"):
+            return own
+        return _Call(self, name, own)
+
+
+class _Call:
+    """One call on its way to a faulty disk."""
+
+    def __init__(self, disk: FaultyDisk, name: str, right: Callable[..., object]) -> None:
+        self._disk = disk
+        self._name = name
+        self._right = right
+
+    def __call__(self, *given: object, **named: object) -> object:
+        disk, name = self._disk, self._name
+        right = _no_sync if name == "fsync" else self._right
+        if disk.only not in ("", name):
+            return right(*given, **named)
+        number = len(disk.calls)
+        disk.calls.append(name)
+        if number not in disk.failing:
+            return right(*given, **named)
+        if isinstance(disk.fault.value, int):
+            if name == "close":
+                right(*given, **named)
+            raise OSError(disk.fault.value, os.strerror(disk.fault.value))
+        return right(*_halved(name, given), **named)
+
+
+def _no_sync(fd: int) -> None:
+    os.fstat(fd)
+
+
+def _halved(name: str, given: tuple[object, ...]) -> tuple[object, ...]:
+    match name, given:
+        case "write", (fd, bytes() | memoryview() as buffer):
+            return fd, buffer[: len(buffer) // 2]
+        case "writev" | "readv", (fd, [memoryview() as first, *_]):
+            return fd, [first[: (len(first) + 1) // 2]]
+        case "read", (fd, int() as count):
+            return fd, count // 2
+        case "pread", (fd, int() as count, offset):
+            return fd, count // 2, offset
+    return given

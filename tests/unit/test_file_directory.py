@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.file_fixture import path_of, put, temps
+from tests.file_fixture import Fault, FaultyDisk, bytes_in, descriptors, path_of, put, temps
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.pool import Identity
 from unified_cache.seal import Label
+from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends.file import DIRECTORIES_OPEN_MAX, FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level, PageIO
@@ -59,10 +60,6 @@ def storage(root: Path) -> Iterator[FileStorage]:
     storage.close()
 
 
-def descriptors() -> list[str]:
-    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
-
-
 # Faults
 
 
@@ -73,7 +70,7 @@ def test_a_full_file_system_raises_storage_full_and_leaves_nothing_half_written(
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("only root may mount")
     try:
-        with closing(FileStorage.open(disk)) as storage:
+        with closing(FileStorage.open(disk, free_bytes_min=0)) as storage:
             with pytest.raises(StorageFullError, match=f"{disk}.*No space left on device") as raised:
                 storage.put([sealed_page(label(number), 300_000) for number in range(4)], Level.CACHED)
             assert raised.value.retryable
@@ -95,35 +92,70 @@ def test_a_limit_on_file_sizes_raises_storage_full_and_leaves_nothing_half_writt
     assert list((root / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
-def test_a_fault_while_storing_raises_and_leaves_nothing_half_written(
-    call: str, storage: FileStorage, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> int:
-        raise OSError(5, "Input/output error")
+def test_the_free_space_floor_declines_a_put_before_the_file_system_is_full(root: Path) -> None:
+    status = os.statvfs(root.parent)
+    free_bytes = status.f_bavail * status.f_frsize
+    with closing(FileStorage.open(root, free_bytes_min=free_bytes * 2)) as storage:
+        assert put(storage, range(3)) == [False] * 3
+        assert storage.counts.declined_count == 3
+        assert storage.bytes_used == 0
+    with closing(FileStorage.open(root, free_bytes_min=free_bytes // 2)) as storage:
+        assert put(storage, range(3)) == [True] * 3
 
-    put(storage, [0])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, fail)
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_a_fault_while_storing_raises_and_leaves_nothing_half_written(call: str, root: Path) -> None:
+    disk = FaultyDisk(only=call)
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        put(storage, [0])
+        # Of the writes, the first one is the journal's.
+        count = len(disk.calls) + (call == "write")
+        disk.failing = range(count, count + 1)
         with pytest.raises(StorageError, match=r"Input/output error \(EIO\)") as raised:
             put(storage, [1], Level.DURABLE)
-    assert not raised.value.retryable
-    assert temps(root) == []
-    assert storage.get([blank_page(label(1))]) == [False]
-    assert put(storage, [1], Level.DURABLE) == [True]
+        assert not raised.value.retryable
+        assert temps(root) == []
+        assert storage.get([blank_page(label(1))]) == [False]
+        assert storage.bytes_used == bytes_in(root)
+        assert put(storage, [1], Level.DURABLE) == [True]
 
 
-def test_short_reads_and_writes_are_carried_on(storage: FileStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, writev, readv = os.write, os.writev, os.readv
-    monkeypatch.setattr(os, "write", lambda fd, buffer: write(fd, buffer[:100]))
-    monkeypatch.setattr(os, "writev", lambda fd, buffers: writev(fd, [buffers[0][:100]]))
-    monkeypatch.setattr(os, "readv", lambda fd, buffers: readv(fd, [buffers[0][:70]]))
-    for number, cuts in enumerate([(), (50, 60, 900)]):
-        page = sealed_page(label(number), cuts=cuts)
-        found = blank_page(label(number), cuts=cuts)
-        assert storage.put([page], Level.CACHED) == [True]
-        assert storage.get([found]) == [True]
-        assert bytes_of(found) == bytes_of(page)
+@pytest.mark.parametrize("call", ["open", "readv"])
+def test_an_object_that_cannot_be_read_is_a_miss_stays_and_is_replaced_by_the_next_put(call: str, root: Path) -> None:
+    disk = FaultyDisk(only=call)
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        put(storage, range(3))
+        at = len(disk.calls) + 1
+        disk.failing = range(at, at + 1)
+        assert storage.get([blank_page(label(number)) for number in range(3)]) == [True, False, True]
+        assert storage.counts.unreadable_count == 1
+        assert storage.exists([label(1)]) == [True]
+        assert storage.get([blank_page(label(1))]) == [True]
+
+
+def test_a_bad_block_does_not_block_a_put_of_its_page(root: Path) -> None:
+    disk = FaultyDisk(only="pread")
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        put(storage, [1])
+        before = path_of(root, label(1)).stat().st_ino
+        disk.failing = range(len(disk.calls), 1 << 30)
+        assert put(storage, [1], Level.DURABLE) == [True]
+        assert path_of(root, label(1)).stat().st_ino != before
+
+
+def test_short_reads_and_writes_are_carried_on(root: Path) -> None:
+    for call in ("write", "writev", "readv"):
+        disk = FaultyDisk(Fault.SHORT, only=call)
+        with closing(FileStorage.open(root, disk=disk)) as storage:
+            for number, cuts in enumerate([(), (50, 60, 900)]):
+                page = sealed_page(label(number), cuts=cuts)
+                found = blank_page(label(number), cuts=cuts)
+                disk.failing = range(1 << 30)
+                assert storage.put([page], Level.CACHED) == [True]
+                assert storage.get([found]) == [True]
+                disk.failing = range(0)
+                assert bytes_of(found) == bytes_of(page)
+            storage.remove([label(0), label(1)])
 
 
 def test_a_page_may_lie_in_more_buffers_than_one_system_call_takes(storage: FileStorage) -> None:
@@ -138,31 +170,59 @@ def test_a_page_may_lie_in_more_buffers_than_one_system_call_takes(storage: File
 # Durability
 
 
-def test_durable_syncs_the_file_before_its_name_and_every_directory_before_the_answer(
-    storage: FileStorage, root: Path, monkeypatch: pytest.MonkeyPatch
+class SyncLog(Disk):
+    """Notes what is synced and renamed."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        self.events.append("file" if regular else str(Path(f"/proc/self/fd/{fd}").readlink()))
+        os.fsync(fd)
+
+    def rename(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:  # type: ignore[override]
+        self.events.append("rename")
+        os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+
+def test_durable_syncs_the_file_before_its_name_and_every_directory_before_the_answer(root: Path) -> None:
+    disk = SyncLog()
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        disk.events.clear()
+        put(storage, [1])
+        assert disk.events == ["rename"]
+        disk.events.clear()
+        fan = path_of(root, label(1)).parent
+        put(storage, [1], Level.DURABLE)
+        assert disk.events == ["file", str(fan), str(fan.parent), str(root)]
+        disk.events.clear()
+        put(storage, [2], Level.DURABLE)
+        assert disk.events == ["file", "rename", str(path_of(root, label(2)).parent), str(fan.parent), str(root)]
+
+
+def test_a_durable_batch_of_64_syncs_each_file_and_at_most_sixteen_directories_and_what_they_stand_in(
+    root: Path,
 ) -> None:
-    events: list[str] = []
-    fsync, rename = os.fsync, os.rename
+    disk = SyncLog()
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        disk.events.clear()
+        put(storage, range(64), Level.DURABLE)
+        assert disk.events.count("file") == 64
+        assert len(disk.events) - disk.events.count("rename") <= 64 + 16 + 2
+        disk.events.clear()
+        put(storage, range(64, 128), Level.DURABLE)
+        assert len(disk.events) - disk.events.count("rename") <= 64 + 16
 
-    def record_fsync(fd: int) -> None:
-        events.append("file" if stat.S_ISREG(os.fstat(fd).st_mode) else str(Path(f"/proc/self/fd/{fd}").readlink()))
-        fsync(fd)
 
-    def record_rename(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
-        events.append("rename")
-        rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-
-    monkeypatch.setattr(os, "fsync", record_fsync)
-    monkeypatch.setattr(os, "rename", record_rename)
-    put(storage, [1])
-    assert events == ["rename"]
-    events.clear()
-    fan = path_of(root, label(1)).parent
-    put(storage, [1], Level.DURABLE)
-    assert events == ["file", str(fan), str(fan.parent), str(root)]
-    events.clear()
-    put(storage, [2], Level.DURABLE)
-    assert events == ["file", "rename", str(path_of(root, label(2)).parent), str(fan.parent), str(root)]
+def test_a_new_store_is_synced_with_every_directory_that_leads_to_it(root: Path) -> None:
+    disk = SyncLog()
+    FileStorage.open(root / "a" / "b", disk=disk).close()
+    assert [path for path in disk.events if path.startswith(str(root.parent))][:3] == [
+        str(root / "a"),
+        str(root),
+        str(root.parent),
+    ]
 
 
 # Who may use the directory, and what its names mean
@@ -212,9 +272,9 @@ def test_a_directory_that_holds_something_else_is_refused_and_not_touched(root: 
 
 def test_a_store_of_another_format_is_refused(root: Path) -> None:
     FileStorage.open(root).close()
-    for text in ('{"format_version": 2}', "[]", "not json"):
+    for text in ('{"format_version": 1}', "[]", "not json"):
         (root / "store.json").write_text(text)
-        with pytest.raises(StorageError, match="must say format_version 1, found"):
+        with pytest.raises(StorageError, match="must say format_version 2, found"):
             FileStorage.open(root)
 
 
@@ -230,7 +290,7 @@ def test_a_marker_draft_left_by_a_crash_does_not_make_a_directory_foreign(root: 
     (root / "store.json.abc").touch()
     (root / "lost+found").mkdir()
     FileStorage.open(root).close()
-    assert sorted(path.name for path in root.iterdir()) == ["lost+found", "store.json", "tmp"]
+    assert sorted(path.name for path in root.iterdir()) == ["journal", "lost+found", "store.json", "tmp"]
 
 
 @pytest.mark.parametrize(
@@ -256,9 +316,11 @@ def test_a_label_that_cannot_name_an_object_is_refused(named: Label, storage: Fi
             call()
 
 
-def test_a_negative_cap_is_refused(root: Path) -> None:
+def test_a_negative_cap_or_floor_is_refused(root: Path) -> None:
     with pytest.raises(ConfigError, match="bytes_max"):
         FileStorage.open(root, bytes_max=-1)
+    with pytest.raises(ConfigError, match="free_bytes_min"):
+        FileStorage.open(root, free_bytes_min=-1)
     assert not root.exists()
 
 
@@ -310,8 +372,8 @@ def test_closing_gives_back_every_descriptor(root: Path) -> None:
 
 def test_open_directories_are_bounded(storage: FileStorage) -> None:
     before = len(descriptors())
-    identities = [Identity(f"model {i}").digest(LAYOUT) for i in range(4)]
-    labels = [Label(identity, bytes([fan]) * 32, "kv") for identity in identities for fan in range(256)]
+    identities = [Identity(f"model {i}").digest(LAYOUT) for i in range(DIRECTORIES_OPEN_MAX // 8)]
+    labels = [Label(identity, bytes([fan * 16]) * 32, "kv") for identity in identities for fan in range(16)]
     pages = [PageIO(named, None, (memoryview(bytearray(b"x")),)) for named in labels]
     assert all(storage.put(pages, Level.CACHED))
     assert all(storage.get(pages))

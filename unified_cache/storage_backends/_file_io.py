@@ -3,11 +3,12 @@
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 
 from unified_cache.errors import StorageError, StorageFullError
+from unified_cache.storage_backends._file_disk import Disk
 
 __all__ = [
     "DIRECTORY_FLAGS",
@@ -15,7 +16,9 @@ __all__ = [
     "WRITE_FLAGS",
     "Directories",
     "Directory",
+    "let_go",
     "read_all",
+    "size_of",
     "storage_error",
     "write_all",
 ]
@@ -44,21 +47,29 @@ def storage_error(error: OSError, doing: str) -> StorageError:
     return StorageError(message, retryable=error.errno in _PASSING)
 
 
-def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
+def let_go(disk: Disk, fd: int) -> None:
+    """Close a descriptor through which nothing was written; what the system says of it changes nothing."""
+    try:
+        disk.close(fd)
+    except OSError:
+        return  # Not by ``suppress``, which costs as much as the close: this is on the path of every read.
+
+
+def write_all(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> None:
     """Write the buffers one after the other, however many calls it takes."""
-    if len(buffers) == 1 and os.write(fd, buffers[0]) == buffers[0].nbytes:
+    if len(buffers) == 1 and disk.write(fd, buffers[0]) == buffers[0].nbytes:
         return
     rest = _Rest(buffers)
     if len(buffers) == 1:
-        rest.skip(os.lseek(fd, 0, os.SEEK_CUR))
+        rest.skip(disk.lseek(fd, 0, os.SEEK_CUR))
     while rest.buffers:
-        rest.skip(os.writev(fd, rest.buffers[:_BUFFERS_MAX]))
+        rest.skip(disk.writev(fd, rest.buffers[:_BUFFERS_MAX]))
 
 
-def read_all(fd: int, buffers: Sequence[memoryview], wanted_bytes: int) -> bool:
+def read_all(disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: int) -> bool:
     """Fill the buffers one after the other; False where the file ends before they are full."""
     if len(buffers) <= _BUFFERS_MAX:
-        count = os.readv(fd, buffers)
+        count = disk.readv(fd, buffers)
         if count == wanted_bytes:
             return True
     else:
@@ -66,22 +77,17 @@ def read_all(fd: int, buffers: Sequence[memoryview], wanted_bytes: int) -> bool:
     rest = _Rest(buffers)
     rest.skip(count)
     while rest.buffers:
-        count = os.readv(fd, rest.buffers[:_BUFFERS_MAX])
+        count = disk.readv(fd, rest.buffers[:_BUFFERS_MAX])
         if not count:
             return False
         rest.skip(count)
     return True
 
 
-def names_in(fd: int) -> list[str]:
-    """List the names in an open directory, in no order."""
-    return os.listdir(fd)
-
-
-def size_of(directory: "Directory", name: str) -> int | None:
+def size_of(disk: Disk, directory: "Directory", name: str) -> int | None:
     """Return the length of a regular file, None where there is none."""
     try:
-        status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+        status = disk.stat(name, dir_fd=directory.fd, follow_symlinks=False)
     except FileNotFoundError:
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -109,9 +115,10 @@ class _Rest:
 class Directory:
     """An open directory. Its descriptor is closed when the last thread that uses it lets it go, or by ``close``."""
 
-    __slots__ = ("anchored", "fd")
+    __slots__ = ("_disk", "anchored", "fd")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self._disk = disk
         self.fd = fd
         self.anchored = False
         """Whether its own name is known to survive a crash."""
@@ -120,7 +127,7 @@ class Directory:
         """Close the descriptor now; nobody may be using it."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            let_go(self._disk, fd)
 
     def __del__(self) -> None:
         self.close()
@@ -133,7 +140,8 @@ class Directories:
     it is on the path of every read, and digests spread over all directories alike anyway.
     """
 
-    def __init__(self, root_fd: int, open_max: int) -> None:
+    def __init__(self, disk: Disk, root_fd: int, open_max: int) -> None:
+        self._disk = disk
         self._root_fd = root_fd
         self._open_max = open_max
         self._open: dict[tuple[bytes, str], Directory] = {}
@@ -146,14 +154,14 @@ class Directories:
         if found is not None:
             return found
         try:
-            fd = os.open(f"{identity.hex()}/{fan}", DIRECTORY_FLAGS, dir_fd=self._root_fd)
+            fd = self._disk.open(f"{identity.hex()}/{fan}", DIRECTORY_FLAGS, dir_fd=self._root_fd)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 return None
             raise
-        directory = Directory(fd)
+        directory = Directory(self._disk, fd)
         with self._guard:
             self._open[key] = directory
             closed = self._open.pop(next(iter(self._open))) if len(self._open) > self._open_max else None
@@ -168,7 +176,7 @@ class Directories:
         name = identity.hex()
         for path in (name, f"{name}/{fan}"):
             with suppress(FileExistsError):
-                os.mkdir(path, 0o700, dir_fd=self._root_fd)
+                self._disk.mkdir(path, 0o700, dir_fd=self._root_fd)
         directory = self.find(identity, fan)
         if directory is None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), f"{name}/{fan}")
@@ -179,14 +187,19 @@ class Directories:
         with self._guard:
             self._open.pop((identity, fan), None)
 
-    def sync_parents(self, identity: bytes) -> None:
-        """Make the names of an identity's directory and of its fan-out directories survive a crash."""
-        fd = os.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root_fd)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.fsync(self._root_fd)
+    def sync(self, touched: Mapping[Directory, bytes]) -> None:
+        """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
+        for directory in touched:
+            self._disk.fsync(directory.fd)
+        for identity in {identity for directory, identity in touched.items() if not directory.anchored}:
+            fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root_fd)
+            try:
+                self._disk.fsync(fd)
+            finally:
+                let_go(self._disk, fd)
+            self._disk.fsync(self._root_fd)
+        for directory in touched:
+            directory.anchored = True
 
     def close(self) -> None:
         """Close every directory; no call may be in flight."""

@@ -1,20 +1,22 @@
 """The manifest of an identity in a file store: protobuf as JSON, so that people can read it too."""
 
-import os
 from contextlib import suppress
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends._file_io import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
     WRITE_FLAGS,
+    let_go,
     storage_error,
     write_all,
 )
-from unified_cache.storage_backends._file_layout import MANIFEST_NAME, Root
+from unified_cache.storage_backends._file_layout import MANIFEST_NAME
+from unified_cache.storage_backends._file_root import Root
 
 __all__ = ["keep_manifest"]
 
@@ -32,15 +34,15 @@ def keep_manifest(root: Root, manifest: Manifest, temp: str) -> None:
     path = root.path / identity_name / MANIFEST_NAME
     try:
         with suppress(FileExistsError):
-            os.mkdir(identity_name, 0o700, dir_fd=root.fd)
-        identity_fd = os.open(identity_name, DIRECTORY_FLAGS, dir_fd=root.fd)
+            root.disk.mkdir(identity_name, 0o700, dir_fd=root.fd)
+        identity_fd = root.disk.open(identity_name, DIRECTORY_FLAGS, dir_fd=root.fd)
         try:
-            text = _read(identity_fd)
+            text = _read(root.disk, identity_fd)
             if text is None:
                 _write(root, identity_fd, manifest, temp)
                 return
         finally:
-            os.close(identity_fd)
+            let_go(root.disk, identity_fd)
     except OSError as error:
         raise storage_error(error, f"cannot keep {path}") from error
     try:
@@ -51,29 +53,32 @@ def keep_manifest(root: Root, manifest: Manifest, temp: str) -> None:
         raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
 
 
-def _read(identity_fd: int) -> bytes | None:
+def _read(disk: Disk, identity_fd: int) -> bytes | None:
     try:
-        fd = os.open(MANIFEST_NAME, READ_FLAGS, dir_fd=identity_fd)
+        fd = disk.open(MANIFEST_NAME, READ_FLAGS, dir_fd=identity_fd)
     except FileNotFoundError:
         return None
-    with os.fdopen(fd, "rb") as file:
-        return file.read(MANIFEST_BYTES_MAX)
+    try:
+        return disk.read(fd, MANIFEST_BYTES_MAX)
+    finally:
+        let_go(disk, fd)
 
 
 def _write(root: Root, identity_fd: int, manifest: Manifest, temp: str) -> None:
+    disk = root.disk
     placed = False
     try:
-        fd = os.open(temp, WRITE_FLAGS, 0o600, dir_fd=root.writer_fd)
+        fd = disk.open(temp, WRITE_FLAGS, 0o600, dir_fd=root.writer_fd)
         try:
-            write_all(fd, [memoryview(MessageToJson(manifest).encode())])
-            os.fsync(fd)
+            write_all(disk, fd, [memoryview(MessageToJson(manifest).encode())])
+            disk.fsync(fd)
         finally:
-            os.close(fd)
-        os.rename(temp, MANIFEST_NAME, src_dir_fd=root.writer_fd, dst_dir_fd=identity_fd)
+            disk.close(fd)
+        disk.rename(temp, MANIFEST_NAME, src_dir_fd=root.writer_fd, dst_dir_fd=identity_fd)
         placed = True
-        os.fsync(identity_fd)
-        os.fsync(root.fd)
+        disk.fsync(identity_fd)
+        disk.fsync(root.fd)
     finally:
         if not placed:
             with suppress(OSError):
-                os.unlink(temp, dir_fd=root.writer_fd)
+                disk.unlink(temp, dir_fd=root.writer_fd)

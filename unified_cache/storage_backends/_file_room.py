@@ -1,14 +1,16 @@
-"""Room under the cap of a file store: who reserved how much of it, and which files go to make more."""
+"""Room in a file store: who has how much of it, and which files go to make more."""
 
-import os
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from threading import Lock
 
 from unified_cache.seal import Label
-from unified_cache.storage_backends._file_io import Directories
+from unified_cache.storage_backends._file_io import Directories, size_of
+from unified_cache.storage_backends._file_journal import Change, Journal
 from unified_cache.storage_backends._file_layout import place_of
+from unified_cache.storage_backends._file_root import Root
 from unified_cache.storage_backends._recency import Recency, page_bytes
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
 __all__ = ["UNREMOVABLE_MAX", "Room"]
 
@@ -17,18 +19,39 @@ UNREMOVABLE_MAX = 16
 
 
 class Room:
-    """The recency of a store, guarded, and the bytes reserved for what is being written.
+    """What the store holds, in order of use, kept in step with every other process through the journal.
 
-    Thread-safe. Files are removed outside the guard: from the moment a victim is forgotten, its bytes are spoken for.
+    Pages count from the moment they are granted room, victims no more from the moment they are chosen. So what lies
+    in the directories exceeds the cap at most by what all processes together are removing at the moment, and by
+    the victims of a process that died while it did.
+
+    Thread-safe. Objects are removed outside the guards.
     """
 
-    def __init__(self, recency: Recency, directories: Directories) -> None:
+    def __init__(
+        self,
+        root: Root,
+        recency: Recency,
+        directories: Directories,
+        journal: Journal,
+        listing: Callable[[], Iterable[StoredObject]],
+        free_bytes_min: int,
+    ) -> None:
+        """``listing`` lists every object in the directories, the least recent first."""
+        self._root = root
         self._recency = recency
         self._directories = directories
-        self._reserved_bytes = 0
+        self._journal = journal
+        self._listing = listing
+        self._free_bytes_min = free_bytes_min
         self._evicted_count = 0
+        self._declined_count = 0
         self._unremovable_count = 0
+        self._unrecorded_count = 0
+        self._order = Lock()
+        """Guards the journal, and with it the order in which its lines are applied here."""
         self._guard = Lock()
+        """Guards the recency; taken inside ``_order``, never held while a file is waited for."""
 
     @property
     def bytes_max(self) -> int | None:
@@ -36,74 +59,227 @@ class Room:
         return self._recency.bytes_max
 
     @property
-    def bytes_used(self) -> int:
-        """Bytes of the objects known; reservations do not count yet."""
-        return self._recency.bytes_used
+    def evicted_count(self) -> int:
+        """Objects that this process evicted."""
+        return self._evicted_count
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Objects evicted, and objects that could not be."""
-        with self._guard:
-            return self._evicted_count, self._unremovable_count
+    def declined_count(self) -> int:
+        """Pages that found no room."""
+        return self._declined_count
 
-    def record(self, pages: Sequence[PageIO], hits: Sequence[bool]) -> None:
-        """Note what a get found: hits become recent, the first page most of all; misses are forgotten."""
-        with self._guard:
-            for page, hit in zip(reversed(pages), reversed(hits), strict=True):
-                if hit:
-                    self._recency.add(page.label, page_bytes(page))
-                else:
-                    self._recency.forget(page.label)
+    @property
+    def unremovable_count(self) -> int:
+        """Objects that should have been evicted and could not be removed."""
+        return self._unremovable_count
 
-    def touch(self, pages: Sequence[PageIO]) -> None:
-        """Make the pages of a batch recent, the first most of all."""
-        with self._guard:
-            self._recency.touch(page.label for page in reversed(pages))
+    @property
+    def unrecorded_count(self) -> int:
+        """Changes that the journal did not take, by which other processes miscount."""
+        return self._unrecorded_count
 
-    def forget(self, label: Label) -> None:
-        """Note that an object is gone."""
-        with self._guard:
-            self._recency.forget(label)
+    def fill(self, history: Sequence[Change]) -> None:
+        """Take stock of the directories, then of what others have begun meanwhile; evict what exceeds the cap.
 
-    def reserve(self, needed_bytes: int, keep: Container[Label]) -> bool:
-        """Evict until ``needed_bytes`` fit, none of ``keep``, and reserve them; False, none reserved, if that fails."""
+        Raises:
+            OSError: the directories cannot be listed.
+        """
+        with self._order:
+            self._take_stock()
+            self._apply(history)
+        self.reserve((), ())
+
+    def bytes_used(self) -> int:
+        """Count the bytes of the objects in the store, and of those granted room by any process."""
+        with self._order:
+            self._tell(())
+        return self._recency.bytes_used
+
+    def add_windowed(self, identity: bytes, pool: str) -> None:
+        """Note that a pool needs the last pages of a prefix alone."""
+        with self._guard:
+            self._recency.chains.add_windowed(identity, pool)
+
+    def reserve(self, fresh: Sequence[StoredObject], batch: Sequence[PageIO]) -> set[Label]:
+        """Grant room to the first of ``fresh``, evicting for them; return which these are.
+
+        Neither a page of the batch, which ``fresh`` are part of, nor one that it needs is evicted for it.
+        """
+        bytes_max = self.bytes_max
+        granted = [each for each in fresh if bytes_max is None or each.object_bytes <= bytes_max]
+        self._keep_free(granted)
+        keep = frozenset(page.label for page in batch) if bytes_max is not None else frozenset[Label]()
+        with self._order:
+            if bytes_max is not None:
+                # What others have used lately is not to go for this batch.
+                self._tell(())
+                with self._guard:
+                    self._link(batch)
+                    self._recency.touch(page.label for page in reversed(batch))
+            victims, _ = self._choose(granted, keep, sum(each.object_bytes for each in granted))
+            self._tell([*_added(granted), *_gone(victims)])
+        if bytes_max is not None:
+            self._make_room(granted, keep, victims)
+        with self._guard:
+            self._declined_count += len(fresh) - len(granted)
+            for label in keep:
+                if label not in self._recency:
+                    self._recency.chains.unlink(label)
+        return {each.label for each in granted}
+
+    def _make_room(self, granted: list[StoredObject], keep: Container[Label], victims: list[StoredObject]) -> None:
+        """Remove victims, and more in the place of those that cannot be removed; decline where that fails."""
         unremovable_count = 0
-        with self._guard:
-            victims = self._recency.victims(needed_bytes + self._reserved_bytes, keep)
-            if victims is None:
-                return False
-            self._reserved_bytes += needed_bytes
-            evicted = [(victim, self._recency.forget(victim)) for victim in victims]
-        while evicted:
-            stuck = [(victim, object_bytes) for victim, object_bytes in evicted if not self._remove(victim)]
+        while True:
+            stuck = self._evict(victims)
             unremovable_count += len(stuck)
-            with self._guard:
-                self._evicted_count += len(evicted) - len(stuck)
-                self._unremovable_count += len(stuck)
-                for victim, object_bytes in stuck:
-                    self._recency.add(victim, object_bytes)
-                victims = self._recency.victims(self._reserved_bytes, keep) if stuck else []
-                if victims is None or unremovable_count > UNREMOVABLE_MAX:
-                    self._reserved_bytes -= needed_bytes
-                    return False
-                evicted = [(victim, self._recency.forget(victim)) for victim in victims]
-        return True
+            with self._order:
+                self._tell(_added(stuck))
+                if unremovable_count > UNREMOVABLE_MAX:
+                    self._tell(_gone(granted))
+                    granted.clear()
+                    return
+                # What others added meanwhile counts too, whoever was first.
+                victims, declined = self._choose(granted, keep, 0)
+                if not victims and not declined:
+                    return
+                self._tell(_gone([*declined, *victims]))
 
-    def release(self, reserved_bytes: int, stored: Label | None = None, object_bytes: int = 0) -> None:
-        """Give up a reservation; an object that is stored counts from now on."""
+    def settle(self, dropped: Sequence[StoredObject]) -> None:
+        """Take back the room of pages that got no name, and hear what others did while the rest got theirs.
+
+        One of them may have found nothing to evict under a name that was given a moment later; ``record`` notes that
+        page anew.
+        """
+        with self._order:
+            self._tell(_gone([each for each in dropped if not self._is_there(each.label)]))
+
+    def record(self, pages: Sequence[PageIO], hits: Sequence[bool], told: Container[Label]) -> None:
+        """Make hits recent, the first page most of all, and let others know of those in ``told``.
+
+        A miss changes nothing: the page may be another process's, granted room and about to be there.
+        """
+        recency = self._recency
         with self._guard:
-            self._reserved_bytes -= reserved_bytes
-            if stored is not None:
-                self._recency.add(stored, object_bytes)
+            found = [page for page, hit in zip(pages, hits, strict=True) if hit]
+            recency.touch([page.label for page in reversed(found)])
+            if self.bytes_max is not None:
+                self._link(found)
+                self._touch_before(found)
+            news = [page for page in found if page.label not in recency or page.label in told]
+        if news:
+            with self._order:
+                self._tell(_added([StoredObject(page.label, page_bytes(page)) for page in news]))
 
-    def _remove(self, label: Label) -> bool:
+    def _touch_before(self, pages: Sequence[PageIO]) -> None:
+        """Make what stands before pages recent too: a caller who has the head elsewhere asks for the tail alone."""
+        chains = self._recency.chains
+        keys = {page.label.key for page in pages}
+        for page in pages:
+            need = chains.need_of(page.label)
+            if need is not None and need[1] not in keys:
+                self._recency.touch(chains.before(page.label))
+
+    def forget(self, labels: Sequence[Label]) -> None:
+        """Note that objects are about to be removed."""
+        if labels:
+            with self._order:
+                self._tell([Change(label, None) for label in labels])
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def _link(self, pages: Sequence[PageIO]) -> None:
+        for page in pages:
+            self._recency.chains.link(page)
+
+    def _keep_free(self, granted: list[StoredObject]) -> None:
+        """Take from the end of ``granted`` what would leave the file system too little room."""
+        if not self._free_bytes_min or not granted:
+            return
+        try:
+            status = self._root.disk.fstatvfs(self._root.fd)
+        except OSError:
+            return  # The write will say what is wrong.
+        short_bytes = sum(each.object_bytes for each in granted) + self._free_bytes_min
+        short_bytes -= status.f_bavail * status.f_frsize
+        while granted and short_bytes > 0:
+            short_bytes -= granted.pop().object_bytes
+
+    def _choose(
+        self, granted: list[StoredObject], keep: Container[Label], needed_bytes: int
+    ) -> tuple[list[StoredObject], list[StoredObject]]:
+        """Name victims for ``needed_bytes`` more than is counted; take out of ``granted`` what finds no room."""
+        declined: list[StoredObject] = []
+        with self._guard:
+            while True:
+                victims, short_bytes = self._recency.victims(needed_bytes, keep)
+                if not short_bytes or not granted:
+                    return victims, declined
+                while short_bytes > 0 and granted:
+                    declined.append(granted.pop())
+                    short_bytes -= declined[-1].object_bytes
+                    needed_bytes -= declined[-1].object_bytes
+
+    def _evict(self, victims: Sequence[StoredObject]) -> list[StoredObject]:
+        """Remove objects; return those that cannot be removed."""
+        stuck: list[StoredObject] = []
+        for victim in victims:
+            fan, name = place_of(victim.label)
+            try:
+                directory = self._directories.find(victim.label.identity, fan)
+                if directory is not None:
+                    with suppress(FileNotFoundError):
+                        self._root.disk.unlink(name, dir_fd=directory.fd)
+            except OSError:
+                stuck.append(victim)
+        with self._guard:
+            self._evicted_count += len(victims) - len(stuck)
+            self._unremovable_count += len(stuck)
+        return stuck
+
+    def _is_there(self, label: Label) -> bool:
         fan, name = place_of(label)
         try:
             directory = self._directories.find(label.identity, fan)
-            if directory is not None:
-                os.unlink(name, dir_fd=directory.fd)
-        except FileNotFoundError:
-            return True
+            return directory is not None and size_of(self._root.disk, directory, name) is not None
         except OSError:
             return False
-        return True
+
+    def _tell(self, changes: Sequence[Change]) -> None:
+        """Append changes to the journal, and apply them and what others appended in the order that stands there."""
+        try:
+            news = self._journal.exchange(changes)
+            if news is None:
+                self._take_stock()
+                news = self._journal.exchange(changes)
+        except OSError:
+            news = None
+        if news is None:
+            # The count here stays right; the others will be wrong by these objects until they meet them.
+            with self._guard:
+                self._unrecorded_count += len(changes)
+        self._apply(changes if news is None else news)
+
+    def _take_stock(self) -> None:
+        found = list(self._listing())
+        with self._guard:
+            self._recency.replace(found)
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        with self._guard:
+            for label, object_bytes in changes:
+                if object_bytes is None:
+                    self._recency.forget(label)
+                else:
+                    self._recency.add(label, object_bytes)
+
+
+def _added(objects: Sequence[StoredObject]) -> list[Change]:
+    """Write additions so that the first one ends as the most recent."""
+    return [Change(*each) for each in reversed(objects)]
+
+
+def _gone(objects: Sequence[StoredObject]) -> list[Change]:
+    return [Change(each.label, None) for each in objects]

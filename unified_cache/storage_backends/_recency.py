@@ -1,11 +1,12 @@
 """Which objects a store holds, from the least to the most recently used, and which ones must go to make room."""
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Sequence
 
 from unified_cache.errors import ConfigError
 from unified_cache.seal import Label
+from unified_cache.storage_backends._chains import Chains, Link
 from unified_cache.storage_backends.protocol import PageIO, Scan, StoredObject
 
 __all__ = ["SCAN_OBJECTS_MAX", "Recency", "page_bytes"]
@@ -15,18 +16,19 @@ SCAN_OBJECTS_MAX = 1000
 
 
 class Recency:
-    """Objects with their sizes in order of use, under a cap.
+    """Objects with their sizes in order of use, under a cap; what needs a page goes before that page.
 
     Bookkeeping only: it removes nothing by itself and it is not thread-safe; the store that owns it guards it.
     """
 
-    __slots__ = ("_objects", "bytes_max", "bytes_used")
+    __slots__ = ("_objects", "bytes_max", "bytes_used", "chains")
 
     def __init__(self, bytes_max: int | None) -> None:
         if bytes_max is not None and bytes_max < 0:
             raise ConfigError(f"bytes_max must not be negative, found {bytes_max}")
         self.bytes_max = bytes_max
         self.bytes_used = 0
+        self.chains = Chains()
         self._objects: OrderedDict[Label, int] = OrderedDict()
 
     def __contains__(self, label: Label) -> bool:
@@ -56,29 +58,54 @@ class Recency:
         """Drop an object; return the bytes it had, 0 if it was not known."""
         object_bytes = self._objects.pop(label, 0)
         self.bytes_used -= object_bytes
+        self.chains.unlink(label)
         return object_bytes
 
-    def victims(self, needed_bytes: int, keep: Container[Label]) -> list[Label] | None:
-        """Name the least recent objects, none of them in ``keep``, whose removal makes room for ``needed_bytes``.
+    def replace(self, objects: Iterable[StoredObject]) -> None:
+        """Know these objects from now on and no others, the last one as the most recent."""
+        former = self._objects
+        self._objects = OrderedDict(objects)
+        self.bytes_used = sum(self._objects.values())
+        for label in former:
+            if label not in self._objects:
+                self.chains.unlink(label)
 
-        None where even that would not be enough. Changes nothing. Linear in the victims and in what is kept.
+    def victims(self, needed_bytes: int, keep: Container[Label]) -> tuple[list[StoredObject], int]:
+        """Name objects whose removal makes room for ``needed_bytes``, and the bytes still short after that.
+
+        The least recent ones, none in ``keep``, none that another object needs and that is not named before it.
+        Those passed over for being needed become recent. Linear in what is named and passed over.
         """
         if self.bytes_max is None:
-            return []
-        excess_bytes = self.bytes_used + needed_bytes - self.bytes_max
-        if excess_bytes <= 0:
-            return []
+            return [], 0
+        short_bytes = self.bytes_used + needed_bytes - self.bytes_max
+        if short_bytes <= 0:
+            return [], 0
         if needed_bytes > self.bytes_max:
-            return None
-        found: list[Label] = []
-        for label, object_bytes in self._objects.items():
-            if label in keep:
-                continue
-            found.append(label)
-            excess_bytes -= object_bytes
-            if excess_bytes <= 0:
-                return found
-        return None
+            return [], needed_bytes - self.bytes_max
+        named: list[StoredObject] = []
+        gone_count: Counter[Link] = Counter()
+        waiting = (label for label in self._objects if label not in keep)
+        while True:
+            needed: list[Label] = []
+            named_before = len(named)
+            for label in waiting:
+                if self.chains.is_needed(label, gone_count):
+                    needed.append(label)
+                    continue
+                named.append(StoredObject(label, self._objects[label]))
+                short_bytes -= named[-1].object_bytes
+                if short_bytes <= 0:
+                    break
+                link = self.chains.need_of(label)
+                if link is not None:
+                    gone_count[link] += 1
+            if short_bytes <= 0 or len(named) == named_before:
+                break
+            # Whoever was needed by those alone may go now, and a chain goes from its tail.
+            waiting = (label for label in reversed(needed))
+        self.touch(needed)
+        return named, max(short_bytes, 0)
 
     def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[bool]:
         """Tell which objects are known at these sizes and make them recent; those of another size are forgotten."""
@@ -113,13 +140,13 @@ class Recency:
                 self.forget(label)
             if bytes_max is not None and self.bytes_used + object_bytes > bytes_max:
                 keep = keep or set(labels)
-                victims = self.victims(object_bytes, keep)
-                if victims is None:
+                victims, short_bytes = self.victims(object_bytes, keep)
+                if short_bytes:
                     stored.append(False)
                     continue
-                for victim in victims:
+                for victim, _ in victims:
                     self.forget(victim)
-                evicted += victims
+                    evicted.append(victim)
             objects[label] = object_bytes
             self.bytes_used += object_bytes
             stored.append(True)

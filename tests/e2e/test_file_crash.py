@@ -1,0 +1,139 @@
+"""The file store under SIGKILL, and how long it takes to come back."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.budget import examples
+from tests.file_fixture import bytes_in, temps
+from tests.sources import ROOT
+from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, listing, sealed_page
+
+PAGES_IN_BATCH = 4
+LARGE_BYTES = 100_000
+"""Of every fourth page."""
+
+WRITER = """
+import sys
+from tests.e2e.test_file_crash import PAGES_IN_BATCH, bytes_of_page
+from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.testing.storage_contract import label, sealed_page
+
+batch = int(sys.argv[2])
+storage = FileStorage.open(sys.argv[1], bytes_max=int(sys.argv[3]) or None)
+while True:
+    level = Level.DURABLE if batch % 2 else Level.CACHED
+    numbers = range(batch * PAGES_IN_BATCH, (batch + 1) * PAGES_IN_BATCH)
+    stored = storage.put([sealed_page(label(number), bytes_of_page(number)) for number in numbers], level)
+    assert stored == [True] * PAGES_IN_BATCH
+    print(batch, flush=True)
+    batch += 1
+"""
+
+
+def bytes_of_page(number: int) -> int:
+    return LARGE_BYTES if number % 4 == 0 else PAGE_BYTES
+
+
+def number_of_labels(batches: set[int]) -> dict[bytes, int]:
+    numbers = (batch * PAGES_IN_BATCH + i for batch in batches for i in range(PAGES_IN_BATCH))
+    return {label(number).key: number for number in numbers}
+
+
+def write_until_killed(root: Path, first_batch: int, bytes_max: int, batches_min: int) -> set[int]:
+    """Let a process write, kill it in the middle of something, and return the batches that it was promised."""
+    command = [sys.executable, "-c", WRITER, str(root), str(first_batch), str(bytes_max)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        assert child.stdout is not None
+        acknowledged = {int(child.stdout.readline()) for _ in range(batches_min)}
+        child.send_signal(signal.SIGKILL)
+        acknowledged.update(int(line) for line in child.stdout if line.endswith("\n"))
+    return acknowledged
+
+
+def read_everything(storage: VerifiedStorage, numbers: dict[bytes, int]) -> int:
+    """Read every object; each must be whole and right. Returns how many there were."""
+    count = 0
+    for found in listing(storage, label(0).identity):
+        number = numbers[found.label.key]
+        assert found.object_bytes == bytes_of_page(number)
+        page = blank_page(found.label, found.object_bytes)
+        assert storage.get([page]) == [True]
+        assert bytes_of(page) == bytes_of(sealed_page(found.label, found.object_bytes))
+        count += 1
+    assert storage.flaws_count == {}
+    return count
+
+
+@pytest.mark.parametrize("cycles_count", [8, pytest.param(110, marks=pytest.mark.long)])
+def test_a_writer_killed_again_and_again_tears_no_page_and_loses_none_that_it_acknowledged(
+    cycles_count: int, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    choice = random.Random(7)
+    acknowledged: set[int] = set()
+    begun: set[int] = set()
+    reads_count = 0
+    for cycle in range(cycles_count):
+        first_batch = cycle * 1000
+        batches = write_until_killed(root, first_batch, 0, choice.randrange(1, 12))
+        acknowledged |= batches
+        # The batch after the last one acknowledged may be there in part.
+        begun |= batches | {max(batches, default=first_batch - 1) + 1}
+        store = FileStorage.open(root)
+        assert temps(root) == []
+        assert len(list((root / "tmp").iterdir())) == 1
+        assert store.bytes_used == bytes_in(root)
+        with closing(VerifiedStorage(store)) as storage:
+            reads_count += read_everything(storage, number_of_labels(begun))
+            assert all(storage.exists([label(number) for number in number_of_labels(acknowledged).values()]))
+    assert reads_count >= (50_000 if cycles_count > 100 else 500)
+
+
+def test_a_writer_killed_while_it_evicts_leaves_whole_pages_and_the_next_one_keeps_the_cap(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    choice = random.Random(11)
+    batch_bytes = sum(map(bytes_of_page, range(PAGES_IN_BATCH)))
+    bytes_max = 6 * batch_bytes
+    begun: set[int] = set()
+    for cycle in range(examples(4, 60)):
+        batches = write_until_killed(root, cycle * 1000, bytes_max, choice.randrange(8, 20))
+        begun |= batches | {max(batches) + 1}
+        assert bytes_in(root) <= bytes_max + batch_bytes
+        store = FileStorage.open(root, bytes_max=bytes_max)
+        assert store.bytes_used == bytes_in(root) <= bytes_max
+        with closing(VerifiedStorage(store)) as storage:
+            assert read_everything(storage, number_of_labels(begun)) >= 4 * PAGES_IN_BATCH
+
+
+def test_a_writer_that_dies_at_any_call_on_the_disk_leaves_nothing_half_done(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.file_deaths", str(tmp_path), str(1 if examples(0, 1) else 9)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 50
+
+
+@pytest.mark.parametrize("objects_count", [5_000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_a_store_is_back_with_its_first_hit_within_five_seconds_of_a_hundred_thousand_objects(
+    objects_count: int, tmp_path: Path
+) -> None:
+    with closing(FileStorage.open(tmp_path / "store")) as storage:
+        for start in range(0, objects_count, 1000):
+            labels = [label(number) for number in range(start, start + 1000)]
+            storage.put([PageIO(named, None, (memoryview(b"x"),)) for named in labels], Level.CACHED)
+    started_s = time.monotonic()
+    with closing(FileStorage.open(tmp_path / "store", bytes_max=2 * objects_count)) as storage:
+        assert storage.get([PageIO(label(7), None, (memoryview(bytearray(1)),))]) == [True]
+        taken_s = time.monotonic() - started_s
+        assert storage.bytes_used == objects_count
+    assert taken_s <= 5 * objects_count / 100_000

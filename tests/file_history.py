@@ -1,0 +1,134 @@
+"""What one process does with a file store, and what must hold whatever happens to it on the way."""
+
+import itertools
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from tests.file_fixture import FaultyDisk, bytes_in, chain, path_of, put, temps
+from unified_cache.errors import StorageError
+from unified_cache.seal import verify_buffers
+from unified_cache.storage_backends._file_disk import Disk
+from unified_cache.storage_backends.file import STAMP_GRAIN_NS, FileStorage
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.testing.storage_contract import (
+    LAYOUT,
+    MODEL,
+    PAGE_BYTES,
+    blank_page,
+    bytes_of,
+    label,
+    listing,
+    sealed_page,
+)
+
+KEPT = range(4)
+"""Pages in the store before the history begins."""
+PAGES = range(12)
+
+
+class History:
+    """What one process does with a store, and what it was promised meanwhile."""
+
+    def __init__(self, root: Path, disk: Disk, bytes_max: int | None) -> None:
+        self.root = root
+        self.disk = disk
+        self.bytes_max = bytes_max
+        self.faults: list[StorageError] = []
+        self._log = root.with_suffix(".log")
+        self._log.touch()
+
+    def play(self) -> None:
+        """Do every step, going on after one that fails; nothing but a storage error may come out of any."""
+        clock = itertools.count(2 * STAMP_GRAIN_NS, 2 * STAMP_GRAIN_NS).__next__
+        try:
+            storage = FileStorage.open(self.root, bytes_max=self.bytes_max, clock=clock, disk=self.disk)
+        except StorageError as error:
+            self.faults.append(error)
+            return
+        steps: list[Callable[[FileStorage], object]] = [
+            lambda storage: storage.register(manifest_of(MODEL, LAYOUT), {}),
+            lambda storage: self._put(storage, [3, 4, 5], Level.CACHED),
+            lambda storage: self._put(storage, [4, 6, 7, 6], Level.DURABLE),
+            lambda storage: check_reads(storage, range(8)),
+            lambda storage: self._intrude(storage, 5, Path.touch),
+            lambda storage: self._intrude(storage, 4, Path.mkdir),
+            lambda storage: storage.exists([label(number) for number in PAGES]),
+            lambda storage: self._remove(storage, [3, 9]),
+            lambda storage: storage.scan(label(0).identity),
+            lambda storage: self._put(storage, [8, 9, 10, 4], Level.DURABLE),
+            lambda storage: check_reads(storage, PAGES),
+            lambda storage: storage.bytes_used,
+        ]
+        for step in steps:
+            try:
+                step(storage)
+            except StorageError as error:
+                self.faults.append(error)
+        storage.close()
+
+    @property
+    def durable(self) -> set[int]:
+        """Pages acknowledged as durable and not removed since."""
+        durable = set(KEPT)
+        for line in self._log.read_text().splitlines():
+            (durable.add if line[0] == "+" else durable.discard)(int(line[1:]))
+        return durable
+
+    def note(self, sign: str, numbers: list[int]) -> None:
+        """Write down what was acknowledged, or is to be removed, where the end of this process does not reach it."""
+        with self._log.open("a") as log:
+            log.writelines(f"{sign}{number}\n" for number in numbers)
+
+    def _put(self, storage: FileStorage, numbers: list[int], level: Level) -> None:
+        stored = storage.put(chain(numbers, sealed_page), level)
+        if level is Level.DURABLE:
+            self.note("+", [number for number, answer in zip(numbers, stored, strict=True) if answer])
+
+    def _intrude(self, storage: FileStorage, number: int, make: Callable[[Path], None]) -> None:
+        self.note("-", [number])
+        path = path_of(self.root, label(number))
+        with suppress(FileNotFoundError):
+            path.unlink()
+            make(path)
+        storage.get([blank_page(label(number))])
+
+    def _remove(self, storage: FileStorage, numbers: list[int]) -> None:
+        self.note("-", numbers)
+        storage.remove([label(number) for number in numbers])
+
+
+def check_reads(storage: FileStorage, numbers: range) -> list[bool]:
+    found = [blank_page(label(number)) for number in numbers]
+    hits = storage.get(found)
+    for page, hit in zip(found, hits, strict=True):
+        assert not hit or bytes_of(page) == bytes_of(sealed_page(page.label))
+        assert not hit or verify_buffers(page.buffers, page.label) is None
+    return hits
+
+
+def prepare(root: Path) -> None:
+    with closing(FileStorage.open(root, disk=FaultyDisk())) as storage:
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+        put(storage, KEPT, Level.DURABLE)
+    # A writer that died: what it left is swept by the next to open.
+    (root / "tmp" / "dead").mkdir()
+    (root / "tmp" / "dead" / "lock").touch()
+    (root / "tmp" / "dead" / "0").write_bytes(b"half a page")
+
+
+def check_service(root: Path, history: History) -> None:
+    """Check that with the fault gone nothing wrong, nothing half-written and nothing else is left of it."""
+    with closing(FileStorage.open(root, bytes_max=history.bytes_max, disk=FaultyDisk())) as storage:
+        assert temps(root) == []
+        assert storage.bytes_used == bytes_in(root)
+        assert history.bytes_max is None or bytes_in(root) <= history.bytes_max
+        hits = check_reads(storage, PAGES)
+        if history.bytes_max is None:
+            assert [number for number in history.durable if not hits[number]] == []
+            assert put(storage, PAGES, Level.DURABLE) == [True] * len(PAGES)
+            assert check_reads(storage, PAGES) == [True] * len(PAGES)
+        assert storage.put([sealed_page(label(99))], Level.CACHED) == [True]
+        assert storage.get([blank_page(label(99))]) == [True]
+        assert len(list(listing(storage, label(0).identity))) == storage.bytes_used // PAGE_BYTES

@@ -1,0 +1,75 @@
+"""Which object needs which page, as far as the pages put and got have told."""
+
+from collections.abc import Iterator, Mapping
+
+from unified_cache.page import PageKey
+from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import PageIO
+
+__all__ = ["Chains", "Link"]
+
+CHAIN_PAGES_MAX = 1 << 16
+"""Pages of the longest chain followed: a prompt of a million tokens in pages of sixteen."""
+
+Link = tuple[bytes, PageKey]
+"""Identity and key of a page that something needs."""
+
+
+class Chains:
+    """Who would be left without the page before it.
+
+    An object of a pool that needs every page of a prefix needs the page before its own; one of a windowed pool needs
+    its own page in the other pools, and nobody needs it. A pool that no manifest told of needs every page.
+    Bookkeeping only, not thread-safe.
+    """
+
+    __slots__ = ("_needed_count", "_needs", "_windowed")
+
+    def __init__(self) -> None:
+        self._needs: dict[Label, Link] = {}
+        self._needed_count: dict[Link, int] = {}
+        self._windowed: set[tuple[bytes, str]] = set()
+
+    def add_windowed(self, identity: bytes, pool: str) -> None:
+        """Note that a pool needs the last pages of a prefix alone."""
+        self._windowed.add((identity, pool))
+
+    def link(self, page: PageIO) -> None:
+        """Note what a page needs, until ``unlink``."""
+        label = page.label
+        if label in self._needs:
+            return
+        key = label.key if (label.identity, label.pool) in self._windowed else page.parent
+        if key is None or (key == label.key and key == page.parent):
+            return
+        link = (label.identity, key)
+        self._needs[label] = link
+        self._needed_count[link] = self._needed_count.get(link, 0) + 1
+
+    def unlink(self, label: Label) -> None:
+        """Note that an object is gone."""
+        link = self._needs.pop(label, None)
+        if link is None:
+            return
+        count = self._needed_count.pop(link) - 1
+        if count:
+            self._needed_count[link] = count
+
+    def need_of(self, label: Label) -> Link | None:
+        """Return the page that an object needs, None where that is not known."""
+        return self._needs.get(label)
+
+    def before(self, label: Label) -> Iterator[Label]:
+        """Walk from an object to the first one of its chain in the same pool, as far as links are known."""
+        for _ in range(CHAIN_PAGES_MAX):
+            link = self._needs.get(label)
+            if link is None or link[1] == label.key:
+                return
+            label = Label(label.identity, link[1], label.pool)
+            yield label
+
+    def is_needed(self, label: Label, gone_count: Mapping[Link, int]) -> bool:
+        """Tell whether any object needs this one, those in ``gone_count``, by the page they need, left out."""
+        link = (label.identity, label.key)
+        count = self._needed_count.get(link, 0)
+        return count > gone_count.get(link, 0) and (label.identity, label.pool) not in self._windowed
