@@ -173,8 +173,8 @@ MUTANTS = [
     Mutant(
         "pages that a hanging store may fill are given back",
         "controller/controller.py",
-        "self._told.append(operation)\n                self._quarantined.append((operation, error))",
-        "self._told.append(operation)\n                self._let_go(operation)",
+        "returned=not in_flight(error),",
+        "returned=True,",
     ),
     Mutant(
         "a cancelled transfer frees what a worker still fills",
@@ -185,8 +185,8 @@ MUTANTS = [
     Mutant(
         "a fork is the tree's own state",
         "ledger.py",
-        "memory.duplicate(pool, held, slots)",
-        "memory.duplicate(pool, held, held)",
+        "memory.duplicate(pool, sources[number], slots)",
+        "memory.duplicate(pool, sources[number], sources[number])",
     ),
     Mutant(
         "a branch is not kept",

@@ -152,7 +152,7 @@ def test_the_json_has_hits_and_bytes_by_component(capsys: pytest.CaptureFixture[
         (["--keep-tail", "-1"], "tail_tokens must not be negative"),
         (["--page-size", "96"], "multiple"),
         (["--page-size", "1024"], "page size must divide"),
-        (["--host-bytes", "0"], "storage is reached through host memory"),
+        (["--host-bytes", "0", "--storage", "memory:"], "storage is reached through host memory"),
     ],
 )
 def test_a_model_that_cannot_be_replayed_so_is_refused_in_one_line(

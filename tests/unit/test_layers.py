@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("window",),
     ("pool",),
     ("config", "slots", "seal", "proto"),
-    ("tree", "storage_backends", "memory"),
+    ("tree", "storage_backends", "memory", "ranks"),
     ("components", "controller", "forward"),
     ("ledger",),
     ("transfers",),

@@ -4,15 +4,18 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 
+from unified_cache.cli.backup import BackupCommand, PrefetchCommand
+from unified_cache.cli.conformance import ConformanceCommand
 from unified_cache.cli.layout import layout
 from unified_cache.cli.replay import ReplayCommand
+from unified_cache.cli.storage import storage_app
 from unified_cache.errors import CacheError, InputError
 
-__all__ = ["main", "run"]
+__all__ = ["Command", "main", "run"]
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -30,6 +33,10 @@ What would an L1 of 50,000 pages hit? No payload moves:
 Three tiers, every byte verified, and a page to look at:
 
     unified-cache replay trace.jsonl.gz --storage file:/tmp/kv --report out
+
+All pools of a model, tiers in the bytes they would take:
+
+    unified-cache replay trace.jsonl.gz --model deepseek-v4-flash --device-bytes 40GiB --host-bytes 500GiB
 """
 
 LAYOUT_EPILOG = """**Examples**
@@ -37,6 +44,31 @@ LAYOUT_EPILOG = """**Examples**
     unified-cache layout deepseek-v4-flash
 
     unified-cache layout path/to/config.json --page-size 64 --json
+"""
+
+BACKUP_EPILOG = """**Examples**
+
+Everything that a store holds, then again what was added since:
+
+    unified-cache backup file:/var/cache/kv file:/mnt/backup/kv
+
+The system prompts of one tenant:
+
+    unified-cache backup file:kv file:seed --prefix prompts.jsonl --tenant acme
+"""
+
+PREFETCH_EPILOG = """**Examples**
+
+    unified-cache prefetch file:/mnt/backup/kv --into file:/var/cache/kv --tokens prompt.json
+
+    unified-cache prefetch file:seed --into my_stores.redis:connect:cache-1 --tokens prompts.jsonl --json
+"""
+
+CONFORMANCE_EPILOG = """**Examples**
+
+    unified-cache conformance my_stores.redis:connect --bytes-max 1048576
+
+    unified-cache conformance file:/tmp/scratch
 """
 
 app = typer.Typer(
@@ -48,6 +80,19 @@ app = typer.Typer(
 )
 app.command("replay", epilog=REPLAY_EPILOG)(ReplayCommand)
 app.command("layout", epilog=LAYOUT_EPILOG)(layout)
+app.add_typer(storage_app)
+app.command("backup", epilog=BACKUP_EPILOG)(BackupCommand)
+app.command("prefetch", epilog=PREFETCH_EPILOG)(PrefetchCommand)
+app.command("conformance", epilog=CONFORMANCE_EPILOG)(ConformanceCommand)
+
+
+@runtime_checkable
+class Command(Protocol):
+    """The options of one command as given, ready to run."""
+
+    def run(self) -> None:
+        """Do it; whatever goes wrong is raised."""
+        ...
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,7 +120,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         # A command is a value: the options as given. Options such as --help answer by themselves with a status.
         command: object = app(list(arguments) or ["--help"], prog_name="unified-cache", standalone_mode=False)
-        if isinstance(command, ReplayCommand):
+        if isinstance(command, Command):
             command.run()
         sys.stdout.flush()
     except typer.TyperException as error:

@@ -1,4 +1,4 @@
-"""How far a replay is: a bar where somebody watches, a line now and then where nobody does."""
+"""How far a long run is: a bar where somebody watches, a line now and then where nobody does."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +8,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["PlainProgress", "progress_on"]
+from unified_cache.cli.text import size_text
+
+__all__ = ["PlainProgress", "Tell", "objects_watched", "progress_on", "watched"]
 
 REFRESH_S = 0.1
 """Between two looks of the bar; watching must not cost more than what is watched."""
@@ -16,55 +18,82 @@ REFRESH_S = 0.1
 LINES_COUNT = 10
 """Lines for a whole run."""
 
+Tell = Callable[[int, str], None]
+"""Told how many are done, and a note to stand beside the number."""
+
 
 @contextmanager
-def progress_on(stream: TextIO, requests: int) -> Iterator[Callable[[int, float], None]]:
-    """Yield what to tell after each request: how many are served, and their hit ratio."""
+def watched(stream: TextIO, verb: str, total: int, unit: str) -> Iterator[Tell]:
+    """Yield what to tell how far a run is: ``verb`` names the run, ``unit`` what it counts, ``total`` how many."""
     if not stream.isatty():
-        yield PlainProgress(stream, requests, time.monotonic).tell
+        yield PlainProgress(stream, total, unit, time.monotonic).tell
         return
     columns = (
-        TextColumn("replay"),
+        TextColumn(verb),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:,.0f} requests/s"),
-        TextColumn("hit ratio {task.fields[ratio]:.3f}"),
+        TextColumn("{task.fields[rate]:,.0f} " + unit + "/s"),
+        TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
     started_s = time.monotonic()
     shown_s = 0.0
     with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task("replay", total=requests, rate=0.0, ratio=0.0)
+        task = bar.add_task(verb, total=total, rate=0.0, note="")
 
-        def tell(served: int, ratio: float) -> None:
+        def tell(done: int, note: str) -> None:
             nonlocal shown_s
             now_s = time.monotonic()
-            if now_s - shown_s >= REFRESH_S or served == requests:
+            if now_s - shown_s >= REFRESH_S or done == total:
                 shown_s = now_s
-                bar.update(task, completed=served, rate=served / max(now_s - started_s, REFRESH_S), ratio=ratio)
+                bar.update(task, completed=done, rate=done / max(now_s - started_s, REFRESH_S), note=note)
 
         yield tell
 
 
-class PlainProgress:
-    """Write a line at every tenth of the requests."""
+@contextmanager
+def progress_on(stream: TextIO, requests: int) -> Iterator[Callable[[int, float], None]]:
+    """Yield what to tell after each request of a replay: how many are served, and their hit ratio."""
+    with watched(stream, "replay", requests, "requests") as tell:
+        yield lambda served, ratio: tell(served, f"hit ratio {ratio:.4f}")
 
-    def __init__(self, stream: TextIO, requests: int, clock: Callable[[], float]) -> None:
+
+@contextmanager
+def objects_watched(stream: TextIO, verb: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    """Yield what to tell after each batch: how many objects and bytes it had."""
+    with watched(stream, verb, total, "objects") as tell:
+        objects_done = bytes_done = 0
+
+        def add(objects_count: int, object_bytes: int) -> None:
+            nonlocal objects_done, bytes_done
+            objects_done += objects_count
+            bytes_done += object_bytes
+            tell(objects_done, size_text(bytes_done))
+
+        yield add
+
+
+class PlainProgress:
+    """Write a line at every tenth of the run."""
+
+    def __init__(self, stream: TextIO, total: int, unit: str, clock: Callable[[], float]) -> None:
         self._stream = stream
-        self._requests = requests
+        self._total = total
+        self._unit = unit
         self._clock = clock
         self._started_s = clock()
         self._lines = 0
 
-    def tell(self, served: int, ratio: float) -> None:
-        """Count one request."""
-        tenth = served * LINES_COUNT // self._requests
+    def tell(self, done: int, note: str) -> None:
+        """Say how many are done; more than were expected count as all."""
+        done = min(done, self._total)
+        tenth = done * LINES_COUNT // max(self._total, 1)
         if tenth > self._lines:
             self._lines = tenth
             seconds = self._clock() - self._started_s
-            rate = served / seconds if seconds > 0 else 0.0
+            rate = done / seconds if seconds > 0 else 0.0
             self._stream.write(
-                f"{served * 100 // self._requests:3} %  {served:,} of {self._requests:,} requests  "
-                f"{rate:,.0f} requests/s  hit ratio {ratio:.4f}\n"
+                f"{done * 100 // self._total:3} %  {done:,} of {self._total:,} {self._unit}  "
+                f"{rate:,.0f} {self._unit}/s  {note}\n"
             )
             self._stream.flush()

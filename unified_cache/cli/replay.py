@@ -103,7 +103,10 @@ class ReplayCommand:
     keep_branches: Annotated[
         bool, typer.Option(help="Keep windows and states where a prompt leaves what was seen before.")
     ] = True
-    storage: Annotated[str | None, typer.Option(metavar="URL", help="Store (L3): memory: or file:DIR.")] = None
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Store (L3): memory: or file:DIR. [default: none; with --model memory:]"),
+    ] = None
     storage_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Cap on the store, as in 500MB or 4GiB; a model's true bytes.")
     ] = None
@@ -163,13 +166,14 @@ class ReplayCommand:
             "do not go with --model, whose tiers are sized in bytes", "device_pages", "host_pages", "page_bytes"
         )
         sized = size_named(model, page_size=self.page_size, dtype=self.dtype)
+        host_bytes = _bytes_or(HOST_BYTES, "--host-bytes", self.host_bytes)
         return ModelSettings(
             name=model,
             sized=sized,
             retention=Retention(_given(self.keep_tail, TAIL_TOKENS), self.keep_branches),
             device_bytes=_bytes_or(DEVICE_BYTES, "--device-bytes", self.device_bytes),
-            host_bytes=_bytes_or(HOST_BYTES, "--host-bytes", self.host_bytes),
-            storage=self.storage or "memory:",
+            host_bytes=host_bytes,
+            storage=self.storage or ("memory:" if host_bytes else None),
             storage_bytes=_bytes_or(STORAGE_BYTES, "--storage-bytes", self.storage_bytes),
             scale=_given(self.scale_bytes, SCALE),
             with_bytes=not self.no_bytes,

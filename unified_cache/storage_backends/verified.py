@@ -12,6 +12,9 @@ from unified_cache.storage_backends.protocol import Capability, Level, PageIO, S
 
 __all__ = ["VerifiedStorage"]
 
+HOT_BYTES_MAX = 4 << 20
+"""Bytes read before they are verified; more would have left the processor's caches by then."""
+
 
 class VerifiedStorage:
     """Turn a page that does not verify into a miss, remove it from the wrapped store, and count it by its flaw.
@@ -48,6 +51,16 @@ class VerifiedStorage:
 
         A page asked for without buffers brings no bytes, so there is nothing to verify.
         """
+        hits: list[bool] = []
+        start = taken_bytes = 0
+        for end, page in enumerate(pages, 1):
+            taken_bytes += sum(map(len, page.buffers))
+            if taken_bytes >= HOT_BYTES_MAX or end == len(pages):
+                hits += self._get(pages[start:end])
+                start, taken_bytes = end, 0
+        return hits
+
+    def _get(self, pages: Sequence[PageIO]) -> list[bool]:
         hits = self._backend.get(pages)
         flawed: list[Label] = []
         for i, page in enumerate(pages):

@@ -1,0 +1,361 @@
+"""The commands over stores: what they print, their exit statuses, and what they leave behind."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.offline_fixture import (
+    LAYOUTS,
+    PAGE_SIZE,
+    PAGES,
+    TOY,
+    fill,
+    flip,
+    objects_of,
+    open_store,
+    restored_pages,
+    url_of,
+)
+from unified_cache.cli.main import run
+from unified_cache.cli.progress import objects_watched, progress_on
+from unified_cache.page import Namespace, Prompt
+from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.testing.storage_contract import listing, sealed_page
+
+KINDS = ("memory", "file")
+COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
+TIMEOUT_S = 120
+PROGRESS = re.compile(r" *\d+ %  ")
+
+TOKENS = {number: np.random.default_rng(number).integers(0, 1000, PAGES * PAGE_SIZE).tolist() for number in (1, 2)}
+TENANT = Namespace(tenant="acme")
+PROMPTS = [Prompt.of(tokens, PAGE_SIZE, TENANT) for tokens in TOKENS.values()]
+
+Answer = tuple[int, str, str]
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Run a command here; return its status, its output, and its standard error without progress."""
+
+    def ask(*arguments: str | Path) -> Answer:
+        status = run(list(map(str, arguments)))
+        captured = capsys.readouterr()
+        lines = [line for line in captured.err.splitlines() if not PROGRESS.match(line)]
+        assert len(lines) == (status != 0), captured.err
+        return status, captured.out, "".join(lines)
+
+    return ask
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.jsonl"
+    path.write_text("\n".join(map(json.dumps, TOKENS.values())), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_stat_backup_prefetch_and_verify_on_every_component_set(
+    name: str, kind: str, ask: Ask, tokens_file: Path, tmp_path: Path
+) -> None:
+    layout = LAYOUTS[name]
+    source, copied, warmed = (tmp_path / place for place in ("source", "copied", "warmed"))
+    fill(open_store(kind, source), layout, PROMPTS)
+    storage = open_store(kind, source)
+    count = len(objects_of(storage, layout))
+    storage.close()
+
+    status, out, _ = ask("storage", "stat", url_of(kind, source), "--json")
+    found = json.loads(out)
+    (identity,) = found["identities"]
+    assert (status, found["objects"], identity["model"], identity["page_size"]) == (0, count, "toy", PAGE_SIZE)
+    assert [component["name"] for component in identity["components"]] == [each.name for each in layout.components]
+    assert sum(pool["objects"] for pool in identity["pools"].values()) == count
+    status, out, _ = ask("storage", "stat", url_of(kind, source))
+    assert status == 0
+    for pool in layout.pools:
+        assert re.search(rf"^ {pool.name} ", out, re.MULTILINE)
+
+    status, out, _ = ask("backup", url_of(kind, source), url_of(kind, copied))
+    assert status == 0
+    assert f"copied {count:,} objects" in out
+    status, out, _ = ask("backup", url_of(kind, source), url_of(kind, copied), "--json")
+    assert status == 0
+    assert json.loads(out)["identities"][0]["skipped_objects"] == count
+
+    into = ("--into", url_of(kind, warmed), "--tokens", tokens_file, "--tenant", "acme")
+    status, out, _ = ask("prefetch", url_of(kind, copied), *into, "--json")
+    assert status == 0
+    prompts = json.loads(out)["prompts"]
+    assert [prompt["restorable_tokens"] for prompt in prompts] == [PAGES * PAGE_SIZE] * len(PROMPTS)
+    status, out, _ = ask("prefetch", url_of(kind, copied), *into)
+    assert status == 0
+    assert re.search(rf"^ *1 +{PAGES} +{PAGES} +{PAGES * PAGE_SIZE} *$", out, re.MULTILINE)
+
+    assert ask("storage", "verify", url_of(kind, warmed))[0] == 0
+    for place in (copied, warmed):
+        for prompt in PROMPTS:
+            assert restored_pages(open_store(kind, place), layout, prompt) == PAGES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_bit_fails_verify_and_backup_is_named_by_both_and_removed_by_scrub(
+    kind: str, ask: Ask, tmp_path: Path
+) -> None:
+    layout = LAYOUTS["full_swa"]
+    url, target = url_of(kind, tmp_path / "source"), url_of(kind, tmp_path / "target")
+    fill(open_store(kind, tmp_path / "source"), layout, PROMPTS)
+    storage = open_store(kind, tmp_path / "source")
+    flawed = min(listing(storage, TOY.digest(layout)))
+    flip(storage, flawed)
+    storage.close()
+    for command in (("storage", "verify", url), ("backup", url, target)):
+        status, out, err = ask(*command)
+        assert status == 1
+        assert f"flawed: {flawed.label.object_name}: its payload is damaged" in out
+        assert err.startswith("error: ")
+        assert "1 flawed" in err or "1 objects" in err
+    status, out, _ = ask("storage", "verify", url, "--json")
+    assert status == 1
+    assert [finding["object"] for finding in json.loads(out)["identities"][0]["findings"]] == [flawed.label.object_name]
+    assert ask("storage", "scrub", url)[0] == 0
+    assert ask("storage", "verify", url)[0] == 0
+    assert ask("backup", url, target)[0] == 0
+
+
+def test_backup_of_a_prefix_copies_the_chain_of_its_namespace_alone(
+    ask: Ask, tokens_file: Path, tmp_path: Path
+) -> None:
+    layout = LAYOUTS["full_mamba"]
+    source, target = url_of("file", tmp_path / "source"), url_of("file", tmp_path / "target")
+    fill(open_store("file", tmp_path / "source"), layout, PROMPTS)
+    one = tmp_path / "one"
+    one.write_text(" ".join(map(str, TOKENS[1])), encoding="utf-8")
+    status, _, err = ask("backup", source, target, "--prefix", one)
+    assert status == 1
+    assert "found none; check tokens, namespace" in err
+    assert ask("backup", source, target, "--prefix", one, "--tenant", "acme")[0] == 0
+    assert restored_pages(open_store("file", tmp_path / "target"), layout, PROMPTS[0]) == PAGES
+    assert restored_pages(open_store("file", tmp_path / "target"), layout, PROMPTS[1]) == 0
+
+
+def test_gc_collects_and_evicts_down_to_a_cap_and_clear_empties(ask: Ask, tmp_path: Path) -> None:
+    layout = LAYOUTS["full_swa"]
+    url = url_of("file", tmp_path / "store")
+    fill(open_store("file", tmp_path / "store"), layout, PROMPTS)
+    storage = open_store("file", tmp_path / "store")
+    storage.remove([Label(TOY.digest(layout), PROMPTS[0].keys[-1], "toy1")])
+    before = sum(map(len, objects_of(storage, layout).values()))
+    storage.close()
+    status, out, _ = ask("storage", "gc", url)
+    assert status == 0
+    assert "removed 0 objects that fit no pool and 1 of incomplete pages" in out
+    status, out, _ = ask("storage", "gc", url, "--bytes-max", str(before // 2))
+    assert status == 0
+    assert "evicted" in out
+    storage = open_store("file", tmp_path / "store")
+    assert 0 < sum(map(len, objects_of(storage, layout).values())) <= before // 2
+    storage.close()
+    identity = TOY.digest(layout).hex()[:8]
+    for refused in ((), ("--all", "--identity", identity), ("--all",), ("--identity", identity)):
+        assert ask("storage", "clear", url, *refused)[0] == 2
+    status, out, _ = ask("storage", "clear", url, "--identity", identity, "--yes")
+    assert status == 0
+    assert json.loads(ask("storage", "stat", url, "--json")[1])["objects"] == 0
+
+
+def test_gc_of_a_store_that_does_not_shrink_is_a_failure(ask: Ask, tmp_path: Path) -> None:
+    fill(open_store("memory", tmp_path), LAYOUTS["full"], PROMPTS)
+    status, _, err = ask("storage", "gc", url_of("memory", tmp_path), "--bytes-max", "1KiB")
+    assert status == 1
+    assert "must shrink to 1024 bytes" in err
+
+
+def test_an_identity_without_a_manifest_is_shown_and_fails_verify_and_backup(ask: Ask, tmp_path: Path) -> None:
+    layout = LAYOUTS["full"]
+    url, target = url_of("file", tmp_path / "store"), tmp_path / "target"
+    fill(open_store("file", tmp_path / "store"), layout, PROMPTS)
+    (tmp_path / "store" / TOY.digest(layout).hex() / "manifest.json").unlink()
+    status, out, _ = ask("storage", "stat", url)
+    assert status == 0
+    assert f"identity {TOY.digest(layout).hex()} has no manifest" in out
+    for command in (("storage", "verify", url), ("backup", url, url_of("file", target))):
+        status, _, err = ask(*command)
+        assert status == 1
+        assert "has no manifest" in err
+    assert not target.exists()
+    assert "left alone" in ask("storage", "gc", url)[1]
+
+
+def test_what_cannot_be_asked_for_is_refused_in_one_line_and_makes_no_target(
+    ask: Ask, tokens_file: Path, tmp_path: Path
+) -> None:
+    url, target = url_of("file", tmp_path / "store"), url_of("file", tmp_path / "target")
+    for name in ("full", "full_swa"):
+        fill(open_store("file", tmp_path / "store"), LAYOUTS[name], PROMPTS)
+    words = tmp_path / "words"
+    words.write_text("four furlongs", encoding="utf-8")
+    nowhere = url_of("file", tmp_path / "nowhere")
+    refused: Sequence[tuple[tuple[str | Path, ...], str]] = (
+        (("storage", "stat", nowhere), "must be a file store, found nothing there"),
+        (("storage", "stat", "nonsense:"), "must begin with one of"),
+        (("storage", "verify", "memory:"), "memory has no manifests()"),
+        (("storage", "verify", url, "--identity", "zz"), "--identity must begin exactly one digest"),
+        (("storage", "gc", url, "--bytes-max", "many"), "--bytes-max must be bytes"),
+        (("backup", nowhere, target), "must be a file store"),
+        (("backup", url, url), "SRC and DST must differ"),
+        (("backup", url, target, "--tenant", "acme"), "a namespace needs --prefix"),
+        (("backup", url, target, "--prefix", tokens_file), "must hold one identity unless --identity"),
+        (("backup", url, target, "--prefix", words, "--identity", TOY.digest(LAYOUTS["full"]).hex()), "token ids"),
+        (("prefetch", url, "--into", target), "--tokens"),
+        (("conformance", "memory:", "--bytes-max", "2000000"), "--bytes-max must be in"),
+        (("conformance", "memory:", "--timeout-s", "0"), "--timeout-s must be positive"),
+        (("conformance", "no.such.module:store"), "cannot import no.such.module"),
+    )
+    for arguments, reason in refused:
+        status, out, err = ask(*arguments)
+        assert (status, out) == (2, "")
+        assert reason in err
+    assert not (tmp_path / "target").exists()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_interrupted_backup_says_so_leaves_whole_objects_and_goes_on(ask: Ask, tmp_path: Path) -> None:
+    layout = LAYOUTS["full"]
+    storage = FileStorage.open(tmp_path / "source")
+    storage.register(manifest_of(TOY, layout), {})
+    (pool,) = layout.pools
+    count = 2000
+    pages = [
+        sealed_page(Label(TOY.digest(layout), number.to_bytes(32), pool.name), HEADER_BYTES + pool.page_bytes)
+        for number in range(count)
+    ]
+    assert all(storage.put(pages, Level.CACHED))
+    storage.close()
+    source, target = url_of("file", tmp_path / "source"), url_of("file", tmp_path / "target")
+    with subprocess.Popen([*COMMAND, "backup", source, target], stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert PROGRESS.match(child.stderr.readline())
+        child.send_signal(signal.SIGINT)
+        _, rest = child.communicate(timeout=TIMEOUT_S)
+    assert [line for line in rest.splitlines() if not PROGRESS.match(line)] == ["error: interrupted"]
+    assert child.returncode == 130
+    status, out, _ = ask("storage", "verify", target, "--json")
+    done = json.loads(out)["identities"][0]["sound"]
+    assert status == 0
+    assert count // 10 <= done < count
+    status, out, _ = ask("backup", source, target, "--json")
+    (copied,) = json.loads(out)["identities"]
+    assert (status, copied["skipped_objects"], copied["copied_objects"]) == (0, done, count - done)
+
+
+# ---- conformance ---------------------------------------------------------------------------------------------
+
+
+def verdicts(out: str) -> dict[str, str]:
+    return {promise["promise"]: promise["verdict"] for promise in json.loads(out)["promises"]}
+
+
+@pytest.mark.parametrize("bytes_max", [(), ("--bytes-max", "1048576")])
+@pytest.mark.parametrize("kind", ["memory:", "file:{}", "keys_only:"])
+def test_our_backends_keep_every_promise(kind: str, bytes_max: tuple[str, ...], ask: Ask, tmp_path: Path) -> None:
+    keys_only = ("--keys-only",) if kind == "keys_only:" else ()
+    url = kind.format(tmp_path / "store")
+    status, out, _ = ask("conformance", url, *bytes_max, *keys_only, "--json")
+    assert status == 0, out
+    found = verdicts(out)
+    assert "a page that was never put is a miss and its buffers may hold anything afterwards" in found
+    assert set(found.values()) <= {"pass", "skip"}
+    status, out, _ = ask("conformance", url, *bytes_max, *keys_only)
+    assert status == 0
+    assert out.count(" pass ") == list(found.values()).count("pass")
+
+
+RELEASED = threading.Event()
+
+
+class Faulty(MemoryStorage):
+    """Forgets to remove, and never comes back from a scan of what it stored."""
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        return len(labels)
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        if len(pages) > 2:
+            RELEASED.wait()
+        return super().get(pages)
+
+
+def faulty(rest: str, bytes_max: int | None) -> Faulty:
+    return Faulty(bytes_max)
+
+
+def test_a_backend_that_breaks_promises_is_told_which_and_one_that_hangs_is_left_behind(ask: Ask) -> None:
+    try:
+        status, out, err = ask("conformance", "tests.e2e.test_storage_commands:faulty", "--timeout-s", "0.2", "--json")
+    finally:
+        RELEASED.set()
+    assert status == 1
+    assert "are broken" in err
+    found = {promise["promise"]: promise for promise in json.loads(out)["promises"]}
+    removes = found["remove makes a page a miss and tolerates absent pages"]
+    assert removes["verdict"] == "FAIL"
+    assert "AssertionError" in removes["reason"]
+    threads = found["methods may be called from several threads at a time"]
+    assert threads["reason"] == "it did not return within 0.2 s"
+    assert found["an empty batch is no work"]["verdict"] == "pass"
+
+
+def test_conformance_touches_no_other_pages_of_a_store(ask: Ask, tmp_path: Path) -> None:
+    layout = LAYOUTS["full"]
+    fill(open_store("file", tmp_path / "store"), layout, PROMPTS)
+    storage = open_store("file", tmp_path / "store")
+    before = objects_of(storage, layout)
+    storage.close()
+    assert ask("conformance", url_of("file", tmp_path / "store"))[0] == 0
+    storage = open_store("file", tmp_path / "store")
+    assert objects_of(storage, layout) == before
+    storage.close()
+
+
+# ---- progress ------------------------------------------------------------------------------------------------
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_ten_lines_elsewhere() -> None:
+    terminal, file = Terminal(), StringIO()
+    for stream in (terminal, file):
+        with objects_watched(stream, "backup", 1000) as watch:
+            for _ in range(100):
+                watch(10, 10 << 20)
+        with progress_on(stream, 10) as tell:
+            for served in range(1, 11):
+                tell(served, 0.5)
+        with objects_watched(stream, "backup", 0) as watch:
+            watch(1, 1)
+    assert "backup" in terminal.getvalue()
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 20
+    assert lines[9].startswith("100 %  1,000 of 1,000 objects  ")
+    assert lines[9].endswith("1,000.00 MiB")
+    assert lines[-1].endswith("hit ratio 0.5000")

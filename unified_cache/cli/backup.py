@@ -1,0 +1,220 @@
+"""``unified-cache backup`` and ``unified-cache prefetch``: pages from one store to another, without an engine.
+
+Both read every object verified, write none that is flawed, and skip what the target has: cut short, the same command
+goes on where it was.
+"""
+
+import sys
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unified_cache.cli.options import IdentityOption, JsonOption, selected
+from unified_cache.cli.progress import objects_watched
+from unified_cache.cli.storage_tables import finding_as_json, print_findings, print_json, short_name
+from unified_cache.cli.text import console_on, size_text, table
+from unified_cache.errors import CacheError, ConfigError
+from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
+from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
+from unified_cache.offline.prompts import read_prompts
+from unified_cache.offline.stores import Kept, choose, identities_of, open_to_read
+from unified_cache.page import Namespace
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.url import open_storage
+
+__all__ = ["BackupCommand", "PrefetchCommand"]
+
+SOURCE_HELP = "Store to read: file:DIR or package.module:factory."
+TARGET_HELP = "Store to write, made if absent: file:DIR or package.module:factory."
+TOKENS_HELP = "Token ids: JSON lists, one or one a line, or ids with spaces between."
+
+SourceArgument = Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP)]
+ExtraKeyOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: extra key.")]
+CacheSaltOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: cache salt.")]
+LoraIdOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")]
+TenantOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: tenant.")]
+
+
+@dataclass(frozen=True, slots=True)
+class BackupCommand:
+    """Copy everything of a store, or of one identity, or the pages of some prompts, into another store.
+
+    Objects are verified on their way; a flawed one is reported and not copied. What DST has at its right length is
+    skipped, so an interrupted backup goes on where it was. With --prefix only the chains of the prompts in a file are
+    copied, in the namespace that the options name: a page's name is a digest, and no store can list its namespaces.
+    """
+
+    source: SourceArgument
+    target: Annotated[str, typer.Argument(metavar="DST", help=TARGET_HELP)]
+    prefix: Annotated[Path | None, typer.Option(metavar="TOKENS_FILE", help=TOKENS_HELP)] = None
+    identity: IdentityOption = None
+    extra_key: ExtraKeyOption = None
+    cache_salt: CacheSaltOption = None
+    lora_id: LoraIdOption = None
+    tenant: TenantOption = None
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Copy and show.
+
+        Raises:
+            InputError: there is no such store or identity, or no token ids in the file; DST was not touched.
+            CacheError: something was flawed, found no room, or was not there at all.
+        """
+        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant)
+        if self.prefix is None and namespace != Namespace():
+            raise ConfigError("a namespace needs --prefix TOKENS_FILE: without tokens nobody can tell whose a page is")
+        with closing(_opened(self.source, self.target)) as source:
+            if self.prefix is None:
+                found = selected(source, self.source, self.identity)
+                for kept in found:
+                    kept.described()
+                with closing(open_storage(self.target)) as target:
+                    results = [_copy(kept, source, target) for kept in found]
+            else:
+                found = [choose(identities_of(source), self.source, self.identity)]
+                description = found[0].described()
+                prompts = read_prompts(self.prefix, description.layout.page_size, namespace)
+                with closing(open_storage(self.target)) as target:
+                    plan = plan_backup(source, target, description, prompts)
+                    with objects_watched(sys.stderr, "backup", plan.objects_count) as watch:
+                        results = [backup_prefixes(plan, watch)]
+                _check_any(plan.objects_count, self.source, self.prefix)
+        if self.as_json:
+            identities = [_copied_as_json(*each) for each in zip(found, results, strict=True)]
+            print_json({"source": self.source, "target": self.target, "identities": identities})
+        else:
+            _print_copied(zip(found, results, strict=True))
+        _check_complete(results, self.source, self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchCommand:
+    """Warm a store with single prompts: make their longest restorable prefixes restorable from it.
+
+    Copied is what a resume at the end of the prefix needs and DST lacks: every page of full attention, of every other
+    component the window before the end. What DST has is read there and verified. Where a page proves flawed, or finds
+    no room, the next shorter restorable prefix is taken.
+    """
+
+    source: SourceArgument
+    target: Annotated[str, typer.Option("--into", metavar="DST", help=TARGET_HELP)]
+    tokens: Annotated[Path, typer.Option(metavar="FILE", help=TOKENS_HELP)]
+    identity: IdentityOption = None
+    extra_key: ExtraKeyOption = None
+    cache_salt: CacheSaltOption = None
+    lora_id: LoraIdOption = None
+    tenant: TenantOption = None
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Copy and show what can be restored from DST now.
+
+        Raises:
+            InputError: there is no such store or identity, or no token ids in the file; DST was not touched.
+            CacheError: a prefix is shorter than it seemed, something was flawed, or nothing was there at all.
+        """
+        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant)
+        with closing(_opened(self.source, self.target)) as source:
+            kept = choose(identities_of(source), self.source, self.identity)
+            description = kept.described()
+            page_size = description.layout.page_size
+            prompts = read_prompts(self.tokens, page_size, namespace)
+            with closing(open_storage(self.target)) as target:
+                plan = plan_prefetch(source, target, description, prompts)
+                with objects_watched(sys.stderr, "prefetch", plan.objects_count) as watch:
+                    found, result = prefetch_prefixes(plan, watch)
+        if self.as_json:
+            print_json(
+                {
+                    "source": self.source,
+                    "target": self.target,
+                    "page_size": page_size,
+                    "prompts": [_prefetched_as_json(each, page_size) for each in found],
+                    **_copied_as_json(kept, result),
+                }
+            )
+        else:
+            _print_prefetched(found, page_size)
+            _print_copied([(kept, result)])
+        _check_any(sum(each.promised_pages for each in found), self.source, self.tokens)
+        _check_complete([result], self.source, self.target)
+        short = sum(each.restorable_pages < each.promised_pages for each in found)
+        if short:
+            raise CacheError(f"{short} of {len(found)} prefixes in {self.target} are shorter than both stores promised")
+
+
+def _opened(source_url: str, target_url: str) -> StorageBackend:
+    """Open the source. The target is opened when everything else is known to be right: until then nothing is made."""
+    if source_url == target_url:
+        raise ConfigError(f"SRC and DST must differ, found {source_url} twice")
+    return open_to_read(source_url)
+
+
+def _copy(kept: Kept, source: StorageBackend, target: StorageBackend) -> CopyResult:
+    description = kept.described()
+    plan = plan_identity(source, target, description)
+    with objects_watched(sys.stderr, "backup", plan.todo.objects_count) as watch:
+        return copy_identity(source, target, description, plan, watch)
+
+
+def _check_any(found_count: int, source: str, tokens: Path) -> None:
+    if not found_count:
+        raise CacheError(
+            f"{source} must hold pages of the prompts in {tokens}, found none; check tokens, namespace and --identity"
+        )
+
+
+def _check_complete(results: Iterable[CopyResult], source: str, target: str) -> None:
+    flawed = sum(len(result.findings) for result in results)
+    declined = sum(result.declined_count for result in results)
+    if flawed or declined:
+        raise CacheError(
+            f"{target} must hold all of it, but {flawed} objects of {source} are flawed or cannot be read, "
+            f"and {declined} found no room"
+        )
+
+
+def _print_copied(copies: Iterable[tuple[Kept, CopyResult]]) -> None:
+    console = console_on(sys.stdout)
+    for kept, result in copies:
+        console.print(
+            f"{short_name(kept)}: copied {result.copied.objects_count:,} objects, "
+            f"{size_text(result.copied.object_bytes)}; {result.skipped.objects_count:,} were there; "
+            f"{len(result.findings):,} flawed, {result.declined_count:,} without room, {result.gone_count:,} gone",
+            soft_wrap=True,
+        )
+        print_findings(console, list(result.findings.values()))
+
+
+def _print_prefetched(found: Iterable[Prefetched], page_size: int) -> None:
+    shown = table("prompt", "whole pages", "restorable pages", "restorable tokens", left=0)
+    for number, each in enumerate(found, 1):
+        tokens = each.restorable_pages * page_size
+        shown.add_row(f"{number:,}", f"{each.prompt_pages:,}", f"{each.restorable_pages:,}", f"{tokens:,}")
+    console_on(sys.stdout).print(shown)
+
+
+def _copied_as_json(kept: Kept, result: CopyResult) -> dict[str, object]:
+    return {
+        "identity": kept.digest.hex(),
+        "copied_objects": result.copied.objects_count,
+        "copied_bytes": result.copied.object_bytes,
+        "skipped_objects": result.skipped.objects_count,
+        "gone_objects": result.gone_count,
+        "declined_objects": result.declined_count,
+        "findings": [finding_as_json(finding) for finding in result.findings.values()],
+    }
+
+
+def _prefetched_as_json(found: Prefetched, page_size: int) -> dict[str, int]:
+    return {
+        "prompt_pages": found.prompt_pages,
+        "promised_pages": found.promised_pages,
+        "restorable_pages": found.restorable_pages,
+        "restorable_tokens": found.restorable_pages * page_size,
+    }

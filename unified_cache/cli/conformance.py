@@ -1,0 +1,174 @@
+"""``unified-cache conformance``: the storage contract over anybody's backend, promise by promise."""
+
+import inspect
+import sys
+import threading
+import time
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from unified_cache.cli.options import JsonOption
+from unified_cache.cli.progress import watched
+from unified_cache.cli.storage_tables import print_json
+from unified_cache.cli.text import console_on, table
+from unified_cache.errors import CacheError, ConfigError
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.testing import storage_contract
+
+__all__ = ["ConformanceCommand", "Trial", "Verdict", "keep_promises", "promises_of"]
+
+_OWN_IDENTITIES = (
+    storage_contract.label(1).identity,
+    storage_contract.label(1, model=storage_contract.OTHER_MODEL).identity,
+)
+"""All that the contract ever stores under; nothing else of a store is touched."""
+
+_FIRST = "test_"
+
+_Test = Callable[[StorageBackend], None]
+
+
+class Verdict(Enum):
+    """What became of a promise."""
+
+    KEPT = "pass"
+    BROKEN = "FAIL"
+    UNTRIED = "skip"
+    """There is nothing to try with this backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One promise, tried on a backend of its own."""
+
+    promise: str
+    verdict: Verdict
+    reason: str
+    """Why it failed or was skipped; empty where it passed."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConformanceCommand:
+    """Run the storage contract over a backend and show which promises it keeps.
+
+    STORE is a URL as everywhere: a third party's package.module:factory or package.module:factory:REST, or one of ours.
+    It is opened anew for every promise, as factory(rest, bytes_max), and closed. The contract stores under two
+    identities of its own, cleared before every promise; other pages of the store stay as they are. It needs room for
+    1 MiB.
+    """
+
+    store: Annotated[str, typer.Argument(metavar="STORE", help="Backend to try: package.module:factory.")]
+    bytes_max: Annotated[
+        int | None, typer.Option(help="Cap to open it with, at most 1 MiB, so that declining is tried too.")
+    ] = None
+    keys_only: Annotated[
+        bool, typer.Option("--keys-only", help="The promises of a backend that keeps names but no bytes.")
+    ] = False
+    timeout_s: Annotated[float, typer.Option(help="Seconds for one promise; a call that hangs breaks it.")] = 60.0
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Try every promise and show the verdicts.
+
+        Raises:
+            InputError: there is no such backend, or a cap that the contract cannot exceed.
+            CacheError: a promise is broken.
+        """
+        cap = self.bytes_max
+        if cap is not None and not 0 <= cap <= storage_contract.ROOM_BYTES_MAX:
+            raise ConfigError(f"--bytes-max must be in [0, {storage_contract.ROOM_BYTES_MAX}], found {cap}")
+        if not self.timeout_s > 0:
+            raise ConfigError(f"--timeout-s must be positive, found {self.timeout_s}")
+        open_storage(self.store, bytes_max=cap).close()
+        contract = storage_contract.KeysOnlyContract if self.keys_only else storage_contract.StorageContract
+        tests = promises_of(contract)
+        tried: list[Trial] = []
+        with watched(sys.stderr, "conformance", len(tests), "promises") as tell:
+            for trial in keep_promises(tests, lambda: open_storage(self.store, bytes_max=cap), self.timeout_s):
+                tried.append(trial)
+                tell(len(tried), "")
+        self._show(tried)
+        broken = sum(trial.verdict is Verdict.BROKEN for trial in tried)
+        if broken:
+            raise CacheError(f"{self.store} must keep {len(tried)} promises, {broken} are broken")
+
+    def _show(self, tried: Sequence[Trial]) -> None:
+        if self.as_json:
+            promises = [{**asdict(each), "verdict": each.verdict.value} for each in tried]
+            print_json({"store": self.store, "promises": promises})
+            return
+        console = console_on(sys.stdout)
+        shown = table("promise", "verdict", "seconds", left=2)
+        for each in tried:
+            shown.add_row(each.promise, each.verdict.value, f"{each.seconds:.2f}")
+        console.print(shown)
+        for each in tried:
+            if each.reason:
+                console.print(f"{each.verdict.value}: {each.promise}: {each.reason}", soft_wrap=True)
+
+
+def promises_of(contract: type) -> dict[str, _Test]:
+    """Return the tests of a contract class by the sentence that each is, those that take a storage and nothing else."""
+    case: object = contract()
+    return {
+        name.removeprefix(_FIRST).replace("_", " "): test
+        for name, test in inspect.getmembers(case, inspect.ismethod)
+        if name.startswith(_FIRST) and list(inspect.signature(test).parameters) == ["storage"]
+    }
+
+
+def keep_promises(
+    tests: dict[str, _Test], open_backend: Callable[[], StorageBackend], timeout_s: float
+) -> Iterator[Trial]:
+    """Try every promise on a backend opened for it; whatever it raises breaks that promise and no other.
+
+    A call that does not return within ``timeout_s`` is left behind on its thread, which ends with the process.
+    """
+    for sentence, test in tests.items():
+        started_s = time.monotonic()
+        outcome = _Tried()
+        case = unittest.FunctionTestCase(_attempt(test, open_backend), description=sentence)
+        thread = threading.Thread(target=case.run, args=(outcome,), name=sentence, daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        verdict, reason = outcome.verdict
+        if thread.is_alive():
+            verdict, reason = Verdict.BROKEN, f"it did not return within {timeout_s:g} s"
+        yield Trial(sentence, verdict, reason, time.monotonic() - started_s)
+
+
+class _Tried(unittest.TestResult):
+    """One test's result, in one line."""
+
+    @property
+    def verdict(self) -> tuple[Verdict, str]:
+        for _, trace in (*self.failures, *self.errors):
+            return Verdict.BROKEN, _last_lines(trace)
+        for _, reason in self.skipped:
+            return Verdict.UNTRIED, reason
+        return Verdict.KEPT, ""
+
+
+def _last_lines(trace: str) -> str:
+    """Name where a trace ends and what was raised there."""
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    places = [line for line in lines if line.startswith("File ")]
+    return f"{lines[-1]} ({places[-1]})" if places else lines[-1]
+
+
+def _attempt(test: _Test, open_backend: Callable[[], StorageBackend]) -> Callable[[], None]:
+    def attempt() -> None:
+        with closing(open_backend()) as storage:
+            for identity in _OWN_IDENTITIES:
+                storage.remove([found.label for found in storage_contract.listing(storage, identity)])
+            test(storage)
+
+    return attempt

@@ -1,0 +1,264 @@
+"""``unified-cache storage``: what a store holds, whether it is sound, and what keeps it in order.
+
+Every command works on a store that engines are using. What a command removes is a miss from then on.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from unified_cache.cli.options import IdentityOption, JsonOption, StoreArgument, selected
+from unified_cache.cli.progress import objects_watched
+from unified_cache.cli.replay import parse_bytes
+from unified_cache.cli.storage_tables import (
+    print_json,
+    print_results,
+    print_stat,
+    result_as_json,
+    short_name,
+    stat_as_json,
+)
+from unified_cache.cli.text import console_on, size_text
+from unified_cache.errors import CacheError, ConfigError
+from unified_cache.offline.listing import Count, count_objects, total_of
+from unified_cache.offline.reading import Outcome
+from unified_cache.offline.stores import Kept, Undescribed, identities_of, open_existing, open_to_read
+from unified_cache.offline.upkeep import Verification, Watch, clear, collect, find_garbage, scrub, verify
+from unified_cache.storage_backends.catalog import catalog_of
+from unified_cache.storage_backends.protocol import StorageBackend
+
+__all__ = ["ClearCommand", "GcCommand", "ScrubCommand", "StatCommand", "VerifyCommand", "storage_app"]
+
+STORAGE_EPILOG = """**Examples**
+
+    unified-cache storage stat file:/var/cache/kv
+
+    unified-cache storage verify file:/var/cache/kv --json
+
+    unified-cache storage gc file:/var/cache/kv --bytes-max 400GiB
+
+    unified-cache storage clear file:/var/cache/kv --identity 3f2a --yes
+"""
+
+storage_app = typer.Typer(
+    name="storage",
+    epilog=STORAGE_EPILOG,
+    help="Look at a store, verify it, and keep it in order, without an engine.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+_Examine = Callable[[StorageBackend, Kept, Watch], Verification]
+
+
+@dataclass(frozen=True, slots=True)
+class StatCommand:
+    """Show what a store holds: identities, their pools, objects and bytes. Reads no page."""
+
+    url: StoreArgument
+    identity: IdentityOption = None
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """List and show.
+
+        Raises:
+            ConfigError: there is no such store or identity.
+            StorageError: the store fails.
+        """
+        with closing(open_to_read(self.url)) as storage:
+            capability = storage.capability()
+            found = selected(storage, self.url, self.identity)
+            counts = [count_objects(storage, kept.digest) for kept in found]
+            used = [catalog_of(storage).used_between(kept.digest) for kept in found]
+        total = total_of(counts)
+        if self.as_json:
+            print_json(
+                {
+                    "store": self.url,
+                    "kind": capability.name,
+                    "durable": capability.durable,
+                    "bytes_max": capability.bytes_max,
+                    "objects": total.objects_count,
+                    "bytes": total.object_bytes,
+                    "identities": [stat_as_json(*each) for each in zip(found, counts, used, strict=True)],
+                }
+            )
+            return
+        console = console_on(sys.stdout)
+        durable = "durable" if capability.durable else "not durable"
+        cap = "no cap" if capability.bytes_max is None else f"at most {size_text(capability.bytes_max)}"
+        console.print(
+            f"{self.url}: {capability.name}, {durable}, {cap}; "
+            f"{total.objects_count:,} objects, {size_text(total.object_bytes)}",
+            style="bold",
+            soft_wrap=True,
+        )
+        for each in zip(found, counts, used, strict=True):
+            print_stat(sys.stdout, *each)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCommand:
+    """Read every object of a store, verify it against its seal, and report the flawed; change nothing."""
+
+    url: StoreArgument
+    identity: IdentityOption = None
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Read everything and show what is wrong.
+
+        Raises:
+            ConfigError: there is no such store or identity.
+            CacheError: an object is flawed or cannot be read, or a manifest is.
+        """
+        found, results = _examined("verify", verify, self.url, self.identity, self.as_json)
+        flawed = sum(result.count(Outcome.FLAWED) for result in results)
+        unreadable = sum(result.count(Outcome.UNREADABLE) for result in results)
+        if flawed or unreadable:
+            raise CacheError(
+                f"every object of {self.url} must be sound, found {flawed} flawed and {unreadable} unreadable; "
+                f"unified-cache storage scrub removes the flawed"
+            )
+        for kept in found:
+            kept.described()
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubCommand:
+    """Verify every object of a store and remove the flawed, so that an engine can store those pages anew.
+
+    What cannot be read stays: the fault may be the disk's.
+    """
+
+    url: StoreArgument
+    identity: IdentityOption = None
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Read everything, remove what is flawed, show both.
+
+        Raises:
+            ConfigError: there is no such store or identity.
+            CacheError: something cannot be read.
+        """
+        _, results = _examined("scrub", scrub, self.url, self.identity, self.as_json)
+        unreadable = sum(result.count(Outcome.UNREADABLE) for result in results)
+        if unreadable:
+            raise CacheError(f"every object of {self.url} must be readable, found {unreadable} that are not; see above")
+
+
+@dataclass(frozen=True, slots=True)
+class GcCommand:
+    """Remove what nobody can use, and with --bytes-max what exceeds a cap. Reads no page.
+
+    What nobody can use: objects of a pool or length that their layout does not have, sidecars without their anchor, and
+    pages without Full's. A listing does not tell a page's parent, so pages whose chain is broken before them stay until
+    the cap lets them go, the least recently used first. Opening a file store always sweeps the temp files of dead
+    processes.
+    """
+
+    url: StoreArgument
+    bytes_max: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Let the store evict down to that, as in 500MB or 4GiB.")
+    ] = None
+    identity: IdentityOption = None
+
+    def run(self) -> None:
+        """Remove and show.
+
+        Raises:
+            ConfigError: there is no such store or identity.
+            CacheError: the store does not shrink under the cap.
+        """
+        cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
+        console = console_on(sys.stdout)
+        with closing(open_to_read(self.url)) as storage:
+            for kept in selected(storage, self.url, self.identity):
+                if isinstance(kept.description, Undescribed):
+                    console.print(f"{short_name(kept)}: left alone, {kept.description.reason}", soft_wrap=True)
+                    continue
+                garbage = find_garbage(storage, kept.digest, kept.description.layout)
+                collect(storage, garbage)
+                console.print(
+                    f"{short_name(kept)}: removed {len(garbage.misfits):,} objects that fit no pool and "
+                    f"{len(garbage.incomplete):,} of incomplete pages, {size_text(garbage.bytes_count)}",
+                    soft_wrap=True,
+                )
+            before = _everything(storage)
+        if cap is not None:
+            open_existing(self.url, cap).close()
+            with closing(open_to_read(self.url)) as storage:
+                after = _everything(storage)
+            evicted = Count(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
+            console.print(f"evicted {evicted.objects_count:,} objects, {size_text(evicted.object_bytes)}")
+            if after.object_bytes > cap:
+                raise CacheError(f"{self.url} must shrink to {cap} bytes when opened so, found {after.object_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClearCommand:
+    """Remove every object of one identity, or of all. Manifests stay. Without --yes it says what would go."""
+
+    url: StoreArgument
+    identity: IdentityOption = None
+    everything: Annotated[bool, typer.Option("--all", help="Every identity of the store.")] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False
+
+    def run(self) -> None:
+        """Remove and show.
+
+        Raises:
+            ConfigError: neither or both of --identity and --all, no --yes, or no such store or identity.
+            StorageError: the store fails.
+        """
+        if self.everything == (self.identity is not None):
+            raise ConfigError(
+                "clear needs either --identity DIGEST or --all; unified-cache storage stat lists identities"
+            )
+        with closing(open_to_read(self.url)) as storage:
+            found = selected(storage, self.url, self.identity)
+            total = total_of(count_objects(storage, kept.digest) for kept in found)
+            going = f"{total.objects_count:,} objects, {size_text(total.object_bytes)}, of {len(found)} identities"
+            if not self.yes:
+                raise ConfigError(f"clear would remove {going} from {self.url}; say so with --yes")
+            removed_count = 0
+            with objects_watched(sys.stderr, "clear", total.objects_count) as watch:
+                for kept in found:
+                    removed_count += clear(storage, kept.digest, watch)
+        console_on(sys.stdout).print(f"removed {removed_count:,} of {going}", soft_wrap=True)
+
+
+def _examined(
+    verb: str, examine: _Examine, url: str, wanted: str | None, as_json: bool
+) -> tuple[list[Kept], list[Verification]]:
+    """Read all identities asked for and show what came of it."""
+    with closing(open_to_read(url)) as storage:
+        found = selected(storage, url, wanted)
+        total = total_of(count_objects(storage, kept.digest) for kept in found)
+        with objects_watched(sys.stderr, verb, total.objects_count) as watch:
+            results = [examine(storage, kept, watch) for kept in found]
+    if as_json:
+        print_json({"store": url, "identities": [result_as_json(*each) for each in zip(found, results, strict=True)]})
+    else:
+        print_results(sys.stdout, found, results)
+    return found, results
+
+
+def _everything(storage: StorageBackend) -> Count:
+    return total_of(count_objects(storage, kept.digest) for kept in identities_of(storage))
+
+
+for _name, _command in {
+    "stat": StatCommand,
+    "verify": VerifyCommand,
+    "scrub": ScrubCommand,
+    "gc": GcCommand,
+    "clear": ClearCommand,
+}.items():
+    storage_app.command(_name)(_command)

@@ -1,0 +1,170 @@
+"""What ``unified-cache storage`` prints: identities, what is wrong with their objects, and the same as JSON."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TextIO
+
+from rich.console import Console
+
+from unified_cache.cli.text import console_on, size_text, table
+from unified_cache.offline.listing import Count, total_of
+from unified_cache.offline.reading import Finding, Outcome
+from unified_cache.offline.stores import Kept, Undescribed
+from unified_cache.offline.upkeep import Verification
+from unified_cache.pool import ModelLayout
+from unified_cache.storage_backends.catalog import UsedBetween
+from unified_cache.window import SPAN_ALL
+
+__all__ = [
+    "finding_as_json",
+    "print_findings",
+    "print_json",
+    "print_results",
+    "print_stat",
+    "result_as_json",
+    "short_name",
+    "stat_as_json",
+]
+
+FINDINGS_SHOWN_MAX = 20
+"""Flawed objects named in a table's wake; --json names all."""
+
+IDENTITY_SHOWN_DIGITS = 12
+"""Of a digest's 64 hex digits, in tables; any unique beginning names an identity."""
+
+
+def print_results(stream: TextIO, found: Sequence[Kept], results: Sequence[Verification]) -> None:
+    """Print what reading every identity has shown, then name what is wrong."""
+    shown = table("identity", "model", "objects", "bytes", "sound", "flawed", "unreadable", "gone", "removed", left=2)
+    for kept, result in zip(found, results, strict=True):
+        counts = (
+            result.sound_count,
+            result.count(Outcome.FLAWED),
+            result.count(Outcome.UNREADABLE),
+            result.gone_count,
+            result.removed_count,
+        )
+        size = size_text(result.read.object_bytes)
+        shown.add_row(short_name(kept), kept.name, f"{result.read.objects_count:,}", size, *map("{:,}".format, counts))
+    console = console_on(stream)
+    console.print(shown)
+    print_findings(console, [finding for result in results for finding in result.findings])
+    for kept in found:
+        if isinstance(kept.description, Undescribed):
+            console.print(kept.description.reason, soft_wrap=True)
+
+
+def finding_as_json(finding: Finding) -> dict[str, str]:
+    """Return what is wrong with an object, as values that JSON has."""
+    return {"object": finding.label.object_name, "outcome": finding.outcome.value, "reason": finding.reason}
+
+
+def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """Name objects that something is wrong with, the first few of them."""
+    for finding in findings[:FINDINGS_SHOWN_MAX]:
+        console.print(f"{finding.outcome.value}: {finding.label.object_name}: {finding.reason}", soft_wrap=True)
+    if len(findings) > FINDINGS_SHOWN_MAX:
+        console.print(f"and {len(findings) - FINDINGS_SHOWN_MAX:,} more; --json names all")
+
+
+def print_json(value: object) -> None:
+    """Print JSON alone on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def result_as_json(kept: Kept, result: Verification) -> dict[str, object]:
+    """Return what ``print_results`` shows of one identity, all findings included."""
+    return {
+        "identity": kept.digest.hex(),
+        "manifest": kept.description.reason if isinstance(kept.description, Undescribed) else "sound",
+        "objects": result.read.objects_count,
+        "bytes": result.read.object_bytes,
+        "sound": result.sound_count,
+        "gone": result.gone_count,
+        "removed": result.removed_count,
+        "findings": [finding_as_json(finding) for finding in result.findings],
+    }
+
+
+def stat_as_json(kept: Kept, counts: Mapping[str, Count], used: UsedBetween | None) -> dict[str, object]:
+    """Return what ``print_stat`` shows, as values that JSON has."""
+    total = total_of([counts])
+    about: dict[str, object]
+    if isinstance(kept.description, Undescribed):
+        about = {"manifest": kept.description.reason}
+    else:
+        identity, layout = kept.description.identity, kept.description.layout
+        about = {
+            "manifest": "sound",
+            "model": identity.model,
+            "revision": identity.revision,
+            "dtype": identity.dtype,
+            "shard": identity.shard,
+            "page_size": layout.page_size,
+            "components": [
+                {
+                    "name": component.name,
+                    "hit_policy": component.hit_policy.value,
+                    "span_pages": None if component.span == SPAN_ALL else component.span,
+                    "pools": [{"name": pool.name, "page_bytes": pool.page_bytes} for pool in component.pools],
+                }
+                for component in layout.components
+            ],
+        }
+    return {
+        "identity": kept.digest.hex(),
+        **about,
+        "objects": total.objects_count,
+        "bytes": total.object_bytes,
+        "pools": {
+            name: {"objects": count.objects_count, "bytes": count.object_bytes} for name, count in counts.items()
+        },
+        "used": None if used is None else {"oldest": _time_text(used.oldest_ns), "newest": _time_text(used.newest_ns)},
+    }
+
+
+def print_stat(stream: TextIO, kept: Kept, counts: Mapping[str, Count], used: UsedBetween | None) -> None:
+    """Print one identity and its pools."""
+    console = console_on(stream)
+    shown = table("pool", "component", "a resume needs", "payload bytes", "objects", "bytes", left=3)
+    rest = dict(counts)
+    title = f"\n{short_name(kept)}  {kept.name}"
+    if isinstance(kept.description, Undescribed):
+        title = f"\n{kept.description.reason}"
+    else:
+        identity, layout = kept.description.identity, kept.description.layout
+        named = [("revision", identity.revision), ("dtype", identity.dtype), ("shard", identity.shard)]
+        title += (
+            "".join(f"  {name} {value}" for name, value in named if value) + f"  pages of {layout.page_size} tokens"
+        )
+        for name, component, needs, page_bytes in _pool_rows(layout):
+            count = rest.pop(name, Count())
+            shown.add_row(name, component, needs, f"{page_bytes:,}", *_count_cells(count))
+    if used is not None:
+        title += f"  used {_time_text(used.oldest_ns)} to {_time_text(used.newest_ns)}"
+    for name, count in rest.items():
+        shown.add_row(name, "none", "", "", *_count_cells(count))
+    console.print(title, soft_wrap=True)
+    console.print(shown)
+
+
+def _pool_rows(layout: ModelLayout) -> Iterator[tuple[str, str, str, int]]:
+    for component in layout.components:
+        needs = "every page" if component.span == SPAN_ALL else f"the last {component.span:,}"
+        for pool in component.pools:
+            yield pool.name, component.name, needs if pool.page_bytes else "no objects", pool.page_bytes
+
+
+def _count_cells(count: Count) -> tuple[str, str]:
+    return f"{count.objects_count:,}", size_text(count.object_bytes)
+
+
+def short_name(kept: Kept) -> str:
+    """Return the first digits of an identity, as every command takes them."""
+    return kept.digest.hex()[:IDENTITY_SHOWN_DIGITS]
+
+
+def _time_text(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,180 @@
+"""What lies in a store under one identity: counted, and sorted by page."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from unified_cache.errors import LayoutError, StorageError
+from unified_cache.page import PageKey
+from unified_cache.pool import ModelLayout, PoolSpec
+from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.storage_backends.protocol import StorageBackend, StoredObject
+
+__all__ = [
+    "BATCH_BYTES_MAX",
+    "BATCH_OBJECTS_MAX",
+    "Count",
+    "Inventory",
+    "ObjectPools",
+    "batches",
+    "count_objects",
+    "listed",
+    "take_inventory",
+    "total_of",
+]
+
+BATCH_OBJECTS_MAX = 64
+"""Objects in one call of a backend."""
+
+BATCH_BYTES_MAX = 64 << 20
+"""Bytes in one call of a backend; a larger object goes alone."""
+
+POOLS_MAX = 62
+"""Pools whose bits fit one int64; published models have at most eight."""
+
+
+@dataclass(slots=True)
+class Count:
+    """Objects, and the bytes they take, headers included."""
+
+    objects_count: int = 0
+    object_bytes: int = 0
+
+    def add(self, object_bytes: int) -> None:
+        """Count one object."""
+        self.objects_count += 1
+        self.object_bytes += object_bytes
+
+
+class ObjectPools:
+    """The pools of a layout that have objects, in the order of every transfer, and a bit for each.
+
+    A page is the set of its objects: an int whose bit ``i`` stands for the object of ``specs[i]``.
+    """
+
+    __slots__ = ("_bits", "_identity", "_needed", "specs")
+
+    def __init__(self, identity: bytes, layout: ModelLayout) -> None:
+        self._identity = identity
+        with_bytes = [(component, pool) for component, pool in layout.transfer_order if pool.page_bytes]
+        if len(with_bytes) > POOLS_MAX:
+            raise LayoutError(f"a page has objects in at most {POOLS_MAX} pools here, found {len(with_bytes)}")
+        self.specs: tuple[PoolSpec, ...] = tuple(pool for _, pool in with_bytes)
+        self._bits = {pool.name: bit for bit, pool in enumerate(self.specs)}
+        self._needed = [0] * len(layout.components)
+        for bit, (component, _) in enumerate(with_bytes):
+            self._needed[component] |= 1 << bit
+
+    def label(self, key: PageKey, bit: int) -> Label:
+        """Name one object of a page."""
+        return Label(self._identity, key, self.specs[bit].name)
+
+    def bit_of(self, pool: str) -> int | None:
+        """Return the bit of a pool, None where the layout has no such pool."""
+        return self._bits.get(pool)
+
+    def object_bytes(self, bit: int) -> int:
+        """Return the length of an object: header and payload."""
+        return HEADER_BYTES + self.specs[bit].page_bytes
+
+    def component_bits(self, component: int) -> list[int]:
+        """Return the bits of one component's pools; none for a component without bytes."""
+        return [bit for bit in range(len(self.specs)) if self._needed[component] >> bit & 1]
+
+    def misfit(self, found: StoredObject) -> str | None:
+        """Say why an object can never be a hit; None where its pool and its length are right."""
+        bit = self._bits.get(found.label.pool)
+        if bit is None:
+            return "its layout has no such pool"
+        if found.object_bytes != self.object_bytes(bit):
+            return f"it has {found.object_bytes} bytes, not {self.object_bytes(bit)}"
+        return None
+
+    def useless(self, present: int) -> int:
+        """Return which objects of a page nobody can use as long as its other objects are missing.
+
+        A component's page counts only with all of its pools, and only on Full's page.
+        """
+        if self._needed[0] & ~present:
+            return present
+        useless = present
+        for needed in self._needed:
+            if not needed & ~present:
+                useless &= ~needed
+        return useless
+
+
+@dataclass(slots=True)
+class Inventory:
+    """The pages of one identity, by key, each as the set of its objects. About 200 bytes of memory a page."""
+
+    pools: ObjectPools
+    pages: dict[PageKey, int] = field(default_factory=dict)
+    misfits: list[StoredObject] = field(default_factory=list)
+    """Objects that no engine of this identity asks for, or could use."""
+
+
+def listed(storage: StorageBackend, identity: bytes) -> Iterator[list[StoredObject]]:
+    """Yield the objects of an identity, a bounded number at a time.
+
+    Raises:
+        StorageError: the store fails, or its scan does not advance.
+    """
+    cursor = ""
+    while True:
+        found = storage.scan(identity, cursor)
+        yield found.objects
+        if not found.cursor:
+            return
+        if found.cursor == cursor:
+            raise StorageError(f"a scan must advance, {storage.capability().name} stays at {cursor!r}", retryable=False)
+        cursor = found.cursor
+
+
+def count_objects(storage: StorageBackend, identity: bytes) -> dict[str, Count]:
+    """Count the objects of an identity by the name of their pool. One scan, no reads."""
+    counts: dict[str, Count] = defaultdict(Count)
+    for objects in listed(storage, identity):
+        for found in objects:
+            counts[found.label.pool].add(found.object_bytes)
+    return dict(counts)
+
+
+def total_of(counts: Iterable[Mapping[str, Count]]) -> Count:
+    """Add up what several identities have in all pools."""
+    total = Count()
+    for by_pool in counts:
+        for count in by_pool.values():
+            total.objects_count += count.objects_count
+            total.object_bytes += count.object_bytes
+    return total
+
+
+def take_inventory(storage: StorageBackend, identity: bytes, layout: ModelLayout) -> Inventory:
+    """Sort the objects of an identity by page. One scan, no reads."""
+    pools = ObjectPools(identity, layout)
+    inventory = Inventory(pools)
+    pages = inventory.pages
+    for objects in listed(storage, identity):
+        for found in objects:
+            bit = pools.bit_of(found.label.pool)
+            if bit is None or found.object_bytes != pools.object_bytes(bit):
+                inventory.misfits.append(found)
+            else:
+                key = found.label.key
+                pages[key] = pages.get(key, 0) | 1 << bit
+    return inventory
+
+
+def batches(objects: Iterable[StoredObject]) -> Iterator[list[StoredObject]]:
+    """Cut a run of objects so that each batch is bounded in number and in bytes."""
+    batch: list[StoredObject] = []
+    batch_bytes = 0
+    for found in objects:
+        if batch and (len(batch) == BATCH_OBJECTS_MAX or batch_bytes + found.object_bytes > BATCH_BYTES_MAX):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(found)
+        batch_bytes += found.object_bytes
+    if batch:
+        yield batch

@@ -1,0 +1,203 @@
+"""Copies of single prefixes: the chains of some prompts in one namespace.
+
+A page key is a digest over namespace and tokens, and no store can tell the namespace of a digest. So a prefix is named
+by its tokens and its namespace, as an engine would, and its keys are computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.offline.copying import Copying, CopyResult, Task, chunks, exist
+from unified_cache.offline.listing import ObjectPools
+from unified_cache.offline.upkeep import Watch
+from unified_cache.page import PageKey, Prompt
+from unified_cache.pool import ModelLayout
+from unified_cache.storage_backends.manifest import Description, manifest_of
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.window import restorable_ends, window
+
+__all__ = ["Prefetched", "PrefixPlan", "backup_prefixes", "plan_backup", "plan_prefetch", "prefetch_prefixes"]
+
+Presence = npt.NDArray[np.bool_]
+"""Which objects of a prompt there are, shape (pools with objects, pages)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """How far one prompt can be restored."""
+
+    prompt_pages: int
+    """Whole pages of the prompt."""
+    promised_pages: int
+    """The longest prefix that both stores together seemed to have."""
+    restorable_pages: int
+    """The longest prefix that can be restored from the target now; all of it was verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPlan:
+    """Prompts whose pages were looked for in two stores; no byte was read."""
+
+    source: StorageBackend
+    target: StorageBackend
+    description: Description
+    pools: ObjectPools
+    chains: Sequence["Chain"]
+    objects_count: int
+    """Objects to copy or, where the target has them, to check; shared ones counted for every prompt."""
+
+
+def plan_backup(
+    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+) -> PrefixPlan:
+    """Look for every page of the prompts' chains, in every pool, also beyond what can be restored.
+
+    Raises:
+        StorageError: either store fails.
+    """
+    plan = _looked_for(source, target, description, prompts)
+    return replace(plan, objects_count=sum(int(chain.in_source.sum()) for chain in plan.chains))
+
+
+def plan_prefetch(
+    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+) -> PrefixPlan:
+    """Look for the longest prefix of each prompt that both stores together can complete.
+
+    Raises:
+        StorageError: either store fails.
+    """
+    plan = _looked_for(source, target, description, prompts)
+    return replace(plan, objects_count=sum(int(chain.needed(chain.end).sum()) for chain in plan.chains))
+
+
+def backup_prefixes(plan: PrefixPlan, watch: Watch) -> CopyResult:
+    """Copy what the source has of the prompts. What the target seems to have is read there, and replaced if flawed.
+
+    Raises:
+        StorageError: either store fails. What was copied so far stays; the same plan goes on.
+    """
+    copying = _begun(plan, watch)
+    for chain in plan.chains:
+        chain.bring(copying, chain.in_source.copy(), stop_early=False)
+    return copying.finish()
+
+
+def prefetch_prefixes(plan: PrefixPlan, watch: Watch) -> tuple[list[Prefetched], CopyResult]:
+    """Make the longest prefix of each prompt restorable from the target that both stores together can complete.
+
+    Copies what a resume there needs and the target lacks: of Full every page, of every other component the window
+    before the end. Where a page proves flawed, or finds no room, the next shorter prefix is taken instead.
+
+    Raises:
+        StorageError: either store fails. What was copied so far stays; the same plan goes on.
+    """
+    copying = _begun(plan, watch)
+    promised = [chain.end for chain in plan.chains]
+    for chain in plan.chains:
+        # A round that fails has found an object of this end to be nowhere, so the next round's end is another.
+        while chain.end and not chain.bring(copying, chain.needed(chain.end), stop_early=True):
+            pass
+    result = copying.finish()
+    found = [
+        Prefetched(chain.prompt.pages_count, end, chain.longest(chain.presence(copying.sound)))
+        for chain, end in zip(plan.chains, promised, strict=True)
+    ]
+    return found, result
+
+
+class Chain:
+    """One prompt's pages in two stores: which objects each has, as far as is known by now."""
+
+    __slots__ = ("_layout", "_pools", "in_source", "in_target", "prompt")
+
+    def __init__(
+        self, prompt: Prompt, layout: ModelLayout, pools: ObjectPools, source: StorageBackend, target: StorageBackend
+    ) -> None:
+        self._layout = layout
+        self._pools = pools
+        self.prompt = prompt
+        self.in_source = self._look(source)
+        self.in_target = self._look(target)
+
+    @property
+    def end(self) -> int:
+        """The longest prefix that both stores together can complete, in pages."""
+        return self.longest(self.in_source | self.in_target)
+
+    def longest(self, present: Presence) -> int:
+        """Return the longest prefix that can be restored from these objects, in pages."""
+        components = self._layout.components
+        holes: list[npt.NDArray[np.bool_]] = [
+            np.logical_not(present[self._pools.component_bits(number)].all(axis=0)) for number in range(len(components))
+        ]
+        spans = [component.span for component in components]
+        ok = restorable_ends(spans, holes, 0, self.prompt.pages_count, [0] * len(components))
+        ends = np.flatnonzero(ok)
+        return int(ends[-1]) + 1 if ends.size else 0
+
+    def needed(self, end: int) -> Presence:
+        """Tell which objects a resume after ``end`` pages needs."""
+        needed = np.zeros_like(self.in_source)
+        for number, component in enumerate(self._layout.components):
+            needed[self._pools.component_bits(number), window(end, component.span) : end] = True
+        return needed
+
+    def bring(self, copying: Copying, wanted: Presence, *, stop_early: bool) -> bool:
+        """Make the target hold what is wanted, and strike what proves not to be there; True where it holds all now.
+
+        With ``stop_early`` it ends at the first pages that cannot be had.
+        """
+        for chunk in chunks(self._tasks(wanted & self.in_target)):
+            copying.check(chunk)
+        # Of what is wanted, the target has what is verified by now, and nothing else.
+        self.in_target = np.where(wanted, self.presence(copying.sound), self.in_target)
+        missing = wanted & ~self.in_target
+        if stop_early and (missing & ~self.in_source).any():
+            return False
+        for chunk in chunks(self._tasks(missing & self.in_source)):
+            copying.copy(chunk)
+            lacking = self.presence({task.key: task.objects & ~copying.sound.get(task.key, 0) for task in chunk})
+            self.in_source &= ~lacking
+            if stop_early and lacking.any():
+                break
+        self.in_target |= self.presence(copying.sound)
+        return not (wanted & ~self.in_target).any()
+
+    def presence(self, objects: dict[PageKey, int]) -> Presence:
+        """Spread sets of objects by page over this prompt."""
+        sets = np.array([objects.get(key, 0) for key in self.prompt.keys], np.int64)
+        return np.array([sets >> bit & 1 for bit in range(len(self._pools.specs))], np.bool_).reshape(self._shape)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return len(self._pools.specs), self.prompt.pages_count
+
+    def _look(self, storage: StorageBackend) -> Presence:
+        labels = [self._pools.label(key, bit) for bit in range(len(self._pools.specs)) for key in self.prompt.keys]
+        return np.array(exist(storage, labels), np.bool_).reshape(self._shape)
+
+    def _tasks(self, wanted: Presence) -> list[Task]:
+        keys = self.prompt.keys
+        weights = 1 << np.arange(len(wanted), dtype=np.int64)
+        sets = (wanted * weights[:, None]).sum(axis=0).tolist()
+        return [
+            Task(keys[page], keys[page - 1] if page else None, objects) for page, objects in enumerate(sets) if objects
+        ]
+
+
+def _looked_for(
+    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+) -> PrefixPlan:
+    layout = description.layout
+    pools = ObjectPools(description.identity.digest(layout), layout)
+    chains = [Chain(prompt, layout, pools, source, target) for prompt in prompts]
+    return PrefixPlan(source, target, description, pools, chains, 0)
+
+
+def _begun(plan: PrefixPlan, watch: Watch) -> Copying:
+    plan.target.register(manifest_of(plan.description.identity, plan.description.layout), {})
+    return Copying(plan.source, plan.target, plan.pools, watch)

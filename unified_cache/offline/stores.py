@@ -1,0 +1,137 @@
+"""Stores as tools open them, and the identities in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unified_cache.errors import ConfigError, StorageError
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.storage_backends.catalog import catalog_of
+from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.manifest import Description, described_by
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.url import open_storage
+
+__all__ = ["Kept", "Undescribed", "choose", "identities_of", "open_existing", "open_to_read"]
+
+FILE_SCHEME = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Undescribed:
+    """Why nobody can say what the pages of an identity are."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One identity that a store holds."""
+
+    digest: bytes
+    """``Identity.digest``."""
+    description: Description | Undescribed
+
+    @property
+    def name(self) -> str:
+        """Name for people: the model, or the digest where no manifest says it."""
+        if isinstance(self.description, Undescribed):
+            return self.digest.hex()
+        return self.description.identity.model
+
+    def described(self) -> Description:
+        """Return what the manifest says.
+
+        Raises:
+            StorageError: it says nothing.
+        """
+        if isinstance(self.description, Undescribed):
+            raise StorageError(self.description.reason, retryable=False)
+        return self.description
+
+
+def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
+    """Open a store that must be there already; the caller closes it.
+
+    Opening a file store sweeps the temp files of dead processes, as always.
+
+    Raises:
+        ConfigError: no such scheme, or no store there; nothing was made.
+        StorageError: the store cannot be opened.
+    """
+    _check_exists(url)
+    return open_storage(url, bytes_max=bytes_max)
+
+
+def open_to_read(url: str) -> StorageBackend:
+    """Open a store that must be there already, and leave its recency as it is; the caller closes it.
+
+    A tool reads in the order of names. Were that use, the store would afterwards evict in the order of names. A file
+    store stamps what is read by its clock; here that clock stands still, long ago. Other stores may note the reads.
+
+    Raises:
+        ConfigError: no such scheme, or no store there; nothing was made.
+        StorageError: the store cannot be opened.
+    """
+    _check_exists(url)
+    scheme, _, rest = url.partition(":")
+    if scheme == FILE_SCHEME:
+        return FileStorage.open(rest, clock=_long_ago)
+    return open_storage(url)
+
+
+def identities_of(storage: StorageBackend) -> list[Kept]:
+    """List the identities of a store in the order of their digests.
+
+    Raises:
+        ConfigError: the store offers no catalog.
+        StorageError: it cannot be listed.
+    """
+    return [_kept(digest, manifest) for digest, manifest in sorted(catalog_of(storage).manifests().items())]
+
+
+def choose(found: Sequence[Kept], url: str, wanted: str | None) -> Kept:
+    """Return the one identity whose digest begins with ``wanted`` in hex, or the only one there is.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    matching = [kept for kept in found if wanted is None or kept.digest.hex().startswith(wanted.lower())]
+    if len(matching) == 1:
+        return matching[0]
+    listed = ", ".join(f"{kept.digest.hex()[:12]} ({kept.name})" for kept in found) or "none"
+    if wanted is None:
+        raise ConfigError(f"{url} must hold one identity unless --identity names one, found: {listed}")
+    raise ConfigError(
+        f"--identity must begin exactly one digest in {url}, {wanted!r} begins {len(matching)} of: {listed}"
+    )
+
+
+def _kept(digest: bytes, manifest: Manifest | None) -> Kept:
+    if manifest is None:
+        reason = (
+            f"identity {digest.hex()} has no manifest that can be read; the engine that wrote it can register it anew"
+        )
+        return Kept(digest, Undescribed(reason))
+    if manifest.identity != digest:
+        return Kept(digest, Undescribed(f"identity {digest.hex()} has the manifest of {manifest.identity.hex()}"))
+    try:
+        return Kept(digest, described_by(manifest))
+    except StorageError as error:
+        return Kept(digest, Undescribed(str(error)))
+
+
+def _check_exists(url: str) -> None:
+    """Opening makes what is absent; a tool that looks at a store must not."""
+    scheme, _, rest = url.partition(":")
+    if scheme != FILE_SCHEME or not rest:
+        return
+    path = Path(rest)
+    if not path.is_dir():
+        raise ConfigError(f"{url} must be a file store, found {'a file' if path.exists() else 'nothing there'}")
+    if next(path.iterdir(), None) is None:
+        raise ConfigError(f"{url} must be a file store, found an empty directory")
+
+
+def _long_ago() -> int:
+    return 0

@@ -1,0 +1,162 @@
+"""What keeps a store in order: verify and scrub read everything, gc reads nothing, clear removes everything.
+
+None of them moves a page into use: reading for verification leaves the bytes to nobody. All of them work on a store
+that engines use at the same time. What they remove is a miss from then on, never wrong bytes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from unified_cache.offline.listing import Count, ObjectPools, batches, listed, take_inventory
+from unified_cache.offline.reading import Finding, Outcome, Reading, blank, read_verified
+from unified_cache.offline.stores import Kept, Undescribed
+from unified_cache.pool import ModelLayout
+from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import PageIO, StorageBackend
+
+__all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "verify"]
+
+Watch = Callable[[int, int], None]
+"""Told after each batch: how many objects and bytes it had."""
+
+REMOVE_LABELS_MAX = 1000
+"""Labels in one call that removes."""
+
+
+@dataclass(slots=True)
+class Verification:
+    """What reading every object of one identity has shown."""
+
+    read: Count = field(default_factory=Count)
+    """Objects asked for, whatever came of it."""
+    sound_count: int = 0
+    gone_count: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    """Objects that are flawed or cannot be read, in the order of the listing."""
+    removed_count: int = 0
+
+    def count(self, outcome: Outcome) -> int:
+        """Return how many of the findings came out so."""
+        return sum(finding.outcome is outcome for finding in self.findings)
+
+
+def verify(storage: StorageBackend, kept: Kept, watch: Watch) -> Verification:
+    """Read and verify every object of an identity; change nothing.
+
+    An object is flawed where its seal names another page, its checksum does not hold, or its pool or length are not
+    those of the layout. Of an identity without a manifest the seals alone are verified.
+
+    Raises:
+        StorageError: the store fails in a way that may pass.
+    """
+    result = Verification()
+    for readings in _examined(storage, kept):
+        _note(result, readings, watch)
+    return result
+
+
+def scrub(storage: StorageBackend, kept: Kept, watch: Watch) -> Verification:
+    """Verify every object of an identity and remove the flawed, batch by batch.
+
+    What cannot be read stays: the fault may be the disk's. Cut short, it has removed what it has found so far.
+
+    Raises:
+        StorageError: the store fails in a way that may pass, or to remove.
+    """
+    result = Verification()
+    for readings in _examined(storage, kept):
+        flawed = [reading.page.label for reading in readings if reading.outcome is Outcome.FLAWED]
+        result.removed_count += storage.remove(flawed) if flawed else 0
+        _note(result, readings, watch)
+    return result
+
+
+@dataclass(slots=True)
+class Garbage:
+    """What nobody can use, as the store stands."""
+
+    misfits: list[Label] = field(default_factory=list)
+    """Objects of a pool or a length that the layout does not have."""
+    incomplete: list[Label] = field(default_factory=list)
+    """Objects of pages that lack another object: a sidecar without its anchor, any page without Full's."""
+    bytes_count: int = 0
+
+    @property
+    def labels(self) -> list[Label]:
+        """All of it."""
+        return self.misfits + self.incomplete
+
+
+def find_garbage(storage: StorageBackend, identity: bytes, layout: ModelLayout) -> Garbage:
+    """Find what nobody can use. One scan, no reads.
+
+    A listing tells pools, lengths and which objects a page has. It does not tell a page's parent, so that pages whose
+    chain is broken before them stay; the store's own recency lets them go. An engine that is storing a page right now
+    may lose what it has stored of it: a miss.
+    """
+    inventory = take_inventory(storage, identity, layout)
+    pools = inventory.pools
+    garbage = Garbage()
+    for found in inventory.misfits:
+        garbage.misfits.append(found.label)
+        garbage.bytes_count += found.object_bytes
+    for key, present in inventory.pages.items():
+        useless = pools.useless(present)
+        if useless:
+            for bit in range(len(pools.specs)):
+                if useless >> bit & 1:
+                    garbage.incomplete.append(pools.label(key, bit))
+                    garbage.bytes_count += pools.object_bytes(bit)
+    return garbage
+
+
+def collect(storage: StorageBackend, garbage: Garbage) -> int:
+    """Remove garbage; return how many objects there were."""
+    return _remove(storage, garbage.labels)
+
+
+def clear(storage: StorageBackend, identity: bytes, watch: Watch) -> int:
+    """Remove every object of an identity; return how many there were. Its manifest stays.
+
+    Raises:
+        StorageError: the store fails. What was removed so far is gone; another call goes on.
+    """
+    removed_count = 0
+    for objects in listed(storage, identity):
+        removed_count += _remove(storage, [found.label for found in objects])
+        watch(len(objects), sum(found.object_bytes for found in objects))
+    return removed_count
+
+
+def _remove(storage: StorageBackend, labels: list[Label]) -> int:
+    return sum(
+        storage.remove(labels[start : start + REMOVE_LABELS_MAX]) for start in range(0, len(labels), REMOVE_LABELS_MAX)
+    )
+
+
+def _examined(storage: StorageBackend, kept: Kept) -> Iterator[list[Reading]]:
+    """Read everything of an identity, a batch at a time; what cannot be a hit anyway is not read."""
+    pools = None if isinstance(kept.description, Undescribed) else ObjectPools(kept.digest, kept.description.layout)
+    for batch in batches(found for objects in listed(storage, kept.digest) for found in objects):
+        readings: list[Reading] = []
+        fitting: list[PageIO] = []
+        for found in batch:
+            reason = None if pools is None else pools.misfit(found)
+            if reason is None:
+                fitting.append(blank(found))
+            else:
+                unread = PageIO(found.label, None, ())
+                readings.append(Reading(unread, found.object_bytes, Outcome.FLAWED, reason))
+        yield readings + (read_verified(storage, fitting) if fitting else [])
+
+
+def _note(result: Verification, readings: Sequence[Reading], watch: Watch) -> None:
+    for reading in readings:
+        result.read.add(reading.object_bytes)
+        if reading.outcome is Outcome.SOUND:
+            result.sound_count += 1
+        elif reading.outcome is Outcome.GONE:
+            result.gone_count += 1
+        else:
+            result.findings.append(Finding(reading.page.label, reading.outcome, reading.reason))
+    watch(len(readings), sum(reading.object_bytes for reading in readings))
