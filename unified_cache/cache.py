@@ -11,6 +11,7 @@ from unified_cache.errors import (
     ClosedError,
     ConfigError,
     OwnerThreadError,
+    RankLostError,
     SettleTimeoutError,
     StateError,
 )
@@ -18,6 +19,7 @@ from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
+from unified_cache.ranks import LocalRanks, RankGroup, check_alike, together
 from unified_cache.stats import Occupancy, Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.transfers import Traffic, Transfers
@@ -33,6 +35,8 @@ class UnifiedCache:
     A request's life: ``match`` its prompt; ``prefetch`` and ``load`` what lies further down, ``poll`` until that
     is over and match again; ``lock`` what is on the device; ``allocate`` slots for the rest and compute it;
     ``insert``; ``backup``; ``release``. See ARCHITECTURE.md.
+
+    Ranks of a group each have one, hold different shards of the same pages, and make the same calls in the same order.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class UnifiedCache:
         memory: PageMemory,
         workers: Workers,
         identity: Identity,
+        ranks: RankGroup = LocalRanks(),
     ) -> None:
         """Take parts that fit each other; ``UnifiedCache.open`` puts them together."""
         self.layout = layout
@@ -50,9 +55,10 @@ class UnifiedCache:
         self._memory = memory
         self._storage: StorageTier | None = None
         self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction)
-        self._controller = Controller(workers, config.operations_max, config.operation_timeout_s)
+        self._ranks = ranks
+        self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, ranks=ranks)
         host_budget = int(config.host_pages[0] * config.prefetching.host_share)
-        self._transfers = Transfers(self._ledger, memory, identity.digest(layout), host_budget)
+        self._transfers = Transfers(self._ledger, memory, identity.owners(layout), host_budget, ranks)
         self._writer: Writer = self._new_writer(config.write)
         self._locks: set[Lock] = set()
         self._failed_count = 0
@@ -69,6 +75,7 @@ class UnifiedCache:
         identity: Identity,
         storage: StorageBackend | None = None,
         workers: Workers | None = None,
+        ranks: RankGroup = LocalRanks(),
     ) -> "UnifiedCache":
         """Put a cache over the engine's own tensors; the calling thread owns it.
 
@@ -94,7 +101,7 @@ class UnifiedCache:
                         f"(the padding sink and device_pages), found {found.slots_count}"
                     )
         memory = TieredMemory.allocate(device_pools, host_pages)
-        return cls.assemble(layout, config, memory, workers, identity, storage)
+        return cls.assemble(layout, config, memory, workers, identity, storage, ranks)
 
     @classmethod
     def assemble(
@@ -105,14 +112,19 @@ class UnifiedCache:
         workers: Workers | None,
         identity: Identity,
         storage: StorageBackend | None,
+        ranks: RankGroup = LocalRanks(),
     ) -> "UnifiedCache":
         """Put a cache over any memory, for simulation and for sizing without bytes; otherwise as ``open``.
 
         Without ``workers`` it starts threads; an error leaves none behind.
         """
+        shape = [(component.name, component.span) for component in layout.components]
+        check_alike(ranks, "the configuration", f"{layout.page_size} {shape} {config} {storage is not None}")
+        if ranks.size > 1 and config.eviction.ttl_s is not None:
+            raise ConfigError(f"clocks differ between ranks: expected no ttl_s, found {config.eviction.ttl_s}")
         if workers is None:
             workers = ThreadWorkers.start(storage=config.storage_workers)
-        cache = cls(layout, config, memory, workers, identity)
+        cache = cls(layout, config, memory, workers, identity, ranks)
         if storage is not None:
             try:
                 cache.attach(storage)
@@ -325,7 +337,11 @@ class UnifiedCache:
         return self._controller.cancel(operation)
 
     def poll(self) -> list[Operation]:
-        """Let transfers go on whose bytes have moved; return those that are over. Results appear only here."""
+        """Let transfers go on whose bytes have moved; return those that are over. Results appear only here.
+
+        Raises:
+            RankLostError: of several ranks, one no longer answers; told once. From now on nothing is moved any more.
+        """
         self._enter()
         return self._ended(self._controller.poll())
 
@@ -334,6 +350,7 @@ class UnifiedCache:
 
         Raises:
             SettleTimeoutError: some still are after ``timeout_s``; they go on all the same.
+            RankLostError: as ``poll``.
         """
         self._enter()
         return self._ended(self._controller.settle(timeout_s))
@@ -347,14 +364,17 @@ class UnifiedCache:
             StateError: there is one already.
             ConfigError: there is no host tier, or nothing with bytes that all prefixes share.
             StorageError: the store does not take the layout.
+            RankError: of several ranks, another could not take its store over.
         """
         self._enter()
         if self._storage is not None:
             raise StateError("a store is attached; detach it first")
         if not self.config.host_pages[0]:
             raise ConfigError(f"storage is reached through host memory, found host pages {self.config.host_pages}")
-        self._storage = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory)
-        self._transfers.storage = self._storage
+        guard, memory, ranks = self.config.guard, self._memory, self._ranks
+        with together(ranks, "taking a store over"):
+            tier = StorageTier.open(storage, guard, self.layout, self.identity, memory, ranks)
+        self._storage = self._transfers.storage = tier
 
     def detach(self) -> list[str]:
         """Let go of the store, while the cache runs: end what moves to or from it, close it; name what hangs.
@@ -367,7 +387,7 @@ class UnifiedCache:
         tier = self._storage
         self._storage = self._transfers.storage = None
         self._controller.stop_all()
-        with suppress(SettleTimeoutError):  # what does not end in time keeps its pages, and is named below
+        with suppress(SettleTimeoutError, RankLostError):  # what does not end in time is named below
             self._controller.settle(self.config.close_timeout_s)
         return tier.close()
 
@@ -436,7 +456,7 @@ class UnifiedCache:
         self._enter()
         self._closed = True
         timeout_s = self.config.close_timeout_s
-        with suppress(SettleTimeoutError):  # what does not end in time is named below
+        with suppress(SettleTimeoutError, RankLostError):  # what does not end in time is named below
             self._controller.settle(timeout_s)
         stuck = self._controller.close(timeout_s)
         if self._storage is not None and not stuck:

@@ -18,6 +18,8 @@ A miss, a full pool and "not yet" are return values, never exceptions.
     ├── CopyError              bytes could not be moved between device and host
     ├── CancelledError         a transfer was ended before its time
     ├── OperationTimeoutError  a transfer took longer than it may
+    ├── RankError              something failed on a rank, and so on every rank of its group
+    │   └── RankLostError      a rank died, does not answer, or is out of step: nothing can be agreed on any more
     └── StorageError           a storage backend failed; a miss is not a failure
         ├── StorageFullError   the store has no room left for a page
         └── StorageTimeoutError  a call did not return in time, and is still in flight
@@ -37,6 +39,8 @@ __all__ = [
     "LockError",
     "OperationTimeoutError",
     "OwnerThreadError",
+    "RankError",
+    "RankLostError",
     "SettleTimeoutError",
     "SlotError",
     "StaleMatchError",
@@ -111,6 +115,14 @@ class CancelledError(CacheError):
 
 class OperationTimeoutError(CacheError):
     """A transfer took longer than it may; nothing of it was kept."""
+
+
+class RankError(CacheError):
+    """Something failed on a rank, and so on every rank of its group."""
+
+
+class RankLostError(RankError):
+    """A rank died, does not answer in time, or is out of step; the group can agree on nothing any more."""
 
 
 class StorageError(CacheError):

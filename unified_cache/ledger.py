@@ -4,7 +4,7 @@ The tree decides and the allocators count; this is where they meet. Nothing else
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
@@ -61,6 +61,24 @@ class Ledger:
             return None
         return self._allocators[tier][component].allocate(count)
 
+    def allocate_all(self, tier: Tier, wanted: Sequence[tuple[int, int]]) -> list[Slots] | None:
+        """Hand out slots for all of these (component, count), or, if pins leave too little, for none and None.
+
+        All are made room for before any is handed out: what is evicted follows from the tree and the counts alone, so
+        that equal trees stay equal even where an allocator declines on one rank of several.
+        """
+        if not all(self._make_room(tier, component, count) for component, count in wanted):
+            return None
+        given: list[Slots] = []
+        for component, count in wanted:
+            slots = self._allocators[tier][component].allocate(count)
+            if slots is None:
+                for (other, _), taken in zip(wanted, given, strict=False):
+                    self.free(tier, other, taken)
+                return None
+            given.append(slots)
+        return given
+
     def allocate_pages(self, needed: Sequence[Pages]) -> list[Slots] | None:
         """Hand out a device slot for each page of each component for which ``needed[component]`` is True.
 
@@ -72,12 +90,11 @@ class Ledger:
         """
         self._check_needed(needed)
         counts = [int(np.count_nonzero(pages)) for pages in needed]
-        if not all(self._make_room(Tier.DEVICE, component, count) for component, count in enumerate(counts)):
+        allocated = self.allocate_all(Tier.DEVICE, list(enumerate(counts)))
+        if allocated is None:
             return None
         pages: list[Slots] = []
-        for allocator, wanted, count in zip(self._allocators[Tier.DEVICE], needed, counts, strict=True):
-            slots = allocator.allocate(count)
-            assert slots is not None
+        for slots, wanted in zip(allocated, needed, strict=True):
             given = np.full(len(wanted), -1, np.int32)
             given[wanted] = slots
             pages.append(given)
@@ -102,22 +119,23 @@ class Ledger:
         Raises:
             InputError: the tree holds no such state at the end of the lock.
         """
-        copies: list[Slots] = []
         sources = [self.tree.lock_slots(lock, number) for number in range(len(self.layout.components))]
         for number, component in enumerate(self.layout.components):
             if number == 0 or component.mapped:
                 sources[number] = sources[number][:0]
             elif (sources[number] < 0).any():
                 raise InputError(f"{component.name}: no state is held after {lock.end} pages")
-        for number, component in enumerate(self.layout.components):
-            held = sources[number]
-            slots = self.allocate(Tier.DEVICE, number, len(held))
-            if slots is None:
-                self.free_pages(copies)
-                return None
-            for pool in component.pools:
-                memory.duplicate(pool, held, slots)
-            copies.append(slots)
+        copies: list[Slots] = []
+        with ExitStack() as undo:
+            for number, component in enumerate(self.layout.components):
+                slots = self.allocate(Tier.DEVICE, number, len(sources[number]))
+                if slots is None:
+                    return None
+                undo.callback(self.free, Tier.DEVICE, number, slots)
+                for pool in component.pools:
+                    memory.duplicate(pool, sources[number], slots)
+                copies.append(slots)
+            undo.pop_all()
         return copies
 
     def free(self, tier: Tier, component: int, slots: Slots) -> None:
@@ -191,20 +209,11 @@ class Ledger:
         Yields None if ``target`` has no room.
         """
         transfer = self.tree.begin(found, end, source, target)
-        targets: list[Slots] = []
         try:
-            for wanted in transfer.wanted:
-                slots = self.allocate(target, wanted.component, len(wanted.pages))
-                if slots is None:
-                    break
-                targets.append(slots)
-            if len(targets) < len(transfer.wanted):
-                for wanted, slots in zip(transfer.wanted, targets, strict=False):
-                    self.free(target, wanted.component, slots)
-                yield None
-            else:
+            targets = self.allocate_all(target, [(wanted.component, len(wanted.pages)) for wanted in transfer.wanted])
+            if targets is not None:
                 self.tree.expect(transfer, targets)
-                yield Moving(self, transfer)
+            yield None if targets is None else Moving(self, transfer)
         finally:
             for component, slots in enumerate(self.tree.release(transfer)):
                 self.free(target, component, slots)
@@ -235,16 +244,11 @@ class Ledger:
 
         Yields None, with nothing handed out, if pins leave too little room.
         """
-        staged: list[Slots] = []
+        staged = self.allocate_all(tier, list(enumerate(counts)))
         try:
-            for component, count in enumerate(counts):
-                slots = self.allocate(tier, component, count)
-                if slots is None:
-                    break
-                staged.append(slots)
-            yield Staging(self, tier, staged) if len(staged) == len(counts) else None
+            yield None if staged is None else Staging(self, tier, staged)
         finally:
-            for component, slots in enumerate(staged):
+            for component, slots in enumerate(staged or ()):
                 self.free(tier, component, slots)
 
     def windows(self, end: int) -> list[int]:
@@ -341,6 +345,10 @@ class Moving:
             pages = np.flatnonzero(slots >= 0)
             parts.append(Part(component, pages + start, slots[pages], slots[pages]))
         return parts
+
+    def held_windows(self) -> list[Part]:
+        """Return of ``held`` all components but the first."""
+        return self.held()[1:]
 
 
 class Staging:

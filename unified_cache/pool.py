@@ -7,7 +7,7 @@ never against a component by name.
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Protocol
 
@@ -63,6 +63,9 @@ class PoolSpec:
     name: str
     page_bytes: int
     """Payload of one page in this pool. Zero for a logical pool: slots without bytes or objects."""
+    replicated: bool = field(default=False, compare=False, repr=False)
+    """Whether every tensor-parallel rank holds the same bytes, as of MLA: one rank stores them for all. Who writes a
+    pool is no part of what it is."""
 
     def __post_init__(self) -> None:
         if not _POOL_NAME.fullmatch(self.name) or len(self.name) > POOL_NAME_BYTES_MAX:
@@ -142,11 +145,21 @@ class ModelLayout:
             if not component.pools:
                 raise LayoutError(f"component {component.name} needs at least one pool")
             component.check_page_size(self.page_size)
+        sharded = [pool.name for pool in first.pools if not pool.replicated]
+        if sharded and any(pool.replicated for pool in self.pools):
+            raise LayoutError(f"where any pool is replicated, those of {first.name} must be, found {sharded} sharded")
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
         """Every pool: each component's anchor before its sidecars, Full's pools first."""
         return tuple(pool for component in self.components for pool in component.pools)
+
+    @property
+    def replicated(self) -> "ModelLayout | None":
+        """The same model with the pools alone that every rank holds alike; None if there are none."""
+        alike = [(each, tuple(pool for pool in each.pools if pool.replicated)) for each in self.components]
+        components = tuple(component.with_pools(pools) for component, pools in alike if pools)
+        return ModelLayout(self.page_size, components) if components else None
 
     @property
     def mapped(self) -> int | None:
@@ -193,7 +206,27 @@ class Identity:
     revision: str = ""
     dtype: str = ""
     shard: str = ""
-    """Canonical shard: which heads and which layers; neither rank nor group size."""
+    """Canonical shard: which heads and which layers; neither rank nor group size. See ``ranks.shards``."""
+    stage: str = ""
+    """The same without the heads: what replicated pools go by, of which all ranks hold the same bytes."""
+
+    def parts(self, layout: ModelLayout) -> tuple[tuple["Identity", ModelLayout], ...]:
+        """Say whose pages the pools hold: replicated ones the group's, which have the first entry, others this shard's.
+
+        One entry where both are the same. A pool belongs to the first layout that has it.
+        """
+        shared = layout.replicated
+        if shared is None or self.shard == self.stage:
+            return ((self, layout),)
+        group = (replace(self, shard=self.stage), shared)
+        return (group,) if shared.pools == layout.pools else (group, (self, layout))
+
+    def owners(self, layout: ModelLayout) -> dict[str, bytes]:
+        """Return by pool the digest of whose pages it holds, 32 bytes; see ``parts``."""
+        owners: dict[str, bytes] = {}
+        for identity, part in reversed(self.parts(layout)):
+            owners.update(dict.fromkeys((pool.name for pool in part.pools), identity.digest(part)))
+        return owners
 
     def digest(self, layout: ModelLayout) -> bytes:
         """Digest identity and layout together, 32 bytes; it names a store's directory and seals every page."""

@@ -3,28 +3,35 @@
 Each function is an operation's steps (see ``controller.operation``). A ``with`` block holds what the operation
 holds; leaving it, on whatever way, gives everything back. Between two ``yield`` statements nothing else runs on
 the owner's thread; across a ``yield`` the tree may have changed, and only what is pinned is still true.
+
+What a rank finds out for itself, whether there was room, what storage has, what came, is agreed on before anything
+is done about it; the rest follows from the tree, which is the same on every rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.controller import StorageTier
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
-from unified_cache.controller.operation import Leg, Steps
-from unified_cache.errors import StorageError
-from unified_cache.ledger import Ledger, Staging
+from unified_cache.controller.operation import Job, Leg, Steps
+from unified_cache.errors import CacheError, RankError, StorageError
+from unified_cache.ledger import Ledger, Moving, Staging
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import Part, Slots, Tier
+from unified_cache.pool import Pages, Part, Slots, Tier
+from unified_cache.ranks import LocalRanks, RankGroup
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.tree import Match
 from unified_cache.window import restorable_ends, window
 
 __all__ = ["Traffic", "Transfers"]
+
+Held = TypeVar("Held")
 
 
 @dataclass(slots=True)
@@ -47,13 +54,24 @@ class Traffic:
 class Transfers:
     """Operations over one ledger, one memory and one storage tier."""
 
-    __slots__ = ("_host_pages_left", "_identity", "_ledger", "_memory", "storage", "traffic")
+    __slots__ = ("_host_pages_left", "_ledger", "_memory", "_owners", "_ranks", "storage", "traffic")
 
-    def __init__(self, ledger: Ledger, memory: PageMemory, identity: bytes, host_pages_max: int) -> None:
-        """Let prefetches fill at most ``host_pages_max`` host pages of the first component at a time."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        memory: PageMemory,
+        owners: Mapping[str, bytes],
+        host_pages_max: int,
+        ranks: RankGroup = LocalRanks(),
+    ) -> None:
+        """Let prefetches fill at most ``host_pages_max`` host pages of the first component at a time.
+
+        ``owners`` names by pool whose pages are sealed, see ``Identity.owners``.
+        """
         self._ledger = ledger
         self._memory = memory
-        self._identity = identity
+        self._owners = owners
+        self._ranks = ranks
         self._host_pages_left = host_pages_max
         self.storage: StorageTier | None = None
         """Where backups go on to; None for nowhere."""
@@ -62,25 +80,76 @@ class Transfers:
     def backup(self, prompt: Prompt, level: Level) -> Steps:
         """Copy what the host lacks of a prompt's device prefix and publish it; then put all of it into storage.
 
-        Pages that storage has already are put again: that costs it a look-up and keeps them recent there, where
-        hits in memory are not seen. The host pages stay pinned until storage has answered.
+        First what a resume at its end needs, then the windows that were kept at other ends, for other resumes. Pages
+        that storage has already are put again: that costs it a look-up and keeps them recent there, where hits in
+        memory are not seen. The host pages stay pinned until storage has answered.
         Where the host is short of room, the longest prefix that fits is backed up. Returns the pages copied to it.
         """
-        found = self._ledger.tree.match(prompt)
+        tree = self._ledger.tree
+        found = tree.match(prompt)
+        kept_ends = self._kept_ends(found)
+        copied = 0
         while found.device_end:
-            with self._ledger.moving(found, found.device_end, Tier.DEVICE, Tier.HOST) as moving:
+            with self._ledger.moving(found, found.device_end, Tier.DEVICE, Tier.HOST) as held:
+                moving = self._held_by_all(held)
                 if moving is not None:
-                    if moving.parts:
-                        yield BackupJob(self._memory, self._ledger.layout, self._identity, prompt, moving.parts)
-                    taken = moving.publish()
-                    copied = self._count(Leg.BACKUP, taken)
-                    if self.storage is not None:
-                        store = StoreJob(self.storage, prompt, moving.held(), level)
-                        yield store
-                        self._count(Leg.STORE, _among(store.stored, taken))
-                    return copied
+                    copied = yield from self._back_up(prompt, moving, moving.held, level)
+            if moving is not None:
+                break
             found = self._shorter(prompt, found.device_end, Tier.HOST)
-        return 0
+        for end in kept_ends:
+            found = tree.match(prompt.head(end))
+            if found.device_end != end or tree.full_end(found, Tier.HOST) < end:
+                continue
+            with self._ledger.moving(found, end, Tier.DEVICE, Tier.HOST) as held:
+                moving = self._held_by_all(held)
+                if moving is not None:
+                    copied += yield from self._back_up(prompt, moving, moving.held_windows, level)
+        return copied
+
+    def _kept_ends(self, found: Match) -> list[int]:
+        """Return the ends before a match's own, descending, at which the device keeps windows that the host lacks."""
+        spans = [component.span for component in self._ledger.layout.components]
+        holes: list[Pages | None] = [None]
+        lacking: list[tuple[int, Pages]] = []
+        for component, span in enumerate(spans[1:], 1):
+            on_device, on_host = (
+                self._ledger.tree.slots(found, tier, component, 0, found.device_end)
+                for tier in (Tier.DEVICE, Tier.HOST)
+            )
+            holes.append(on_device < 0)
+            lacks = (on_device >= 0) & (on_host < 0)
+            lacks[window(found.device_end, span) :] = False
+            lacking.append((span, lacks))
+        if not any(lacks.any() for _, lacks in lacking):
+            return []
+        resumable = restorable_ends(spans, holes, 0, found.device_end, [0 for _ in spans])
+        ends: set[int] = set()
+        for span, lacks in lacking:
+            for page in np.flatnonzero(lacks)[::-1].tolist():
+                later = np.flatnonzero(resumable[page : page + span])
+                if lacks[page] and later.size:
+                    end = page + int(later[0]) + 1
+                    ends.add(end)
+                    for other_span, others in lacking:
+                        others[window(end, other_span) : end] = False
+        return sorted(ends, reverse=True)
+
+    def _back_up(
+        self, prompt: Prompt, moving: Moving, held: Callable[[], list[Part]], level: Level
+    ) -> Generator[Job, None, int]:
+        """Copy and publish what moves; then put what ``held`` says is on the host. Return the pages copied."""
+        if moving.parts:
+            yield BackupJob(self._memory, self._ledger.layout, self._owners, prompt, moving.parts)
+        taken = moving.publish()
+        copied = self._count(Leg.BACKUP, taken)
+        if self.storage is not None:
+            parts = held()
+            store = StoreJob(self.storage, prompt, parts, level)
+            yield store
+            stored = zip(parts, self._true_for_all(store.stored), strict=True)
+            self._count(Leg.STORE, _among([part.where(whole) for part, whole in stored], taken))
+        return copied
 
     def load(self, prompt: Prompt) -> Steps:
         """Copy what the device lacks of a prompt's restorable prefix and publish it.
@@ -89,7 +158,8 @@ class Transfers:
         """
         found = self._ledger.tree.match(prompt)
         while found.any_end > found.device_end:
-            with self._ledger.moving(found, found.any_end, Tier.HOST, Tier.DEVICE) as moving:
+            with self._ledger.moving(found, found.any_end, Tier.HOST, Tier.DEVICE) as held:
+                moving = self._held_by_all(held)
                 if moving is not None:
                     if moving.parts:
                         yield LoadJob(self._memory, self._ledger.layout, moving.parts)
@@ -104,41 +174,69 @@ class Transfers:
         return tree.match(prompt.head(min(room_end, end - 1)))
 
     def prefetch(self, prompt: Prompt, storage: StorageTier) -> Steps:
-        """Read the longest prefix that storage can complete into host memory, and graft it there.
+        """Read from storage what memory lacks for the longest resume that both together allow, and graft it there.
 
-        It continues the host's own Full prefix, which stays pinned. Returns the pages of prompt brought.
+        That is what continues the host's own Full prefix, which stays pinned, and the windows before the new end,
+        also those that the host has lost while it kept Full. Each rank says at which ends it could resume; the last
+        that all could is fetched. Returns the pages by which the prompt can be resumed further.
         """
-        tree = self._ledger.tree
-        found = tree.match(prompt)
-        start = tree.full_end(found, Tier.HOST)
-        if start == prompt.pages_count:
+        gap = self._gap(prompt)
+        if gap.known_end == prompt.pages_count:
             return 0
-        holes_before = self._host_holes_before(found, start)
-        with self._ledger.pinned(found, start, Tier.HOST):
-            probe = ProbeJob(storage, prompt, start)
+        with self._ledger.pinned(gap.found, gap.full_start, Tier.HOST):
+            probe = ProbeJob(storage, prompt, gap.lacking)
             yield probe
-            affordable = min(prompt.pages_count, start + self._host_pages_left)
-            end = _longest(self._spans, probe.missing, start, affordable, holes_before)
-            while end > start:
+            ends = self._ranks.agree(gap.ends(probe.present))
+            ends[max(gap.full_start + self._host_pages_left - gap.start, 0) :] = False
+            while (end := gap.start + _last(ends)) > gap.known_end:
+                wanted = gap.wanted(end)
                 with (
-                    self._budgeted(end - start),
-                    self._ledger.staging(Tier.HOST, self._wanted(start, end)) as staging,
+                    self._budgeted(len(wanted[0])),
+                    self._ledger.staging(Tier.HOST, [len(pages) for pages in wanted]) as held,
                 ):
+                    staging = self._held_by_all(held)
                     if staging is not None:
-                        parts = self._parts(start, end, staging)
+                        moved = enumerate(zip(wanted, staging.slots, strict=True))
+                        parts = [Part(component, pages, slots, slots) for component, (pages, slots) in moved]
                         fetch = FetchJob(storage, prompt, parts)
-                        failure: StorageError | None = None
+                        failure: CacheError | None = None
                         try:
                             yield fetch
-                        except StorageError as error:  # what came before it is as good as ever
+                        except (StorageError, RankError) as error:  # what came before it is as good as ever
                             failure = error
-                        count = self._graft(prompt, start, holes_before, staging, fetch, parts)
+                        pages_count = self._graft(prompt, gap, staging, parts, self._true_for_all(fetch.arrived))
                         if failure is not None:
                             raise failure
-                        return count
-                room = self._ledger.free_count(Tier.HOST, 0)
-                end = _longest(self._spans, probe.missing, start, min(start + room, end - 1), holes_before)
+                        return pages_count
+                room_end = gap.full_start + self._ledger.free_count(Tier.HOST, 0)
+                ends[max(min(room_end, end - 1) - gap.start, 0) :] = False
         return 0
+
+    def _gap(self, prompt: Prompt) -> "Gap":
+        """Look at what memory has of a prompt, and what it lacks for any longer resume."""
+        tree = self._ledger.tree
+        found = tree.match(prompt)
+        full_start = tree.full_end(found, Tier.HOST)
+        spans = [component.span for component in self._ledger.layout.components]
+        start = min([full_start, *(window(found.any_end + 1, span) for span in spans[1:])])
+        pages = np.arange(start, prompt.pages_count)
+        lacking = [pages[pages >= full_start]]
+        for component in range(1, len(spans)):
+            slots = tree.slots(found, Tier.HOST, component, start, found.tree_end)
+            lacks = np.ones(len(pages), np.bool_)
+            lacks[: len(slots)] = slots < 0
+            lacking.append(pages[lacks])
+        return Gap(found, spans, start, full_start, found.any_end, prompt.pages_count, lacking)
+
+    def _held_by_all(self, held: Held | None) -> Held | None:
+        """Return what was allocated here, if there was room for it on every rank; the caller gives it back if not."""
+        return held if self._ranks.agree(np.array([held is not None]))[0] else None
+
+    def _true_for_all(self, masks: Sequence[Pages]) -> list[Pages]:
+        """Return where masks, of the same lengths on every rank, are True on all of them."""
+        if not masks:
+            return []
+        return np.split(self._ranks.agree(np.concatenate(masks)), np.cumsum([len(mask) for mask in masks])[:-1])
 
     @contextmanager
     def _budgeted(self, pages: int) -> Iterator[None]:
@@ -149,60 +247,25 @@ class Transfers:
         finally:
             self._host_pages_left += pages
 
-    @property
-    def _spans(self) -> list[int]:
-        return [component.span for component in self._ledger.layout.components]
-
-    def _host_holes_before(self, found: Match, start: int) -> list[int]:
-        """Return by component one more than the last page before ``start`` that the host lacks; 0 if none."""
-        holes = [0]
-        for component, span in enumerate(self._spans[1:], 1):
-            first = window(start, span)
-            slots = self._ledger.tree.slots(found, Tier.HOST, component, first, start)
-            missing = np.flatnonzero(slots < 0)
-            holes.append(first + int(missing[-1]) + 1 if missing.size else 0)
-        return holes
-
-    def _wanted(self, start: int, end: int) -> list[int]:
-        """Return by component the pages to fetch for a resume at ``end``, of those from ``start`` on."""
-        return [end - max(start, window(end, span)) for span in self._spans]
-
-    def _parts(self, start: int, end: int, staging: Staging) -> list[Part]:
-        return [
-            Part(component, np.arange(end - len(slots), end), slots, slots)
-            for component, slots in enumerate(staging.slots)
-        ]
-
     def _graft(
-        self,
-        prompt: Prompt,
-        start: int,
-        holes_before: list[int],
-        staging: Staging,
-        fetch: FetchJob,
-        parts: Sequence[Part],
+        self, prompt: Prompt, gap: "Gap", staging: Staging, parts: Sequence[Part], arrived: Sequence[Pages]
     ) -> int:
-        """Put what arrived into the tree, as far as it can be resumed from."""
-        count = len(parts[0])
-        missing: list[npt.NDArray[np.bool_]] = []
-        for part, arrived in zip(parts, fetch.arrived, strict=True):
-            holes = np.ones(count, np.bool_)
-            holes[part.pages[arrived] - start] = False
-            missing.append(holes)
-        end = _longest(self._spans, missing, start, start + count, holes_before)
-        if end == start:
+        """Put what arrived of ``parts`` into the tree, as far as it can be resumed from."""
+        came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
+        filled = [np.isin(lacks, part.pages) for lacks, part in zip(gap.lacking, came, strict=True)]
+        end = gap.start + _last(gap.ends(filled))
+        if end <= gap.known_end:
             return 0
-        kept: list[Part] = []
+        kept = [part.where(part.pages < end) for part in came]
+        start = min(int(part.pages[0]) for part in kept if len(part))
         slots: list[Slots] = []
-        for part, arrived in zip(parts, fetch.arrived, strict=True):
-            keep = part.where(arrived & (part.pages < end))
+        for part in kept:
             given = np.full(end - start, -1, np.int32)
-            given[keep.pages - start] = keep.target
-            kept.append(keep)
+            given[part.pages - start] = part.target
             slots.append(given)
         staging.insert(prompt.head(end), start, slots)
         self._count(Leg.PREFETCH, kept)
-        return end - start
+        return end - gap.known_end
 
     def _count(self, leg: Leg, parts: Sequence[Part]) -> int:
         """Book what went one way; return the pages."""
@@ -214,19 +277,50 @@ class Transfers:
         return sum(len(part) for part in parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What memory lacks of a prompt: pages [start, pages_count) of each component, but for those the host holds."""
+
+    found: Match
+    spans: Sequence[int]
+    start: int
+    """First page that a longer resume could need and memory may lack."""
+    full_start: int
+    """Where the host's own Full prefix ends, and what is fetched of Full goes on."""
+    known_end: int
+    """What can be resumed without storage."""
+    pages_count: int
+    lacking: Sequence[npt.NDArray[np.int64]]
+    """By component: pages that the host lacks, ascending."""
+
+    def ends(self, filled: Sequence[Pages]) -> Pages:
+        """Tell for each end in [start + 1, pages_count] whether it can be resumed from, with some of the gap filled.
+
+        ``filled[c]`` says it of each page in ``lacking[c]``. What was resumable without is not looked at.
+        """
+        missing: list[Pages] = []
+        for pages, held in zip(self.lacking, filled, strict=True):
+            holes = np.zeros(self.pages_count - self.start, np.bool_)
+            holes[pages[~held] - self.start] = True
+            missing.append(holes)
+        holes_before = [0, *(self.start for _ in self.spans[1:])]
+        ends = restorable_ends(self.spans, missing, self.start, self.pages_count - self.start, holes_before)
+        ends[: max(self.known_end - self.start, 0)] = False
+        return ends
+
+    def wanted(self, end: int) -> list[npt.NDArray[np.int64]]:
+        """Return by component the pages to fetch for a resume at ``end``."""
+        windows = [window(end, span) for span in self.spans]
+        return [pages[(pages >= first) & (pages < end)] for pages, first in zip(self.lacking, windows, strict=True)]
+
+
 def _among(parts: Sequence[Part], others: Sequence[Part]) -> list[Part]:
     """Return of ``parts`` the pages that are in ``others`` too."""
     pages = {part.component: part.pages for part in others}
     return [part.where(np.isin(part.pages, pages[part.component])) for part in parts if part.component in pages]
 
 
-def _longest(
-    spans: Sequence[int], missing: Sequence[npt.NDArray[np.bool_]], start: int, end: int, holes_before: Sequence[int]
-) -> int:
-    """Return the largest restorable end in (start, end]; ``start`` if there is none."""
-    count = end - start
-    if count <= 0:
-        return start
-    ok = restorable_ends(spans, [holes[:count] for holes in missing], start, count, holes_before)
-    ends = np.flatnonzero(ok)
-    return start + int(ends[-1]) + 1 if ends.size else start
+def _last(ends: Pages) -> int:
+    """Return how many pages the last end takes that is True, counted from where ``ends`` begin; 0 if there is none."""
+    found = np.flatnonzero(ends)
+    return int(found[-1]) + 1 if found.size else 0

@@ -8,7 +8,6 @@ from enum import Enum
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -71,7 +70,7 @@ EVERYWHERE = (
 WHERE_WINDOWED = ("revived_under_request", "recovered_under_request", "trimmed")
 """A hole filled in a window that a lock covers; one filled in front of it, while the lock pins Full there."""
 WHERE_RECURRENT = ("forked", "fork_inserted", "fork_freed")
-TIMES_MIN = 5
+TIMES_MIN = 5 if LONG else 3
 """How often each of these must have happened in all histories of a component set: else they prove nothing."""
 
 
@@ -108,7 +107,7 @@ class Request:
 
     prompt: Prompt
     lock: Lock
-    needed: list[npt.NDArray[np.bool_]]
+    needed: list[Pages]
     pages: list[Slots]
     """Computed, by component; the request's own until they are inserted."""
     fork: list[Slots]

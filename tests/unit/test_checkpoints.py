@@ -1,14 +1,17 @@
 """Where requests leave windows and recurrent states, and how a request gets a state of its own."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.cache_fixture import ToyEngine, oracle
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.config import CacheConfig, Retention
-from unified_cache.controller import InlineWorkers
+from unified_cache.controller import InlineWorkers, Leg
 from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.pool import ModelLayout, PoolSpec, Tier
+from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.window import needed_pages, window
 
 PAGE = 16
@@ -170,3 +173,33 @@ def test_states_go_first_and_take_nothing_with_them_windows_take_states() -> Non
     squeeze(1)
     assert held() == [3, 0, 0]
     toy.cache.check()
+
+
+def test_every_end_that_was_kept_is_backed_up_and_comes_back() -> None:
+    sizes = (32, 16, 8)
+    toy = ToyEngine(ModelLayout(PAGE, (FULL, WINDOW, STATE)), sizes, sizes, MemoryStorage(), InlineWorkers())
+    cache = toy.cache
+    cache.config = replace(cache.config, retention=Retention(tail_tokens=2 * PAGE))
+    serve(toy, 1, 2, 3, 4, 5)
+    serve(toy, 1, 2, 8, 8, 8)
+    longest = cache.prompt(tokens(1, 2, 9, 9, 9, 9))
+    lock = toy.serve(longest)
+    assert lock is not None
+    cache.release(lock)
+    cache.backup(longest)
+    cache.settle(1)
+    cache.check()
+    assert cache.stats().traffic[Leg.BACKUP].component_pages == [6, 2 + 3, 1 + 2], "ends 2, 5 and 6"
+    assert cache.stats().traffic[Leg.STORE].component_pages == [6, 5, 3]
+    cache.reset()
+    for contents, end in (((1, 2), 2), ((1, 2, 9, 9, 9), 5), ((1, 2, 9, 9, 9, 9), 6), ((1, 2, 9, 9), 2)):
+        prompt = cache.prompt(tokens(*contents))
+        for leg in (cache.prefetch, cache.load):
+            leg(prompt)
+            cache.settle(1)
+        lock = cache.lock(cache.match(prompt))
+        assert lock.end == end
+        toy.verify(prompt, lock)
+        cache.release(lock)
+        cache.check()
+        cache.reset()

@@ -295,9 +295,9 @@ def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
             let_go.wait(30)
             return [False] * len(labels)
 
-    guard = StorageGuard(deadline_s=0.05, calls_max=2, failures_max=2)
+    guard = StorageGuard(deadline_s=0.4, calls_max=2, failures_max=2)
     toy = engine()
-    cache = configured(toy, guard=guard, close_timeout_s=1.0)
+    cache = configured(toy, guard=guard, close_timeout_s=2.0)
     cache.attach(Stuck())
     for first in (0, 1000, 2000, 3000):
         operation = started(cache.prefetch(cache.prompt(tokens(2, first))))

@@ -193,7 +193,7 @@ class DeepSeekV4:
         """
         self.check_page_size(page_size)
         layers, layer_bytes = self.layer_counts(), self.layer_page_bytes(page_size)
-        specs = {name: PoolSpec(name, layers[name] * layer_bytes[name]) for name in layers}
+        specs = {name: PoolSpec(name, layers[name] * layer_bytes[name], replicated=True) for name in layers}
         window = tuple(specs.pop(name) for name in _WINDOW_POOLS if name in specs)
         return ModelLayout(
             page_size, (Full(tuple(specs.values())), SlidingWindow(self.window_tokens, page_size, window))

@@ -3,23 +3,50 @@
 import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple, TypeGuard
+
+import numpy as np
 
 from unified_cache.controller.operation import Leg, Operation, OperationState, Steps
-from unified_cache.controller.workers import Finished, Workers
+from unified_cache.controller.workers import Workers
 from unified_cache.errors import (
     CacheError,
     CallInFlight,
     CancelledError,
     ClosedError,
     OperationTimeoutError,
+    RankError,
+    RankLostError,
     SettleTimeoutError,
     StorageTimeoutError,
 )
+from unified_cache.ranks import LocalRanks, RankGroup
+from unified_cache.ranks.agreement import failed_ranks
 
 __all__ = ["Controller"]
 
 QUARANTINE_LOOK_S = 0.02
 """Between two looks, while nothing else is left to wait for, whether a store has returned from a call given up."""
+
+RANKS_LOOK_S = 0.005
+"""Longest wait for a job of this rank's own while others may wait for this rank; also, every 5 ms one collective."""
+
+NEVER_KEPT = (CancelledError, OperationTimeoutError, RankLostError)
+"""An operation that ended by these keeps nothing of what it brought."""
+
+
+class Standing(NamedTuple):
+    """How an operation stands: on this rank, or, where each says True, on all."""
+
+    ended: bool
+    """Its job is over."""
+    well: bool
+    """And has not failed."""
+    returned: bool
+    """And no store is still in its call: else its pages are in quarantine."""
+    in_time: bool
+    patient: bool
+    """It need not make do yet with what has come."""
 
 
 class Controller:
@@ -29,13 +56,18 @@ class Controller:
     or ``close``. An operation is *live* until it has given back what it held. One that is cancelled or too late is
     told so at once, and stays live until its job has ended. One whose store did not return in time stays live until
     the store has: till then its pages are in quarantine, since the store may still read or fill them.
+
+    When jobs end, how, and what the clock says differs between ranks. So each look at the operations takes one
+    agreement on how each stands, and they go on in the order in which they started: on every rank the same ones,
+    after the same look. What failed on one rank has failed.
     """
 
     __slots__ = (
         "_clock",
+        "_ended",
         "_live",
         "_operations_max",
-        "_quarantined",
+        "_ranks",
         "_timeout_s",
         "_told",
         "_workers",
@@ -48,17 +80,21 @@ class Controller:
         operations_max: int,
         timeout_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
+        ranks: RankGroup = LocalRanks(),
     ) -> None:
         self._workers = workers
         self._operations_max = operations_max
         self._timeout_s = timeout_s
         self._clock = clock
-        self._live: set[Operation] = set()
-        self._quarantined: list[tuple[Operation, StorageTimeoutError]] = []
+        self._ranks = ranks
+        self._live: dict[Operation, None] = {}
+        """In the order in which they started."""
+        self._ended: dict[Operation, CacheError | None] = {}
+        """Of those, the ones whose job has ended on this rank, and how; they wait for other ranks, or in quarantine."""
         self._told: list[Operation] = []
         """Those whose outcome has become known since the last poll."""
         self.declined_count = 0
-        """Operations not started because too many were under way."""
+        """Operations not started because too many were under way, or because ranks can agree on nothing any more."""
 
     @property
     def live_count(self) -> int:
@@ -68,21 +104,21 @@ class Controller:
     @property
     def quarantined(self) -> list[CallInFlight]:
         """Calls that a store has not returned from in time; each holds the pages of its operation."""
-        return [error.call for _, error in self._quarantined]
+        return [error.call for error in self._ended.values() if in_flight(error)]
 
     def start(self, leg: Leg, steps: Steps, patience_s: float = math.inf) -> Operation | None:
         """Start an operation; None if too many are under way: it then never began and holds nothing.
 
-        After ``patience_s`` it makes do with what has come by then.
+        None, too, once a rank is lost. After ``patience_s`` it makes do with what has come by then.
         """
-        if len(self._live) >= self._operations_max:
+        if len(self._live) >= self._operations_max or self._ranks.is_lost:
             self.declined_count += 1
             return None
         now_s = self._clock()
         operation = Operation(leg, steps, now_s + self._timeout_s, now_s + patience_s)
         job = operation.advance(None)
         if job is not None:
-            self._live.add(operation)
+            self._live[operation] = None
             self._workers.submit(operation, job)
         return operation
 
@@ -99,104 +135,159 @@ class Controller:
             operation.stop()
 
     def poll(self) -> list[Operation]:
-        """Let operations go on whose job has ended; return those whose outcome is known now. Never waits."""
-        self._look_at_clock()
-        return self._advance(self._workers.finished(0))
+        """Let operations go on whose job has ended on every rank; return those whose outcome is known now.
+
+        Waits for no job; while something is live, for the other ranks to poll.
+
+        Raises:
+            RankLostError: another rank did not; told once. Every operation has failed, and no other will start.
+        """
+        if self._live:
+            self._look(0, has_time=True)
+        return self._take_told()
 
     def settle(self, timeout_s: float) -> list[Operation]:
         """Poll until nothing is live; return the operations whose outcome became known.
 
         Raises:
-            SettleTimeoutError: something still is after ``timeout_s``; it goes on all the same.
+            SettleTimeoutError: something still is after ``timeout_s`` on some rank; it goes on all the same.
+            RankLostError: as ``poll``.
         """
         deadline = self._clock() + timeout_s
-        over: list[Operation] = []
         while self._live:
-            self._look_at_clock()
             left_s = deadline - self._clock()
-            if left_s <= 0:
-                self._told = over + self._told
+            if not self._look(self._wait_s(left_s), has_time=left_s > 0) and self._live:
                 legs = sorted(operation.leg.value for operation in self._live)
                 raise SettleTimeoutError(f"{len(legs)} operations still run after {timeout_s} s: {', '.join(legs)}")
-            over += self._advance(self._workers.finished(self._wait_s(left_s)))
-        return over + self._take_told()
+        return self._take_told()
 
     def close(self, timeout_s: float) -> list[str]:
         """Let running jobs end, give back what operations hold, stop the workers; name those that are stuck.
 
-        An operation whose job or store is stuck keeps its slots: somebody may still be writing to them.
+        An operation whose job or store is stuck keeps its slots: somebody may still be writing to them. No other rank
+        is waited for.
         """
         stuck = self._workers.close(timeout_s)
-        for operation, error in self._workers.finished(0):
-            if isinstance(error, StorageTimeoutError) and not error.call.returned:
-                self._quarantined.append((operation, error))
-            else:
-                self._live.discard(operation)
-                operation.release()
+        self._ended.update(self._workers.finished(0))
+        for operation, error in list(self._ended.items()):
+            if not in_flight(error):
+                self._let_go(operation)
             operation.conclude(OperationState.FAILED, ClosedError("the cache was closed"))
-        return stuck + [f"{error.call.name} of the store" for _, error in self._quarantined if not error.call.returned]
+        return stuck + [f"{call.name} of the store" for call in self.quarantined]
 
     def _wait_s(self, left_s: float) -> float:
-        """Return how long to wait for a job: not past the next moment at which the clock alone ends something."""
-        if self._quarantined:
+        """Return how long to wait for a job: not past the next moment at which something else could happen."""
+        quarantined = any(map(in_flight, self._ended.values()))
+        if self._ranks.size > 1:
+            left_s = min(left_s, RANKS_LOOK_S if quarantined or len(self._ended) < len(self._live) else 0)
+        elif quarantined:
             left_s = min(left_s, QUARANTINE_LOOK_S)
         moments = [moment for operation in self._live for moment in (operation.due_s, operation.stop_s)]
         now_s = self._clock()
-        return min([left_s, *(moment - now_s for moment in moments if now_s < moment < math.inf)])
+        return max(0, min([left_s, *(moment - now_s for moment in moments if now_s < moment < math.inf)]))
 
-    def _look_at_clock(self) -> None:
-        """End operations that are too late, stop those whose patience is over, go on with those out of quarantine."""
+    def _look(self, wait_s: float, *, has_time: bool) -> bool:
+        """Agree on how each live operation stands, and act on it; tell whether every rank ``has_time``."""
+        self._ended.update(self._workers.finished(wait_s))
+        live = list(self._live)
         now_s = self._clock()
-        for operation in self._live:
+        ours = [self._standing(operation, now_s) for operation in live]
+        try:
+            bits = self._ranks.agree(np.array([has_time, *(bit for standing in ours for bit in standing)], np.bool_))
+            agreed = [Standing(*row) for row in bits[1:].reshape(len(live), -1).tolist()]
+            failures = self._failures(live, agreed)
+        except RankLostError as error:
+            if self._fail_all(error):
+                raise
+            # They have failed before: what is left is to give back what they hold, and nobody waits for that.
+            has_all_time, agreed, failures = has_time, ours, {}
+        else:
+            has_all_time = bool(bits[0])
+        for operation, standing in zip(live, agreed, strict=True):
+            self._act(operation, standing, failures.get(operation))
+        return has_all_time
+
+    def _standing(self, operation: Operation, now_s: float) -> Standing:
+        error = self._ended.get(operation)
+        return Standing(
+            ended=operation in self._ended,
+            well=error is None,
+            returned=not in_flight(error),
+            in_time=now_s < operation.due_s,
+            patient=now_s < operation.stop_s,
+        )
+
+    def _failures(self, live: list[Operation], agreed: list[Standing]) -> dict[Operation, CacheError]:
+        """Return why jobs failed that have ended on every rank: of one rank its own error, of several the same one."""
+        failed = [
+            operation for operation, standing in zip(live, agreed, strict=True) if standing.ended and not standing.well
+        ]
+        ours = [self._ended[operation] for operation in failed]
+        if not failed or self._ranks.size == 1:
+            return {operation: error for operation, error in zip(failed, ours, strict=True) if error is not None}
+        where = failed_ranks(self._ranks, [error is not None for error in ours])
+        failures: dict[Operation, CacheError] = {}
+        for operation, ranks, error in zip(failed, where, ours, strict=True):
+            failures[operation] = RankError(f"the {operation.leg.value} failed on ranks {ranks}: {error or 'not here'}")
+            failures[operation].__cause__ = error
+        return failures
+
+    def _act(self, operation: Operation, standing: Standing, failure: CacheError | None) -> None:
+        """Do what its standing says: end it early, have it make do, tell its failure, let it go on or let it go."""
+        if operation.state is OperationState.RUNNING:
+            if not standing.in_time:
+                reason = OperationTimeoutError(f"the {operation.leg.value} took longer than {self._timeout_s} s")
+                self._end_early(operation, OperationState.FAILED, reason)
+            elif not standing.patient:
+                operation.stop()
+        if not standing.ended:
+            return
+        if not standing.returned:
             if operation.state is OperationState.RUNNING:
-                if now_s >= operation.due_s:
-                    reason = OperationTimeoutError(f"the {operation.leg.value} took longer than {self._timeout_s} s")
-                    self._end_early(operation, OperationState.FAILED, reason)
-                elif now_s >= operation.stop_s:
-                    operation.stop()
-        waiting, self._quarantined = self._quarantined, []
-        for operation, error in waiting:
-            if not error.call.returned:
-                self._quarantined.append((operation, error))
-            elif operation.state is OperationState.CANCELLED:
-                self._let_go(operation)
-            else:
-                self._go_on(operation, error)
+                operation.conclude(OperationState.FAILED, failure)
+                self._told.append(operation)
+        elif isinstance(operation.error, NEVER_KEPT):
+            self._let_go(operation)
+        else:
+            self._go_on(operation, failure)
+
+    def _fail_all(self, error: RankLostError) -> bool:
+        """Fail what still runs; tell whether anything did."""
+        running = [operation for operation in self._live if operation.state is OperationState.RUNNING]
+        for operation in running:
+            self._end_early(operation, OperationState.FAILED, error)
+        return bool(running)
 
     def _end_early(
-        self, operation: Operation, state: OperationState, reason: CancelledError | OperationTimeoutError
+        self,
+        operation: Operation,
+        state: OperationState,
+        reason: CancelledError | OperationTimeoutError | RankLostError,
     ) -> None:
         operation.conclude(state, reason)
         operation.stop()
         self._told.append(operation)
 
-    def _advance(self, finished: list[Finished]) -> list[Operation]:
-        for operation, error in finished:
-            if isinstance(error, StorageTimeoutError) and not error.call.returned:
-                if operation.state is OperationState.RUNNING:
-                    operation.conclude(OperationState.FAILED, error)
-                    self._told.append(operation)
-                self._quarantined.append((operation, error))
-            elif operation.state is not OperationState.RUNNING:
-                self._let_go(operation)
-            else:
-                self._go_on(operation, error)
-        return self._take_told()
-
     def _go_on(self, operation: Operation, error: CacheError | None) -> None:
         was_running = operation.state is OperationState.RUNNING
+        del self._ended[operation]
         job = operation.advance(error)
         if job is not None:
             self._workers.submit(operation, job)
             return
-        self._live.discard(operation)
+        del self._live[operation]
         if was_running:
             self._told.append(operation)
 
     def _let_go(self, operation: Operation) -> None:
-        self._live.discard(operation)
+        del self._live[operation], self._ended[operation]
         operation.release()
 
     def _take_told(self) -> list[Operation]:
         told, self._told = self._told, []
         return told
+
+
+def in_flight(error: CacheError | None) -> TypeGuard[StorageTimeoutError]:
+    """Tell whether a store is still in the call that it did not return from in time."""
+    return isinstance(error, StorageTimeoutError) and not error.call.returned

@@ -1,6 +1,6 @@
 """One backend holding pages of one identity: what a page's objects are called, and where their bytes lie."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,16 @@ from unified_cache.errors import ConfigError, StorageTimeoutError
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import Identity, ModelLayout, Part, PoolSpec
+from unified_cache.ranks import RankGroup
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-__all__ = ["StorageTier"]
+__all__ = ["PoolOrder", "StorageTier"]
+
+PoolOrder = tuple[tuple[int, PoolSpec], ...]
+"""(component, pool) in the order in which a transfer moves them: KV before sidecars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +30,13 @@ class StorageTier:
 
     backend: VerifiedStorage
     layout: ModelLayout
-    identity: bytes
-    """``Identity.digest``."""
+    owners: Mapping[str, bytes]
+    """``Identity.owners``."""
     memory: PageMemory
+    read_order: PoolOrder
+    """The pools that have objects."""
+    write_order: PoolOrder
+    """Those that this rank stores: of replicated ones, the first rank alone."""
 
     @classmethod
     def open(
@@ -38,6 +46,7 @@ class StorageTier:
         layout: ModelLayout,
         identity: Identity,
         memory: PageMemory,
+        ranks: RankGroup,
     ) -> "StorageTier":
         """Take a store over and announce the layout to it; it is guarded unless ``guard`` is None, and verified.
 
@@ -49,8 +58,11 @@ class StorageTier:
         if not any(pool.page_bytes for pool in first.pools):
             raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")
         backend = VerifiedStorage(store if guard is None else guarded(store, guard))
-        backend.register(manifest_of(identity, layout), memory.slabs())
-        return cls(backend, layout, identity.digest(layout), memory)
+        for owner, part in identity.parts(layout):
+            backend.register(manifest_of(owner, part), memory.slabs())
+        reads = tuple((component, pool) for component, pool in layout.transfer_order if pool.page_bytes)
+        writes = tuple((component, pool) for component, pool in reads if ranks.rank == 0 or not pool.replicated)
+        return cls(backend, layout, identity.owners(layout), memory, reads, writes)
 
     def close(self) -> list[str]:
         """Close the store; name the calls that it does not return from in time."""
@@ -66,19 +78,19 @@ class StorageTier:
 
     def labels(self, keys: Sequence[PageKey], pool: PoolSpec) -> list[Label]:
         """Name the objects of one pool for these pages."""
-        identity, name = self.identity, pool.name
-        return [Label(identity, key, name) for key in keys]
+        owner, name = self.owners[pool.name], pool.name
+        return [Label(owner, key, name) for key in keys]
 
-    def pages(self, prompt: Prompt, parts: Sequence[Part]) -> list[tuple[int, int, PageIO]]:
-        """List every object of ``parts``, KV before sidecars, as (part, index in part, page to read or write).
+    def pages(self, prompt: Prompt, parts: Sequence[Part], order: PoolOrder) -> list[tuple[int, int, PageIO]]:
+        """List every object of ``parts`` in these pools, as (part, index in part, page to read or write).
 
         The host slots are the parts' ``target``.
         """
         by_component = {part.component: number for number, part in enumerate(parts)}
         listed: list[tuple[int, int, PageIO]] = []
         keys = prompt.keys
-        for component, pool in self.layout.transfer_order:
-            if component not in by_component or not pool.page_bytes:
+        for component, pool in order:
+            if component not in by_component:
                 continue
             number = by_component[component]
             pages = parts[number].pages.tolist()

@@ -9,7 +9,7 @@ import numpy as np
 from unified_cache.errors import InputError, SlotError
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
-from unified_cache.tree.match import find, node_at
+from unified_cache.tree.match import find
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import window
@@ -32,9 +32,10 @@ class Inserted:
 def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier, priority: int) -> Inserted:
     """Put pages [start, prompt.pages_count) on ``tier``; ``slots[c]`` has one entry per page, -1 where not given.
 
-    Pages before ``start`` must be held by component 0 on that tier. ``slots`` are copied. A page that the tree
-    holds already is a duplicate; a hole is filled; new pages become a new leaf, which is split where the longest
-    window before its end begins, so that locks and queues see one window and not the whole run.
+    Pages before ``start`` must be held by component 0 on that tier, and it needs a slot for every page that it does
+    not hold there. ``slots`` are copied. A page that the tree holds already is a duplicate; a hole is filled; new
+    pages become a new leaf, which is split where the longest window before its end begins, so that locks and queues
+    see one window and not the whole run.
     Makes the prompt recent, and nothing else: a node in which it ends is cut there. Where pages go by priority, the
     prompt's get at least ``priority``.
 
@@ -45,7 +46,7 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     total = prompt.pages_count
     root = tree.root(prompt.seed)
     path, tree_end = find(root, prompt, tree.page_key_bytes)
-    _check_input(tree, path, total, start, slots, tier)
+    _check_input(tree, (path, tree_end), total, start, slots, tier)
     if path and tree_end < path[-1].end:
         path[-1] = tree.split(path[-1], tree_end - path[-1].start)
     duplicates: list[list[Slots]] = [[] for _ in range(tree.components_count)]
@@ -63,23 +64,29 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     return Inserted(node, [_joined(arrays) for arrays in duplicates])
 
 
-def _check_input(tree: TreeState, path: list[Node], total: int, start: int, slots: Sequence[Slots], tier: Tier) -> None:
+def _check_input(
+    tree: TreeState, found: tuple[list[Node], int], total: int, start: int, slots: Sequence[Slots], tier: Tier
+) -> None:
     """Refuse what would break the tree, before anything is changed."""
+    path, tree_end = found
     count = total - start
     if start < 0 or count < 0:
         raise InputError(f"start must be in [0, {total}], found {start}")
     lengths = [len(given) for given in slots]
     if lengths != [count] * tree.components_count:
         raise InputError(f"expected {count} slots for each of {tree.components_count} components, found {lengths}")
-    if count and (lowest := int(slots[0][slots[0].argmin()])) < 1:
-        raise SlotError(f"the first component needs a slot for every page, found {lowest}")
-    if start:
-        held_end = 0
-        if path and path[-1].end >= start:
-            node = node_at(path, start)
-            held_end = node.start + node.live[int(tier) * tree.components_count]
-        if held_end < start:
-            raise InputError(f"pages before {start} are not held on {tier.name}; nothing was inserted")
+    lowest = int(slots[0][slots[0].argmin()]) if count else 1
+    if not start and lowest > 0:
+        return
+    held_end = 0
+    for node in reversed(path):
+        if live := node.live[int(tier) * tree.components_count]:
+            held_end = min(node.start + live, tree_end)
+            break
+    if held_end < start:
+        raise InputError(f"pages before {start} are not held on {tier.name}; nothing was inserted")
+    if lowest < 1 and (slots[0][held_end - start :] < 1).any():
+        raise SlotError(f"the first component needs a slot for every page that it does not hold, found {lowest}")
 
 
 def _merge(

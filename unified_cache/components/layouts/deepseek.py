@@ -55,7 +55,7 @@ def latent_row_bytes(fields: Fields, choice: Choice, *, scaled: bool) -> int:
 def deepseek_v3(fields: Fields, choice: Choice) -> SizedLayout:
     """Read DeepseekV3Config: full attention over one latent row per token."""
     rows = [latent_row_bytes(fields, choice, scaled=False)] * layer_count(fields)
-    return LayerBytes(full=rows).sized(fields.text("model_type"), choice.page(DSA_PAGE_SIZE), None)
+    return LayerBytes(full=rows, replicated=True).sized(fields.text("model_type"), choice.page(DSA_PAGE_SIZE), None)
 
 
 def deepseek_v32(fields: Fields, choice: Choice) -> SizedLayout:
@@ -73,6 +73,7 @@ def deepseek_v32(fields: Fields, choice: Choice) -> SizedLayout:
     return LayerBytes(
         full=[latent_row_bytes(fields, choice, scaled=True)] * layers,
         indexer=[key + key // SCALED_VALUES * SCALE_BYTES] * layers,
+        replicated=True,
     ).sized(fields.text("model_type"), page_size, None)
 
 

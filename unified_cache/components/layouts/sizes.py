@@ -93,6 +93,8 @@ class LayerBytes:
     """Bytes per token of each sliding-window layer."""
     recurrent: Sequence[int] = ()
     """Bytes per checkpoint of each recurrent layer."""
+    replicated: bool = False
+    """Whether every tensor-parallel rank keeps all of attention's rows, as of MLA; recurrent state is always sharded."""
 
     def sized(self, architecture: str, page_size: int, window_tokens: int | None) -> "SizedLayout":
         """Return the layout; ``window_tokens`` is what sliding-window layers keep.
@@ -100,15 +102,15 @@ class LayerBytes:
         A model without any full-attention layer gets a logical anchor: slots without bytes.
         """
         layers = {"kv": len(self.full)}
-        full = [PoolSpec("kv", sum(self.full) * page_size)]
+        full = [PoolSpec("kv", sum(self.full) * page_size, self.replicated)]
         if self.indexer:
             layers["indexer"] = len(self.indexer)
-            full.append(PoolSpec("indexer", sum(self.indexer) * page_size))
+            full.append(PoolSpec("indexer", sum(self.indexer) * page_size, self.replicated))
         components: list[Component] = [Full(tuple(full))]
         if self.sliding:
             assert window_tokens is not None
             layers["swa"] = len(self.sliding)
-            pool = PoolSpec("swa", sum(self.sliding) * page_size)
+            pool = PoolSpec("swa", sum(self.sliding) * page_size, self.replicated)
             components.append(SlidingWindow(window_tokens, page_size, (pool,)))
         if self.recurrent:
             layers["mamba"] = len(self.recurrent)

@@ -1,0 +1,395 @@
+"""Ten histories of a cache in which the n-th call goes wrong: of the file system, of a copy, of an allocation.
+
+For every n and every way it can go wrong: no wrong byte, no slot lost, no exception but typed ones, and normal service
+once the fault has passed.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.budget import LONG
+from tests.cache_fixture import ToyEngine
+from tests.file_fixture import Fault, FaultyDisk
+from unified_cache.components import Full, RecurrentState, SlidingWindow
+from unified_cache.controller import InlineWorkers
+from unified_cache.errors import CacheError, StorageTimeoutError
+from unified_cache.ledger import Ledger
+from unified_cache.memory import PageMemory
+from unified_cache.page import Prompt
+from unified_cache.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
+from unified_cache.seal import Label
+from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.verified import VerifiedStorage
+
+PAGE = 16
+LAYOUT = ModelLayout(
+    PAGE,
+    (
+        Full((PoolSpec("kv", 64), PoolSpec("kv_index", 32))),
+        SlidingWindow(2 * PAGE, PAGE, (PoolSpec("swa", 48), PoolSpec("swa_scale", 24))),
+        RecurrentState((PoolSpec("mamba", 40),)),
+    ),
+)
+SIZES = (16, 10, 6)
+STRIDE = 1 if LONG else 7
+DISK_STRIDE = 1 if LONG else 21
+"""Of the calls of a history, every one goes wrong in the long mode; in the short one, others for each fault."""
+
+
+@dataclass
+class Trigger:
+    """Counts calls, and says of one that it goes wrong."""
+
+    at: int = -1
+    count: int = 0
+
+    def fires(self) -> bool:
+        self.count += 1
+        return self.count - 1 == self.at
+
+
+@dataclass
+class Call:
+    """A call that a store does not return from until the test says so."""
+
+    name: str
+    started_s: float = 0.0
+    returned: bool = False
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.returned
+
+
+@dataclass
+class World:
+    """A cache over a file store, and everything that can go wrong with it."""
+
+    root: Path
+    disk: FaultyDisk = field(default_factory=FaultyDisk)
+    copies: Trigger = field(default_factory=Trigger)
+    allocations: Trigger = field(default_factory=Trigger)
+    timeouts: Trigger = field(default_factory=Trigger)
+    copy_fault: Fault = Fault.EIO
+    calls: list[Call] = field(default_factory=list)
+    history: list[Prompt] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.toy = ToyEngine(LAYOUT, SIZES, SIZES, None, InlineWorkers())
+        self.cache = self.toy.cache
+        memory = FaultyMemory(self.cache._memory, self)
+        self.cache._memory = self.cache._transfers._memory = memory
+        self.store = SlowStorage(FileStorage.open(self.root, disk=self.disk), self)
+        self.cache.attach(self.store)
+        self.disk.calls.clear()
+
+    # ---- what histories are made of --------------------------------------------------------------------------
+
+    def prompt(self, *contents: int) -> Prompt:
+        pages = [np.arange(PAGE, dtype=np.int32) + 1000 * content for content in contents]
+        prompt = self.cache.prompt(np.concatenate(pages))
+        self.history.append(prompt)
+        return prompt
+
+    def serve(self, *contents: int) -> None:
+        lock = self.toy.serve(self.prompt(*contents))
+        if lock is not None:
+            self.cache.release(lock)
+
+    def back_up(self, *contents: int, level: Level = Level.CACHED) -> None:
+        self.cache.backup(self.prompt(*contents), level)
+        self.poll()
+
+    def bring(self, *contents: int) -> None:
+        prompt = self.prompt(*contents)
+        self.cache.prefetch(prompt)
+        self.poll()
+        self.cache.load(prompt)
+        self.poll()
+        lock = self.cache.lock(self.cache.match(prompt))
+        self.toy.verify(prompt, lock)
+        self.cache.release(lock)
+
+    def poll(self) -> None:
+        for _ in range(4):
+            for operation in self.cache.poll():
+                assert operation.error is None or isinstance(operation.error, CacheError)
+
+    def squeeze(self, tier: Tier) -> None:
+        """Leave no page of a tier in the tree."""
+        ledger = self.cache._ledger
+        for component in range(len(SIZES)):
+            ledger._take_back(ledger.tree.evict(tier, component, 10**6))
+
+    def run_fork(self, *contents: int) -> None:
+        lock = self.cache.lock(self.cache.match(self.prompt(*contents)))
+        with suppress(CacheError):  # no state is held there, or it could not be copied
+            fork = self.cache.fork(lock)
+            if fork is not None:
+                self.cache.free(fork)
+        self.cache.release(lock)
+
+    # ---- and what must be true afterwards --------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Let the fault pass: stores return from their calls, nothing goes wrong any more."""
+        self.disk.failing = range(0)
+        for trigger in (self.copies, self.allocations, self.timeouts):
+            trigger.at = -1
+        for call in self.calls:
+            call.returned = True
+        self.cache.settle(5)
+
+    def check(self) -> None:
+        self.heal()
+        self.cache.check()
+        assert all(occupancy.out == 0 for occupancy in self.cache.stats().occupancy), "a slot is lost"
+        for prompt in self.history:
+            lock = self.toy.serve(prompt)
+            assert lock is not None
+            assert lock.end == prompt.pages_count
+            self.toy.verify(prompt, lock)
+            backup = self.cache.backup(prompt)
+            self.cache.settle(5)
+            assert backup is not None
+            assert backup.error is None
+            self.cache.release(lock)
+        self.cache.reset()
+        last = self.history[-1]
+        self.cache.prefetch(last)
+        self.cache.settle(5)
+        assert self.cache.match(last).any_end == last.pages_count, "normal service stores and finds"
+        assert self.cache.close() == []
+        assert not list((self.root / "tmp").rglob("*.part"))
+
+
+class FaultyMemory:
+    """Memory of which one copy goes wrong, with nothing moved or half of it."""
+
+    def __init__(self, memory: PageMemory, world: World) -> None:
+        self._memory = memory
+        self._world = world
+
+    def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
+        self._copy(self._memory.backup, pool, source, target)
+
+    def load(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
+        self._copy(self._memory.load, pool, source, target)
+
+    def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
+        self._memory.duplicate(pool, source, target)
+
+    def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:
+        if self._world.copies.fires():
+            self._raise()
+        self._memory.seal(pool, slots, labels)
+
+    def buffers(self, pool: PoolSpec, slot: int) -> tuple[memoryview, ...]:
+        return self._memory.buffers(pool, slot)
+
+    def slabs(self) -> Mapping[str, memoryview]:
+        return self._memory.slabs()
+
+    def _copy(
+        self, copy: Callable[[PoolSpec, Slots, Slots], None], pool: PoolSpec, source: Slots, target: Slots
+    ) -> None:
+        if self._world.copies.fires():
+            if self._world.copy_fault is Fault.SHORT:
+                half = len(source) // 2
+                copy(pool, source[:half], target[:half])
+            self._raise()
+        copy(pool, source, target)
+
+    def _raise(self) -> None:
+        code = self._world.copy_fault.value
+        number = code if isinstance(code, int) else errno.EIO
+        raise OSError(number, os.strerror(number))
+
+
+class SlowStorage(VerifiedStorage):
+    """A store of which one call does not return in time; the buffers are filled with rubbish until it does."""
+
+    def __init__(self, backend: FileStorage, world: World) -> None:
+        super().__init__(backend)
+        self._world = world
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        self._maybe_hang("get")
+        return super().get(pages)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        self._maybe_hang("put")
+        return super().put(pages, level)
+
+    def exists(self, labels: Sequence[Label]) -> list[bool]:
+        self._maybe_hang("exists")
+        return super().exists(labels)
+
+    def _maybe_hang(self, name: str) -> None:
+        if self._world.timeouts.fires():
+            call = Call(name)
+            self._world.calls.append(call)
+            raise StorageTimeoutError(f"{name} hangs", call)
+
+
+# ---- ten histories -----------------------------------------------------------------------------------------------
+
+
+def serve_and_back_up(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.back_up(1, 2, 3)
+
+
+def durable(world: World) -> None:
+    world.serve(1, 2, 3, 4)
+    world.back_up(1, 2, 3, 4, level=Level.DURABLE)
+
+
+def load_from_host(world: World) -> None:
+    serve_and_back_up(world)
+    world.squeeze(Tier.DEVICE)
+    world.bring(1, 2, 3)
+
+
+def prefetch_from_storage(world: World) -> None:
+    serve_and_back_up(world)
+    world.squeeze(Tier.DEVICE)
+    world.squeeze(Tier.HOST)
+    world.bring(1, 2, 3)
+
+
+def conversation(world: World) -> None:
+    for turn in range(1, 5):
+        world.bring(*range(turn))
+        world.serve(*range(turn + 1))
+        world.back_up(*range(turn + 1))
+
+
+def branches(world: World) -> None:
+    for content in (7, 8, 9):
+        world.serve(1, 2, 3, content)
+        world.back_up(1, 2, 3, content)
+    world.squeeze(Tier.DEVICE)
+    world.bring(1, 2, 3, 8)
+
+
+def pressure(world: World) -> None:
+    for first in range(5):
+        world.serve(*range(10 * first, 10 * first + 5))
+        world.back_up(*range(10 * first, 10 * first + 5))
+    world.bring(*range(5))
+
+
+def forks(world: World) -> None:
+    serve_and_back_up(world)
+    world.run_fork(1, 2, 3)
+    world.serve(1, 2, 3, 4)
+    world.run_fork(1, 2, 3, 4)
+
+
+def forgetting(world: World) -> None:
+    serve_and_back_up(world)
+    world.cache.reset() if not world.cache.stats().operations_live else None
+    world.bring(1, 2, 3)
+    world.serve(1, 2, 3, 4)
+
+
+def cancelling(world: World) -> None:
+    serve_and_back_up(world)
+    world.squeeze(Tier.DEVICE)
+    operation = world.cache.load(world.prompt(1, 2, 3))
+    assert operation is not None
+    world.cache.cancel(operation)
+    world.poll()
+    world.bring(1, 2, 3)
+
+
+HISTORIES = (
+    serve_and_back_up,
+    durable,
+    load_from_host,
+    prefetch_from_storage,
+    conversation,
+    branches,
+    pressure,
+    forks,
+    forgetting,
+    cancelling,
+)
+
+
+def failing_calls(count: int) -> range:
+    return range(count % STRIDE, count, STRIDE)
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("fault", Fault)
+def test_a_file_system_call_that_goes_wrong(history: Callable[[World], None], fault: Fault, tmp_path: Path) -> None:
+    right = World(tmp_path / "right")
+    history(right)
+    count = len(right.disk.calls)
+    right.check()
+    for number in range(list(Fault).index(fault), count, DISK_STRIDE):
+        world = World(tmp_path / str(number))
+        world.disk.fault = fault
+        world.disk.failing = range(number, number + 1)
+        history(world)
+        world.check()
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("fault", Fault)
+def test_a_copy_that_goes_wrong(history: Callable[[World], None], fault: Fault, tmp_path: Path) -> None:
+    right = World(tmp_path / "right")
+    history(right)
+    assert right.copies.count > 0
+    for number in failing_calls(right.copies.count):
+        world = World(tmp_path / str(number))
+        world.copy_fault = fault
+        world.copies.at = number
+        history(world)
+        world.check()
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_a_store_that_does_not_return_in_time(history: Callable[[World], None], tmp_path: Path) -> None:
+    right = World(tmp_path / "right")
+    history(right)
+    for number in range(right.timeouts.count):
+        world = World(tmp_path / str(number))
+        world.timeouts.at = number
+        history(world)
+        assert len(world.calls) == 1
+        world.check()
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_an_allocation_that_finds_no_room(
+    history: Callable[[World], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocations = Trigger()
+    allocate, allocate_pages = Ledger.allocate, Ledger.allocate_pages
+
+    def flaky(self: Ledger, tier: Tier, component: int, count: int) -> Slots | None:
+        return None if allocations.fires() else allocate(self, tier, component, count)
+
+    def flaky_pages(self: Ledger, needed: Sequence[Pages]) -> list[Slots] | None:
+        return None if allocations.fires() else allocate_pages(self, needed)
+
+    monkeypatch.setattr(Ledger, "allocate", flaky)
+    monkeypatch.setattr(Ledger, "allocate_pages", flaky_pages)
+    right = World(tmp_path / "right")
+    history(right)
+    for number in failing_calls(allocations.count):
+        world = World(tmp_path / str(number))
+        allocations.at, allocations.count = number, 0
+        world.allocations = allocations
+        history(world)
+        world.check()

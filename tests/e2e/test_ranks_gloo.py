@@ -1,0 +1,88 @@
+"""Ranks as real processes over gloo: equal trees, the longest prefix that all can resume, and no hang, whoever dies."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.rank_process import DEATH
+from tests.ranks_fixture import compare
+from tests.sources import ROOT
+
+WALL_S = 240.0
+"""For all processes of a play; what takes longer hangs."""
+
+
+def play(directory: Path, name: str, size: int, *, seeds: int = 0, steps: int = 0) -> list[object]:
+    """Run a play with ``size`` processes; return by rank what each wrote down, None for one that died on purpose."""
+    deadline_s = time.monotonic() + WALL_S
+    arguments = [str(value) for value in (size, seeds, steps, directory)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with ExitStack() as stack:
+        started: list[subprocess.Popen[bytes]] = []
+        for rank in range(size):
+            command = [sys.executable, "-m", "tests.rank_process", name, str(rank), *arguments]
+            errors = stack.enter_context((directory / f"{rank}.err").open("wb"))
+            started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stderr=errors))
+            stack.enter_context(started[-1])
+            stack.callback(started[-1].kill)
+        for running in started:
+            if running is started[-1] and running.stdin is not None:
+                running.stdin.close()  # which the last one may be waiting for
+            running.wait(max(1.0, deadline_s - time.monotonic()))
+        statuses = [ended.returncode for ended in started]
+    assert set(statuses) <= {0, DEATH}, [(directory / f"{rank}.err").read_text()[-3000:] for rank in range(size)]
+    reports = [directory / f"{rank}.json" for rank in range(size)]
+    return [json.loads(report.read_text()) if report.exists() else None for report in reports]
+
+
+@pytest.mark.parametrize(
+    ("size", "seeds", "steps"),
+    [(2, 4, 100), (4, 3, 60), pytest.param(8, 7, 120, marks=pytest.mark.long)],
+)
+def test_ranks_with_other_stores_lag_and_luck_keep_the_same_trees(
+    tmp_path: Path, size: int, seeds: int, steps: int
+) -> None:
+    played = play(tmp_path, "seeds", size, seeds=seeds, steps=steps)
+    happened: dict[str, int] = {}
+    for number, reports in enumerate(zip(*played, strict=True)):
+        for name, count in compare(reports, troubled=number % 2 == 1).items():
+            happened[name] = happened.get(name, 0) + count
+    assert all(happened.values()), happened
+
+
+def test_arrays_of_every_length_are_agreed_on(tmp_path: Path) -> None:
+    assert play(tmp_path, "agree", 3) == [[rank, 3, [True] * 7] for rank in range(3)]
+
+
+def test_ranks_out_of_step_are_told_so_on_every_rank(tmp_path: Path) -> None:
+    for outcomes in play(tmp_path, "disagree", 3):
+        assert isinstance(outcomes, list)
+        first, second, is_lost = outcomes
+        assert "out of step" in first
+        assert (second, is_lost) == (first, True)
+
+
+def test_processes_can_be_cut_into_groups(tmp_path: Path) -> None:
+    assert play(tmp_path, "pairs", 3) == [
+        [0, 2, [False, False, True]],
+        [1, 2, [False, False, True]],
+        "process 2 is in none of the groups [[0, 1]]",
+    ]
+
+
+def test_when_a_rank_dies_the_others_fail_what_moves_and_go_on_with_the_device(tmp_path: Path) -> None:
+    alive = ["lost", True, True, [True, True, True], 11, 0, []]
+    assert play(tmp_path, "die", 3) == [alive, alive, None]
+
+
+def test_a_rank_that_does_not_come_in_time_is_lost_to_the_others(tmp_path: Path) -> None:
+    *others, last = play(tmp_path, "dawdle", 3)
+    assert last == []
+    for number, outcome in enumerate(others):
+        assert outcome == [f"rank {number} of 3 lost the others", True]

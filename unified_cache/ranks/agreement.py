@@ -1,0 +1,50 @@
+"""What is built from ``RankGroup.agree``: to be alike, and to succeed or fail together."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from unified_cache.errors import CacheError, ConfigError, RankError
+from unified_cache.ranks.group import RankGroup
+
+__all__ = ["check_alike", "failed_ranks", "together"]
+
+
+def check_alike(ranks: RankGroup, what: str, value: str) -> None:
+    """Refuse, on every rank, a value that is not the same on all of them.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    digest = np.unpackbits(np.frombuffer(hashlib.sha256(value.encode()).digest(), np.uint8)).astype(np.bool_)
+    # A bit on which ranks differ survives neither as it is nor inverted.
+    ones, zeros = np.split(ranks.agree(np.concatenate([digest, ~digest])), 2)
+    if not (ones | zeros).all():
+        raise ConfigError(f"{what} must be the same on all {ranks.size} ranks, found on rank {ranks.rank}: {value}")
+
+
+def failed_ranks(ranks: RankGroup, failed: list[bool]) -> list[list[int]]:
+    """Tell for each of several things, on every rank, on which ranks it failed; ``failed`` says where it did here."""
+    well = np.ones((len(failed), ranks.size), np.bool_)
+    well[failed, ranks.rank] = False
+    agreed = ranks.agree(well.reshape(-1)).reshape(well.shape)
+    return [np.flatnonzero(~row).tolist() for row in agreed]
+
+
+@contextmanager
+def together(ranks: RankGroup, what: str) -> Iterator[None]:
+    """Have a ``with`` block fail on every rank if it fails on one: there with its own error, elsewhere with ours.
+
+    Raises:
+        RankError: it failed, but not here.
+    """
+    try:
+        yield
+    except CacheError:
+        failed_ranks(ranks, [True])
+        raise
+    (found,) = failed_ranks(ranks, [False])
+    if found:
+        raise RankError(f"{what} failed on ranks {found}")
