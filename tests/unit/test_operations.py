@@ -30,6 +30,7 @@ from unified_cache.errors import (
     StorageError,
     StorageTimeoutError,
 )
+from unified_cache.page import Prompt
 from unified_cache.pool import Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
@@ -78,6 +79,16 @@ class HangingStorage(MemoryStorage):
             for buffer in page.buffers:
                 buffer[:] = bytes(len(buffer))
         call.returned = True
+
+
+def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
+    """Return a cache of Full alone whose prompt of six pages lies in storage and nowhere else."""
+    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
+    prompt = serve(toy, 6)
+    toy.cache.backup(prompt)
+    toy.cache.settle(1)
+    toy.cache.reset()
+    return toy, prompt
 
 
 # ---- cancel ------------------------------------------------------------------------------------------------------
@@ -258,11 +269,7 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
 def test_what_came_before_a_store_hung_is_kept_once_it_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
     store = HangingStorage()
-    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
-    prompt = serve(toy, 6)
-    toy.cache.backup(prompt)
-    toy.cache.settle(1)
-    toy.cache.reset()
+    toy, prompt = stored_and_forgotten(store)
     store.hang_at = 2
     operation = started(toy.cache.prefetch(prompt))
     toy.cache.poll()
@@ -362,11 +369,7 @@ def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: p
             return super().get(pages)
 
     store = Failing()
-    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
-    prompt = serve(toy, 6)
-    toy.cache.backup(prompt)
-    toy.cache.settle(1)
-    toy.cache.reset()
+    toy, prompt = stored_and_forgotten(store)
     store.left = 1
     operation = started(toy.cache.prefetch(prompt))
     toy.cache.settle(1)
