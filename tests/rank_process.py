@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from tests.cache_fixture import ToyEngine, toy_layout
-from tests.ranks_fixture import Rank, out_pages, ranked
+from tests.rank_script import Rank
+from tests.ranks_fixture import out_pages, ranked
 from unified_cache.controller import InlineWorkers, ThreadWorkers
 from unified_cache.errors import ConfigError, RankLostError
 from unified_cache.page import Prompt

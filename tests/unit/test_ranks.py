@@ -1,36 +1,36 @@
 """Ranks decide together: what one cannot do none does, what they hold stays equal, and nobody waits for ever."""
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import pytest
 
-from tests.cache_fixture import IDENTITY, ToyEngine, toy_layout
-from tests.components import ToyComponent
+from tests.cache_fixture import ToyEngine, toy_layout
 from tests.operation_fixture import Clock, Stepped
+from tests.rank_script import Rank, compare
 from tests.ranks_fixture import (
     Declining,
     DecliningAllocator,
+    FailingStorage,
     Meeting,
-    Rank,
     ThreadRanks,
-    compare,
     digest_of,
     in_threads,
     out_pages,
+    over,
+    prompt_of,
     ranked,
+    same,
+    served,
 )
-from unified_cache.cache import UnifiedCache
-from unified_cache.components.layouts.presets import layout
 from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.controller import InlineWorkers, Leg, Operation, OperationState
+from unified_cache.controller import InlineWorkers, Leg, OperationState
 from unified_cache.errors import (
     ConfigError,
     CopyError,
-    LayoutError,
     OperationTimeoutError,
     RankError,
     RankLostError,
@@ -38,16 +38,13 @@ from unified_cache.errors import (
     StorageError,
     StorageTimeoutError,
 )
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity, ModelLayout, Pages, PoolSpec, Tier
+from unified_cache.pool import Pages, Tier
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.ranks import LocalRanks, RankGroup, check_alike, together
 from unified_cache.ranks.agreement import failed_ranks
-from unified_cache.ranks.shards import Shard, heads_per_unit
 from unified_cache.seal import Label
-from unified_cache.storage_backends.manifest import described_by
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.window import SPAN_ALL
 
 PAGE = 4
@@ -63,30 +60,6 @@ def bits(text: str) -> Pages:
 def engine(spans: tuple[int, ...] = SPANS, host: int = 24) -> ToyEngine:
     room = tuple(host for _ in spans)
     return ToyEngine(toy_layout(spans, PAGE), room, room, None, InlineWorkers())
-
-
-def prompt_of(cache: UnifiedCache, pages: int) -> Prompt:
-    return cache.prompt(np.arange(pages * PAGE, dtype=np.int32))
-
-
-def served(toy: ToyEngine, pages: int) -> Prompt:
-    prompt = prompt_of(toy.cache, pages)
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.release(lock)
-    return prompt
-
-
-def over(cache: UnifiedCache, operation: Operation | None) -> Operation:
-    assert operation is not None
-    cache.settle(30)
-    return operation
-
-
-def same(results: Sequence[Result]) -> Result:
-    """Return what all ranks return."""
-    assert all(result == results[0] for result in results), results
-    return results[0]
 
 
 # ---- agreeing ----------------------------------------------------------------------------------------------------
@@ -263,28 +236,10 @@ class Call:
         return self.returned
 
 
-class Failing(MemoryStorage):
-    """Raises from get and put when told to."""
-
-    broken = False
-
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
-        self._fail()
-        return super().get(pages)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        self._fail()
-        return super().put(pages, level)
-
-    def _fail(self) -> None:
-        if self.broken:
-            raise StorageError("the disk is gone", retryable=False)
-
-
 @pytest.mark.parametrize("leg", [Leg.BACKUP, Leg.PREFETCH])
 def test_a_transfer_that_fails_on_one_rank_fails_on_all_and_leaves_the_same(leg: Leg) -> None:
     def live(ranks: ThreadRanks) -> tuple[str, str, int]:
-        store = Failing()
+        store = FailingStorage()
         toy = engine()
         cache = ranked(toy, ranks, store)
         prompt = served(toy, 4)
@@ -469,162 +424,6 @@ def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
             cache.check()
 
     in_threads(2, live)
-
-
-# ---- who stores what ---------------------------------------------------------------------------------------------
-
-
-def mixed_layout() -> ModelLayout:
-    """Make MLA with recurrent state: what attention keeps is alike on all ranks, the state is not."""
-    full = ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64, True), PoolSpec("index", 40, True)))
-    return ModelLayout(PAGE, (full, ToyComponent("state", 1, (PoolSpec("state", 48),))))
-
-
-class Counting(Failing):
-    """Shared by all ranks; counts the puts of each pool."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.puts: list[Label] = []
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        self.puts += [page.label for page in pages]
-        return super().put(pages, level)
-
-
-def identity_of(rank: int, size: int) -> Identity:
-    shard = Shard.of_rank(rank, size, 8, 32)
-    return replace(IDENTITY, shard=shard.text, stage=shard.stage)
-
-
-def on_shared_store(
-    store: Counting, live: Callable[[ToyEngine, ThreadRanks], Result], size: int = 2, chosen: ModelLayout | None = None
-) -> list[Result]:
-    """Run ranks over one store."""
-    model = mixed_layout() if chosen is None else chosen
-    room = tuple(24 for _ in model.components)
-
-    def opened(ranks: ThreadRanks) -> Result:
-        toy = ToyEngine(model, room, room, None, InlineWorkers())
-        ranked(toy, ranks, None, identity=identity_of(ranks.rank, ranks.size)).attach(store)
-        return live(toy, ranks)
-
-    return in_threads(size, opened)
-
-
-def test_replicated_pools_are_stored_by_one_rank_and_read_by_all() -> None:
-    store = Counting()
-
-    def live(toy: ToyEngine, ranks: ThreadRanks) -> tuple[list[int], int, int]:
-        cache = toy.cache
-        prompt = served(toy, 4)
-        over(cache, cache.backup(prompt))
-        stored = cache.stats().traffic[Leg.STORE].component_pages
-        cache.reset()
-        fetched = over(cache, cache.prefetch(prompt))
-        over(cache, cache.load(prompt))
-        lock = cache.lock(cache.match(prompt))
-        return stored, fetched.pages_count, toy.verify(prompt, lock)
-
-    assert same(on_shared_store(store, live)) == ([4, 1], 4, 5)
-    puts = [label.pool for label in store.puts]
-    assert [puts.count(pool) for pool in ("kv", "index", "state")] == [4, 4, 2]
-    owners = {pool: {label.identity for label in store.puts if label.pool == pool} for pool in puts}
-    assert [len(owners[pool]) for pool in ("kv", "index", "state")] == [1, 1, 2]
-
-
-def test_what_the_one_writer_could_not_store_is_stored_for_nobody() -> None:
-    store = Counting()
-    store.broken = True
-
-    def live(toy: ToyEngine, ranks: ThreadRanks) -> tuple[OperationState, list[int]]:
-        operation = over(toy.cache, toy.cache.backup(served(toy, 4)))
-        return operation.state, toy.cache.stats().traffic[Leg.STORE].component_pages
-
-    latent = ModelLayout(PAGE, mixed_layout().components[:1])
-    assert same(on_shared_store(store, live, 4, latent)) == (OperationState.FAILED, [0])
-    assert store.puts, "the first rank tried"
-
-
-def test_groups_of_other_sizes_share_replicated_pools_and_equal_shards() -> None:
-    mixed = mixed_layout()
-    by_size = {size: [identity_of(rank, size).owners(mixed) for rank in range(size)] for size in (1, 2, 4)}
-    assert len({owners["kv"] for found in by_size.values() for owners in found}) == 1
-    assert len({owners["state"] for found in by_size.values() for owners in found}) == 1 + 2 + 4
-
-
-def test_an_identity_that_names_no_shard_owns_everything_under_its_own_digest() -> None:
-    for model in (mixed_layout(), toy_layout(SPANS, PAGE)):
-        assert set(IDENTITY.owners(model).values()) == {IDENTITY.digest(model)}
-        assert IDENTITY.parts(model) == ((IDENTITY, model),)
-
-
-def test_a_store_is_told_of_both_owners_of_a_mixed_layout() -> None:
-    told: list[bytes] = []
-
-    class Told(MemoryStorage):
-        def register(self, manifest: Manifest, slabs: object) -> None:
-            described_by(manifest)
-            told.append(manifest.identity)
-
-    mixed = mixed_layout()
-    toy = ToyEngine(mixed, (8, 8), (8, 8), None, InlineWorkers())
-    ranked(toy, LocalRanks(), Told(), identity=identity_of(1, 2))
-    owners = identity_of(1, 2).owners(mixed)
-    assert told == [owners["kv"], owners["state"]]
-
-
-def test_a_replicated_pool_beside_sharded_attention_is_refused() -> None:
-    full = ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64),))
-    with pytest.raises(LayoutError, match="those of full must be"):
-        ModelLayout(PAGE, (full, ToyComponent("state", 1, (PoolSpec("state", 48, True),))))
-
-
-@pytest.mark.parametrize(
-    ("model", "replicated"), [("deepseek-v4-flash", True), ("deepseek-v3.2", True), ("qwen3-next-80b-a3b", False)]
-)
-def test_latent_attention_is_replicated_and_heads_are_not(model: str, replicated: bool) -> None:
-    assert {pool.replicated for pool in layout(model).pools} == {replicated}
-
-
-def test_whether_a_pool_is_replicated_changes_no_identity() -> None:
-    assert PoolSpec("kv", 64, True) == PoolSpec("kv", 64)
-    alike = ModelLayout(PAGE, (ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64, True),)),))
-    apart = ModelLayout(PAGE, (ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64),)),))
-    assert IDENTITY.digest(alike) == IDENTITY.digest(apart)
-
-
-# ---- shards ------------------------------------------------------------------------------------------------------
-
-
-def test_a_shard_is_named_by_what_it_holds() -> None:
-    assert Shard.of_rank(1, 4, 8, 32).text == "heads 2-4/8, layers 0-32/32"
-    assert Shard.of_rank(3, 16, 8, 32) == Shard.of_rank(2, 16, 8, 32), "two ranks share a head"
-    assert Shard(0, 8, 8, 16, 32, 32).stage == "layers 16-32/32"
-
-
-def test_groups_of_two_four_and_eight_share_units_of_heads() -> None:
-    unit = heads_per_unit(8, (2, 4, 8))
-    assert unit == 1
-    assert heads_per_unit(32, (2, 4, 8)) == 4
-    assert heads_per_unit(4, (2, 4, 8)) == 1
-    for size in (2, 4, 8):
-        units = [part.text for rank in range(size) for part in Shard.of_rank(rank, size, 32, 9).units(4)]
-        assert units == [part.text for part in Shard(0, 32, 32, 0, 9, 9).units(4)]
-
-
-def test_a_shard_that_cannot_be_is_refused() -> None:
-    for make in (
-        lambda: Shard(2, 2, 8, 0, 1, 1),
-        lambda: Shard(0, 9, 8, 0, 1, 1),
-        lambda: Shard(0, 1, 8, 0, 0, 1),
-        lambda: Shard.of_rank(4, 4, 8, 1),
-        lambda: Shard.of_rank(0, 3, 8, 1),
-        lambda: Shard.of_rank(1, 2, 8, 1).units(3),
-        lambda: heads_per_unit(8, (2, 3)),
-    ):
-        with pytest.raises(LayoutError):
-            make()
 
 
 # ---- anything at any time ----------------------------------------------------------------------------------------

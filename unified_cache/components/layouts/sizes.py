@@ -94,7 +94,7 @@ class LayerBytes:
     recurrent: Sequence[int] = ()
     """Bytes per checkpoint of each recurrent layer."""
     replicated: bool = False
-    """Whether every tensor-parallel rank keeps all of attention's rows, as of MLA; recurrent state is always sharded."""
+    """Whether every tensor-parallel rank keeps all rows of attention, as of MLA; recurrent state is always sharded."""
 
     def sized(self, architecture: str, page_size: int, window_tokens: int | None) -> "SizedLayout":
         """Return the layout; ``window_tokens`` is what sliding-window layers keep.
