@@ -97,7 +97,7 @@ class _Call:
 
     def __call__(self, *given: object, **named: object) -> object:
         disk, name = self._disk, self._name
-        right = _no_sync if name == "fsync" else self._right
+        right: Callable[..., object] = _no_sync if name == "fsync" else self._right
         if disk.only not in ("", name):
             return right(*given, **named)
         number = len(disk.calls)
