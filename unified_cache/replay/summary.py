@@ -74,6 +74,10 @@ def verdict(result: ReplayResult) -> list[str]:
         )
     else:
         lines.append(f"no payload moved: bytes are what would have; {result.leaked_slots:,} slots leaked")
+    moved = [component.moved_pages for component in result.components]
+    unstored = sum(pages["backup"] - pages["store"] for pages in moved)
+    if result.settings.plan.storage is not None and unstored:
+        lines.append(f"{unstored:,} pages were backed up and not stored: the store had no room for them")
     if result.flawed_pages:
         lines.append(f"{result.flawed_pages:,} pages came damaged from storage, and were refused")
     return lines
