@@ -6,6 +6,10 @@ PYTHON ?= python3
 ARGS ?=
 # Processes that share the tests.
 TEST_WORKERS ?= 2
+# What `make sim` simulates: the first seed, how many seeds, and operations of all of them together.
+SEED ?= 0
+SEEDS ?= 200
+OPS ?= 1000000
 # Hang guard for one test, seconds, under `make test-long`; `make test` takes it from pyproject.toml.
 TEST_LONG_TIMEOUT_S ?= 3600
 
@@ -29,7 +33,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-long check mutants bench fmt proto clean help
+.PHONY: run test test-long check sim mutants bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -52,6 +56,9 @@ check: $(READY)  ## everything a change must pass: format, lint, types, generate
 	$(BIN)/python scripts/generate_proto.py check
 	$(BIN)/python scripts/check_wheel.py
 	@$(MAKE) --no-print-directory test
+
+sim: $(READY)  ## simulate the whole cache with faults; make sim SEED=7 OPS=5000 SEEDS=1 replays one seed
+	@$(BIN)/python -m tests.sim --seed $(SEED) --ops $(OPS) --seeds $(SEEDS)
 
 mutants: $(READY)  ## plant known mistakes, one at a time; the tests must catch every one
 	@$(BIN)/python scripts/mutants.py $(ARGS)

@@ -1,0 +1,443 @@
+"""Every invariant, after every operation: what ``UnifiedCache.check`` says node by node, said over arrays at once.
+
+The walk lays all nodes' pages end to end, so that an invariant is one comparison, and compares them with the plain
+truth that the simulation keeps by itself: which page each slot's bytes are, and who holds the slots that are out.
+``check`` itself runs now and then beside it; a test shows that each sees what the other sees.
+
+Slots, pages and queues of all lanes stand in one array each; a lane's part begins at its own *base*.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import chain, repeat
+from operator import attrgetter, is_, itemgetter, or_
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.cache_model import WatchedTree
+from tests.sim.memory import POOLS_MAX, ContentMemory, Contents, KeyNumbers, Rows
+from unified_cache.cache import UnifiedCache
+from unified_cache.page import PageKey, key_chain
+from unified_cache.pool import Slots, Tier
+from unified_cache.tree import Lock
+from unified_cache.tree.node import Node
+from unified_cache.window import window
+
+Numbers = npt.NDArray[np.int64]
+
+FREE, OUT, KEPT = range(3)
+"""States of a slot, as the allocators write them down."""
+
+_NONE: Numbers = np.empty(0, np.int64)
+_NO_SLOTS: Slots = np.empty(0, np.int32)
+_HOLES = [np.full(pages, -1, np.int32) for pages in range(256)]
+
+_columns = attrgetter("start", "end", "live", "locks", "last_hole", "slots", "full_children", "queued", "edges")
+_more_columns = attrgetter("arriving", "parent", "key", "dead")
+_third = itemgetter(2)
+
+
+class Claim(NamedTuple):
+    """What one request or one transfer holds, reads and brings; any of it may be nothing."""
+
+    out: Numbers = _NONE
+    """Slots that it has been given, each counted from its lane's base."""
+    rows: Rows = _NONE
+    """Where on the device pages lie that it has written, and ``contents``, what they are."""
+    contents: Contents = _NONE
+    read_lanes: Numbers = _NONE
+    """Pages that it reads in the tree: lane, page number and slot of each."""
+    read_numbers: Contents = _NONE
+    read_slots: Slots = _NO_SLOTS
+    marked_lanes: Numbers = _NONE
+    """Pages that it brings from tier to tier, which the tree marks."""
+    marked_numbers: Contents = _NONE
+    full: Slots = _NO_SLOTS
+    """Full slots out, and ``peers``, the slots that they must lead to, 0 for none."""
+    peers: Slots = _NO_SLOTS
+
+
+class Picture:
+    """A tree's pages at one moment."""
+
+    def __init__(self, lanes: int, keys_count: int) -> None:
+        self.keys_count = keys_count
+        self.slot_of: npt.NDArray[np.int32] = np.full((lanes, keys_count), -1, np.int32)
+        """By lane and page number: the slot that holds the page, -1 where none does."""
+        self.nodes_count = 0
+        self.depth_of: dict[Lock, int] = {}
+        """Nodes from the root to the end of each lock that is out."""
+        self.device: tuple[Rows, Contents] = (_NONE, _NONE)
+        """Rows of the device that are written, and what must stand there: pages of the tree and of requests."""
+        self.host: tuple[Rows, Contents] = (_NONE, _NONE)
+        self.mark: tuple[int, ...] = ()
+        """Counters that move with any change of tree, slots or map."""
+
+    def held(self, lane: int, numbers: Contents) -> npt.NDArray[np.bool_]:
+        """Tell which pages a lane holds."""
+        known = np.zeros(len(numbers), np.bool_)
+        old = numbers < self.keys_count
+        known[old] = self.slot_of[lane, numbers[old]] >= 0
+        return known
+
+
+class Audit:
+    """Looks at one cache again and again."""
+
+    def __init__(self, cache: UnifiedCache, tree: WatchedTree, memory: ContentMemory, numbers: KeyNumbers) -> None:
+        self._cache = cache
+        self._tree = tree
+        self.memory = memory
+        self.numbers = numbers
+        self._components = len(cache.layout.components)
+        self._lanes = 2 * self._components
+        self._allocators = [allocator for tier in cache._ledger._allocators for allocator in tier]
+        capacities = [allocator.capacity + 1 for allocator in self._allocators]
+        self.bases: Numbers = np.cumsum([0, *capacities])
+        """By lane: where its slots begin in an array of all slots."""
+        self._chains: dict[Node, tuple[bytes, Contents, PageKey]] = {}
+        """Of each node: its tokens, the numbers of its pages, and the key of the last one."""
+        self.picture = Picture(self._lanes, 0)
+
+    def look(self, claims: Sequence[Claim]) -> Picture:
+        """Assert everything; return what was seen."""
+        state = self._tree._state
+        for seed, root in state.roots.items():
+            assert (root.key, root.parent, root.pinned()) == (seed, None, False), "a root is not what it should be"
+            assert root.children, "a root without children is kept"
+        nodes = [child for root in state.roots.values() for child in root.children.values()]
+        for node in nodes:
+            if node.children:
+                nodes.extend(node.children.values())
+        known = len(self.numbers.keys)
+        numbers = self._number(nodes, state.page_key_bytes)
+        assert len(self.numbers.keys) == known, "the tree holds a page that nobody has asked for"
+        picture = Picture(self._lanes, known)
+        picture.nodes_count = len(nodes)
+        locks = self._tree.locks_out()
+        if nodes:
+            walk = _Walk(nodes, self._components, state.page_key_bytes)
+            walk.check_live()
+            walk.check_holes()
+            self._check_locks(walk, locks)
+            walk.check_place()
+            self._check_queues(walk)
+            picture.slot_of[:, numbers] = walk.slots
+            assert np.count_nonzero(picture.slot_of >= 0) == walk.held_count, "a page stands in the tree twice"
+            self._check_marks(walk, numbers, claims, known)
+            picture.depth_of = {lock: _depth(lock.node) for lock in locks}
+        else:
+            assert not any(lock.end for lock in locks), "locks on an empty tree"
+        self._check_contents(picture, claims)
+        self._check_owners(picture, claims)
+        self._check_map(picture, claims)
+        picture.mark = self._mark()
+        self.picture = picture
+        return picture
+
+    def _number(self, nodes: list[Node], page_key_bytes: int) -> Contents:
+        """Number all pages, and see that each node hangs where it should.
+
+        What a node's pages are called is computed when it is new or was cut.
+        """
+        chains: dict[Node, tuple[bytes, Contents, PageKey]] = {}
+        found = self._chains.get
+        for node in nodes:
+            key = node.key
+            parent = node.parent
+            assert parent is not None
+            assert parent.children[key[:page_key_bytes]] is node, "a child stands under another page"
+            favourite = node.favourite
+            assert favourite is None or (favourite.parent is node and not favourite.dead), "a favourite is no child"
+            known = found(node)
+            if known is None or known[0] is not key:
+                above = chains[parent][2] if parent in chains else parent.key
+                keys = key_chain(above, key, self._tree.page_size)
+                known = (key, self.numbers.of(keys), keys[-1])
+            chains[node] = known
+        self._chains = chains
+        return np.concatenate([numbers for _, numbers, _ in chains.values()]) if chains else _NONE
+
+    def _check_locks(self, walk: "_Walk", locks: Sequence[Lock]) -> None:
+        """Compare the counts in the nodes with the locks that are out."""
+        expected: dict[int, list[int]] = {}
+        begins: dict[tuple[int, int, int], int] = {}
+        index = walk.index
+        for lock in locks:
+            if not lock.end:
+                continue
+            assert lock.node in index, "a locked node died"
+            assert lock.node.end == lock.end, "a lock's node ends elsewhere"
+            first = int(lock.tier) * self._components
+            for component, start in lock.held:
+                lane = first + component
+                node: Node | None = lock.node
+                while node is not None and node.end > start:
+                    number = index[node]
+                    if node.start >= start:
+                        if number not in expected:
+                            expected[number] = [0] * self._lanes
+                        expected[number][lane] += 1
+                    else:
+                        place = (number, lane, start)
+                        begins[place] = begins.get(place, 0) + 1
+                    node = node.parent
+        none = [0] * self._lanes
+        counts = [expected.get(number, none) for number in range(len(walk.nodes))]
+        assert list(walk.locks) == counts, "the lock counts of nodes are not those of the locks that are out"
+        walk.locked = expected
+        found = {
+            (number, lane, page): edge_count
+            for number, edges in walk.edges.items()
+            for lane, pages in edges.items()
+            for page, edge_count in pages.items()
+        }
+        assert found == begins, "locks that begin inside nodes are wrong"
+
+    def _check_queues(self, walk: "_Walk") -> None:
+        """What could be evicted stands in its queue, once, and dead entries are counted."""
+        recency = self._tree._state.recency
+        used = reduce(or_, walk.queued)
+        for line, queue in enumerate(recency._queues):
+            if not queue and not used >> line & 1:
+                assert not recency._dead_counts[line], "dead entries are miscounted"
+                continue
+            standing = set(map(_third, queue))
+            assert len(standing) == len(queue), "a node stands twice in one queue"
+            dead = standing.difference(walk.index)
+            assert len(dead) == recency._dead_counts[line], "dead entries are miscounted"
+            said = {node for node, bits in zip(walk.nodes, walk.queued, strict=True) if bits >> line & 1}
+            assert standing.difference(dead) == said, "a node stands in other queues than it says"
+        evictable = walk.live > 0
+        evictable[0] &= walk.full_children[0] == 0
+        evictable[self._components] &= walk.full_children[1] == 0
+        locked = [
+            (lane, number)
+            for number, lanes in walk.locked.items()
+            for lane, lock_count in enumerate(lanes)
+            if lock_count
+        ]
+        if locked:
+            evictable[tuple(zip(*locked, strict=True))] = False
+        for number, edges in walk.edges.items():
+            for lane in edges:
+                evictable[lane, number] = recency.evictable(walk.nodes[number], lane)
+        queued = np.array(walk.queued) >> np.arange(self._lanes)[:, None] & 1
+        for lane in np.flatnonzero(recency.tracked).tolist():
+            for number in np.flatnonzero(evictable[lane]).tolist():
+                node = walk.nodes[number]
+                assert all(node.queued >> line & 1 for line in recency.lines(node, lane)), "not in the queue"
+                evictable[lane, number] = False
+        assert not (evictable & (queued == 0)).any(), "an evictable node is not in the queue"
+
+    def _check_marks(self, walk: "_Walk", numbers: Contents, claims: Sequence[Claim], known: int) -> None:
+        """What the tree says will arrive is what transfers bring, each page by one."""
+        found = [_NONE]
+        for number, arriving in walk.arriving.items():
+            first = int(walk.offsets[number])
+            for lane, marks in arriving.items():
+                assert len(marks) == walk.nodes[number].pages, "marks of another length than the run"
+                found.append(numbers[first : first + len(marks)][marks] + lane * known)
+        expected = _joined(
+            [claim.marked_lanes * known + claim.marked_numbers for claim in claims if len(claim.marked_lanes)]
+        )
+        if len(expected) or len(found) > 1:
+            assert _same(np.sort(np.concatenate(found)), np.sort(expected)), "marks differ from transfers"
+
+    def _check_contents(self, picture: Picture, claims: Sequence[Claim]) -> None:
+        """The bytes of every page held are that page's, on both tiers; what transfers read is where it was."""
+        memory = self.memory
+        device_rows, device_contents, host_rows, host_contents = [], [], [], []
+        for number, component in enumerate(self._cache.layout.components):
+            on_device, on_host = picture.slot_of[number], picture.slot_of[self._components + number]
+            device_pages, host_pages = np.flatnonzero(on_device >= 0), np.flatnonzero(on_host >= 0)
+            device_slots, host_slots = on_device[device_pages], on_host[host_pages]
+            device_pages *= POOLS_MAX
+            host_pages *= POOLS_MAX
+            for pool in component.pools:
+                if pool.page_bytes:
+                    device_rows.append(memory.on_device(pool, device_slots))
+                    device_contents.append(device_pages + memory.numbers[pool.name])
+                    host_rows.append(memory.on_host(pool, host_slots))
+                    host_contents.append(host_pages + memory.numbers[pool.name])
+        for claim in claims:
+            device_rows.append(claim.rows)
+            device_contents.append(claim.contents)
+        picture.device = _joined(device_rows), _joined(device_contents)
+        picture.host = _joined(host_rows), _joined(host_contents)
+        self._check_bytes(picture)
+        reading = [claim for claim in claims if len(claim.read_lanes)]
+        read = _joined([claim.read_lanes * picture.keys_count + claim.read_numbers for claim in reading])
+        slots = _joined([claim.read_slots for claim in reading]).astype(np.int32)
+        assert _same(picture.slot_of.reshape(-1)[read], slots), "a page that a transfer reads has moved or gone"
+
+    def _check_bytes(self, picture: Picture) -> None:
+        for stored, (rows, contents) in ((self.memory.device, picture.device), (self.memory.host, picture.host)):
+            assert _same(stored[rows], contents), "wrong bytes in a page"
+
+    def _mark(self) -> tuple[int, ...]:
+        state, paired = self._tree._state, self._cache._ledger.paired
+        free_counts = [allocator.free_count for allocator in self._allocators]
+        kept_counts = [allocator._kept_count for allocator in self._allocators]
+        version = paired.map.version if paired is not None else 0
+        return (state.version, state.recency.clock, state.recency._sequence, version, *free_counts, *kept_counts)
+
+    def look_at_bytes(self) -> Picture:
+        """Assert that a job's slice has left every byte right that was, and all else alone: it never sees the tree.
+
+        What stands where is as in the picture before, and is not walked again.
+        """
+        assert self._mark() == self.picture.mark, "a job has changed what only its owner may"
+        self._check_bytes(self.picture)
+        return self.picture
+
+    def _check_owners(self, picture: Picture, claims: Sequence[Claim]) -> None:
+        """Every slot is free, in the tree, or in one hand; in one of these only."""
+        lanes, pages = np.nonzero(picture.slot_of >= 0)
+        kept = picture.slot_of[lanes, pages] + self.bases[lanes]
+        out = _joined([claim.out for claim in claims])
+        free = _joined(
+            [
+                allocator._free[: allocator._free_count] + base
+                for allocator, base in zip(self._allocators, self.bases.tolist(), strict=False)
+            ]
+        )
+        states = np.concatenate([allocator._states for allocator in self._allocators])
+        times = np.bincount(np.concatenate((kept, out, free, self.bases[:-1])), minlength=len(states))
+        assert len(times) == len(states), "a slot is out of range"
+        assert (times == 1).all(), "a slot is in no hand, or in two"
+        assert (states[kept] == KEPT).all(), "the tree holds a slot that is not its own"
+        assert (states[out] == OUT).all(), "a slot is with somebody, and not out"
+        assert (states[free] == FREE).all(), "a slot is free, and not"
+        kept_counts = np.bincount(lanes, minlength=self._lanes).tolist()
+        assert [allocator._kept_count for allocator in self._allocators] == kept_counts, "kept slots are miscounted"
+
+    def _check_map(self, picture: Picture, claims: Sequence[Claim]) -> None:
+        """Full slots lead to the peers of their pages, in the tree and with requests; all others lead nowhere."""
+        ledger, mapped = self._cache._ledger, self._cache.layout.mapped
+        if ledger.paired is None or mapped is None:
+            return
+        table = ledger.paired.map.table
+        expected = np.zeros(len(table), np.int32)
+        expected[-1] = -1
+        full = picture.slot_of[0]
+        held = full >= 0
+        expected[full[held]] = np.maximum(picture.slot_of[mapped][held], 0)
+        for claim in claims:
+            expected[claim.full] = claim.peers
+        assert _same(table, expected), "the map differs from the pages"
+
+
+class _Walk:
+    """All nodes of a tree, parents first, as columns; arrays are by lane, then by node or page."""
+
+    def __init__(self, nodes: list[Node], components: int, page_key_bytes: int) -> None:
+        self.nodes = nodes
+        self.components = components
+        self.index = {node: number for number, node in enumerate(nodes)}
+        (starts, ends, self._live, self.locks, self._last_hole, slots, self._full_children, self.queued, edges) = zip(
+            *map(_columns, nodes), strict=True
+        )
+        arriving, parents, keys, dead = zip(*map(_more_columns, nodes), strict=True)
+        assert True not in dead, "a dead node is in the tree"
+        self.starts = np.array(starts)
+        self.ends = np.array(ends)
+        self.pages = self.ends - self.starts
+        pages = self.pages.tolist()
+        assert min(pages) > 0, "a node has no pages"
+        assert list(map(len, keys)) == [count * page_key_bytes for count in pages], "key and pages differ in length"
+        self.edges = {number: begins for number, begins in enumerate(edges) if begins is not None}
+        self.arriving = {number: marks for number, marks in enumerate(arriving) if marks is not None}
+        get = self.index.get
+        self.parents = np.array([get(parent, -1) for parent in parents])
+        self.below = self.parents >= 0
+        self.offsets = np.cumsum(self.pages) - self.pages
+        by_lane = list(zip(*slots, strict=True))
+        holes = [_HOLES[count] for count in pages]
+        arrays = [none if held is None else held for lane in by_lane for held, none in zip(lane, holes, strict=True)]
+        lanes = 2 * components
+        assert list(map(len, arrays)) == pages * lanes, "slots have another length than the run"
+        self.slots = np.concatenate(arrays).reshape(lanes, -1)
+        self.held = self.slots >= 0
+        self.held_count = np.count_nonzero(self.held)
+        self.live = np.add.reduceat(self.held, self.offsets, axis=1, dtype=np.int64)
+        """Counted, not read."""
+        nothing = list(map(is_, chain.from_iterable(by_lane), repeat(None)))
+        assert nothing == (self.live == 0).reshape(-1).tolist(), "an empty array of slots is kept"
+        self.position = np.arange(self.slots.shape[1]) - np.repeat(self.offsets, self.pages)
+        self.full_children = np.empty((2, len(nodes)), np.int64)
+        self.locked: dict[int, list[int]] = {}
+        """By node: its lock counts, as far as there are any."""
+
+    def check_place(self) -> None:
+        assert _same(self.starts, np.where(self.below, self.ends[self.parents], 0)), "a child starts elsewhere"
+        leaf = np.ones(len(self.nodes), np.bool_)
+        leaf[self.parents[self.below]] = False
+        leaf[list(self.locked)] = False
+        leaf[list(self.edges)] = False
+        alive = np.maximum(self.live[0], self.live[self.components])
+        assert (alive == self.pages)[leaf].all(), "a dead tail is kept"
+
+    def check_live(self) -> None:
+        held = self.held
+        assert self.slots.all(), "the padding slot is held"
+        assert self.live.T.tolist() == list(self._live), "live is wrong"
+        for tier in Tier:
+            first = int(tier) * self.components
+            full = self.live[first]
+            assert _same(held[first], self.position < np.repeat(full, self.pages)), "Full has a hole in a node"
+            below = self.below & (full > 0)
+            assert not (below & (full != self.pages)[self.parents]).any(), "Full has a hole above a node"
+            self.full_children[int(tier)] = np.bincount(self.parents[below], minlength=len(self.nodes))
+            if self.components > 1:
+                assert not (held[first + 1 : first + self.components] & ~held[first]).any(), "a page without Full"
+        assert self.full_children.T.tolist() == list(self._full_children), "full_children is wrong"
+
+    def check_holes(self) -> None:
+        if self.components == 1:
+            return
+        missing = np.logical_not(self.held)
+        missing[self.components :] &= missing[: self.components]
+        last = np.maximum.reduceat(np.where(missing, self.position + 1, 0), self.offsets, axis=1)
+        windowed = [lane for lane in range(2 * self.components) if lane % self.components]
+        found = list(map(itemgetter(*windowed), self._last_hole))
+        assert list(zip(*last[windowed].tolist(), strict=True)) == found, "last_hole is wrong"
+
+
+def longest(picture: Picture, numbers: Contents, spans: Sequence[int]) -> tuple[int, int]:
+    """Return the longest prefix of which every component holds its window, on the device and on any tier.
+
+    The definition itself, tried from the end.
+    """
+    on_device = [picture.held(component, numbers) for component in range(len(spans))]
+    on_host = [picture.held(len(spans) + component, numbers) for component in range(len(spans))]
+    anywhere = [one | other for one, other in zip(on_device, on_host, strict=True)]
+
+    def end_of(held: list[list[bool]]) -> int:
+        return next(
+            end
+            for end in range(len(numbers), -1, -1)
+            if all(all(pages[window(end, span) : end]) for pages, span in zip(held, spans, strict=True))
+        )
+
+    return end_of([pages.tolist() for pages in on_device]), end_of([pages.tolist() for pages in anywhere])
+
+
+def _joined(arrays: Sequence[Numbers | Slots]) -> Numbers:
+    return np.concatenate((_NONE, *arrays))
+
+
+def _same(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> bool:
+    """Compare two arrays of one type; several times as fast as ``np.array_equal``."""
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+def _depth(node: Node) -> int:
+    depth = 0
+    at = node
+    while at.parent is not None:
+        depth += 1
+        at = at.parent
+    return depth

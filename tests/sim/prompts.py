@@ -1,0 +1,68 @@
+"""Prompts as conversations make them: continued, branched off, and now and then new."""
+
+import random
+from collections import deque
+
+from tests.sim.memory import Contents, KeyNumbers
+from unified_cache.page import Namespace, Prompt
+
+NAMESPACES = (Namespace(), Namespace(tenant="b"))
+
+KNOWN_MAX = 120
+"""Prompts that may be continued."""
+NEW_SHARE = 0.15
+PAGES_MAX = 20
+BEGINNINGS = 4
+"""Prompts begin with one of so many runs of pages: system prompts."""
+PAGE_KINDS = 6
+"""Pages differ in one token out of so many, so that two prompts meet by chance, too."""
+
+
+class Prompts:
+    """An endless supply."""
+
+    def __init__(self, rng: random.Random, page_size: int, numbers: KeyNumbers) -> None:
+        self._rng = rng
+        self._page_size = page_size
+        self._numbers = numbers
+        self._known: list[tuple[Prompt, Contents]] = []
+        self._backed_up: deque[tuple[Prompt, Contents]] = deque(maxlen=KNOWN_MAX)
+
+    def known(self) -> tuple[Prompt, Contents]:
+        """Return a prompt that was asked for before, with the numbers of its pages; new if there is none."""
+        return self._rng.choice(self._known) if self._known else self.next()
+
+    def note_backup(self, prompt: Prompt, numbers: Contents) -> None:
+        """Remember that a prompt was to be backed up."""
+        self._backed_up.append((prompt, numbers))
+
+    def backed_up(self) -> tuple[Prompt, Contents]:
+        """Return a prompt that was to be backed up, or any other known one."""
+        return self._rng.choice(self._backed_up) if self._backed_up and self._rng.random() < 0.8 else self.known()
+
+    def next(self) -> tuple[Prompt, Contents]:
+        """Return a prompt to serve: a known one, mostly continued or cut and continued, or a new one."""
+        rng = self._rng
+        if self._known and rng.random() > NEW_SHARE:
+            old, _ = rng.choice(self._known)
+            tokens, seed = old.tokens, old.seed
+            if rng.random() < 0.35 or old.pages_count >= PAGES_MAX:
+                tokens = tokens[: rng.randrange(1, old.pages_count + 1) * self._page_size * 4]
+            for _ in range(rng.randrange(5)):
+                tokens += self._page(rng.randrange(PAGE_KINDS))
+        else:
+            seed = rng.choice(NAMESPACES).seed
+            beginning = rng.randrange(BEGINNINGS)
+            tokens = b"".join(self._page(1000 + beginning * 10 + page) for page in range(1 + beginning))
+            for _ in range(rng.randrange(2, 12)):
+                tokens += self._page(rng.randrange(PAGE_KINDS))
+        prompt = Prompt(tokens, self._page_size, seed)
+        made = (prompt, self._numbers.of(prompt.keys))
+        if len(self._known) < KNOWN_MAX:
+            self._known.append(made)
+        else:
+            self._known[rng.randrange(KNOWN_MAX)] = made
+        return made
+
+    def _page(self, kind: int) -> bytes:
+        return kind.to_bytes(4, "little") * self._page_size

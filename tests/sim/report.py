@@ -1,0 +1,125 @@
+"""Run seeds and say in one line what came of it."""
+
+import gc
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.sim.schedule import TRANSFERS
+from tests.sim.simulation import Simulation
+from unified_cache.errors import CacheError
+
+SECONDS_A_MINUTE = 60
+
+
+def is_faulty(seed: int) -> bool:
+    """Tell whether a seed has faults: two out of three have, of every component set."""
+    return seed // 6 % 3 != 0
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise broken, and how to see it again."""
+
+    seed: int
+    operations: int
+    """So many lead to it; the last one shows it, or the end of the run after it."""
+    what: str
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed}, operation {self.operations}: {self.what}\n"
+            f"    replay: python -m tests.sim --seed {self.seed} --ops {self.operations} --seeds 1"
+        )
+
+
+@dataclass
+class Report:
+    """What simulations did together."""
+
+    seeds: int = 0
+    faulty_seeds: int = 0
+    operations: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[Violation] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    """In the tree, after each operation."""
+    fill: list[float] = field(default_factory=list)
+    """After each operation: how full the tier is that has most room, of device, host and storage."""
+    hashes: dict[int, str] = field(default_factory=dict)
+    """By seed: of everything that happened, in its order."""
+    cpu_s: float = 0.0
+
+    @property
+    def operations_count(self) -> int:
+        return self.operations.total()
+
+    @property
+    def transfers_share(self) -> float:
+        return sum(self.operations[kind] for kind in TRANSFERS) / max(1, self.operations_count)
+
+    @property
+    def nodes_median(self) -> float:
+        return statistics.median(self.nodes or [0])
+
+    @property
+    def fill_median(self) -> float:
+        return statistics.median(self.fill or [0])
+
+    def add(self, seed: int, simulation: Simulation) -> None:
+        """Add what one seed did."""
+        tally = simulation.tally
+        self.seeds += 1
+        self.faulty_seeds += is_faulty(seed)
+        self.operations += tally.operations
+        self.happened += tally.happened
+        self.faults += Counter({fault.value: count for fault, count in simulation.store.fired_count.items()})
+        self.faults += simulation.faults.fired
+        self.nodes += tally.nodes
+        self.fill += tally.fill
+        self.hashes[seed] = simulation.trace.hexdigest()
+
+    def last_line(self) -> str:
+        """Operations, seeds, faults fired by kind, violations, operations per minute; and what they were done to."""
+        faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items())) or "none"
+        rate = self.operations_count / max(self.cpu_s, 1e-9) * SECONDS_A_MINUTE
+        return (
+            f"{self.operations_count} operations ({self.transfers_share:.0%} of transfers), {self.seeds} seeds "
+            f"({self.faulty_seeds} with faults), median tree {self.nodes_median:.0f} nodes, "
+            f"median fill of the emptiest tier {self.fill_median:.0%}, faults fired: {faults}; "
+            f"{len(self.violations)} violations, {rate:,.0f} operations per minute of one core"
+        )
+
+
+def run_seed(seed: int, operations: int, report: Report) -> None:
+    """Run one seed into a report; a broken promise ends the seed and stands in the report."""
+    simulation = Simulation(seed, faulty=is_faulty(seed))
+    began_s = time.process_time()
+    done = operations
+    try:
+        for number in range(operations):
+            done = number + 1
+            simulation.step(number)
+        simulation.settle()
+    except (AssertionError, CacheError) as error:
+        what = f"{simulation.cell.name}: {type(error).__name__}: {error}"
+        report.violations.append(Violation(seed, done, what))
+    except Exception as error:
+        error.add_note(str(Violation(seed, done, simulation.cell.name)))
+        raise
+    finally:
+        report.cpu_s += time.process_time() - began_s
+        report.add(seed, simulation)
+
+
+def run_seeds(seeds: Iterable[int], operations_each: int) -> Report:
+    """Run seeds one after the other."""
+    gc.collect()
+    gc.freeze()  # what was imported will never be garbage; looking at it again and again takes a fifth of the time
+    report = Report()
+    for seed in seeds:
+        run_seed(seed, operations_each, report)
+    return report

@@ -1,0 +1,321 @@
+"""One seed's world: the real tree, cache and controller, an engine, lagging copies, a store that lies, one thread."""
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.cache_model import WatchedTree, flow_of
+from tests.sim.audit import Audit, Claim, Picture
+from tests.sim.cells import CELLS, Cell
+from tests.sim.engine import Engine
+from tests.sim.faults import DecliningStorage, Faults
+from tests.sim.memory import ContentMemory, Contents, KeyNumbers
+from tests.sim.schedule import EVICTING, FILLING, FILLING_WEIGHTS, FULL, KINDS, WEIGHTS
+from tests.sim.workers import LaggingWorkers, ManualClock, Task
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import CacheConfig
+from unified_cache.controller import Controller, Operation
+from unified_cache.page import Prompt
+from unified_cache.pool import Identity, Pages, Tier
+from unified_cache.seal import Label, verify
+from unified_cache.testing.faulty_storage import FaultyStorage
+
+OPERATION_S_MAX = 0.002
+"""Time that an operation of the owner takes, at most."""
+DELAY_S = 0.05
+"""A store's delay."""
+REQUESTS_MAX = 5
+TASKS_MAX = 14
+CHECK_EVERY = 500
+"""Operations between two calls of ``UnifiedCache.check``, beside the audit after each one."""
+SETTLE_STEPS_MAX = 5_000
+SERVED_AFTER = 5
+"""Prompts that must be served as ever once all faults have stopped."""
+
+IDENTITY = Identity("simulated")
+
+EXPECTED = ("on purpose", "were put", "was cancelled")
+"""What an operation may fail with, in the words of whoever made it fail; anything else is a bug."""
+
+_NO_NUMBERS: Contents = np.empty(0, np.int64)
+
+
+@dataclass
+class Tally:
+    """What a simulation has done."""
+
+    operations: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+    nodes: list[int] = field(default_factory=list)
+    """In the tree, after each operation."""
+    fill: list[float] = field(default_factory=list)
+    """After each operation: how full the tier is that has most room, of device, host and storage."""
+
+
+class Simulation:
+    """What a seed says, operation by operation; raises AssertionError at the first that breaks a promise."""
+
+    def __init__(self, seed: int, *, faulty: bool) -> None:
+        self.cell: Cell = CELLS[seed % len(CELLS)]
+        self.rng = random.Random(seed)
+        self.faults = Faults(self.rng, on=False)
+        self.clock = ManualClock()
+        self.numbers = KeyNumbers()
+        self.memory = ContentMemory(self.cell)
+        self.workers = LaggingWorkers(self.rng, self.clock, self.memory, self.faults)
+        layout = self.cell.layout
+        self.stored = DecliningStorage(self.cell.stored_bytes, self.faults, self.rng)
+        self.store = FaultyStorage(self.stored, self.faults, self.rng, delay_s=DELAY_S, sleep=self.clock.sleep)
+        config = CacheConfig(self.cell.device_pages, self.cell.host_pages, guard=None)
+        self.cache = UnifiedCache.assemble(layout, config, self.memory, self.workers, IDENTITY, self.store)
+        self.faults.on = faulty
+        self.cache._controller = Controller(self.workers, config.operations_max, clock=self.clock)
+        self.tree = WatchedTree.watch(self.cache)
+        self.audit = Audit(self.cache, self.tree, self.memory, self.numbers)
+        self.engine = Engine(self.cell, self.rng, self.cache, self.tree, self.audit)
+        self.owners = IDENTITY.owners(layout)
+        self.components = len(layout.components)
+        self.requests = self.engine.requests
+        self.prompts = self.engine.prompts
+        self.operations: dict[Operation, tuple[Prompt, Contents]] = {}
+        self.claim_of: dict[Task, Claim] = {}
+        self.tally = Tally(happened=self.engine.happened)
+        self.audit.look([])
+        self.trace = hashlib.sha256()
+        self.acts: dict[str, Callable[[], object]] = {
+            "begin": self.engine.begin,
+            "insert": self.engine.insert,
+            "end": self.engine.end_one,
+            "give_up": self.engine.give_up,
+            "trim": self.engine.trim,
+            "squeeze": self.engine.squeeze,
+            "reset": self.reset,
+            "backup": self.backup,
+            "load": self.load,
+            "prefetch": self.prefetch,
+            "work": self.work,
+            "poll": self.poll,
+            "cancel": self.cancel,
+        }
+
+    # ---- the run ---------------------------------------------------------------------------------------------
+
+    def run(self, operations: int) -> None:
+        """Do so many operations, each followed by a look at everything."""
+        for number in range(operations):
+            self.step(number)
+
+    def step(self, number: int) -> None:
+        kind = self.choose()
+        self.clock.sleep(self.rng.random() * OPERATION_S_MAX)
+        before = self.audit.picture
+        outcome = self.acts[kind]()
+        self.note(kind, outcome)
+        if kind == "work" or outcome is None:
+            self.audit.look_at_bytes()
+        else:
+            self.compare(kind, before, self.audit.look(self.claims()))
+        if number % CHECK_EVERY == CHECK_EVERY - 1:
+            self.check()
+
+    def note(self, kind: str, outcome: object) -> None:
+        self.tally.operations[kind] += 1
+        self.tally.nodes.append(self.audit.picture.nodes_count)
+        self.tally.fill.append(self.fill())
+        self.trace.update(repr((kind, outcome)).encode())
+
+    def fill(self) -> float:
+        ledger = self.cache._ledger
+        fills = [1 - ledger.free_count(tier, 0) / ledger.capacity(tier, 0) for tier in Tier]
+        return min(*fills, self.stored.bytes_used / self.cell.stored_bytes)
+
+    def choose(self) -> str:
+        """Draw the next operation, of those that mean something now."""
+        weights = WEIGHTS if self.tally.fill and self.tally.fill[-1] > FULL else FILLING_WEIGHTS
+        computing = any(not request.inserted for request in self.requests)
+        inserted = any(request.inserted for request in self.requests)
+        while True:
+            (kind,) = self.rng.choices(KINDS, weights)
+            if kind == "begin" and len(self.requests) >= REQUESTS_MAX:
+                kind = "insert" if computing else "end"
+            if kind in ("backup", "load", "prefetch") and len(self.workers.tasks) >= TASKS_MAX:
+                kind = "work"
+            if kind in ("work", "cancel") and not self.workers.tasks:
+                continue
+            if kind in ("insert", "give_up", "trim") and not computing:
+                continue
+            if kind == "end" and not inserted:
+                continue
+            return kind
+
+    def reset(self) -> object:
+        self.tally.happened["reset under way"] += bool(self.requests or self.workers.tasks)
+        self.cache.reset()
+        self.operations.clear()
+        return self.clock.now_s
+
+    # ---- transfers -------------------------------------------------------------------------------------------
+
+    def backup(self) -> object:
+        """Back up what a request has just computed; now and then any prompt."""
+        inserted = [request for request in self.requests if request.inserted]
+        if inserted and self.rng.random() < 0.8:
+            request = self.rng.choice(inserted)
+            prompt, self.engine.subject = request.prompt, request.numbers
+        else:
+            prompt, self.engine.subject = self.prompts.known()
+        self.prompts.note_backup(prompt, self.engine.subject)
+        return self.watch(self.cache.backup(prompt), prompt)
+
+    def load(self) -> object:
+        prompt, self.engine.subject = self.prompts.backed_up()
+        return self.watch(self.cache.load(prompt), prompt)
+
+    def prefetch(self) -> object:
+        prompt, self.engine.subject = self.prompts.backed_up()
+        return self.watch(self.cache.prefetch(prompt), prompt)
+
+    def watch(self, operation: Operation | None, prompt: Prompt) -> object:
+        assert operation is not None, "declined, though little is under way"
+        if any(task.operation is operation for task in self.workers.tasks):
+            self.operations[operation] = (prompt, self.engine.subject)
+        return operation.leg.value, operation.pages_count
+
+    def work(self) -> object:
+        done = self.workers.step()
+        if done == "idle":
+            due = min((task.due_s for task in self.workers.tasks), default=0.0)
+            self.clock.now_s = max(self.clock.now_s, due)
+            done = self.workers.step()
+        return done
+
+    def poll(self) -> object:
+        """Let one operation go on; what it publishes is of its own prompt. None if no job has ended."""
+        waiting = self.workers.tasks.copy()
+        over = self.cache.poll()
+        moved = [task for task in waiting if task not in self.workers.tasks]
+        assert len(moved) <= 1, "one completion moved two operations"
+        self.engine.subject = self.operations[moved[0].operation][1] if moved else _NO_NUMBERS
+        for operation in over:
+            assert operation.error is None or any(words in str(operation.error) for words in EXPECTED), operation.error
+            self.tally.happened[f"{operation.leg.value} {operation.state.value}"] += 1
+            self.tally.happened[f"{operation.leg.value} pages"] += operation.pages_count
+        under_way = {task.operation for task in self.workers.tasks}
+        self.operations = {operation: of for operation, of in self.operations.items() if operation in under_way}
+        if not moved and not over:
+            return None
+        return [(operation.leg.value, operation.state.value, operation.pages_count) for operation in over]
+
+    def cancel(self) -> object:
+        """End a transfer before its time; what it holds it gives back once its job has ended."""
+        operation = self.rng.choice(list(self.operations))
+        return self.cache.cancel(operation)
+
+    # ---- proof -----------------------------------------------------------------------------------------------
+
+    def claims(self) -> list[Claim]:
+        """Say what requests and transfers hold, read and bring."""
+        claims = [request.claim for request in self.requests if request.claim is not None]
+        known = self.claim_of
+        self.claim_of = {task: known.get(task) or self.task_claim(task) for task in self.workers.tasks}
+        return [*claims, *self.claim_of.values()]
+
+    def task_claim(self, task: Task) -> Claim:
+        """Say what a job has out, what it reads in the tree, and what it brings from tier to tier."""
+        prompt, numbers = self.operations[task.operation]
+        flow = flow_of(task.job, prompt)
+        if not flow.parts:
+            return Claim()
+        components = np.repeat([part.component for part in flow.parts], [len(part) for part in flow.parts])
+        pages = numbers[np.concatenate([part.pages for part in flow.parts])]
+        claim = Claim()
+        if flow.source is not None:
+            slots = np.concatenate([part.source for part in flow.parts])
+            claim = claim._replace(
+                read_lanes=components + flow.source * self.components, read_numbers=pages, read_slots=slots
+            )
+        if flow.target is not None:
+            lanes = components + flow.target * self.components
+            claim = claim._replace(out=np.concatenate([part.target for part in flow.parts]) + self.audit.bases[lanes])
+            if flow.source is not None:
+                claim = claim._replace(marked_lanes=lanes, marked_numbers=pages)
+        return claim
+
+    def compare(self, kind: str, before: Picture, after: Picture) -> None:
+        """A page comes, goes and stays only where the operation may make it; none moves, and no pinned one goes."""
+        if kind == "reset":
+            return
+        known = before.slot_of.shape[1]
+        then, now = before.slot_of, after.slot_of[:, :known]
+        held_then, held_now = then >= 0, now >= 0
+        assert not (held_then & held_now & (then != now)).any(), "a page was moved to another slot"
+        gone = held_then & ~held_now
+        if gone.any():
+            assert kind in EVICTING, f"pages went at {kind}"
+            self.check_pins(gone)
+        came = held_now & ~held_then
+        if came.any() or (after.slot_of[:, known:] >= 0).any():
+            assert kind in FILLING, f"pages came at {kind}"
+            strange = np.ones(after.slot_of.shape[1], np.bool_)
+            strange[self.engine.subject] = False
+            assert not came[:, strange[:known]].any(), "a page came that this was not about"
+            assert not (after.slot_of[:, known:] >= 0)[:, strange[known:]].any(), "a page came that this was not about"
+        for lock, depth in after.depth_of.items():
+            if before.depth_of.get(lock, depth) < depth:
+                self.tally.happened["split under a lock"] += 1
+
+    def check_pins(self, gone: Pages) -> None:
+        """No page that a request's lock pins is among those that went; Full's are, from the root on."""
+        for request in self.requests:
+            lock = request.lock
+            if not lock.end or lock.tree is not self.tree._state:
+                continue
+            self.tally.happened["evicted under a lock"] += 1
+            for component, span in enumerate(self.tree._state.spans):
+                pinned = request.numbers[max(0, lock.end - span) : lock.end]
+                assert not gone[component, pinned[pinned < gone.shape[1]]].any(), "a pinned page went"
+
+    def check(self) -> None:
+        """Have the cache prove itself, and verify every seal on the host."""
+        self.cache.check()
+        for number, component in enumerate(self.cell.layout.components):
+            held = self.audit.picture.slot_of[self.components + number]
+            for page in np.flatnonzero(held >= 0).tolist():
+                for pool in component.pools:
+                    if pool.page_bytes:
+                        label = Label(self.owners[pool.name], self.numbers.keys[page], pool.name)
+                        flaw = verify(self.memory.page(pool, int(held[page])), label)
+                        assert flaw is None, f"a host page does not verify: {flaw}"
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Stop all faults: everything ends, nothing stays out, the cache serves as ever, and all of it can go."""
+        self.faults.on = False
+        for _ in range(SETTLE_STEPS_MAX):
+            if not self.workers.tasks:
+                break
+            self.note("work", self.work())
+            self.note("poll", self.poll())
+        assert not self.workers.tasks, "transfers go on for ever"
+        assert not self.operations, "an operation is never over"
+        self.audit.look(self.claims())
+        for request in self.requests.copy():
+            self.engine.end(request)
+        assert not self.tree.locks_out(), "a lock is left"
+        assert all(not occupancy.out for occupancy in self.cache.stats().occupancy), "slots are lost"
+        self.audit.look(self.claims())
+        self.check()
+        for _ in range(SERVED_AFTER):
+            self.engine.serve()
+        for tier in Tier:
+            for component in range(self.components):
+                self.engine.make_room(tier, component, 10**6)
+        assert all(occupancy.free == occupancy.capacity for occupancy in self.cache.stats().occupancy)
+        assert not self.tree._state.roots, "nodes are left in an empty tree"
+        self.audit.look(self.claims())
+        assert self.cache.close() == []

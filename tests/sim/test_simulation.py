@@ -1,0 +1,236 @@
+"""Many seeds keep every promise; the same seed does the same; and the simulation sees what it is there to see."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from tests.budget import LONG
+from tests.sim.memory import ContentMemory
+from tests.sim.report import Report, run_seed, run_seeds
+from tests.sim.simulation import Simulation
+from tests.sources import ROOT
+from unified_cache.controller import jobs
+from unified_cache.pool import PoolSpec, Slots, Tier
+from unified_cache.slots import PageMap
+from unified_cache.tree import Lock, Transfer
+from unified_cache.tree import transfer as moving
+from unified_cache.tree.lock import unlock
+from unified_cache.tree.node import Node
+from unified_cache.tree.recency import Recency
+from unified_cache.tree.state import TreeState
+
+SHARES = 10
+"""Tests that share the seeds, so that processes can share the tests."""
+SEEDS_EACH = 20 if LONG else 2
+OPERATIONS_EACH = 5_000
+
+TRANSFERS_SHARE_MIN = 0.3
+NODES_MEDIAN_MIN = 85
+FILL_MEDIAN_MIN = 0.6
+"""Of two seeds; of many, the median tree has 105 nodes and the emptiest tier is nine tenths full."""
+
+FAULTY_SEEDS = (10, 8, 9, 11, 7, 6)
+"""One of every component set."""
+CAUGHT_WITHIN = 5_000
+"""Operations of a seed within which a planted mistake must show, in one of those seeds."""
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_seed_keeps_every_promise_after_every_operation(share: int) -> None:
+    report = run_seeds(range(share * SEEDS_EACH, (share + 1) * SEEDS_EACH), OPERATIONS_EACH)
+    assert not report.violations, "\n" + "\n".join(map(str, report.violations))
+    assert report.operations_count >= SEEDS_EACH * OPERATIONS_EACH
+    assert report.transfers_share > TRANSFERS_SHARE_MIN
+    assert report.nodes_median >= NODES_MEDIAN_MIN, report.last_line()
+    assert report.fill_median >= FILL_MEDIAN_MIN, report.last_line()
+
+
+def test_the_same_seed_does_the_same_again_in_another_process_too() -> None:
+    (once, again, other) = (run_seeds([seed], 500).hashes[seed] for seed in (10, 10, 11))
+    assert once == again
+    assert once != other
+    command = [sys.executable, "-m", "tests.sim", "--seed", "10", "--ops", "500", "--seeds", "1"]
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True, timeout=120)
+    assert once in done.stdout
+
+
+def publish_unmarked(patch: pytest.MonkeyPatch) -> None:
+    """Pages on their way are not marked, so that two transfers bring one."""
+    patch.setattr(moving, "_mark", lambda *_, **__: None)
+
+
+def unpin_the_source_early(patch: pytest.MonkeyPatch) -> None:
+    """A transfer lets its source go before the copy is made."""
+    expect = moving.expect
+
+    def hasty(tree: TreeState, transfer: Transfer, targets: Sequence[Slots]) -> None:
+        expect(tree, transfer, targets)
+        unlock(transfer.source)
+
+    def once(lock: Lock) -> None:
+        if not lock.released:
+            unlock(lock)
+
+    patch.setattr(moving, "expect", hasty)
+    patch.setattr(moving, "unlock", once)
+
+
+def evict_what_is_locked(patch: pytest.MonkeyPatch) -> None:
+    """Windows and states go, locked or not."""
+    evictable = Recency.evictable
+
+    def careless(self: Recency, node: Node, lane: int) -> bool:
+        return evictable(self, node, lane) or (lane % self._components_count > 0 and node.live[lane] > 0)
+
+    patch.setattr(Recency, "evictable", careless)
+    patch.setattr(Node, "first_pinned", lambda self, _: self.pages)
+
+
+def believe_the_store(patch: pytest.MonkeyPatch) -> None:
+    """A page counts as arrived whatever came."""
+    patch.setattr(jobs, "whole_pages", lambda parts, *_: [np.ones(len(part), np.bool_) for part in parts])
+
+
+def copy_pages_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    """The pages of a backup lie root first, their slots do not."""
+    backup = ContentMemory.backup
+
+    def turned(self: ContentMemory, pool: PoolSpec, source: Slots, target: Slots) -> None:
+        backup(self, pool, source[::-1], target)
+
+    patch.setattr(ContentMemory, "backup", turned)
+
+
+def leave_the_map_as_it_was(patch: pytest.MonkeyPatch) -> None:
+    """Full slots go on leading to peers that have gone."""
+    patch.setattr(PageMap, "unbind", lambda *_: None)
+
+
+MISTAKES = (
+    publish_unmarked,
+    unpin_the_source_early,
+    evict_what_is_locked,
+    believe_the_store,
+    copy_pages_in_another_order,
+    leave_the_map_as_it_was,
+)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_planted_mistake_is_caught_and_its_seed_shows_it_again(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    report = Report()
+    for seed in FAULTY_SEEDS:
+        run_seed(seed, CAUGHT_WITHIN, report)
+        if report.violations:
+            break
+    (violation,) = report.violations
+    assert f"python -m tests.sim --seed {violation.seed} --ops {violation.operations} --seeds 1" in str(violation)
+    again = run_seeds([violation.seed], violation.operations)
+    assert again.violations == [violation]
+
+
+class Corruption:
+    """One thing in a sound cache made wrong, and made right again by ``undo``."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.state = simulation.tree._state
+        self.lane = simulation.components
+        """Full's on the host."""
+        self.node = next(node for node in self.state.nodes() if node.live[0] > 1 and node.live[1])
+        self.undo: Callable[[], None] = lambda: None
+
+    def live_is_one_more(self) -> None:
+        self.node.live[0] += 1
+        self.undo = lambda: self.node.live.__setitem__(0, self.node.live[0] - 1)
+
+    def a_lock_is_forgotten(self) -> None:
+        self.node.locks[1] += 1
+        self.undo = lambda: self.node.locks.__setitem__(1, self.node.locks[1] - 1)
+
+    def a_hole_is_forgotten(self) -> None:
+        old = self.node.last_hole[1]
+        self.node.last_hole[1] = old + 1
+        self.undo = lambda: self.node.last_hole.__setitem__(1, old)
+
+    def a_child_is_forgotten(self) -> None:
+        self.node.full_children[0] += 1
+        self.undo = lambda: self.node.full_children.__setitem__(0, self.node.full_children[0] - 1)
+
+    def a_queue_lost_an_entry(self) -> None:
+        queue = self.state.recency._queues[1]
+        entry = queue.pop()
+        self.undo = lambda: queue.append(entry)
+
+    def two_pages_share_a_slot(self) -> None:
+        slots = self.node.slots[0]
+        assert slots is not None
+        first = int(slots[0])
+        slots[0] = slots[1]
+        self.undo = lambda: slots.__setitem__(0, first)
+
+    def a_slot_is_out_that_nobody_has(self) -> None:
+        allocator = self.simulation.cache._ledger._allocators[Tier.HOST][0]
+        slots = self.state_slots(self.lane)
+        allocator._states[slots[0]] = 1
+        self.undo = lambda: allocator._states.__setitem__(slots[0], 2)
+
+    def the_map_leads_elsewhere(self) -> None:
+        paired = self.simulation.cache._ledger.paired
+        assert paired is not None
+        slot = self.state_slots(0)[0]
+        old = int(paired.map.table[slot])
+        paired.map.table[slot] = 0 if old else 1
+        self.undo = lambda: paired.map.table.__setitem__(slot, old)
+
+    def state_slots(self, lane: int) -> list[int]:
+        held = [slots for node in self.state.nodes() if (slots := node.slots[lane]) is not None]
+        return [slot for slots in held for slot in slots.tolist() if slot > 0]
+
+
+CORRUPTIONS = [name for name in vars(Corruption) if name.startswith(("live", "a_", "two", "the_"))]
+
+
+@pytest.fixture(scope="module")
+def settled_simulation() -> Simulation:
+    simulation = Simulation(1, faulty=False)
+    simulation.run(1_500)
+    while simulation.workers.tasks:
+        simulation.work()
+        simulation.poll()
+    simulation.audit.look(simulation.claims())
+    simulation.cache.check()
+    return simulation
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_the_audit_and_the_caches_own_check_see_the_same(corruption: str, settled_simulation: Simulation) -> None:
+    made = Corruption(settled_simulation)
+    vars(Corruption)[corruption](made)
+    with pytest.raises(AssertionError):
+        settled_simulation.audit.look(settled_simulation.claims())
+    with pytest.raises(AssertionError):
+        settled_simulation.cache.check()
+    made.undo()
+    settled_simulation.audit.look(settled_simulation.claims())
+    settled_simulation.cache.check()
+
+
+def test_wrong_bytes_are_seen_at_once(settled_simulation: Simulation) -> None:
+    memory, pool = settled_simulation.memory, settled_simulation.cell.layout.pools[0]
+    slot = Corruption(settled_simulation).state_slots(0)[0]
+    row = memory.on_device(pool, np.array([slot], np.int32))
+    memory.device[row] += 1
+    with pytest.raises(AssertionError, match="wrong bytes"):
+        settled_simulation.audit.look_at_bytes()
+    memory.device[row] -= 1
+    settled_simulation.audit.look_at_bytes()

@@ -1,0 +1,106 @@
+"""Workers under a scheduler: every job is begun, moved on and ended by a step of its own, in any order."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.sim.faults import COPY_FAIL_RATE, Faults
+from tests.sim.memory import ContentMemory
+from unified_cache.controller import Operation
+from unified_cache.controller.operation import Job
+from unified_cache.controller.workers import Finished, run_job
+from unified_cache.errors import CacheError, CopyError
+
+LAG_S_MAX = 0.02
+"""How long a job may lie in its queue."""
+
+
+class ManualClock:
+    """Time that passes when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+
+
+@dataclass(eq=False)
+class Task:
+    """A job from its submission until its operation is told."""
+
+    operation: Operation
+    job: Job
+    due_s: float
+    copies: list[Callable[[], None]] = field(default_factory=list)
+    """Of a job that has begun: what it has still to move, in its order."""
+    begun: bool = False
+    error: CacheError | None = None
+
+
+class LaggingWorkers:
+    """Jobs wait, run in slices and end when the scheduler calls ``step``; their operations hear of it later still."""
+
+    def __init__(self, rng: random.Random, clock: ManualClock, memory: ContentMemory, faults: Faults) -> None:
+        self._rng = rng
+        self._clock = clock
+        self._memory = memory
+        self._faults = faults
+        self.tasks: list[Task] = []
+        """Every job whose operation has not been told of its end, in the order they were submitted."""
+        self._over: list[Task] = []
+        """Those that have ended."""
+
+    def submit(self, operation: Operation, job: Job) -> None:
+        """Queue a job."""
+        self.tasks.append(Task(operation, job, self._clock() + self._rng.random() * LAG_S_MAX))
+
+    def step(self) -> str:
+        """Move one job on by one slice, whichever the seed says; tell what was done, nothing if all wait."""
+        ready = [task for task in self.tasks if task.due_s <= self._clock() and task not in self._over]
+        if not ready:
+            return "idle"
+        task = self._rng.choice(ready)
+        if not task.begun:
+            self._begin(task)
+            return f"begin {type(task.job).__name__}"
+        if task.copies and task.error is None:
+            if self._faults.strikes("copy fails", COPY_FAIL_RATE):
+                task.error = CopyError("a copy fails on purpose")
+            else:
+                task.copies.pop(0)()
+            return "copy"
+        self._over.append(task)
+        return "end"
+
+    def _begin(self, task: Task) -> None:
+        task.begun = True
+        self._memory.captured = []
+        before_s = self._clock()
+        task.error = run_job(task.job)
+        task.copies = self._memory.captured
+        self._memory.captured = None
+        # A store's delay is the job's own: the rest of the world does not wait for it.
+        task.due_s += self._clock() - before_s
+        self._clock.now_s = before_s
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """Hand over one job that has ended; with time to wait, move jobs on until there is one."""
+        while timeout_s > 0 and self.tasks and not self._over:
+            if self.step() == "idle":
+                self._clock.now_s = min(task.due_s for task in self.tasks)
+        if not self._over:
+            return []
+        task = self._over.pop(self._rng.randrange(len(self._over)))
+        self.tasks.remove(task)
+        return [(task.operation, task.error)]
+
+    def close(self, timeout_s: float) -> list[str]:
+        """Forget the jobs that wait; there is no worker to stop."""
+        self.tasks.clear()
+        self._over.clear()
+        return []
