@@ -291,7 +291,9 @@ class Ledger:
 
     def _check_out(self, slots: Sequence[Slots], tier: Tier) -> None:
         """Refuse slots that are not out, and mapped ones that belong to other Full slots."""
-        for component, allocator, given in zip(self.layout.components, self._allocators[tier], slots, strict=False):
+        if len(slots) != len(self.layout.components):
+            raise InputError(f"expected slots for {len(self.layout.components)} components, found {len(slots)}")
+        for component, allocator, given in zip(self.layout.components, self._allocators[tier], slots, strict=True):
             try:
                 allocator.check_out(given[given >= 0])
             except SlotError as error:

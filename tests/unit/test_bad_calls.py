@@ -123,6 +123,12 @@ CALLS: dict[str, tuple[Callable[[Used], object], type[Exception], str]] = {
         SlotError,
         TREES,
     ),
+    "giving back nothing of no component": (lambda u: u.cache.free([]), InputError, "slots for 3 components, found 0"),
+    "slots of too few components": (
+        lambda u: u.cache.insert(u.longer, u.mine[:2], u.lock),
+        InputError,
+        "slots for 3 components, found 2",
+    ),
     "pages in the wrong order": (lambda u: u.cache.needed(5, 3, [5]), InputError, "0 <= start <= end"),
     "masks for other components": (
         lambda u: u.cache.allocate(u.cache.needed(3, 5, [5])[:2]),
