@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.budget import examples
+from tests.budget import LONG, examples
 from tests.file_fixture import bytes_in, temps
 from tests.sources import ROOT
 from unified_cache.storage_backends.file import FileStorage
@@ -131,9 +131,11 @@ def test_a_store_is_back_with_its_first_hit_within_five_seconds_of_a_hundred_tho
         for start in range(0, objects_count, 1000):
             labels = [label(number) for number in range(start, start + 1000)]
             storage.put([PageIO(named, None, (memoryview(b"x"),)) for named in labels], Level.CACHED)
-    started_s = time.monotonic()
+    # Processor time at the small size: on a busy machine the wall clock of a quarter of a second says little.
+    clock = time.monotonic if LONG else time.process_time
+    started_s = clock()
     with closing(FileStorage.open(tmp_path / "store", bytes_max=2 * objects_count)) as storage:
         assert storage.get([PageIO(label(7), None, (memoryview(bytearray(1)),))]) == [True]
-        taken_s = time.monotonic() - started_s
+        taken_s = clock() - started_s
         assert storage.bytes_used == objects_count
     assert taken_s <= 5 * objects_count / 100_000
