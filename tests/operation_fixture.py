@@ -56,6 +56,18 @@ class Clock:
         return self.now_s
 
 
+@dataclass
+class Call:
+    """A call that a store does not return from until the test says so."""
+
+    name: str
+    started_s: float = 0.0
+    returned: bool = False
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.returned
+
+
 def engine(storage: MemoryStorage | None = None, *, host: int = 12, workers: Stepped | None = None) -> ToyEngine:
     return ToyEngine(
         toy_layout(SPANS, PAGE), (12, 8), (host, host and 8), storage, InlineWorkers() if workers is None else workers

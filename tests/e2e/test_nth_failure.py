@@ -17,6 +17,7 @@ import pytest
 from tests.budget import LONG
 from tests.cache_fixture import ToyEngine
 from tests.file_fixture import Fault, FaultyDisk
+from tests.operation_fixture import Call
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
 from unified_cache.errors import CacheError, StorageTimeoutError
@@ -54,18 +55,6 @@ class Trigger:
     def fires(self) -> bool:
         self.count += 1
         return self.count - 1 == self.at
-
-
-@dataclass
-class Call:
-    """A call that a store does not return from until the test says so."""
-
-    name: str
-    started_s: float = 0.0
-    returned: bool = False
-
-    def wait(self, timeout_s: float) -> bool:
-        return self.returned
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """A transfer's life: cancelled, late, stopped, in quarantine, detached."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from tests.cache_fixture import ToyEngine, toy_layout
 from tests.operation_fixture import (
     PAGE,
+    Call,
     Clock,
     Stepped,
     configured,
@@ -35,18 +36,6 @@ from unified_cache.pool import Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.window import SPAN_ALL
-
-
-@dataclass
-class Call:
-    """A call that a store does not return from until the test says so."""
-
-    name: str
-    started_s: float = 0.0
-    returned: bool = False
-
-    def wait(self, timeout_s: float) -> bool:
-        return self.returned
 
 
 class HangingStorage(MemoryStorage):
