@@ -89,12 +89,12 @@ def _grown(components: tuple[Component, ...], turns: int, prompts: list[Tokens])
 
 
 def _request(tree: RadixTree, tokens: Tokens) -> Callable[[], object]:
-    """Return what a request does with a tree that holds its whole prompt."""
-    encoded = Prompt.of(tokens, PAGE_SIZE)
-    assert tree.match(encoded).device_end == PROMPT_PAGES
+    """Return what a request does with a tree that holds its whole prompt, whose tokens were converted before."""
+    prompt = Prompt.of(tokens, PAGE_SIZE)
+    assert tree.match(prompt).device_end == PROMPT_PAGES
 
     def request() -> None:
-        found = tree.match(Prompt.of(tokens, PAGE_SIZE))
+        found = tree.match(prompt)
         tree.unlock(tree.lock(found, found.device_end, Tier.DEVICE))
 
     return request

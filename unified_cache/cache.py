@@ -1,6 +1,7 @@
 """The cache an engine embeds: which prefix need not be computed again, where its pages lie, what moves them."""
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +25,7 @@ from unified_cache.stats import Occupancy, Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.transfers import Traffic, Transfers
 from unified_cache.tree import UNNAMED, Lock, Match, Pin
-from unified_cache.writing import Writer, writer_of
+from unified_cache.writing import Writing
 
 __all__ = ["UnifiedCache"]
 
@@ -59,7 +60,7 @@ class UnifiedCache:
         self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, ranks=ranks)
         host_budget = int(config.host_pages[0] * config.prefetching.host_share)
         self._transfers = Transfers(self._ledger, memory, identity.owners(layout), host_budget, ranks)
-        self._writer: Writer = self._new_writer(config.write)
+        self._writing = Writing(config)
         self._locks: set[Lock] = set()
         self._failed_count = 0
         self._owner = threading.get_ident()
@@ -85,22 +86,7 @@ class UnifiedCache:
         Raises:
             ConfigError: pools, layout and sizes do not fit each other, or host memory does not suffice.
         """
-        pools = {pool.spec.name: pool for pool in device_pools}
-        host_pages: dict[str, int] = {}
-        for number, component in enumerate(layout.components):
-            for spec in component.pools:
-                host_pages[spec.name] = config.host_pages[number]
-                if not spec.page_bytes:
-                    continue
-                found = pools.get(spec.name)
-                if found is None or found.spec != spec:
-                    raise ConfigError(f"the layout needs a device pool {spec}, found {found and found.spec}")
-                if found.slots_count <= config.device_pages[number]:
-                    raise ConfigError(
-                        f"pool {spec.name} needs {config.device_pages[number] + 1} slots "
-                        f"(the padding sink and device_pages), found {found.slots_count}"
-                    )
-        memory = TieredMemory.allocate(device_pools, host_pages)
+        memory = TieredMemory.fitting(layout, config, device_pools)
         return cls.assemble(layout, config, memory, workers, identity, storage, ranks)
 
     @classmethod
@@ -163,7 +149,8 @@ class UnifiedCache:
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE)
         self._locks.add(lock)
         if lock.end:
-            self._back_up(self._writer.reused(found.prompt.head(lock.end)))
+            self._writing.reused(found.prompt.head(lock.end))
+            self._back_up_due()
         return lock
 
     def slots(self, lock: Lock, component: int = 0) -> Slots:
@@ -255,7 +242,8 @@ class UnifiedCache:
         new_pages = prompt.pages_count - lock.end
         self.release(lock)
         if new_pages:
-            self._back_up(self._writer.inserted(prompt, new_pages))
+            self._writing.inserted(prompt, new_pages)
+            self._back_up_due()
         return renewed
 
     def release(self, lock: Lock) -> None:
@@ -343,7 +331,9 @@ class UnifiedCache:
             RankLostError: of several ranks, one no longer answers; told once. From now on nothing is moved any more.
         """
         self._enter()
-        return self._ended(self._controller.poll())
+        over = self._ended(self._controller.poll())
+        self._back_up_due()
+        return over
 
     def settle(self, timeout_s: float) -> list[Operation]:
         """Poll until no transfer is under way; return those that ended.
@@ -392,12 +382,16 @@ class UnifiedCache:
         return tier.close()
 
     def set_write_policy(self, policy: WritePolicy) -> None:
-        """Go on with another write policy; what the old one has put off is backed up now."""
+        """Go on with another write policy; what the old one has put off is backed up now.
+
+        Raises:
+            ConfigError: it writes, and there is no host tier; the old one stays.
+        """
         self._enter()
-        waiting = self._writer.rest()
-        self._writer = self._new_writer(policy)
-        self.config = replace(self.config, write=policy)
-        self._back_up(waiting)
+        config = replace(self.config, write=policy)
+        self._writing.follow(config)
+        self.config = config
+        self._back_up_due()
 
     # ---- the whole -------------------------------------------------------------------------------------------
 
@@ -449,15 +443,22 @@ class UnifiedCache:
     def close(self) -> list[str]:
         """End transfers and workers, then storage; return the names of workers that hang, which is rare and bad.
 
-        Waits at most ``config.close_timeout_s``, twice. A second call does nothing.
+        Where there is storage, what the write policy has put off is stored first, as far as there is time. Waits at
+        most ``config.close_timeout_s``, twice. A second call does nothing.
         """
         if self._closed:
             return []
         self._enter()
-        self._closed = True
         timeout_s = self.config.close_timeout_s
+        if self._storage is not None:
+            self._writing.give_up_waiting()
+            self._back_up_due()
+        deadline_s = time.monotonic() + timeout_s
         with suppress(SettleTimeoutError, RankLostError):  # what does not end in time is named below
             self._controller.settle(timeout_s)
+            while self._back_up_due():
+                self._controller.settle(deadline_s - time.monotonic())
+        self._closed = True
         stuck = self._controller.close(timeout_s)
         if self._storage is not None and not stuck:
             stuck = self._storage.close()
@@ -475,15 +476,12 @@ class UnifiedCache:
         if self._closed:
             raise ClosedError("the cache is closed")
 
-    def _new_writer(self, policy: WritePolicy) -> Writer:
-        if policy is not WritePolicy.ON_CALL and not self.config.host_pages[0]:
-            raise ConfigError(f"the write policy {policy.value} needs host pages, found {self.config.host_pages}")
-        return writer_of(policy, int(self.config.device_pages[0] * self.config.dirty_share))
-
-    def _back_up(self, prompts: Sequence[Prompt]) -> None:
-        """Start what a write policy asks for; what is declined, because too much is under way, is not backed up."""
-        for prompt in prompts:
+    def _back_up_due(self) -> bool:
+        """Start what the write policy asks for, as far as not too much is under way; tell whether that was anything."""
+        due = self._writing.take(self.config.operations_max - self._controller.live_count)
+        for prompt in due:
             self.backup(prompt)
+        return bool(due)
 
     def _check_host(self) -> None:
         if not self.config.host_pages[0]:

@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from unified_cache.config import CacheConfig
 from unified_cache.errors import ConfigError, CopyError, LayoutError
-from unified_cache.pool import PoolSpec, Slots
+from unified_cache.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.seal import HEADER_BYTES, Label, seal
 
 __all__ = ["DevicePool", "HostPool", "NoBytes", "PageMemory", "TieredMemory"]
@@ -130,6 +131,30 @@ class TieredMemory:
             for pool in device_pools
         }
         return cls({pool.spec.name: pool for pool in device_pools}, host)
+
+    @classmethod
+    def fitting(cls, layout: ModelLayout, config: CacheConfig, device_pools: Sequence[DevicePool]) -> "TieredMemory":
+        """Check that the engine's pools are those of ``layout``, with slots for ``config``; then as ``allocate``.
+
+        Raises:
+            ConfigError: pools, layout and sizes do not fit each other, or the slabs do not fit into memory.
+        """
+        pools = {pool.spec.name: pool for pool in device_pools}
+        host_pages: dict[str, int] = {}
+        for number, component in enumerate(layout.components):
+            for spec in component.pools:
+                host_pages[spec.name] = config.host_pages[number]
+                if not spec.page_bytes:
+                    continue
+                found = pools.get(spec.name)
+                if found is None or found.spec != spec:
+                    raise ConfigError(f"the layout needs a device pool {spec}, found {found and found.spec}")
+                if found.slots_count <= config.device_pages[number]:
+                    raise ConfigError(
+                        f"pool {spec.name} needs {config.device_pages[number] + 1} slots "
+                        f"(the padding sink and device_pages), found {found.slots_count}"
+                    )
+        return cls.allocate(device_pools, host_pages)
 
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages device to host, layer by layer into each page's run of bytes."""

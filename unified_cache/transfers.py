@@ -8,7 +8,7 @@ What a rank finds out for itself, whether there was room, what storage has, what
 is done about it; the rest follows from the tree, which is the same on every rank.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from unified_cache.controller import StorageTier
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
-from unified_cache.controller.operation import Job, Leg, Steps
+from unified_cache.controller.operation import Leg, Steps
 from unified_cache.errors import CacheError, RankError, StorageError
 from unified_cache.ledger import Ledger, Moving, Staging
 from unified_cache.memory import PageMemory
@@ -127,17 +127,17 @@ class Transfers:
         ends: set[int] = set()
         for span, lacks in lacking:
             for page in np.flatnonzero(lacks)[::-1].tolist():
+                if not lacks[page]:
+                    continue  # covered by an end that was found before
                 later = np.flatnonzero(resumable[page : page + span])
-                if lacks[page] and later.size:
+                if later.size:
                     end = page + int(later[0]) + 1
                     ends.add(end)
                     for other_span, others in lacking:
                         others[window(end, other_span) : end] = False
         return sorted(ends, reverse=True)
 
-    def _back_up(
-        self, prompt: Prompt, moving: Moving, held: Callable[[], list[Part]], level: Level
-    ) -> Generator[Job, None, int]:
+    def _back_up(self, prompt: Prompt, moving: Moving, held: Callable[[], list[Part]], level: Level) -> Steps:
         """Copy and publish what moves; then put what ``held`` says is on the host. Return the pages copied."""
         if moving.parts:
             yield BackupJob(self._memory, self._ledger.layout, self._owners, prompt, moving.parts)

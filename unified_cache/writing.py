@@ -1,15 +1,19 @@
 """Which prompts are backed up when: one small class for each write policy."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Protocol
 
-from unified_cache.config import WritePolicy
+from unified_cache.config import CacheConfig, WritePolicy
+from unified_cache.errors import ConfigError
 from unified_cache.page import PageKey, Prompt
 
-__all__ = ["Writer", "writer_of"]
+__all__ = ["Writer", "Writing"]
 
 DIRTY_PROMPTS_MAX = 4096
-"""Prompts that wait for their backup at most, however short they are."""
+"""Prompts that a policy puts off at most, however short they are."""
+
+DUE_PROMPTS_MAX = 4096
+"""Prompts that are due at most; where more are, those that have been due longest are not backed up."""
 
 
 class Writer(Protocol):
@@ -24,7 +28,7 @@ class Writer(Protocol):
         ...
 
     def rest(self) -> list[Prompt]:
-        """Give up all that waits: the policy changes, or the engine stops."""
+        """Return all that was put off: the policy changes, or the cache is closed."""
         ...
 
 
@@ -89,10 +93,51 @@ class WriteBack(WriteOnCall):
         return waiting
 
 
-def writer_of(policy: WritePolicy, dirty_pages_max: int) -> Writer:
-    """Return who carries a policy out; ``dirty_pages_max`` is for ``WritePolicy.BACK``."""
+class Writing:
+    """The policy in force, and the prompts that are due for their backup and wait for a transfer to end."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        """Follow ``config.write``.
+
+        Raises:
+            ConfigError: it writes, and there is no host tier to write to.
+        """
+        self._due: deque[Prompt] = deque(maxlen=DUE_PROMPTS_MAX)
+        self._writer = _writer_of(config)
+
+    def reused(self, prompt: Prompt) -> None:
+        """Note that a request uses a prompt which another one left on the device."""
+        self._due += self._writer.reused(prompt)
+
+    def inserted(self, prompt: Prompt, new_pages: int) -> None:
+        """Note that a prompt is on the device, its last ``new_pages`` pages for the first time."""
+        self._due += self._writer.inserted(prompt, new_pages)
+
+    def follow(self, config: CacheConfig) -> None:
+        """Go on with another policy; what the old one has put off is due now.
+
+        Raises:
+            ConfigError: as on construction; the old policy stays.
+        """
+        writer = _writer_of(config)
+        self.give_up_waiting()
+        self._writer = writer
+
+    def give_up_waiting(self) -> None:
+        """Make all that the policy has put off due."""
+        self._due += self._writer.rest()
+
+    def take(self, prompts_max: int) -> list[Prompt]:
+        """Return what is to be backed up now, the longest due first, at most ``prompts_max``."""
+        return [self._due.popleft() for _ in range(min(prompts_max, len(self._due)))]
+
+
+def _writer_of(config: CacheConfig) -> Writer:
+    policy = config.write
+    if policy is not WritePolicy.ON_CALL and not config.host_pages[0]:
+        raise ConfigError(f"the write policy {policy.value} needs host pages, found {config.host_pages}")
     if policy is WritePolicy.BACK:
-        return WriteBack(dirty_pages_max)
+        return WriteBack(int(config.device_pages[0] * config.dirty_share))
     return {
         WritePolicy.ON_CALL: WriteOnCall,
         WritePolicy.THROUGH: WriteThrough,

@@ -184,13 +184,19 @@ def stored_pages(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size == 256 + HEADER_BYTES)
 
 
-def test_a_stored_page_forged_with_a_valid_seal_is_noticed(tmp_path: Path) -> None:
-    settings = dataclasses.replace(SMALL, storage=f"file:{tmp_path}/store")
+def rotten(directory: Path) -> tuple[ReplaySettings, list[TraceRequest], Path, bytearray]:
+    """Run once and read a page back, one bit of it flipped; return also what ran and where the page lies."""
+    settings = dataclasses.replace(SMALL, storage=f"file:{directory}/store")
     requests = [TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))]
     run(requests, settings)
-    path = stored_pages(tmp_path)[0]
+    path = stored_pages(directory)[0]
     page = bytearray(path.read_bytes())
     page[-1] ^= 1
+    return settings, requests, path, page
+
+
+def test_a_stored_page_forged_with_a_valid_seal_is_noticed(tmp_path: Path) -> None:
+    settings, requests, path, page = rotten(tmp_path)
     seal(memoryview(page), Label(bytes(page[16:48]), bytes(page[48:80]), "kv"))
     path.write_bytes(page)
     result = run(requests, settings)
@@ -199,12 +205,7 @@ def test_a_stored_page_forged_with_a_valid_seal_is_noticed(tmp_path: Path) -> No
 
 
 def test_a_stored_page_that_rots_is_refused_and_computed_again(tmp_path: Path) -> None:
-    settings = dataclasses.replace(SMALL, storage=f"file:{tmp_path}/store")
-    requests = [TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))]
-    run(requests, settings)
-    path = stored_pages(tmp_path)[0]
-    page = bytearray(path.read_bytes())
-    page[-1] ^= 1
+    settings, requests, path, page = rotten(tmp_path)
     path.write_bytes(page)
     result = run(requests, settings)
     assert (result.wrong_pages, result.flawed_pages) == (0, 1)

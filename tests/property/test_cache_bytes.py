@@ -70,7 +70,7 @@ EVERYWHERE = (
 WHERE_WINDOWED = ("revived_under_request", "recovered_under_request", "trimmed")
 """A hole filled in a window that a lock covers; one filled in front of it, while the lock pins Full there."""
 WHERE_RECURRENT = ("forked", "fork_inserted", "fork_freed")
-TIMES_MIN = 5 if LONG else 3
+TIMES_MIN = 5
 """How often each of these must have happened in all histories of a component set: else they prove nothing."""
 
 
@@ -437,7 +437,7 @@ def test_random_histories_never_hand_back_a_wrong_byte_or_lose_a_slot(component_
     run_machine(
         History,
         settings=settings(
-            max_examples=examples(60, 1000),
+            max_examples=examples(80, 1000),
             stateful_step_count=40,
             deadline=None,
             phases=PHASES,

@@ -1,16 +1,18 @@
 """What a cache starts by itself, and when it does not: prefetching and write policies."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.operation_fixture import PAGE, Stepped, configured, engine, filled, serve, started, tokens
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import Prefetching, WritePolicy
-from unified_cache.controller import OperationState
+from unified_cache.controller import Leg, OperationState
 from unified_cache.errors import ConfigError
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
+from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 
 
@@ -107,3 +109,35 @@ def test_a_policy_that_writes_needs_a_host() -> None:
         configured(toy, write=WritePolicy.THROUGH)
     with pytest.raises(ConfigError, match="the write policy back needs host pages"):
         toy.cache.set_write_policy(WritePolicy.BACK)
+
+
+def test_what_too_many_transfers_put_off_is_backed_up_when_there_is_room_again() -> None:
+    workers = Stepped()
+    toy = engine(workers=workers)
+    cache = toy.cache
+    cache.config = replace(cache.config, operations_max=1)
+    cache._controller._operations_max = 1
+    cache.set_write_policy(WritePolicy.THROUGH)
+    prompts = [serve(toy, 3, first=1000 * number) for number in range(3)]
+    assert len(workers.waiting) == 1, "one at a time"
+    while workers.waiting:
+        workers.run()
+        cache.poll()
+    assert [host_end(cache, prompt) for prompt in prompts] == [3, 3, 3]
+    assert cache.stats().operations_declined == 0
+
+
+def test_closing_stores_what_write_back_has_put_off(tmp_path: Path) -> None:
+    toy = engine()
+    cache = configured(toy, write=WritePolicy.BACK, operations_max=1)
+    cache.attach(FileStorage.open(tmp_path))
+    prompts = [serve(toy, 2, first=1000 * number) for number in range(2)]
+    assert cache.stats().traffic[Leg.STORE].pages == 0
+    assert cache.close() == []
+    other = configured(engine())
+    other.attach(FileStorage.open(tmp_path))
+    for prompt in prompts:
+        other.prefetch(prompt)
+        other.settle(1)
+        assert other.match(prompt).any_end == 2
+    assert other.close() == []

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from unified_cache.cli.text import size_text, table
 from unified_cache.components.layouts import COST_TOKENS, PRESETS, SizedLayout, is_preset, size_hf_config, size_preset
 from unified_cache.errors import LayoutError
 from unified_cache.window import SPAN_ALL
@@ -21,8 +21,6 @@ WIDTH_MIN = 100
 
 TIERS = {"device": False, "host": True, "storage": True}
 """Tier to whether its pages are sealed, with a header beside the payload."""
-
-BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def layout(
@@ -116,36 +114,36 @@ def print_layout(stream: TextIO, sized: SizedLayout) -> None:
 
 
 def _pools(sized: SizedLayout) -> Table:
-    table = _table("pool", "component", "layers", "bytes per page", "bytes per token")
+    pools = table("pool", "component", "layers", "bytes per page", "bytes per token", left=2)
     for component in sized.layout.components:
         for pool in component.pools:
             layers = sized.layers[pool.name]
             token_bytes = pool.page_bytes / sized.layout.page_size
-            table.add_row(
+            pools.add_row(
                 pool.name,
                 component.name,
                 f"{layers}" if layers else "logical",
                 f"{pool.page_bytes:,}",
                 f"{token_bytes:,.2f}".removesuffix(".00"),
             )
-    return table
+    return pools
 
 
 def _components(sized: SizedLayout) -> Table:
-    table = _table("component", "a resume needs", "bytes per page", "bytes per token")
+    components = table("component", "a resume needs", "bytes per page", "bytes per token", left=2)
     for component in sized.layout.components:
         needs = "every page" if component.span == SPAN_ALL else _pages(component.span)
         page_bytes = sum(pool.page_bytes for pool in component.pools)
         token_bytes = page_bytes / sized.layout.page_size
-        table.add_row(component.name, needs, f"{page_bytes:,}", f"{token_bytes:,.2f}".removesuffix(".00"))
-    return table
+        components.add_row(component.name, needs, f"{page_bytes:,}", f"{token_bytes:,.2f}".removesuffix(".00"))
+    return components
 
 
 def _cost(sized: SizedLayout) -> Table:
     names = [component.name for component in sized.layout.components]
     kept = [column for name in names[1:] for column in (f"{name} dense", f"{name} trailing")]
     totals = ["all dense", "all trailing"] if len(names) > 1 else []
-    table = _table(f"{COST_TOKENS:,} tokens", names[0], *kept, *totals)
+    costs = table(f"{COST_TOKENS:,} tokens", names[0], *kept, *totals)
     for tier, sealed in TIERS.items():
         first, *others = sized.costs(sealed=sealed)
         cells = [first.dense_bytes]
@@ -154,24 +152,9 @@ def _cost(sized: SizedLayout) -> Table:
         if others:
             cells.append(first.dense_bytes + sum(cost.dense_bytes for cost in others))
             cells.append(first.dense_bytes + sum(cost.trailing_bytes for cost in others))
-        table.add_row(tier, *map(_size, cells))
-    return table
-
-
-def _table(first: str, *columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first)
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("component", "a resume needs") else "right")
-    return table
+        costs.add_row(tier, *map(size_text, cells))
+    return costs
 
 
 def _pages(count: int) -> str:
     return "the last page" if count == 1 else f"the last {count:,} pages"
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), 0
-    while size >= 1024 and unit < len(BINARY_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:,.2f} {BINARY_UNITS[unit]}" if unit else f"{count} B"

@@ -1,12 +1,10 @@
 """The result of a replay, as a table on a terminal."""
 
-from collections.abc import Sequence
 from typing import TextIO
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from unified_cache.cli.text import table
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.summary import COLUMNS, COMPONENT_COLUMNS, component_rows, tier_rows, verdict
 
@@ -20,25 +18,17 @@ def print_result(stream: TextIO, result: ReplayResult) -> None:
     """Print the table by tier, then the verdict."""
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_MIN)
     rows = tier_rows(result)
-    table = _table(COLUMNS, texts=1)
+    tiers = table(*COLUMNS)
     for row in rows[:-1]:
-        table.add_row(*row)
-    table.add_section()
-    table.add_row(*rows[-1], style="bold")
-    console.print(table)
+        tiers.add_row(*row)
+    tiers.add_section()
+    tiers.add_row(*rows[-1], style="bold")
+    console.print(tiers)
     by_component = component_rows(result)
     if by_component:
-        table = _table(COMPONENT_COLUMNS, texts=2)
+        components = table(*COMPONENT_COLUMNS, left=2)
         for row in by_component:
-            table.add_row(*row)
-        console.print(table)
+            components.add_row(*row)
+        console.print(components)
     for line in verdict(result):
         console.print(line, soft_wrap=True)
-
-
-def _table(columns: Sequence[str], texts: int) -> Table:
-    """Make a table whose first ``texts`` columns are text and the others numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number < texts else "right")
-    return table
