@@ -11,11 +11,13 @@ from unified_cache.errors import ConfigError, StorageError
 from unified_cache.replay.engine import OracleEngine
 from unified_cache.replay.machine import memory_bytes
 from unified_cache.replay.plan import SEAL_BYTES, Settings
+from unified_cache.replay.player import Player
 from unified_cache.replay.result import Hits, ReplayResult
-from unified_cache.replay.runner import Replay, replay
+from unified_cache.replay.runner import replay
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.seal import HEADER_BYTES, Label, seal
+from unified_cache.storage_backends.file import FileStorage
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 
@@ -156,12 +158,45 @@ def test_an_empty_prompt_asks_for_nothing() -> None:
     assert (result.blocks, result.block_hit_ratio, result.token_hit_ratio) == (0, 0.0, 0.0)
 
 
+# ---- several engines -----------------------------------------------------------------------------------------
+
+
+def apart(requests: list[TraceRequest], settings: ReplaySettings, engines: int) -> int:
+    """Deal the requests by hand to engines that know nothing of each other; return the pages they hit."""
+    alone = dataclasses.replace(settings, storage_bytes=(settings.storage_bytes or 0) // engines)
+    return sum(run(requests[number::engines], alone).hits.total for number in range(engines))
+
+
+@pytest.mark.parametrize("url", ["memory:", "file:{}/store"])
+@pytest.mark.parametrize("engines", [2, 3])
+def test_engines_over_one_store_hit_what_others_computed(tmp_path: Path, engines: int, url: str) -> None:
+    requests = conversations(120)
+    settings = dataclasses.replace(SMALL, storage=url.format(tmp_path), storage_bytes=300_000)
+    result = run(requests, dataclasses.replace(settings, engines=engines))
+    assert (result.wrong_pages, result.leaked_slots) == (0, 0)
+    assert result.pages_verified == result.hits.total
+    assert result.hits_apart is not None
+    assert result.hits_apart.total == apart(requests, dataclasses.replace(settings, storage="memory:"), engines)
+    assert result.hits.total > result.hits_apart.total
+    without_bytes = dataclasses.replace(settings, storage="memory:", engines=engines, with_bytes=False)
+    assert run(requests, without_bytes).hits_apart == result.hits_apart
+    if url == "memory:":
+        assert run(requests, without_bytes).hits == result.hits
+
+
+def test_one_engine_and_engines_without_a_store_have_nothing_to_be_compared_with() -> None:
+    assert run(conversations(10), dataclasses.replace(SMALL, storage="memory:")).hits_apart is None
+    assert run(conversations(10), dataclasses.replace(SMALL, engines=2)).hits_apart is None
+    with pytest.raises(ConfigError, match="engines must be at least 1, found 0"):
+        dataclasses.replace(SMALL, engines=0)
+
+
 # ---- it would notice -----------------------------------------------------------------------------------------
 
 
 def test_a_byte_that_changes_on_the_device_is_noticed() -> None:
     request = TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))
-    with Replay.open(SMALL.plan) as player:
+    with Player.open(SMALL.plan, None) as player:
         player.serve(request)
         assert isinstance(player._engine, OracleEngine)
         player._engine.pools[0].layers[1][2, 17] ^= 1
@@ -171,7 +206,7 @@ def test_a_byte_that_changes_on_the_device_is_noticed() -> None:
 
 def test_two_pages_that_change_places_on_the_device_are_noticed() -> None:
     request = TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))
-    with Replay.open(SMALL.plan) as player:
+    with Player.open(SMALL.plan, None) as player:
         player.serve(request)
         assert isinstance(player._engine, OracleEngine)
         for layer in player._engine.pools[0].layers:
@@ -249,7 +284,7 @@ def test_a_storage_url_that_names_nothing_is_refused_with_and_without_bytes(url:
         run(conversations(1), dataclasses.replace(SMALL, storage=url, with_bytes=with_bytes))
 
 
-def serve_all(player: Replay, requests: list[TraceRequest]) -> None:
+def serve_all(player: Player, requests: list[TraceRequest]) -> None:
     for request in requests:
         player.serve(request)
     player.settle()
@@ -258,7 +293,8 @@ def serve_all(player: Replay, requests: list[TraceRequest]) -> None:
 def test_a_store_that_fails_on_the_way_ends_the_run(tmp_path: Path) -> None:
     store = tmp_path / "store"
     requests = conversations(5)
-    with Replay.open(dataclasses.replace(SMALL, storage=f"file:{store}").plan) as player:
+    settings = dataclasses.replace(SMALL, storage=f"file:{store}")
+    with Player.open(settings.plan, FileStorage.open(store)) as player:
         player.serve(requests[0])
         player.settle()
         identity = next(path for path in store.iterdir() if len(path.name) == 64)

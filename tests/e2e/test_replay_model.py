@@ -14,8 +14,9 @@ from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.replay.engine import OracleEngine
 from unified_cache.replay.model_settings import TAIL_TOKENS, ModelSettings
-from unified_cache.replay.runner import Replay
+from unified_cache.replay.player import Player
 from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.storage_backends.memory import MemoryStorage
 
 MODELS = ("deepseek-v4-flash", "gpt-oss-120b", "gemma-3-27b", "qwen3-next", "llama-3.1-8b")
 
@@ -72,7 +73,7 @@ def test_bytes_are_those_of_the_model_and_not_the_scaled_ones() -> None:
 
 def test_a_byte_that_changes_in_a_sidecar_of_a_window_is_noticed() -> None:
     request = TraceRequest(0, 512 * 4, 1, (1, 2, 3, 4))
-    with Replay.open(small("deepseek-v4-flash").plan) as player:
+    with Player.open(small("deepseek-v4-flash").plan, MemoryStorage()) as player:
         player.serve(request)
         assert isinstance(player._engine, OracleEngine)
         (state,) = (pool for pool in player._engine.pools if pool.spec.name == "deepseek_v4_c4_indexer_state")
@@ -96,7 +97,7 @@ def hit_tokens(model: str, page_size: int, retention: Retention) -> int:
     settings = ModelSettings(model, sized, retention, host_bytes=0, storage=None, with_bytes=False)
     pages = tuple(200_000 * 512 // page_size for _ in sized.layout.components)
     plan = dataclasses.replace(settings.plan, device_pages=pages)
-    with Replay.open(plan) as player:
+    with Player.open(plan, None) as player:
         return sum(player.serve(request).total for request in conversation()) * page_size
 
 

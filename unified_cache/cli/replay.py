@@ -110,6 +110,10 @@ class ReplayCommand:
     storage_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Cap on the store, as in 500MB or 4GiB; a model's true bytes.")
     ] = None
+    engines: Annotated[
+        int,
+        typer.Option(metavar="N", help="Engines dealt the requests in turn, each with tiers of its own, one store."),
+    ] = 1
     limit: Annotated[int | None, typer.Option(help="Replay the trace's first N requests only.", metavar="N")] = None
     no_bytes: Annotated[
         bool, typer.Option("--no-bytes", help="Move and verify no payloads: the same hits at full speed, for sizing.")
@@ -139,7 +143,7 @@ class ReplayCommand:
         if self.json_file not in (None, STDOUT):
             check_writable(Path(self.json_file).parent)
         runner = import_module("unified_cache.replay.runner")
-        with progress_on(sys.stderr, len(requests)) as watch:
+        with progress_on(sys.stderr, len(requests) * (2 if settings.plan.has_rivals else 1)) as watch:
             result: ReplayResult = runner.replay(self.trace.name, requests, settings, watch)
         self._show(result, report)
         if result.wrong_pages or result.leaked_slots:
@@ -159,6 +163,7 @@ class ReplayCommand:
             storage_bytes=_bytes_or(None, "--storage-bytes", self.storage_bytes),
             page_bytes=_bytes_or(defaults.page_bytes, "--page-bytes", self.page_bytes),
             with_bytes=not self.no_bytes,
+            engines=self.engines,
         )
 
     def _model_settings(self, model: str) -> ModelSettings:
@@ -177,6 +182,7 @@ class ReplayCommand:
             storage_bytes=_bytes_or(STORAGE_BYTES, "--storage-bytes", self.storage_bytes),
             scale=_given(self.scale_bytes, SCALE),
             with_bytes=not self.no_bytes,
+            engines=self.engines,
         )
 
     def _refuse(self, reason: str, *names: str) -> None:

@@ -68,6 +68,8 @@ class ModelSettings:
     """What part of a page's true bytes moves in the run, in (0, 1]."""
     with_bytes: bool = True
     """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
+    engines: int = 1
+    """Engines that are dealt the requests in turn, each with device and host memory of these sizes, over one store."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -100,6 +102,7 @@ class ModelSettings:
             retention=self.retention,
             padded=False,
             with_bytes=self.with_bytes,
+            engines=self.engines,
         )
 
     def as_json(self) -> dict[str, object]:
@@ -115,6 +118,7 @@ class ModelSettings:
             "scale_bytes": self.scale,
             "retention": asdict(self.retention),
             "with_bytes": self.with_bytes,
+            "engines": self.engines,
             "device_pages": dict(zip(names, self.plan.device_pages, strict=True)),
             "host_pages": dict(zip(names, self.plan.host_pages, strict=True)),
         }
@@ -128,6 +132,7 @@ class ModelSettings:
             ("model", self.name),
             ("page", f"{self.sized.layout.page_size} tokens, {bytes_text(self.sized.layout.page_bytes)}"),
             ("resumable at", kept),
+            ("engines", f"{self.engines}"),
             ("device", bytes_text(self.device_bytes)),
             ("host", bytes_text(self.host_bytes) if self.host_bytes else "none"),
             ("storage", "none" if self.storage is None else f"{self.storage} of {bytes_text(self.storage_bytes)}"),

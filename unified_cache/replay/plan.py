@@ -1,7 +1,7 @@
 """What a replay runs on: pools, how many pages of them each tier holds, and what the pages stand for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from unified_cache.config import CacheConfig, Retention
@@ -56,11 +56,15 @@ class Plan:
     """Whether a prompt's last block counts as a whole one, as block-level figures do; else it is as long as it is."""
     with_bytes: bool
     """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
+    engines: int = 1
+    """Engines that are dealt the requests in turn, each with tiers of its own of these sizes, over one store."""
 
     def __post_init__(self) -> None:
         page_size = self.layout.page_size
         if page_size < 1 or BLOCK_TOKENS % page_size:
             raise ConfigError(f"page size must divide the trace's blocks of {BLOCK_TOKENS} tokens, found {page_size}")
+        if self.engines < 1:
+            raise ConfigError(f"engines must be at least 1, found {self.engines}")
         most = max(*self.device_pages, *self.host_pages)
         if most > PAGES_MAX:
             raise ConfigError(f"a tier holds at most {PAGES_MAX} pages, found {most}")
@@ -83,6 +87,15 @@ class Plan:
         return any(self.host_pages)
 
     @property
+    def has_rivals(self) -> bool:
+        """Whether engines share a store, and so are to be compared with engines that do not."""
+        return self.engines > 1 and self.storage is not None
+
+    def without_bytes(self) -> "Plan":
+        """Return the same run on names and slots alone."""
+        return replace(self, with_bytes=False)
+
+    @property
     def pages_per_block(self) -> int:
         """Pages that one block of the trace takes."""
         return BLOCK_TOKENS // self.layout.page_size
@@ -98,12 +111,14 @@ class Plan:
         return {pool.name: pool.page_bytes + HEADER_BYTES for pool in self.layout.pools if pool.page_bytes}
 
     def _check_memory(self) -> None:
-        need = (sum(self.device_pages) + sum(self.host_pages)) * SLOT_BYTES
+        engine = (sum(self.device_pages) + sum(self.host_pages)) * SLOT_BYTES
+        store = 0
         if self.with_bytes:
             sizes = zip(self.layout.components, self.device_pages, self.host_pages, strict=True)
-            need += sum(_payload_bytes(component.pools, device, host) for component, device, host in sizes)
+            engine += sum(_payload_bytes(component.pools, device, host) for component, device, host in sizes)
             if self.storage is not None and self.storage.startswith("memory:"):
-                need += self.storage_bytes or 0
+                store = self.storage_bytes or 0
+        need = self.engines * engine + store
         have = memory_bytes()
         if need > have:
             raise ConfigError(f"the tiers need {bytes_text(need)} of memory, found {bytes_text(have)} on this machine")

@@ -87,6 +87,8 @@ class ReplayResult:
     seen_pages: int
     """See ``Window``: a cache that starts empty and never evicts would have handed back these."""
     hits: Hits
+    hits_apart: Hits | None
+    """Of several engines over one store: what as many would have hit that have an equal part of it each."""
     components: tuple[ComponentUse, ...]
     input_tokens: int
     """Tokens asked for; here tails count as long as they are."""
@@ -123,6 +125,11 @@ class ReplayResult:
         return self.hits.total / self.pages if self.pages else 0.0
 
     @property
+    def block_hit_ratio_apart(self) -> float | None:
+        """What part of the blocks engines that share no store would have been handed back; see ``hits_apart``."""
+        return None if self.hits_apart is None else self.hits_apart.total / self.pages if self.pages else 0.0
+
+    @property
     def token_hit_ratio(self) -> float:
         """What part of the tokens was handed back, tails at their true length."""
         return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
@@ -149,6 +156,7 @@ class ReplayResult:
             "blocks": self.blocks,
             "hit_blocks": self.hit_blocks(),
             "block_hit_ratio": self.block_hit_ratio,
+            "block_hit_ratio_apart": self.block_hit_ratio_apart,
             "token_hit_ratio": self.token_hit_ratio,
             "seen_block_ratio": self.seen_ratio,
             "pages_verified": self.pages_verified,

@@ -39,6 +39,8 @@ class ReplaySettings:
     """Payload of one page."""
     with_bytes: bool = True
     """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
+    engines: int = 1
+    """Engines that are dealt the requests in turn, each with device and host memory of these sizes, over one store."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -69,6 +71,7 @@ class ReplaySettings:
             retention=Retention(),
             padded=True,
             with_bytes=self.with_bytes,
+            engines=self.engines,
         )
 
     def as_json(self) -> dict[str, object]:
@@ -79,6 +82,7 @@ class ReplaySettings:
         """Return the sizes in words."""
         rows = [
             ("page", f"{self.page_size} tokens, {bytes_text(self.page_bytes)}"),
+            ("engines", f"{self.engines}"),
             ("device", f"{self.device_pages:,} pages"),
             ("host", f"{self.host_pages:,} pages" if self.host_pages else "none"),
             ("storage", self.storage or "none"),

@@ -15,10 +15,11 @@ COMPONENT_COLUMNS = ("tier", "component", "pages", "bytes", "hit pages", "hit by
 def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     """Return a row for each tier there is, fastest first, and one for all together."""
     plan, moved = result.settings.plan, result.bytes_moved
+    device_pages, host_pages = (pages[0] * plan.engines for pages in (plan.device_pages, plan.host_pages))
     capacity = "no cap" if plan.storage_bytes is None else bytes_text(plan.storage_bytes)
     tiers = {
-        "device": (f"{plan.device_pages[0]:,}", moved["load"], moved["backup"]),
-        "host": (f"{plan.host_pages[0]:,}", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
+        "device": (f"{device_pages:,}", moved["load"], moved["backup"]),
+        "host": (f"{host_pages:,}", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
         "storage": (capacity, moved["store"], moved["prefetch"]),
     }
     hit_blocks = result.hit_blocks()
@@ -67,6 +68,12 @@ def verdict(result: ReplayResult) -> list[str]:
         f"token hit ratio {result.token_hit_ratio:.4f}; a cache that never evicts, empty at first: "
         f"{result.seen_ratio:.4f} of blocks",
     ]
+    apart = result.block_hit_ratio_apart
+    if apart is not None:
+        lines.append(
+            f"{result.settings.plan.engines} engines over one store: hit ratio {result.block_hit_ratio:.4f}; "
+            f"over private stores of the same total size: {apart:.4f}"
+        )
     if result.settings.plan.with_bytes:
         lines.append(
             f"{result.pages_verified:,} pages verified, {result.wrong_pages:,} wrong, "

@@ -1,0 +1,118 @@
+"""Engines of a replay side by side: each with device and host memory of its own, over one store or a store each."""
+
+from contextlib import ExitStack
+from importlib import import_module
+from types import TracebackType
+from typing import Self
+
+from unified_cache import storage_backends
+from unified_cache.errors import ConfigError
+from unified_cache.replay.plan import Plan
+from unified_cache.replay.player import Player
+from unified_cache.replay.result import Hits
+from unified_cache.replay.trace import TraceRequest
+from unified_cache.storage_backends.keys_only import KeysOnlyStorage
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.url import open_storage
+
+__all__ = ["Fleet"]
+
+
+class Fleet:
+    """Engines that are dealt requests in turn, as a balancer does that knows nothing of caches.
+
+    Use it in a ``with`` block.
+    """
+
+    def __init__(self, players: list[Player], store_bytes: int | None, doors: ExitStack) -> None:
+        """Take players, and what closes them."""
+        self.players = players
+        self.store_bytes = store_bytes
+        """Cap on what the engines have in storage all together; None where there is none."""
+        self._doors = doors
+        self._served = 0
+
+    @classmethod
+    def sharing(cls, plan: Plan) -> Self:
+        """Open the store of ``plan``, and its engines over it.
+
+        Raises:
+            ConfigError: memory does not suffice, or the storage URL names nothing.
+            StorageError: the store cannot be opened.
+
+        """
+        with ExitStack() as doors:
+            store = _open_store(plan)
+            if store is not None:
+                doors.callback(store.close)
+            players = [doors.enter_context(Player.open(plan, store)) for _ in range(plan.engines)]
+            return cls(players, None if store is None else store.capability().bytes_max, doors.pop_all())
+
+    @classmethod
+    def private(cls, plan: Plan, store_bytes: int | None) -> Self:
+        """Open the engines of ``plan`` without bytes, each over an equal part of ``store_bytes``.
+
+        What they hit is what they would hit with bytes.
+        """
+        part = None if store_bytes is None else store_bytes // plan.engines
+        alone = plan.without_bytes()
+        with ExitStack() as doors:
+            stores = [KeysOnlyStorage(part, plan.objects()) for _ in range(plan.engines)]
+            players = [doors.enter_context(Player.open(alone, store)) for store in stores]
+            return cls(players, store_bytes, doors.pop_all())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._doors.close()
+
+    def serve(self, request: TraceRequest) -> Hits:
+        """Let the next engine serve a request, when all that the one before it began is over.
+
+        Raises:
+            StorageError, CopyError: a transfer failed.
+
+        """
+        self.players[self._served % len(self.players) - 1].settle()
+        player = self.players[self._served % len(self.players)]
+        self._served += 1
+        return player.serve(request)
+
+    def settle(self) -> None:
+        """Wait until every transfer is over.
+
+        Raises:
+            StorageError, CopyError: one failed.
+
+        """
+        for player in self.players:
+            player.settle()
+
+
+def _open_store(plan: Plan) -> StorageBackend | None:
+    if plan.storage is None:
+        return None
+    if plan.with_bytes:
+        return open_storage(plan.storage, bytes_max=plan.storage_bytes)
+    return _keys_only(plan, plan.storage)
+
+
+def _keys_only(plan: Plan, url: str) -> StorageBackend:
+    """Return a store of the same cap that remembers names only; the URL must be one that could be opened.
+
+    Raises:
+        ConfigError: it could not.
+
+    """
+    scheme, colon, _ = url.partition(":")
+    if "." not in scheme:
+        try:
+            known = "open_url" in vars(import_module(f"{storage_backends.__name__}.{scheme or ' '}"))
+        except ImportError:
+            known = False
+        if not known or not colon:
+            raise ConfigError(f"storage must be a URL like memory: or file:DIR, found {url!r}")
+    return KeysOnlyStorage(plan.storage_bytes, plan.objects())

@@ -1,0 +1,159 @@
+"""One engine of a replay: a cache, what computes pages for it, and what serving requests has shown."""
+
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from unified_cache.cache import UnifiedCache
+from unified_cache.controller import InlineWorkers, Leg, Operation
+from unified_cache.memory import NoBytes
+from unified_cache.page import Prompt
+from unified_cache.pool import Identity
+from unified_cache.replay.engine import Engine, NoEngine, OracleEngine
+from unified_cache.replay.plan import Plan
+from unified_cache.replay.result import Hits
+from unified_cache.replay.trace import TraceRequest
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.tree import Lock
+from unified_cache.window import window
+
+__all__ = ["Player"]
+
+SETTLE_TIMEOUT_S = 600.0
+"""Longest wait for the transfers of one request: gigabytes on a slow disk, and still an end."""
+
+
+class Player:
+    """A cache, the engine over it, and what has been counted so far. Use it in a ``with`` block."""
+
+    def __init__(self, plan: Plan, cache: UnifiedCache, engine: Engine) -> None:
+        """Take parts that fit each other; ``Player.open`` puts them together."""
+        self.plan = plan
+        self.cache = cache
+        self._engine = engine
+        self._pending: Operation | None = None
+        self.wrong_pages = 0
+        self.pages_verified = 0
+        self.component_hits = [Hits() for _ in plan.layout.components]
+        """By component: pages handed back, by the tier they came from."""
+
+    @classmethod
+    def open(cls, plan: Plan, storage: StorageBackend | None) -> Self:
+        """Allocate the tiers of one engine over a store, which the player closes.
+
+        Raises:
+            ConfigError: memory does not suffice.
+
+        """
+        layout, config = plan.layout, plan.config
+        identity = Identity(plan.subject, dtype="uint8")
+        if not plan.with_bytes:
+            cache = UnifiedCache.assemble(layout, config, NoBytes(), InlineWorkers(), identity, storage)
+            return cls(plan, cache, NoEngine())
+        engine = OracleEngine.allocate(layout, plan.device_pages)
+        return cls(plan, UnifiedCache.open(layout, config, engine.pools, identity=identity, storage=storage), engine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cache.close()
+
+    def serve(self, request: TraceRequest) -> Hits:
+        """Serve one request; return the pages handed back, by the tier they came from.
+
+        The backup that it ends with settles before the next request, or in ``settle``. A request longer than the
+        device pool is served and kept as far as it fits.
+
+        Raises:
+            StorageError, CopyError: a transfer failed.
+
+        """
+        cache = self.cache
+        prompt = self._prompt(request)
+        if self._engine.verifies:
+            _ = prompt.keys  # digested while the last request's pages are still on their way to storage
+        self.settle()
+        found = cache.match(prompt)
+        device_end = found.device_end
+        host_end = storage_end = found.any_end
+        arrived: tuple[list[int], ...] = ()
+        if self.plan.storage is not None and host_end < prompt.pages_count:
+            arrived = self._moved()
+            self.settle(cache.prefetch(prompt))
+            found = cache.match(prompt)
+            storage_end = found.any_end
+        if found.any_end > found.device_end:
+            arrived = arrived or self._moved()
+            self.settle(cache.load(prompt))
+            found = cache.match(prompt)
+        ends = cache.resume_ends(found)
+        lock = cache.lock(found)
+        self._count(lock, prompt, arrived)
+        # [0, locked_end)            handed back: pinned on the device, and now compared with the oracle
+        # [locked_end, pages_count)  computed here, then handed to the cache
+        locked_end = lock.end
+        if locked_end < prompt.pages_count:
+            slots = cache.allocate(cache.needed(locked_end, prompt.pages_count, ends))
+            assert slots is not None, "nothing but this request's own pages is pinned"
+            if self._engine.verifies:
+                for component, given in enumerate(slots):
+                    computed = np.flatnonzero(given >= 0)
+                    keys = [prompt.keys[locked_end + page] for page in computed.tolist()]
+                    self._engine.compute(component, keys, given[computed])
+            lock = cache.insert(prompt, slots, lock)
+        if self.plan.has_host:
+            self._pending = cache.backup(prompt)
+        cache.release(lock)
+        device = min(device_end, locked_end)
+        memory = min(host_end, locked_end)
+        return Hits(device, memory - device, min(storage_end, locked_end) - memory)
+
+    def _prompt(self, request: TraceRequest) -> Prompt:
+        """Return a request's prompt, as far as the device can hold it."""
+        tokens = request.tokens()
+        if not self.plan.padded:
+            tokens = tokens[: request.input_length]
+        return self.cache.prompt(tokens).head(self.plan.device_pages[0])
+
+    def _moved(self) -> tuple[list[int], ...]:
+        """Return by component the pages that have come from storage, and to the device, so far."""
+        traffic = self.cache.traffic()
+        return traffic[Leg.PREFETCH].component_pages, traffic[Leg.LOAD].component_pages
+
+    def _count(self, lock: Lock, prompt: Prompt, before: tuple[list[int], ...]) -> None:
+        """Book what a lock hands back of each component, and compare it with the oracle.
+
+        ``before`` is what had moved when the request came, empty if nothing has moved for it.
+        """
+        now = self._moved() if before else ()
+        for number, component in enumerate(self.plan.layout.components):
+            start = window(lock.end, component.span)
+            count = lock.end - start
+            storage, loaded = (
+                (after[number] - then[number] for after, then in zip(now, before, strict=True)) if now else (0, 0)
+            )
+            loaded = min(loaded, count)
+            storage = min(storage, loaded)
+            self.component_hits[number] += Hits(count - loaded, loaded - storage, storage)
+            if count and self._engine.verifies:
+                slots = self.cache.slots(lock, number)
+                self.wrong_pages += self._engine.count_wrong(number, prompt.keys[start : lock.end], slots)
+                self.pages_verified += count
+
+    def settle(self, started: Operation | None = None) -> None:
+        """Wait until every transfer is over.
+
+        Raises:
+            StorageError, CopyError: one failed, ``started`` or another.
+            SettleTimeoutError: one does not end.
+
+        """
+        ended = self.cache.settle(SETTLE_TIMEOUT_S)
+        for operation in (started, self._pending, *ended):
+            if operation is not None and operation.error is not None:
+                raise operation.error
+        self._pending = None
