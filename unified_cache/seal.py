@@ -24,7 +24,17 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from unified_cache.page import PageKey
 
-__all__ = ["FORMAT_VERSION", "HEADER_BYTES", "Flaw", "Label", "seal", "seal_buffers", "verify", "verify_buffers"]
+__all__ = [
+    "FORMAT_VERSION",
+    "HEADER_BYTES",
+    "Flaw",
+    "Label",
+    "relabelled",
+    "seal",
+    "seal_buffers",
+    "verify",
+    "verify_buffers",
+]
 
 HEADER_BYTES = 128
 FORMAT_VERSION = 1
@@ -61,9 +71,7 @@ class Label(NamedTuple):
 
 def seal(page: memoryview, label: Label) -> None:
     """Write the header of ``page``, whose payload (all bytes after the header) is complete."""
-    body = _body(label, len(page) - HEADER_BYTES, xxh3_64_intdigest(page[HEADER_BYTES:]))
-    page[: _BODY.size] = body
-    page[_BODY.size : HEADER_BYTES] = _CHECK.pack(xxh3_64_intdigest(body))
+    page[:HEADER_BYTES] = _header(label, len(page) - HEADER_BYTES, xxh3_64_intdigest(page[HEADER_BYTES:]))
 
 
 def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
@@ -72,8 +80,7 @@ def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
         seal(buffers[0], label)
         return
     payload = _payload(buffers)
-    body = _body(label, sum(map(len, payload)), _checksum(payload))
-    header = body + _CHECK.pack(xxh3_64_intdigest(body))
+    header = _header(label, sum(map(len, payload)), _checksum(payload))
     start = 0
     for buffer in buffers:
         end = min(start + len(buffer), HEADER_BYTES)
@@ -81,14 +88,22 @@ def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
         start = end
 
 
+def relabelled(header: bytes, label: Label) -> bytes:
+    """Return the header of the same payload under another label, checksum kept; ``header`` is one that verified."""
+    _, _, _, payload_bytes, *_, checksum = _BODY.unpack(header[: _BODY.size])
+    return _header(label, payload_bytes, checksum)
+
+
 def verify(page: memoryview, label: Label) -> Flaw | None:
     """Return what is wrong with ``page``, None if it is exactly the page that ``label`` names."""
     if len(page) < HEADER_BYTES:
         return Flaw.LENGTH
-    checksum = _claim(bytes(page[:HEADER_BYTES]), len(page) - HEADER_BYTES, label)
-    if isinstance(checksum, Flaw):
-        return checksum
-    return None if checksum == xxh3_64_intdigest(page[HEADER_BYTES:]) else Flaw.PAYLOAD
+    payload = page[HEADER_BYTES:]
+    found = xxh3_64_intdigest(payload)
+    if page[:HEADER_BYTES] == _header(label, len(payload), found):
+        return None
+    claimed = _claim(bytes(page[:HEADER_BYTES]), len(payload), label)
+    return claimed if isinstance(claimed, Flaw) else Flaw.PAYLOAD
 
 
 def verify_buffers(buffers: Sequence[memoryview], label: Label) -> Flaw | None:
@@ -136,6 +151,11 @@ def _checksum(payload: Sequence[memoryview]) -> int:
     for buffer in payload:
         stream.update(buffer)
     return stream.intdigest()
+
+
+def _header(label: Label, payload_bytes: int, checksum: int) -> bytes:
+    body = _body(label, payload_bytes, checksum)
+    return body + _CHECK.pack(xxh3_64_intdigest(body))
 
 
 def _body(label: Label, payload_bytes: int, checksum: int) -> bytes:

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,14 @@ def test_temp_directories_of_dead_writers_are_swept_whatever_is_left_in_them(roo
     storage = FileStorage.open(root, new_writer=lambda: "living")
     assert [path.name for path in (root / "tmp").iterdir()] == ["living"]
     storage.close()
+
+
+def test_a_temp_directory_whose_lock_was_lost_with_the_power_is_swept(root: Path) -> None:
+    FileStorage.open(root).close()
+    (root / "tmp" / "lockless").mkdir()
+    (root / "tmp" / "lockless" / "0").write_bytes(b"half a page")
+    with closing(FileStorage.open(root)):
+        assert not (root / "tmp" / "lockless").exists()
 
 
 def test_what_a_sweep_cannot_remove_is_removed_by_the_next_one(root: Path) -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.file_address import address_of
 from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
@@ -76,7 +76,8 @@ def open_to_read(url: str) -> StorageBackend:
     _check_exists(url)
     scheme, _, rest = url.partition(":")
     if scheme == FILE_SCHEME:
-        return FileStorage.open(rest, clock=_long_ago)
+        address = address_of(rest)
+        return FileStorage.open(address.path, free_bytes_min=address.free_bytes_min, clock=_long_ago)
     return open_storage(url)
 
 
@@ -126,7 +127,7 @@ def _check_exists(url: str) -> None:
     scheme, _, rest = url.partition(":")
     if scheme != FILE_SCHEME or not rest:
         return
-    path = Path(rest)
+    path = address_of(rest).path
     if not path.is_dir():
         raise ConfigError(f"{url} must be a file store, found {'a file' if path.exists() else 'nothing there'}")
     if next(path.iterdir(), None) is None:

@@ -1,4 +1,4 @@
-"""The manifest of an identity in a file store: protobuf as JSON, so that people can read it too."""
+"""The manifests of the identities in a file store: protobuf as JSON, so that people can read them too."""
 
 from contextlib import suppress
 
@@ -15,10 +15,10 @@ from unified_cache.storage_backends._file_io import (
     storage_error,
     write_all,
 )
-from unified_cache.storage_backends._file_layout import MANIFEST_NAME
+from unified_cache.storage_backends._file_layout import MANIFEST_NAME, identities_in
 from unified_cache.storage_backends._file_root import Root
 
-__all__ = ["keep_manifest"]
+__all__ = ["keep_manifest", "manifests_in"]
 
 MANIFEST_BYTES_MAX = 1 << 20
 """A larger manifest is not one of ours."""
@@ -51,6 +51,29 @@ def keep_manifest(root: Root, manifest: Manifest, temp: str) -> None:
         raise StorageError(f"{path} must hold a manifest, found something else: {error}", retryable=False) from error
     if found != manifest:
         raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
+
+
+def manifests_in(root: Root) -> dict[bytes, Manifest | None]:
+    """Read the manifest of every identity, None where there is none that can be read.
+
+    Raises:
+        OSError: the store cannot be listed.
+    """
+    found: dict[bytes, Manifest | None] = {}
+    for identity in identities_in(root.disk, root.fd):
+        try:
+            identity_fd = root.disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=root.fd)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        found[identity] = None
+        try:
+            text = _read(root.disk, identity_fd)
+            found[identity] = None if text is None else Parse(text, Manifest())
+        except (OSError, ParseError, UnicodeDecodeError):
+            continue  # What is in its place says nothing of whose pages these are.
+        finally:
+            let_go(root.disk, identity_fd)
+    return found
 
 
 def _read(disk: Disk, identity_fd: int) -> bytes | None:

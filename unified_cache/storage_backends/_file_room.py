@@ -108,24 +108,33 @@ class Room:
         bytes_max = self.bytes_max
         granted = [each for each in fresh if bytes_max is None or each.object_bytes <= bytes_max]
         self._keep_free(granted)
-        keep = frozenset(page.label for page in batch) if bytes_max is not None else frozenset[Label]()
+        if bytes_max is None:
+            with self._order:
+                self._tell(_added(granted))
+        else:
+            self._reserve_under_cap(granted, batch)
+        declined_count = len(fresh) - len(granted)
+        if declined_count:
+            with self._guard:
+                self._declined_count += declined_count
+        return {each.label for each in granted}
+
+    def _reserve_under_cap(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> None:
+        """Evict for what is granted; take out of it what finds no room even so."""
+        keep = frozenset(page.label for page in batch)
         with self._order:
-            if bytes_max is not None:
-                # What others have used lately is not to go for this batch.
-                self._tell(())
-                with self._guard:
-                    self._link(batch)
-                    self._recency.touch(page.label for page in reversed(batch))
+            # What others have used lately is not to go for this batch.
+            self._tell(())
+            with self._guard:
+                self._link(batch)
+                self._recency.touch(page.label for page in reversed(batch))
             victims, _ = self._choose(granted, keep, sum(each.object_bytes for each in granted))
             self._tell([*_added(granted), *_gone(victims)])
-        if bytes_max is not None:
-            self._make_room(granted, keep, victims)
+        self._make_room(granted, keep, victims)
         with self._guard:
-            self._declined_count += len(fresh) - len(granted)
             for label in keep:
                 if label not in self._recency:
                     self._recency.chains.unlink(label)
-        return {each.label for each in granted}
 
     def _make_room(self, granted: list[StoredObject], keep: Container[Label], victims: list[StoredObject]) -> None:
         """Remove victims, and more in the place of those that cannot be removed; decline where that fails."""
@@ -154,22 +163,22 @@ class Room:
         with self._order:
             self._tell(_gone([each for each in dropped if not self._is_there(each.label)]))
 
-    def record(self, pages: Sequence[PageIO], hits: Sequence[bool], told: Container[Label]) -> None:
+    def record(self, pages: Sequence[PageIO], hits: Sequence[bool], told: set[Label]) -> None:
         """Make hits recent, the first page most of all, and let others know of those in ``told``.
 
         A miss changes nothing: the page may be another process's, granted room and about to be there.
         """
-        recency = self._recency
+        found = pages if all(hits) else [page for page, hit in zip(pages, hits, strict=True) if hit]
         with self._guard:
-            found = [page for page, hit in zip(pages, hits, strict=True) if hit]
-            recency.touch([page.label for page in reversed(found)])
+            unknown = self._recency.touch([page.label for page in reversed(found)])
             if self.bytes_max is not None:
                 self._link(found)
                 self._touch_before(found)
-            news = [page for page in found if page.label not in recency or page.label in told]
-        if news:
-            with self._order:
-                self._tell(_added([StoredObject(page.label, page_bytes(page)) for page in news]))
+        if not unknown and not told:
+            return
+        news = told.union(unknown)
+        with self._order:
+            self._tell(_added([StoredObject(page.label, page_bytes(page)) for page in found if page.label in news]))
 
     def _touch_before(self, pages: Sequence[PageIO]) -> None:
         """Make what stands before pages recent too: a caller who has the head elsewhere asks for the tail alone."""

@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -234,9 +234,7 @@ def _sweep(disk: Disk, tmp_fd: int, own: str) -> None:
         try:
             lock_fd = disk.open(f"{writer}/{_LOCK_NAME}", READ_FLAGS, dir_fd=tmp_fd)
         except OSError:
-            # No lock yet: removed only while empty, so that its maker, if alive, notices and tries again.
-            with suppress(OSError):
-                disk.rmdir(writer, dir_fd=tmp_fd)
+            _remove_unlocked(disk, tmp_fd, writer)
             continue
         try:
             disk.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -247,21 +245,43 @@ def _sweep(disk: Disk, tmp_fd: int, own: str) -> None:
             let_go(disk, lock_fd)
 
 
+def _remove_unlocked(disk: Disk, tmp_fd: int, writer: str) -> None:
+    """Remove a temp directory without a lock: one that a loss of power left, or an empty one.
+
+    If the maker of an empty one is alive and about to lock it, it notices and tries again.
+    """
+    with suppress(OSError):
+        writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
+        try:
+            names = disk.listdir(writer_fd)
+            # The lock is made before anything else: whoever made these and is alive has it by the second look.
+            if names and _LOCK_NAME not in disk.listdir(writer_fd):
+                _clear(disk, writer_fd, names)
+        finally:
+            let_go(disk, writer_fd)
+        disk.rmdir(writer, dir_fd=tmp_fd)
+
+
 def _remove_writer(disk: Disk, tmp_fd: int, writer: str) -> None:
     """Remove a temp directory whose lock we hold, the lock last: cut short anywhere, the next sweep goes on."""
     with suppress(OSError):
         writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
         try:
-            for name in disk.listdir(writer_fd):
-                if name == _LOCK_NAME:
-                    continue
-                try:
-                    disk.unlink(name, dir_fd=writer_fd)
-                except (IsADirectoryError, PermissionError):
-                    disk.rmtree(name, ignore_errors=True, dir_fd=writer_fd)
+            _clear(disk, writer_fd, disk.listdir(writer_fd))
             if disk.listdir(writer_fd) != [_LOCK_NAME]:
                 return  # Without its lock, what is left would be taken for somebody who is about to enter.
             disk.unlink(_LOCK_NAME, dir_fd=writer_fd)
         finally:
             let_go(disk, writer_fd)
         disk.rmdir(writer, dir_fd=tmp_fd)
+
+
+def _clear(disk: Disk, writer_fd: int, names: Sequence[str]) -> None:
+    """Remove everything of these names but a lock."""
+    for name in names:
+        if name == _LOCK_NAME:
+            continue
+        try:
+            disk.unlink(name, dir_fd=writer_fd)
+        except (IsADirectoryError, PermissionError):
+            disk.rmtree(name, ignore_errors=True, dir_fd=writer_fd)

@@ -42,17 +42,20 @@ class Recency:
         self.bytes_used += object_bytes - self._objects.pop(label, 0)
         self._objects[label] = object_bytes
 
-    def touch(self, labels: Iterable[Label]) -> None:
-        """Make objects the most recent ones, the last label most of all; unknown ones are ignored.
+    def touch(self, labels: Iterable[Label]) -> list[Label]:
+        """Make objects the most recent ones, the last label most of all; return the unknown ones.
 
         Stores touch a batch in reverse order: the first pages of a chain become the most recent, so that
         prefixes age from their tail.
         """
-        objects = self._objects
-        move_to_end = objects.move_to_end
+        move_to_end = self._objects.move_to_end
+        unknown: list[Label] = []
         for label in labels:
-            if label in objects:
+            try:
                 move_to_end(label)
+            except KeyError:
+                unknown.append(label)
+        return unknown
 
     def forget(self, label: Label) -> int:
         """Drop an object; return the bytes it had, 0 if it was not known."""

@@ -21,6 +21,7 @@ from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends._calls import Calls
+from unified_cache.storage_backends.file_address import FREE_BYTES_MIN, address_of
 from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends._file_drafts import FILES_OPEN_MAX, Drafts
 from unified_cache.storage_backends._file_intruders import NOT_A_FILE, UNREADABLE, Intruders, is_whole
@@ -34,10 +35,11 @@ from unified_cache.storage_backends._file_layout import (
     objects_in,
     place_of,
 )
-from unified_cache.storage_backends._file_manifest import keep_manifest
+from unified_cache.storage_backends._file_manifest import keep_manifest, manifests_in
 from unified_cache.storage_backends._file_room import Room
 from unified_cache.storage_backends._file_root import Root, open_root
 from unified_cache.storage_backends._recency import SCAN_OBJECTS_MAX, Recency, page_bytes
+from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
 from unified_cache.window import SPAN_ALL
 
@@ -45,9 +47,6 @@ __all__ = ["FileCounts", "FileStorage", "open_url"]
 
 DIRECTORIES_OPEN_MAX = 512
 """Fan-out directories kept open: 32 identities in full, and half of the usual limit of 1024 descriptors."""
-
-FREE_BYTES_MIN = 64 << 20
-"""What is left to everybody else on the file system, unless the caller says otherwise."""
 
 STAMP_GRAIN_NS = 60_000_000_000
 """A read stamps a file only once in so long, as relatime does: hot pages cost no metadata writes."""
@@ -203,9 +202,9 @@ class FileStorage:
         """Read each page straight into its buffers; a hit makes it recent."""
         with self._calls:
             stamp = self._stamps(len(pages))
-            hits: list[bool] = []
             stamped: set[Label] = set()
-            for start in range(0, len(pages), FILES_OPEN_MAX):
+            hits = self._read(pages[:FILES_OPEN_MAX], stamp, stamped)
+            for start in range(FILES_OPEN_MAX, len(pages), FILES_OPEN_MAX):
                 hits += self._read(pages[start : start + FILES_OPEN_MAX], stamp - start, stamped)
             self._room.record(pages, hits, stamped)
             return hits
@@ -261,6 +260,31 @@ class FileStorage:
             listed = [StoredObject(known.label, known.object_bytes) for known in found]
             return Scan(listed, found[-1].name if len(found) == SCAN_OBJECTS_MAX else "")
 
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the manifest of every identity, by its digest; None where there is none that can be read.
+
+        Raises:
+            StorageError: the directory cannot be listed.
+        """
+        with self._calls:
+            try:
+                return manifests_in(self._root)
+            except OSError as error:
+                raise storage_error(error, f"cannot list the identities in {self._root.path}") from error
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Compare modification times, which are the recency of this store; None without objects. Linear in objects.
+
+        Raises:
+            StorageError: a directory cannot be listed.
+        """
+        with self._calls:
+            try:
+                times = [known.mtime_ns for known in objects_in(self._disk, self._root.fd, identity)]
+            except OSError as error:
+                raise storage_error(error, f"cannot list {self._root.path}/{identity.hex()}") from error
+            return UsedBetween(min(times), max(times)) if times else None
+
     def close(self) -> None:
         """Wait for calls in flight, remove this process's temp directory, let go of every descriptor."""
         if self._calls.close():
@@ -279,24 +303,26 @@ class FileStorage:
 
     def _read(self, pages: Sequence[PageIO], stamp: int, stamped: set[Label]) -> list[bool]:
         """Read a few pages: open all, then move all bytes, then close all, which keeps the copying loop hot."""
+        disk = self._disk
         fds: list[int] = []
-        hits: list[bool] = []
-        sizes = [page_bytes(page) for page in pages]
+        hits = [False] * len(pages)
         try:
             for number, page in enumerate(pages):
                 try:
-                    fds.append(self._open_object(page.label, sizes[number], stamp - number, stamped))
+                    fds.append(self._open_object(page, stamp - number, stamped))
                 except OSError as error:
                     fds.append(self._miss(page, error))
-            for fd, page, object_bytes in zip(fds, pages, sizes, strict=True):
-                try:
-                    hits.append(fd >= 0 and read_all(self._disk, fd, page.buffers, object_bytes))
-                except OSError as error:
-                    hits.append(self._miss(page, error) >= 0)
+            for number, page in enumerate(pages):
+                fd = fds[number]
+                if fd >= 0:
+                    try:
+                        hits[number] = read_all(disk, fd, page.buffers, page_bytes(page))
+                    except OSError as error:
+                        self._miss(page, error)
         finally:
             for fd in fds:
                 if fd >= 0:
-                    let_go(self._disk, fd)
+                    let_go(disk, fd)
         return hits
 
     def _miss(self, page: PageIO, error: OSError) -> int:
@@ -307,8 +333,9 @@ class FileStorage:
             self._unreadable_count += 1
         return -1
 
-    def _open_object(self, label: Label, object_bytes: int, stamp: int, stamped: set[Label]) -> int:
+    def _open_object(self, page: PageIO, stamp: int, stamped: set[Label]) -> int:
         """Open a file of exactly that length; -1 where there is none, and then nothing in its place."""
+        label = page.label
         fan, name = place_of(label)
         directory = self._directories.find(label.identity, fan)
         if directory is None:
@@ -320,13 +347,14 @@ class FileStorage:
         except OSError as error:
             if error.errno not in NOT_A_FILE:
                 raise
-            self._intruders.clear(directory, name, object_bytes)
+            self._intruders.clear(directory, name, page_bytes(page))
             return -1
         try:
             status = self._disk.fstat(fd)
         except OSError:
             let_go(self._disk, fd)
             raise
+        object_bytes = page_bytes(page)
         if not is_whole(status.st_mode, status.st_size, object_bytes):
             let_go(self._disk, fd)
             self._intruders.clear(directory, name, object_bytes)
@@ -352,7 +380,6 @@ def _age(known: Found) -> int:
 
 
 def open_url(rest: str, bytes_max: int | None) -> FileStorage:
-    """Open ``file:DIR``; the directory may be relative or absolute."""
-    if not rest:
-        raise ConfigError("file: needs a directory after the colon, as in file:/var/cache/pages")
-    return FileStorage.open(rest, bytes_max=bytes_max)
+    """Open ``file:DIR`` or ``file:DIR?free=SIZE``, see ``file_address``."""
+    address = address_of(rest)
+    return FileStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)

@@ -8,11 +8,12 @@ from threading import Lock
 from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Flaw, Label, verify_buffers
+from unified_cache.storage_backends._recency import page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
 
 __all__ = ["VerifiedStorage"]
 
-HOT_BYTES_MAX = 4 << 20
+HOT_BYTES_MAX = 2 << 20
 """Bytes read before they are verified; more would have left the processor's caches by then."""
 
 
@@ -51,10 +52,12 @@ class VerifiedStorage:
 
         A page asked for without buffers brings no bytes, so there is nothing to verify.
         """
+        if len(pages) == 1:
+            return self._get(pages)
         hits: list[bool] = []
         start = taken_bytes = 0
         for end, page in enumerate(pages, 1):
-            taken_bytes += sum(map(len, page.buffers))
+            taken_bytes += page_bytes(page)
             if taken_bytes >= HOT_BYTES_MAX or end == len(pages):
                 hits += self._get(pages[start:end])
                 start, taken_bytes = end, 0
@@ -62,18 +65,18 @@ class VerifiedStorage:
 
     def _get(self, pages: Sequence[PageIO]) -> list[bool]:
         hits = self._backend.get(pages)
-        flawed: list[Label] = []
+        flaws: dict[Label, Flaw] = {}
         for i, page in enumerate(pages):
             flaw = verify_buffers(page.buffers, page.label) if hits[i] and page.buffers else None
             if flaw is not None:
                 hits[i] = False
-                flawed.append(page.label)
-                with self._guard:
-                    self._flaws_count[flaw] += 1
-        if flawed:
+                flaws[page.label] = flaw
+        if flaws:
+            with self._guard:
+                self._flaws_count.update(flaws.values())
             # A page that cannot be removed is found flawed again by the next get; the answer here stays right.
             with suppress(StorageError):
-                self._backend.remove(flawed)
+                self._backend.remove(list(flaws))
         return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:

@@ -1,0 +1,53 @@
+"""Where a file store lies and what it leaves to others: the text after ``file:`` in the name of a store.
+
+    DIR                  a directory, relative or absolute
+    DIR?free=SIZE        the same, and a put is declined that would leave less than that free on the file system
+
+A size is a number of bytes, or one of KiB, MiB, GiB or TiB: ``free=1GiB``, ``free=0``. What stands after the last
+question mark are options; a directory with one in its name is written with another one behind it.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from unified_cache.errors import ConfigError
+
+__all__ = ["FREE_BYTES_MIN", "FileAddress", "address_of"]
+
+FREE_BYTES_MIN = 64 << 20
+"""What is left to everybody else on the file system, unless the caller says otherwise."""
+
+_SIZE = re.compile(r"([0-9]{1,18})(KiB|MiB|GiB|TiB)?")
+_UNIT_BITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+
+
+class FileAddress(NamedTuple):
+    """What a name of a file store says."""
+
+    path: Path
+    free_bytes_min: int
+
+
+def address_of(rest: str) -> FileAddress:
+    """Read the text after ``file:``.
+
+    Raises:
+        ConfigError: there is no directory, an option is unknown, or a size is none.
+    """
+    directory, mark, options = rest.rpartition("?")
+    if not mark:
+        directory, options = rest, ""
+    if not directory:
+        raise ConfigError("file: needs a directory after the colon, as in file:/var/cache/pages")
+    return FileAddress(Path(directory), _free_bytes_in(options) if options else FREE_BYTES_MIN)
+
+
+def _free_bytes_in(options: str) -> int:
+    name, _, size = options.partition("=")
+    if name != "free":
+        raise ConfigError(f"file: knows the option free=SIZE alone after the question mark, found {options!r}")
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise ConfigError(f"free= of file: takes bytes or a number of KiB, MiB, GiB or TiB, as in 1GiB, found {size!r}")
+    return int(match[1]) << _UNIT_BITS[match[2] or ""]
