@@ -24,6 +24,9 @@ TESTS = [
     "tests/unit/test_bad_calls.py",
     "tests/unit/test_checkpoints.py",
     "tests/unit/test_operations.py",
+    "tests/unit/test_layerwise_load.py",
+    "tests/unit/test_clear_storage.py",
+    "tests/unit/test_ledger.py",
     "tests/unit/test_eviction.py",
     "tests/unit/test_paired_slots.py",
     "tests/unit/test_forward.py",
@@ -42,6 +45,8 @@ class Mutant:
     path: str
     sound: str
     broken: str
+    tests: tuple[str, ...] = ()
+    """What must catch it, if not TESTS."""
 
 
 MUTANTS = [
@@ -111,6 +116,13 @@ MUTANTS = [
         "return found",
     ),
     Mutant(
+        "pages are lost that came before their prefix",
+        "tree/transfer.py",
+        "return found[::-1]",
+        "return found",
+        ("tests/sim/test_simulation.py",),
+    ),
+    Mutant(
         "a state is published without Full",
         "tree/transfer.py",
         "holes &= full[offsets] >= 0 if full is not None else False",
@@ -173,14 +185,44 @@ MUTANTS = [
     Mutant(
         "pages that a hanging store may fill are given back",
         "controller/controller.py",
-        "returned=not in_flight(error),",
-        "returned=True,",
+        "free=not in_use(operation, error),",
+        "free=True,",
     ),
     Mutant(
         "a cancelled transfer frees what a worker still fills",
         "controller/controller.py",
         "operation.stop()\n        self._told.append(operation)",
         "operation.stop()\n        operation.release()\n        self._told.append(operation)",
+    ),
+    Mutant(
+        "a load gives slots back that an engine reads",
+        "controller/controller.py",
+        "return bool(operation.followers) or in_flight(error)",
+        "return in_flight(error)",
+    ),
+    Mutant(
+        "a layer has arrived before its copy",
+        "controller/arrival.py",
+        "return place < len(self._copied)",
+        "return place <= len(self._copied)",
+    ),
+    Mutant(
+        "what is put while a store is cleared stays",
+        "controller/jobs.py",
+        "if clearing.is_void(self):",
+        "if not clearing:",
+    ),
+    Mutant(
+        "slots are handed out before there is room for all",
+        "ledger.py",
+        "if not all(self._make_room(tier, component, count) for component, count in wanted):\n"
+        "            return None\n"
+        "        given: list[Slots] = []\n"
+        "        for component, count in wanted:\n"
+        "            slots = self._allocators[tier][component].allocate(count)\n",
+        "given: list[Slots] = []\n"
+        "        for component, count in wanted:\n"
+        "            slots = self.allocate(tier, component, count)\n",
     ),
     Mutant(
         "a fork is the tree's own state",
@@ -234,7 +276,7 @@ def caught(mutant: Mutant) -> str:
             )
         path.write_text(text.replace(mutant.sound, mutant.broken))
         environment = {**os.environ, "PYTHONPATH": directory, "UNIFIED_CACHE_TEST_FIRST_FAILURE": "1"}
-        for test in TESTS:
+        for test in mutant.tests or TESTS:
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test]
             try:
                 done = subprocess.run(  # noqa: S603 -- our own command

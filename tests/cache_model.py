@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from tests.cache_fixture import ToyEngine, payload
 from unified_cache.cache import UnifiedCache
-from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
+from unified_cache.controller.jobs import BackupJob, ClearJob, FetchJob, LoadJob, ProbeJob, StoreJob
 from unified_cache.controller.operation import Job
 from unified_cache.memory import TieredMemory
 from unified_cache.page import PageKey, Prompt, key_chain
 from unified_cache.pool import Part, PoolSpec, Slots, Tier
 from unified_cache.seal import Label, verify
-from unified_cache.tree import Lock, Match, RadixTree, Transfer
+from unified_cache.tree import Lock, Match, RadixTree
 from unified_cache.tree.match import path_slots
 from unified_cache.tree.node import Node
 from unified_cache.window import window
@@ -33,47 +33,8 @@ FLOWS: Mapping[type, tuple[Tier | None, Tier | None]] = {
     StoreJob: (Tier.HOST, None),
     FetchJob: (None, Tier.HOST),
     ProbeJob: (None, None),
+    ClearJob: (None, None),
 }
-
-
-class WatchedTree(RadixTree):
-    """Remembers every lock that is out, those of transfers too, and at each check compares all counts with them."""
-
-    __slots__ = ("_taken",)
-
-    _taken: list[Lock]
-
-    @classmethod
-    def watch(cls, cache: UnifiedCache) -> "WatchedTree":
-        """Put one into a new cache."""
-        config = cache.config
-        capacity = (config.device_pages, config.host_pages)
-        tree = cls(cache.layout.components, cache.layout.page_size, config.eviction, capacity)
-        tree._taken = []
-        cache._ledger.tree = tree
-        return tree
-
-    def lock(self, found: Match, end: int, tier: Tier) -> Lock:
-        lock = super().lock(found, end, tier)
-        self._taken.append(lock)
-        return lock
-
-    def begin(self, found: Match, end: int, source: Tier, target: Tier) -> Transfer:
-        transfer = super().begin(found, end, source, target)
-        self._taken += [transfer.source, transfer.target]
-        return transfer
-
-    def locks_out(self) -> list[Lock]:
-        """Return the locks that are out; not those that ``clear`` made void."""
-        self._taken = [lock for lock in self._taken if not lock.released and lock.tree is self._state]
-        return self._taken
-
-    def check(self, locks: Iterable[Lock] | None = None) -> list[Slots]:
-        out = self.locks_out()
-        if locks is not None:
-            ours = {lock for lock in locks if lock.tree is self._state}
-            assert ours == set(out), "the cache and its tree disagree about which locks are out"
-        return super().check(out)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import Controller, Leg, Operation, StorageTier, ThreadWorkers, Workers
+from unified_cache.controller import Arrival, Controller, Leg, Operation, StorageTier, ThreadWorkers, Workers
 from unified_cache.errors import (
     ClosedError,
     ConfigError,
@@ -21,7 +21,7 @@ from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
 from unified_cache.ranks import LocalRanks, RankGroup, check_alike, together
-from unified_cache.stats import Occupancy, Stats
+from unified_cache.stats import Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.transfers import Traffic, Transfers
 from unified_cache.tree import UNNAMED, Lock, Match, Pin
@@ -58,11 +58,10 @@ class UnifiedCache:
         self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction)
         self._ranks = ranks
         self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, ranks=ranks)
-        host_budget = int(config.host_pages[0] * config.prefetching.host_share)
-        self._transfers = Transfers(self._ledger, memory, identity.owners(layout), host_budget, ranks)
+        prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
+        self._transfers = Transfers(self._ledger, memory, identity.owners(layout), prefetch_max, ranks)
         self._writing = Writing(config)
         self._locks: set[Lock] = set()
-        self._failed_count = 0
         self._owner = threading.get_ident()
         self._closed = False
 
@@ -283,7 +282,7 @@ class UnifiedCache:
         """
         self._enter()
         self._check_host()
-        return self._started(self._controller.start(Leg.LOAD, self._transfers.load(prompt)))
+        return self._controller.start(Leg.LOAD, self._transfers.load(prompt))
 
     def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | None:
         """Start copying a prompt's device prefix to the host, and on to storage; None if too much is under way.
@@ -293,7 +292,7 @@ class UnifiedCache:
         """
         self._enter()
         self._check_host()
-        return self._started(self._controller.start(Leg.BACKUP, self._transfers.backup(prompt, level)))
+        return self._controller.start(Leg.BACKUP, self._transfers.backup(prompt, level))
 
     def prefetch(self, prompt: Prompt) -> Operation | None:
         """Start reading what storage can add to a prompt; None without storage, or if it is not worth it now.
@@ -309,7 +308,24 @@ class UnifiedCache:
             return None
         steps = self._transfers.prefetch(prompt, self._storage)
         patience_s = self.config.prefetching.patience(tokens)
-        return self._started(self._controller.start(Leg.PREFETCH, steps, patience_s))
+        return self._controller.start(Leg.PREFETCH, steps, patience_s)
+
+    def follow(self, operation: Operation) -> Arrival | None:
+        """Begin to read what a load brings, layer by layer, before it is in the tree; give it to ``leave`` in the end.
+
+        None if the operation is over or no load, or if another one brings part of its prefix. Once the last layer was
+        there: ``leave``, then ``settle`` or ``poll`` until the load is over, then match and lock as ever.
+        """
+        self._enter()
+        arrival = self._transfers.arrival(operation)
+        if arrival is not None:
+            operation.followers.add(arrival)
+        return arrival
+
+    def leave(self, arrival: Arrival) -> None:
+        """Read no more of what a load brings. Once more, or after ``reset``, changes nothing."""
+        self._enter()
+        arrival.operation.followers.discard(arrival)
 
     def conclude(self, operation: Operation) -> None:
         """Have a transfer make do with what has come by now, instead of waiting for the rest; ``poll`` tells when."""
@@ -331,7 +347,7 @@ class UnifiedCache:
             RankLostError: of several ranks, one no longer answers; told once. From now on nothing is moved any more.
         """
         self._enter()
-        over = self._ended(self._controller.poll())
+        over = self._controller.poll()
         self._back_up_due()
         return over
 
@@ -343,7 +359,7 @@ class UnifiedCache:
             RankLostError: as ``poll``.
         """
         self._enter()
-        return self._ended(self._controller.settle(timeout_s))
+        return self._controller.settle(timeout_s)
 
     # ---- storage ---------------------------------------------------------------------------------------------
 
@@ -359,8 +375,7 @@ class UnifiedCache:
         self._enter()
         if self._storage is not None:
             raise StateError("a store is attached; detach it first")
-        if not self.config.host_pages[0]:
-            raise ConfigError(f"storage is reached through host memory, found host pages {self.config.host_pages}")
+        self._check_host()
         guard, memory, ranks = self.config.guard, self._memory, self._ranks
         with together(ranks, "taking a store over"):
             tier = StorageTier.open(storage, guard, self.layout, self.identity, memory, ranks)
@@ -381,6 +396,19 @@ class UnifiedCache:
             self._controller.settle(self.config.close_timeout_s)
         return tier.close()
 
+    def clear_storage(self) -> Operation | None:
+        """Start removing what storage holds of this identity, and nobody else's; None as ``prefetch``.
+
+        What was there is gone when it is done. What a backup puts there meanwhile is taken back and not counted as
+        stored; a later one stores all of its prompt. Left may be what other processes put, or a store that hangs or
+        fails; a failed or cancelled call may have removed any part. Memory keeps its pages; of several ranks each
+        removes what it stores.
+        """
+        self._enter()
+        if self._storage is None:
+            return None
+        return self._controller.start(Leg.CLEAR, self._transfers.clear(self._storage))
+
     def set_write_policy(self, policy: WritePolicy) -> None:
         """Go on with another write policy; what the old one has put off is backed up now.
 
@@ -398,41 +426,23 @@ class UnifiedCache:
     def traffic(self) -> dict[Leg, Traffic]:
         """Count what has moved since the cache was opened; copies, the caller's own."""
         self._enter()
-        moved = self._transfers.traffic.items()
-        return {leg: Traffic(list(found.component_pages), found.payload_bytes) for leg, found in moved}
+        return self._transfers.moved()
 
     def stats(self) -> Stats:
         """Count what is where and what has moved."""
         self._enter()
-        occupancy = tuple(
-            Occupancy(
-                tier,
-                component.name,
-                self._ledger.capacity(tier, number),
-                self._ledger.free_count(tier, number),
-                self._ledger.out_pages(tier, number),
-            )
-            for tier in Tier
-            for number, component in enumerate(self.layout.components)
-        )
-        return Stats(
-            occupancy=occupancy,
-            traffic=self.traffic(),
-            operations_live=self._controller.live_count,
-            operations_failed=self._failed_count,
-            operations_declined=self._controller.declined_count,
-            calls_quarantined=len(self._controller.quarantined),
-            flawed_pages=0 if self._storage is None else sum(self._storage.backend.flaws_count.values()),
-        )
+        return Stats.of(self._ledger, self._controller, self._transfers)
 
     def reset(self) -> None:
         """Forget every prefix in memory; storage keeps its own. Ends transfers first.
 
-        Call it when no request runs: locks that are out become void, and the slots they pinned are free.
+        Call it when no request runs: locks and arrivals that are out become void, and the slots they pinned are free.
 
         Raises:
             SettleTimeoutError: a transfer does not end within ``config.close_timeout_s``; nothing was forgotten.
         """
+        self._enter()
+        self._controller.leave_all()
         self.settle(self.config.close_timeout_s)
         self._ledger.clear()
 
@@ -450,6 +460,7 @@ class UnifiedCache:
             return []
         self._enter()
         timeout_s = self.config.close_timeout_s
+        self._controller.leave_all()
         if self._storage is not None:
             self._writing.give_up_waiting()
             self._back_up_due()
@@ -485,13 +496,4 @@ class UnifiedCache:
 
     def _check_host(self) -> None:
         if not self.config.host_pages[0]:
-            raise ConfigError(f"host pages are needed for a backup or a load, found {self.config.host_pages}")
-
-    def _started(self, operation: Operation | None) -> Operation | None:
-        if operation is not None and operation.error is not None:
-            self._failed_count += 1
-        return operation
-
-    def _ended(self, operations: list[Operation]) -> list[Operation]:
-        self._failed_count += sum(operation.error is not None for operation in operations)
-        return operations
+            raise ConfigError(f"host pages are needed to move pages, found {self.config.host_pages}")

@@ -264,7 +264,10 @@ class Ledger:
         self._take_back(freed)
 
     def check(self, locks: Sequence[Lock] | None = None) -> None:
-        """Assert that the tree is sound and that every slot is in exactly one place."""
+        """Assert that the tree is sound and that every slot is in exactly one place.
+
+        With ``locks``, those and no others must be out.
+        """
         held = self.tree.check(locks)
         components = len(self.layout.components)
         for tier in Tier:
@@ -333,6 +336,26 @@ class Moving:
         self._transfer = transfer
         self.parts = transfer.parts
         """What has to be copied."""
+
+    @property
+    def end(self) -> int:
+        """Pages of the prompt that can be resumed from on the target, once it is published."""
+        return self._transfer.end
+
+    def coming(self) -> tuple[Slots, ...]:
+        """Return by component the target slots of pages [window(end), end): those held, and those to be filled.
+
+        -1 for pages that another transfer brings.
+        """
+        lock = self._transfer.target
+        slots = tuple(
+            self._ledger.tree.lock_slots(lock, number) for number in range(len(self._ledger.layout.components))
+        )
+        starts = self._ledger.windows(lock.end)
+        for part in self.parts:
+            given, pages = slots[part.component], part.pages - starts[part.component]
+            given[pages] = np.where(given[pages] < 0, part.target, given[pages])
+        return slots
 
     def publish(self) -> tuple[Part, ...]:
         """Publish the pages, which have arrived; return those the tree took. They stay pinned on the target."""

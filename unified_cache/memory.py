@@ -1,6 +1,9 @@
 """The bytes of the memory tiers: the engine's device tensors, our host slabs, and copies between them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import accumulate
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -12,13 +15,37 @@ from unified_cache.errors import ConfigError, CopyError, LayoutError
 from unified_cache.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.seal import HEADER_BYTES, Label, seal
 
-__all__ = ["DevicePool", "HostPool", "NoBytes", "PageMemory", "TieredMemory"]
+__all__ = ["AT_ONCE", "Copied", "DevicePool", "HostPool", "NoBytes", "PageMemory", "TieredMemory"]
 
 PAGE_ALIGN_BYTES = 64
 """A sealed page starts on a cache line."""
 
 RUN_COPY_BYTES_MIN = 16 * 1024
 """Average bytes per contiguous run from which copying run by run beats one gather and scatter."""
+
+STAGING_BYTES = 32 << 20
+"""Pinned memory that pages pass through on their way to or from a GPU, twice: one half fills while the other moves."""
+
+
+class Copied(Protocol):
+    """Where a copy ends, in the order of a device's work."""
+
+    def wait(self) -> None:
+        """Have all that the calling thread gives its device from now on come after the copy. Does not block."""
+        ...
+
+
+class _AtOnce:
+    """The end of a copy that has ended already."""
+
+    __slots__ = ()
+
+    def wait(self) -> None:
+        """Return: there is nothing to come after."""
+
+
+AT_ONCE: Copied = _AtOnce()
+"""Where a copy ends that is over when its call returns."""
 
 
 class PageMemory(Protocol):
@@ -27,12 +54,24 @@ class PageMemory(Protocol):
     Called from worker threads. The caller pins every slot it names until the call has returned.
     """
 
+    def layers_count(self, pool: PoolSpec) -> int:
+        """Return in how many layers a pool lies on the device; 0 for one without bytes."""
+        ...
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """Note on the owner's thread what its device has been given so far; return what a worker copies inside of.
+
+        Copies inside come after all of that: what a forward still writes is backed up as written, what it still reads
+        is not overwritten. On leaving, whatever ends it, no copy is under way any more.
+        """
+        ...
+
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages of a pool device to host."""
         ...
 
-    def load(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
-        """Copy pages of a pool host to device."""
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
+        """Copy one layer of pages of a pool host to device; tell where that ends."""
         ...
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
@@ -58,7 +97,7 @@ class DevicePool:
     Each layer has shape (slots, ...) and is contiguous; slot 0 is the padding sink. The engine keeps the tensors.
     """
 
-    __slots__ = ("layers", "slots_count", "spec")
+    __slots__ = ("layers", "offsets", "slots_count", "spec")
 
     def __init__(self, spec: PoolSpec, layers: Sequence[torch.Tensor]) -> None:
         """Wrap ``layers``.
@@ -80,6 +119,8 @@ class DevicePool:
             raise LayoutError(f"pool {spec.name}: layers hold {sum(row_bytes)} bytes a page, not {spec.page_bytes}")
         if any(layer.shape[0] != self.slots_count for layer in self.layers):
             raise LayoutError(f"pool {spec.name}: layers differ in slots")
+        self.offsets = tuple(accumulate(row_bytes, initial=0))
+        """Layer ``i`` of a page lies in bytes [offsets[i], offsets[i + 1]) of its payload."""
 
 
 class HostPool:
@@ -111,11 +152,15 @@ class HostPool:
 class TieredMemory:
     """Device tensors and host slabs of all pools of a layout."""
 
-    __slots__ = ("_device", "_host")
+    __slots__ = ("_device", "_gpu", "_host")
 
-    def __init__(self, device: Mapping[str, DevicePool], host: Mapping[str, HostPool]) -> None:
+    def __init__(
+        self, device: Mapping[str, DevicePool], host: Mapping[str, HostPool], gpu: "GpuCopies | None" = None
+    ) -> None:
+        """Take pools of one name on both tiers, and who copies between them where ``device`` lies on a GPU."""
         self._device = dict(device)
         self._host = dict(host)
+        self._gpu = gpu
 
     @classmethod
     def allocate(cls, device_pools: Sequence[DevicePool], host_pages: Mapping[str, int]) -> "TieredMemory":
@@ -130,7 +175,9 @@ class TieredMemory:
             pool.spec.name: HostPool(pool.spec, host_pages[pool.spec.name], pinned=pool.layers[0].is_cuda)
             for pool in device_pools
         }
-        return cls({pool.spec.name: pool for pool in device_pools}, host)
+        on_gpu = [layer for pool in device_pools for layer in pool.layers if layer.is_cuda]
+        gpu = GpuCopies(on_gpu[0].device, max(layer.shape[1] for layer in on_gpu)) if on_gpu else None
+        return cls({pool.spec.name: pool for pool in device_pools}, host, gpu)
 
     @classmethod
     def fitting(cls, layout: ModelLayout, config: CacheConfig, device_pools: Sequence[DevicePool]) -> "TieredMemory":
@@ -156,25 +203,40 @@ class TieredMemory:
                     )
         return cls.allocate(device_pools, host_pages)
 
+    def layers_count(self, pool: PoolSpec) -> int:
+        """Count the engine's tensors of a pool."""
+        return len(self._device[pool.name].layers) if pool.page_bytes else 0
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """On a GPU, have copies go on a stream beside the engine's; in memory, whoever computes has computed."""
+        return nullcontext() if self._gpu is None else self._gpu.ordered()
+
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages device to host, layer by layer into each page's run of bytes."""
-        if pool.page_bytes:
-            payload = self._host[pool.name].payload
-            offset = 0
-            for layer in self._device[pool.name].layers:
-                end = offset + layer.shape[1]
-                _copy(layer, source, torch.from_numpy(payload[:, offset:end]), target)
-                offset = end
+        for number, layer in enumerate(self._device[pool.name].layers if pool.page_bytes else ()):
+            if layer.is_cuda and self._gpu is not None:
+                self._gpu.backup(layer, source, self._rows(pool, number), target)
+            else:
+                _copy(layer, source, self._rows(pool, number), target)
 
     def load(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
-        """Copy pages host to device, each layer from its part of the page."""
-        if pool.page_bytes:
-            payload = self._host[pool.name].payload
-            offset = 0
-            for layer in self._device[pool.name].layers:
-                end = offset + layer.shape[1]
-                _copy(torch.from_numpy(payload[:, offset:end]), source, layer, target)
-                offset = end
+        """Copy pages host to device, each layer from its part of the page; complete on return."""
+        with self.ordered():
+            for layer in range(self.layers_count(pool)):
+                self.load_layer(pool, layer, source, target)
+
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
+        """Copy one layer from its part of each page; on a GPU the call returns before the copy ends."""
+        rows = self._device[pool.name].layers[layer]
+        if rows.is_cuda and self._gpu is not None:
+            return self._gpu.load(self._rows(pool, layer), source, rows, target)
+        _copy(self._rows(pool, layer), source, rows, target)
+        return AT_ONCE
+
+    def _rows(self, pool: PoolSpec, layer: int) -> torch.Tensor:
+        """Return one layer of every host page, a view of shape (slots, bytes of one page in this layer)."""
+        start, end = self._device[pool.name].offsets[layer : layer + 2]
+        return torch.from_numpy(self._host[pool.name].payload[:, start:end])
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages within the device, layer by layer."""
@@ -203,11 +265,20 @@ class NoBytes:
 
     __slots__ = ()
 
+    def layers_count(self, pool: PoolSpec) -> int:
+        """Return 0: no layer has bytes."""
+        return 0
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """Order nothing."""
+        return nullcontext()
+
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy nothing."""
 
-    def load(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
         """Copy nothing."""
+        return AT_ONCE
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy nothing."""
@@ -224,14 +295,97 @@ class NoBytes:
         return {}
 
 
-def _copy(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
-    """Copy rows between two byte tensors; in memory run by run where runs are long, else by gather and scatter."""
+class GpuCopies:
+    """Copies between host slabs and one GPU, on a stream beside the engine's.
+
+    Pages are gathered where they lie into one of two pinned buffers, moved in one piece, and scattered where they go:
+    a few launches for each layer, however many pages. The next pages are gathered while those before them move.
+    Callers take turns.
+    """
+
+    __slots__ = ("_device", "_guard", "_staged", "_stream", "_turn", "_used")
+
+    def __init__(self, device: torch.device, row_bytes_max: int) -> None:
+        """Pin two buffers of STAGING_BYTES, or of one page of one layer if that is more."""
+        self._device = device
+        stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types
+        self._stream = stream
+        size = max(STAGING_BYTES, row_bytes_max)
+        self._staged = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._used = [_event() for _ in range(2)]
+        """By buffer: the end of the last copy through it."""
+        self._turn = 0
+        self._guard = Lock()
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """See ``PageMemory.ordered``."""
+        before = _event()
+        before.record(torch.cuda.current_stream(self._device))
+        return self._beside(before)
+
+    @contextmanager
+    def _beside(self, before: torch.cuda.Event) -> Iterator[None]:
+        with self._guard, torch.cuda.stream(self._stream):
+            self._stream.wait_event(before)
+            try:
+                yield
+            finally:
+                self._stream.synchronize()
+
+    def load(self, source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> Copied:
+        """Copy rows host to device on the calling thread's stream; return the event that marks their end."""
+        scatter = self._indices(target_slots)
+        for first, last, number in self._pieces(source_slots, target_slots, source.shape[1]):
+            staged = self._buffer(number, last - first, source.shape[1])
+            torch.index_select(source, 0, torch.from_numpy(source_slots[first:last].astype(np.int64)), out=staged)
+            target.index_copy_(0, scatter[first:last], staged.to(self._device, non_blocking=True))
+            self._used[number].record()
+        copied = _event()
+        copied.record()
+        return copied
+
+    def backup(self, source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
+        """Copy rows device to host; complete on return."""
+        gather = self._indices(source_slots)
+        for first, last, number in self._pieces(source_slots, target_slots, source.shape[1]):
+            staged = self._buffer(number, last - first, source.shape[1])
+            staged.copy_(source.index_select(0, gather[first:last]), non_blocking=True)
+            self._used[number].record()
+            self._used[number].synchronize()
+            target.index_copy_(0, torch.from_numpy(target_slots[first:last].astype(np.int64)), staged)
+
+    def _indices(self, slots: Slots) -> torch.Tensor:
+        return torch.from_numpy(slots.astype(np.int64)).to(self._device)
+
+    def _pieces(self, source_slots: Slots, target_slots: Slots, row_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (first, last, buffer): runs of pages that a buffer holds, once its last copy has ended."""
+        _check_lengths(source_slots, target_slots)
+        pages_max = len(self._staged[0]) // row_bytes
+        for first in range(0, len(source_slots), pages_max):
+            self._turn ^= 1
+            self._used[self._turn].synchronize()
+            yield first, min(first + pages_max, len(source_slots)), self._turn
+
+    def _buffer(self, number: int, pages: int, row_bytes: int) -> torch.Tensor:
+        return self._staged[number][: pages * row_bytes].view(pages, row_bytes)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch says no types
+
+
+def _check_lengths(source_slots: Slots, target_slots: Slots) -> None:
     if len(source_slots) != len(target_slots):
         raise CopyError(f"{len(source_slots)} source slots for {len(target_slots)} target slots")
+
+
+def _copy(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
+    """Copy rows between two byte tensors; in memory run by run where runs are long, else by gather and scatter."""
+    _check_lengths(source_slots, target_slots)
     if not len(source_slots):
         return
-    if source.is_cuda or target.is_cuda:
-        _copy_indexed(source, source_slots, target, target_slots)
+    if source.is_cuda:
+        _copy_within(source, source_slots, target, target_slots)
         return
     from_rows: npt.NDArray[np.uint8] = source.numpy()
     to_rows: npt.NDArray[np.uint8] = target.numpy()
@@ -247,10 +401,8 @@ def _copy(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, targe
         to_rows[to_start : to_start + count] = from_rows[from_start : from_start + count]
 
 
-def _copy_indexed(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
-    """Copy rows between devices: gather where they lie, move once, scatter where they go; complete on return."""
+def _copy_within(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
+    """Copy rows within a GPU, in the order of the calling thread's stream."""
     gather = torch.from_numpy(source_slots.astype(np.int64)).to(source.device)
     scatter = torch.from_numpy(target_slots.astype(np.int64)).to(target.device)
-    target[scatter] = source[gather].to(target.device)
-    if target.is_cuda:
-        torch.cuda.synchronize(target.device)
+    target[scatter] = source[gather]

@@ -16,9 +16,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.controller import StorageTier
-from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
-from unified_cache.controller.operation import Leg, Steps
+from unified_cache.controller import Arrival, Leg, Operation, OperationState, StorageTier
+from unified_cache.controller.arrival import Progress
+from unified_cache.controller.jobs import BackupJob, ClearJob, FetchJob, LoadJob, ProbeJob, StoreJob
+from unified_cache.controller.operation import Job, Steps
 from unified_cache.errors import CacheError, RankError, StorageError
 from unified_cache.ledger import Ledger, Moving, Staging
 from unified_cache.memory import PageMemory
@@ -54,7 +55,7 @@ class Traffic:
 class Transfers:
     """Operations over one ledger, one memory and one storage tier."""
 
-    __slots__ = ("_host_pages_left", "_ledger", "_memory", "_owners", "_ranks", "storage", "traffic")
+    __slots__ = ("_host_pages_left", "_ledger", "_loads", "_memory", "_owners", "_ranks", "storage", "traffic")
 
     def __init__(
         self,
@@ -73,9 +74,16 @@ class Transfers:
         self._owners = owners
         self._ranks = ranks
         self._host_pages_left = host_pages_max
+        self._loads: dict[Job | None, tuple[Moving, Progress]] = {}
+        """By job: what loads under way bring."""
         self.storage: StorageTier | None = None
         """Where backups go on to; None for nowhere."""
-        self.traffic = {leg: Traffic([0 for _ in ledger.layout.components]) for leg in Leg}
+        moving = (Leg.BACKUP, Leg.LOAD, Leg.STORE, Leg.PREFETCH)
+        self.traffic = {leg: Traffic([0 for _ in ledger.layout.components]) for leg in moving}
+
+    def moved(self) -> dict[Leg, Traffic]:
+        """Return a copy of ``traffic``, the caller's own."""
+        return {leg: Traffic(list(found.component_pages), found.payload_bytes) for leg, found in self.traffic.items()}
 
     def backup(self, prompt: Prompt, level: Level) -> Steps:
         """Copy what the host lacks of a prompt's device prefix and publish it; then put all of it into storage.
@@ -162,10 +170,25 @@ class Transfers:
                 moving = self._held_by_all(held)
                 if moving is not None:
                     if moving.parts:
-                        yield LoadJob(self._memory, self._ledger.layout, moving.parts)
+                        job = LoadJob(self._memory, self._ledger.layout, moving.parts)
+                        self._loads[job] = moving, job.progress
+                        try:
+                            yield job
+                        finally:
+                            del self._loads[job]
                     return self._count(Leg.LOAD, moving.publish())
             found = self._shorter(prompt, found.any_end, Tier.DEVICE)
         return 0
+
+    def arrival(self, operation: Operation) -> Arrival | None:
+        """Say what a load brings while it is under way; None if it is not, or if another one brings part of it."""
+        if operation.job not in self._loads or operation.state is not OperationState.RUNNING:
+            return None
+        moving, progress = self._loads[operation.job]
+        slots = moving.coming()
+        if any((given < 0).any() for given in slots):
+            return None
+        return Arrival(operation, moving.end, slots, moving.parts, progress)
 
     def _shorter(self, prompt: Prompt, end: int, tier: Tier) -> Match:
         """Match less than ``end`` pages, only as far as ``tier`` has room for Full; windows follow from the new end."""
@@ -211,6 +234,13 @@ class Transfers:
                 room_end = gap.full_start + self._ledger.free_count(Tier.HOST, 0)
                 ends[max(min(room_end, end - 1) - gap.start, 0) :] = False
         return 0
+
+    def clear(self, storage: StorageTier) -> Steps:
+        """Remove from storage what this rank has put there; no backup puts anything meanwhile. Returns objects."""
+        job = ClearJob(storage)
+        with storage.clearing.clear():
+            yield job
+        return job.removed_count
 
     def _gap(self, prompt: Prompt) -> "Gap":
         """Look at what memory has of a prompt, and what it lacks for any longer resume."""

@@ -7,7 +7,7 @@ once the fault has passed.
 import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
 from unified_cache.errors import CacheError, StorageTimeoutError
 from unified_cache.ledger import Ledger
-from unified_cache.memory import PageMemory
+from unified_cache.memory import AT_ONCE, Copied, PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
 from unified_cache.seal import Label
@@ -169,8 +169,18 @@ class FaultyMemory:
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         self._copy(self._memory.backup, pool, source, target)
 
-    def load(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
-        self._copy(self._memory.load, pool, source, target)
+    def layers_count(self, pool: PoolSpec) -> int:
+        return self._memory.layers_count(pool)
+
+    def ordered(self) -> AbstractContextManager[None]:
+        return self._memory.ordered()
+
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
+        def copy(pool: PoolSpec, source: Slots, target: Slots) -> None:
+            self._memory.load_layer(pool, layer, source, target)
+
+        self._copy(copy, pool, source, target)
+        return AT_ONCE
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         self._memory.duplicate(pool, source, target)

@@ -20,7 +20,6 @@ from tests.cache_model import (
     Census,
     Payloads,
     Pinned,
-    WatchedTree,
     flow_of,
     verify_bytes,
     verify_map,
@@ -142,7 +141,7 @@ class CacheHistory(RuleBasedStateMachine):
         self.workers = SeededWorkers(self.dice)
         self.engine = ToyEngine(layout, pages, host, storage, self.workers)
         self.cache = self.engine.cache
-        self.tree = WatchedTree.watch(self.cache)
+        self.tree = self.cache._ledger.tree
         self.payloads = Payloads()
         self.requests: list[Request] = []
         self.operations: dict[Operation, Prompt] = {}

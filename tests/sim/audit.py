@@ -8,24 +8,25 @@ Slots, pages and queues of all lanes stand in one array each; a lane's part begi
 """
 
 from collections.abc import Sequence
-from functools import reduce
 from itertools import chain, repeat
-from operator import attrgetter, is_, itemgetter, or_
+from operator import attrgetter, is_, itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tests.cache_model import WatchedTree
 from tests.sim.memory import POOLS_MAX, ContentMemory, Contents, KeyNumbers, Rows
 from unified_cache.cache import UnifiedCache
 from unified_cache.page import PageKey, key_chain
 from unified_cache.pool import Slots, Tier
-from unified_cache.tree import Lock
+from unified_cache.tree import Lock, RadixTree
 from unified_cache.tree.node import Node
 from unified_cache.window import window
 
 Numbers = npt.NDArray[np.int64]
+
+KEYS_MAX = 1 << 32
+"""Pages of one simulation."""
 
 FREE, OUT, KEPT = range(3)
 """States of a slot, as the allocators write them down."""
@@ -51,9 +52,8 @@ class Claim(NamedTuple):
     """Pages that it reads in the tree: lane, page number and slot of each."""
     read_numbers: Contents = _NONE
     read_slots: Slots = _NO_SLOTS
-    marked_lanes: Numbers = _NONE
-    """Pages that it brings from tier to tier, which the tree marks."""
-    marked_numbers: Contents = _NONE
+    marked: Numbers = _NONE
+    """Pages that it brings from tier to tier, which the tree marks: ``lane * KEYS_MAX + page number`` of each."""
     full: Slots = _NO_SLOTS
     """Full slots out, and ``peers``, the slots that they must lead to, 0 for none."""
     peers: Slots = _NO_SLOTS
@@ -86,7 +86,7 @@ class Picture:
 class Audit:
     """Looks at one cache again and again."""
 
-    def __init__(self, cache: UnifiedCache, tree: WatchedTree, memory: ContentMemory, numbers: KeyNumbers) -> None:
+    def __init__(self, cache: UnifiedCache, tree: RadixTree, memory: ContentMemory, numbers: KeyNumbers) -> None:
         self._cache = cache
         self._tree = tree
         self.memory = memory
@@ -126,8 +126,9 @@ class Audit:
             self._check_queues(walk)
             picture.slot_of[:, numbers] = walk.slots
             assert np.count_nonzero(picture.slot_of >= 0) == walk.held_count, "a page stands in the tree twice"
-            self._check_marks(walk, numbers, claims, known)
-            picture.depth_of = {lock: _depth(lock.node) for lock in locks}
+            self._check_marks(walk, numbers, claims)
+            before = self.picture.depth_of if self.picture.mark[:1] == (state.version,) else {}
+            picture.depth_of = {lock: before.get(lock) or _depth(lock.node) for lock in locks}
         else:
             assert not any(lock.end for lock in locks), "locks on an empty tree"
         self._check_contents(picture, claims)
@@ -199,17 +200,22 @@ class Audit:
     def _check_queues(self, walk: "_Walk") -> None:
         """What could be evicted stands in its queue, once, and dead entries are counted."""
         recency = self._tree._state.recency
-        used = reduce(or_, walk.queued)
+        nodes_count, number_of = len(walk.nodes), walk.index.get
+        standing: list[int] = []
         for line, queue in enumerate(recency._queues):
-            if not queue and not used >> line & 1:
+            if not queue:
                 assert not recency._dead_counts[line], "dead entries are miscounted"
                 continue
-            standing = set(map(_third, queue))
-            assert len(standing) == len(queue), "a node stands twice in one queue"
-            dead = standing.difference(walk.index)
-            assert len(dead) == recency._dead_counts[line], "dead entries are miscounted"
-            said = {node for node, bits in zip(walk.nodes, walk.queued, strict=True) if bits >> line & 1}
-            assert standing.difference(dead) == said, "a node stands in other queues than it says"
+            found = list(map(number_of, map(_third, queue)))
+            alive = [number + line * nodes_count for number in found if number is not None]
+            assert len(found) - len(alive) == recency._dead_counts[line], "dead entries are miscounted"
+            if len(alive) < len(found):
+                assert len(set(map(_third, queue))) == len(queue), "a node stands twice in one queue"
+            standing += alive
+        lines = len(recency._queues)
+        times = np.bincount(np.array(standing, np.int64), minlength=lines * nodes_count).reshape(lines, -1)
+        said = np.array(walk.queued) >> np.arange(lines)[:, None] & 1
+        assert (times == said).all(), "a node stands in other queues than it says, or twice in one"
         evictable = walk.live > 0
         evictable[0] &= walk.full_children[0] == 0
         evictable[self._components] &= walk.full_children[1] == 0
@@ -224,25 +230,22 @@ class Audit:
         for number, edges in walk.edges.items():
             for lane in edges:
                 evictable[lane, number] = recency.evictable(walk.nodes[number], lane)
-        queued = np.array(walk.queued) >> np.arange(self._lanes)[:, None] & 1
         for lane in np.flatnonzero(recency.tracked).tolist():
             for number in np.flatnonzero(evictable[lane]).tolist():
                 node = walk.nodes[number]
                 assert all(node.queued >> line & 1 for line in recency.lines(node, lane)), "not in the queue"
                 evictable[lane, number] = False
-        assert not (evictable & (queued == 0)).any(), "an evictable node is not in the queue"
+        assert not (evictable & (said[: self._lanes] == 0)).any(), "an evictable node is not in the queue"
 
-    def _check_marks(self, walk: "_Walk", numbers: Contents, claims: Sequence[Claim], known: int) -> None:
+    def _check_marks(self, walk: "_Walk", numbers: Contents, claims: Sequence[Claim]) -> None:
         """What the tree says will arrive is what transfers bring, each page by one."""
         found = [_NONE]
         for number, arriving in walk.arriving.items():
             first = int(walk.offsets[number])
             for lane, marks in arriving.items():
                 assert len(marks) == walk.nodes[number].pages, "marks of another length than the run"
-                found.append(numbers[first : first + len(marks)][marks] + lane * known)
-        expected = _joined(
-            [claim.marked_lanes * known + claim.marked_numbers for claim in claims if len(claim.marked_lanes)]
-        )
+                found.append(numbers[first : first + len(marks)][marks] + lane * KEYS_MAX)
+        expected = _joined([claim.marked for claim in claims if len(claim.marked)])
         if len(expected) or len(found) > 1:
             assert _same(np.sort(np.concatenate(found)), np.sort(expected)), "marks differ from transfers"
 
@@ -359,7 +362,9 @@ class _Walk:
         arrays = [none if held is None else held for lane in by_lane for held, none in zip(lane, holes, strict=True)]
         lanes = 2 * components
         assert list(map(len, arrays)) == pages * lanes, "slots have another length than the run"
-        self.slots = np.concatenate(arrays).reshape(lanes, -1)
+        # Joined as bytes, which takes a third of the time; another type would have another length.
+        self.slots: Slots = np.frombuffer(b"".join(arrays), np.int32).reshape(lanes, -1)
+        assert self.slots.shape[1] == sum(pages), "slots of another type"
         self.held = self.slots >= 0
         self.held_count = np.count_nonzero(self.held)
         self.live = np.add.reduceat(self.held, self.offsets, axis=1, dtype=np.int64)

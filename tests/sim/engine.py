@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.cache_model import WatchedTree
 from tests.sim.audit import Audit, Claim, longest
 from tests.sim.cells import Cell
 from tests.sim.memory import POISON, ContentMemory, Contents
@@ -15,7 +14,7 @@ from unified_cache.cache import UnifiedCache
 from unified_cache.errors import InputError
 from unified_cache.page import Prompt
 from unified_cache.pool import Pages, Slots, Tier
-from unified_cache.tree import Lock
+from unified_cache.tree import Lock, RadixTree
 
 SETTLE_S = 60.0
 ROUNDS_MAX = 4
@@ -42,7 +41,7 @@ class Request:
 class Engine:
     """Runs requests on one cache, in steps that a scheduler calls; each tells what came of it."""
 
-    def __init__(self, cell: Cell, rng: random.Random, cache: UnifiedCache, tree: WatchedTree, audit: Audit) -> None:
+    def __init__(self, cell: Cell, rng: random.Random, cache: UnifiedCache, tree: RadixTree, audit: Audit) -> None:
         self.rng = rng
         self.cache = cache
         self.layout = cell.layout

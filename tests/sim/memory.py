@@ -1,11 +1,13 @@
 """Page memory whose pages hold one number each: what they are. Copies are captured, to be made later, one by one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
 
 from tests.sim.cells import PAYLOAD_BYTES, Cell
+from unified_cache.memory import AT_ONCE, Copied
 from unified_cache.page import PageKey
 from unified_cache.pool import PoolSpec, Slots
 from unified_cache.seal import HEADER_BYTES, Label, seal
@@ -88,9 +90,15 @@ class ContentMemory:
         if pool.page_bytes:
             self._capture(self.device, self.on_device(pool, source), self.host, self.on_host(pool, target))
 
-    def load(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
-        if pool.page_bytes:
-            self._capture(self.host, self.on_host(pool, source), self.device, self.on_device(pool, target))
+    def layers_count(self, pool: PoolSpec) -> int:
+        return int(pool.page_bytes > 0)
+
+    def ordered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
+        self._capture(self.host, self.on_host(pool, source), self.device, self.on_device(pool, target))
+        return AT_ONCE
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         if pool.page_bytes:

@@ -14,6 +14,9 @@ SHARES: dict[str, float] = {
     "work": 28,
     "poll": 13,
     "cancel": 0.5,
+    "follow": 4,
+    "leave": 1,
+    "clear": 0.01,
 }
 """How often each operation is drawn. ``work`` is one slice of one job: its beginning, a pool's copy, its end."""
 HASTE = {"begin": 4, "insert": 4, "end": 4, "backup": 6, "work": 4, "poll": 4}
@@ -22,7 +25,7 @@ KINDS = tuple(SHARES)
 WEIGHTS = tuple(SHARES.values())
 FILLING_WEIGHTS = tuple(share * HASTE.get(kind, 1) for kind, share in SHARES.items())
 """While a tier is not full: as after a start."""
-TRANSFERS = frozenset({"backup", "load", "prefetch", "work", "poll", "cancel"})
+TRANSFERS = frozenset({"backup", "load", "prefetch", "work", "poll", "cancel", "follow", "leave", "clear"})
 EVICTING = frozenset({"begin", "squeeze", "backup", "load", "prefetch", "poll", "reset"})
 """What may make a page go: whatever allocates."""
 FILLING = frozenset({"insert", "poll"})

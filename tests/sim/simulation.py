@@ -8,17 +8,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.cache_model import WatchedTree, flow_of
-from tests.sim.audit import Audit, Claim, Picture
+from tests.cache_model import Flow, flow_of
+from tests.sim.audit import KEYS_MAX, Audit, Claim, Picture
 from tests.sim.cells import CELLS, Cell
-from tests.sim.engine import Engine
+from tests.sim.engine import SETTLE_S, Engine
 from tests.sim.faults import DecliningStorage, Faults
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FILLING_WEIGHTS, FULL, KINDS, WEIGHTS
 from tests.sim.workers import LaggingWorkers, ManualClock, Task
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig
-from unified_cache.controller import Controller, Operation
+from unified_cache.controller import Arrival, Controller, Operation
+from unified_cache.controller.controller import NEVER_KEPT
+from unified_cache.controller.jobs import LoadJob
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity, Pages, Tier
 from unified_cache.seal import Label, verify
@@ -30,6 +32,7 @@ DELAY_S = 0.05
 """A store's delay."""
 REQUESTS_MAX = 5
 TASKS_MAX = 14
+ARRIVALS_MAX = 2
 CHECK_EVERY = 500
 """Operations between two calls of ``UnifiedCache.check``, beside the audit after each one."""
 SETTLE_STEPS_MAX = 5_000
@@ -74,7 +77,7 @@ class Simulation:
         self.cache = UnifiedCache.assemble(layout, config, self.memory, self.workers, IDENTITY, self.store)
         self.faults.on = faulty
         self.cache._controller = Controller(self.workers, config.operations_max, clock=self.clock)
-        self.tree = WatchedTree.watch(self.cache)
+        self.tree = self.cache._ledger.tree
         self.audit = Audit(self.cache, self.tree, self.memory, self.numbers)
         self.engine = Engine(self.cell, self.rng, self.cache, self.tree, self.audit)
         self.owners = IDENTITY.owners(layout)
@@ -83,6 +86,12 @@ class Simulation:
         self.prompts = self.engine.prompts
         self.operations: dict[Operation, tuple[Prompt, Contents]] = {}
         self.claim_of: dict[Task, Claim] = {}
+        self.arrivals: dict[Arrival, Task] = {}
+        """What the engine reads of loads under way, and which job brings it."""
+        self.held: list[Task] = []
+        """Jobs that have ended and whose operation waits until the engine has left it."""
+        self.brought: list[tuple[Flow, Contents]] = []
+        """What the last poll had to publish: what jobs brought, of which pages."""
         self.tally = Tally(happened=self.engine.happened)
         self.audit.look([])
         self.trace = hashlib.sha256()
@@ -100,6 +109,9 @@ class Simulation:
             "work": self.work,
             "poll": self.poll,
             "cancel": self.cancel,
+            "follow": self.follow,
+            "leave": self.leave,
+            "clear": self.clear,
         }
 
     # ---- the run ---------------------------------------------------------------------------------------------
@@ -119,6 +131,7 @@ class Simulation:
             self.audit.look_at_bytes()
         else:
             self.compare(kind, before, self.audit.look(self.claims()))
+            self.check_published()
         if number % CHECK_EVERY == CHECK_EVERY - 1:
             self.check()
 
@@ -146,6 +159,10 @@ class Simulation:
                 kind = "work"
             if kind in ("work", "cancel") and not self.workers.tasks:
                 continue
+            if kind == "follow" and (len(self.arrivals) >= ARRIVALS_MAX or not self.loads()):
+                continue
+            if kind == "leave" and not self.arrivals:
+                continue
             if kind in ("insert", "give_up", "trim") and not computing:
                 continue
             if kind == "end" and not inserted:
@@ -156,6 +173,8 @@ class Simulation:
         self.tally.happened["reset under way"] += bool(self.requests or self.workers.tasks)
         self.cache.reset()
         self.operations.clear()
+        self.arrivals.clear()
+        self.held.clear()
         return self.clock.now_s
 
     # ---- transfers -------------------------------------------------------------------------------------------
@@ -194,19 +213,32 @@ class Simulation:
         return done
 
     def poll(self) -> object:
-        """Let one operation go on; what it publishes is of its own prompt. None if no job has ended."""
+        """Let one operation go on, and those that the engine has left; None if none does.
+
+        What they publish is of their own prompts.
+        """
         waiting = self.workers.tasks.copy()
         over = self.cache.poll()
         moved = [task for task in waiting if task not in self.workers.tasks]
         assert len(moved) <= 1, "one completion moved two operations"
-        self.engine.subject = self.operations[moved[0].operation][1] if moved else _NO_NUMBERS
+        ended = [*self.held, *moved]
+        self.held = [task for task in ended if task.operation.job is task.job and not task.operation.is_released]
+        gone_on = [task for task in ended if task not in self.held]
+        assert not any(task in gone_on for task in self.arrivals.values()), "a load went on while an engine read it"
+        self.brought = [
+            (flow_of(task.job, self.operations[task.operation][0]), self.operations[task.operation][1])
+            for task in gone_on
+            if task.error is None and not isinstance(task.operation.error, NEVER_KEPT)
+        ]
+        subjects = [self.operations[task.operation][1] for task in gone_on]
+        self.engine.subject = np.concatenate(subjects) if subjects else _NO_NUMBERS
         for operation in over:
             assert operation.error is None or any(words in str(operation.error) for words in EXPECTED), operation.error
             self.tally.happened[f"{operation.leg.value} {operation.state.value}"] += 1
             self.tally.happened[f"{operation.leg.value} pages"] += operation.pages_count
-        under_way = {task.operation for task in self.workers.tasks}
+        under_way = {task.operation for task in [*self.workers.tasks, *self.held]}
         self.operations = {operation: of for operation, of in self.operations.items() if operation in under_way}
-        if not moved and not over:
+        if not moved and not gone_on and not over:
             return None
         return [(operation.leg.value, operation.state.value, operation.pages_count) for operation in over]
 
@@ -215,13 +247,56 @@ class Simulation:
         operation = self.rng.choice(list(self.operations))
         return self.cache.cancel(operation)
 
+    def loads(self) -> list[Task]:
+        """Return the jobs of loads that the engine may begin to follow."""
+        followed = self.arrivals.values()
+        return [task for task in self.workers.tasks if isinstance(task.job, LoadJob) and task not in followed]
+
+    def follow(self) -> object:
+        """Have the engine read what a load brings, from the slots that it names."""
+        task = self.rng.choice(self.loads())
+        arrival = self.cache.follow(task.operation)
+        self.tally.happened["followed"] += arrival is not None
+        if arrival is None:
+            return "refused"
+        self.arrivals[arrival] = task
+        numbers = self.operations[task.operation][1]
+        for component, slots in enumerate(arrival.slots):
+            pages = numbers[arrival.end - len(slots) : arrival.end]
+            held = self.audit.picture.slot_of[component, pages]
+            assert ((held < 0) | (held == slots)).all(), "an arrival names other slots than the tree holds"
+        return arrival.end, [len(part) for part in arrival.parts]
+
+    def leave(self) -> object:
+        """See that all was what it should be until now, and let the load go on."""
+        arrival = self.rng.choice(list(self.arrivals))
+        task = self.arrivals.pop(arrival)
+        has_ended = task in self.held and task.error is None
+        if has_ended:
+            numbers = self.operations[task.operation][1]
+            for component, slots in enumerate(arrival.slots):
+                pages = numbers[arrival.end - len(slots) : arrival.end]
+                for pool in self.cell.layout.components[component].pools:
+                    if pool.page_bytes:
+                        found = self.memory.device[self.memory.on_device(pool, slots)]
+                        assert (found == self.memory.contents(pool, pages)).all(), "wrong bytes in an arrival"
+        self.tally.happened["read to the end"] += has_ended
+        self.cache.leave(arrival)
+        return has_ended
+
+    def clear(self) -> object:
+        """Have the store lose all that is this cache's."""
+        self.engine.subject = _NO_NUMBERS
+        return self.watch(self.cache.clear_storage(), self.cache.prompt([]))
+
     # ---- proof -----------------------------------------------------------------------------------------------
 
     def claims(self) -> list[Claim]:
         """Say what requests and transfers hold, read and bring."""
         claims = [request.claim for request in self.requests if request.claim is not None]
         known = self.claim_of
-        self.claim_of = {task: known.get(task) or self.task_claim(task) for task in self.workers.tasks}
+        tasks = [*self.workers.tasks, *self.held]
+        self.claim_of = {task: known.get(task) or self.task_claim(task) for task in tasks}
         return [*claims, *self.claim_of.values()]
 
     def task_claim(self, task: Task) -> Claim:
@@ -242,7 +317,7 @@ class Simulation:
             lanes = components + flow.target * self.components
             claim = claim._replace(out=np.concatenate([part.target for part in flow.parts]) + self.audit.bases[lanes])
             if flow.source is not None:
-                claim = claim._replace(marked_lanes=lanes, marked_numbers=pages)
+                claim = claim._replace(marked=lanes * KEYS_MAX + pages)
         return claim
 
     def compare(self, kind: str, before: Picture, after: Picture) -> None:
@@ -267,6 +342,20 @@ class Simulation:
         for lock, depth in after.depth_of.items():
             if before.depth_of.get(lock, depth) < depth:
                 self.tally.happened["split under a lock"] += 1
+
+    def check_published(self) -> None:
+        """What has arrived is in the tree, as far as what it stands on is."""
+        brought, self.brought = self.brought, []
+        for flow, numbers in brought:
+            if flow.source is None or flow.target is None:
+                continue
+            first = int(flow.target) * self.components
+            full = self.audit.picture.slot_of[first, numbers] >= 0
+            full_end = len(full) if full.all() else int(np.argmin(full))
+            for part in flow.parts:
+                there = self.audit.picture.slot_of[first + part.component, numbers[part.pages]] >= 0
+                stands = part.pages < full_end if part.component else part.pages == full_end
+                assert not (stands & ~there).any(), "a page has arrived and was not published"
 
     def check_pins(self, gone: Pages) -> None:
         """No page that a request's lock pins is among those that went; Full's are, from the root on."""
@@ -296,8 +385,10 @@ class Simulation:
     def settle(self) -> None:
         """Stop all faults: everything ends, nothing stays out, the cache serves as ever, and all of it can go."""
         self.faults.on = False
+        while self.arrivals:
+            self.note("leave", self.leave())
         for _ in range(SETTLE_STEPS_MAX):
-            if not self.workers.tasks:
+            if not self.workers.tasks and not self.held:
                 break
             self.note("work", self.work())
             self.note("poll", self.poll())
@@ -312,6 +403,9 @@ class Simulation:
         self.check()
         for _ in range(SERVED_AFTER):
             self.engine.serve()
+        self.cache.clear_storage()
+        self.cache.settle(SETTLE_S)
+        assert not self.stored.bytes_used, "a cleared store holds something"
         for tier in Tier:
             for component in range(self.components):
                 self.engine.make_room(tier, component, 10**6)

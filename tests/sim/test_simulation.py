@@ -13,7 +13,7 @@ from tests.sim.memory import ContentMemory
 from tests.sim.report import Report, run_seed, run_seeds
 from tests.sim.simulation import Simulation
 from tests.sources import ROOT
-from unified_cache.controller import jobs
+from unified_cache.controller import controller, jobs
 from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.slots import PageMap
 from unified_cache.tree import Lock, Transfer
@@ -112,6 +112,17 @@ def leave_the_map_as_it_was(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PageMap, "unbind", lambda *_: None)
 
 
+def publish_pages_before_their_prefix(patch: pytest.MonkeyPatch) -> None:
+    """The last node of a transfer is published first, onto nothing, and so its pages are lost."""
+    nodes_of_pages = moving.nodes_of_pages
+    patch.setattr(moving, "nodes_of_pages", lambda *given: nodes_of_pages(*given)[::-1])
+
+
+def publish_while_the_engine_reads(patch: pytest.MonkeyPatch) -> None:
+    """A load that an engine follows goes on, and gives slots back that the engine reads."""
+    patch.setattr(controller, "in_use", lambda _, error: controller.in_flight(error))
+
+
 MISTAKES = (
     publish_unmarked,
     unpin_the_source_early,
@@ -119,6 +130,8 @@ MISTAKES = (
     believe_the_store,
     copy_pages_in_another_order,
     leave_the_map_as_it_was,
+    publish_pages_before_their_prefix,
+    publish_while_the_engine_reads,
 )
 
 

@@ -210,7 +210,7 @@ def assemble(layout: ModelLayout, host_pages: int) -> UnifiedCache:
 
 
 def test_storage_without_host_pages_is_refused() -> None:
-    with pytest.raises(ConfigError, match="reached through host memory"):
+    with pytest.raises(ConfigError, match="host pages are needed"):
         assemble(LAYOUT, 0)
 
 

@@ -42,8 +42,8 @@ class Standing(NamedTuple):
     """Its job is over."""
     well: bool
     """And has not failed."""
-    returned: bool
-    """And no store is still in its call: else its pages are in quarantine."""
+    free: bool
+    """And nobody uses its pages: no store that is still in its call (quarantine), no engine that follows."""
     in_time: bool
     patient: bool
     """It need not make do yet with what has come."""
@@ -55,7 +55,8 @@ class Controller:
     Everything but the jobs themselves runs on the owner's thread, inside ``start``, ``poll``, ``settle``, ``cancel``
     or ``close``. An operation is *live* until it has given back what it held. One that is cancelled or too late is
     told so at once, and stays live until its job has ended. One whose store did not return in time stays live until
-    the store has: till then its pages are in quarantine, since the store may still read or fill them.
+    the store has: till then its pages are in quarantine, since the store may still read or fill them. And one that an
+    engine follows stays live until the engine has left it.
 
     When jobs end, how, and what the clock says differs between ranks. So each look at the operations takes one
     agreement on how each stands, and they go on in the order in which they started: on every rank the same ones,
@@ -72,6 +73,7 @@ class Controller:
         "_told",
         "_workers",
         "declined_count",
+        "failed_count",
     )
 
     def __init__(
@@ -93,6 +95,8 @@ class Controller:
         """Of those, the ones whose job has ended on this rank, and how; they wait for other ranks, or in quarantine."""
         self._told: list[Operation] = []
         """Those whose outcome has become known since the last poll."""
+        self.failed_count = 0
+        """Operations told as failed or cancelled."""
         self.declined_count = 0
         """Operations not started because too many were under way, or because ranks can agree on nothing any more."""
 
@@ -120,6 +124,7 @@ class Controller:
         if job is not None:
             self._live[operation] = None
             self._workers.submit(operation, job)
+        self.failed_count += operation.error is not None
         return operation
 
     def cancel(self, operation: Operation) -> bool:
@@ -133,6 +138,11 @@ class Controller:
         """Have every operation make do with what has come by now."""
         for operation in self._live:
             operation.stop()
+
+    def leave_all(self) -> None:
+        """Have nobody follow any operation any more."""
+        for operation in self._live:
+            operation.followers.clear()
 
     def poll(self) -> list[Operation]:
         """Let operations go on whose job has ended on every rank; return those whose outcome is known now.
@@ -165,7 +175,7 @@ class Controller:
         """Let running jobs end, give back what operations hold, stop the workers; name those that are stuck.
 
         An operation whose job or store is stuck keeps its slots: somebody may still be writing to them. No other rank
-        is waited for.
+        and no follower is waited for.
         """
         stuck = self._workers.close(timeout_s)
         self._ended.update(self._workers.finished(0))
@@ -177,10 +187,10 @@ class Controller:
 
     def _wait_s(self, left_s: float) -> float:
         """Return how long to wait for a job: not past the next moment at which something else could happen."""
-        quarantined = any(map(in_flight, self._ended.values()))
+        held_up = any(in_use(operation, error) for operation, error in self._ended.items())
         if self._ranks.size > 1:
-            left_s = min(left_s, RANKS_LOOK_S if quarantined or len(self._ended) < len(self._live) else 0)
-        elif quarantined:
+            left_s = min(left_s, RANKS_LOOK_S if held_up or len(self._ended) < len(self._live) else 0)
+        elif held_up:
             left_s = min(left_s, QUARANTINE_LOOK_S)
         moments = [moment for operation in self._live for moment in (operation.due_s, operation.stop_s)]
         now_s = self._clock()
@@ -212,7 +222,7 @@ class Controller:
         return Standing(
             ended=operation in self._ended,
             well=error is None,
-            returned=not in_flight(error),
+            free=not in_use(operation, error),
             in_time=now_s < operation.due_s,
             patient=now_s < operation.stop_s,
         )
@@ -242,8 +252,8 @@ class Controller:
                 operation.stop()
         if not standing.ended:
             return
-        if not standing.returned:
-            if operation.state is OperationState.RUNNING:
+        if not standing.free:
+            if failure is not None and operation.state is OperationState.RUNNING:
                 operation.conclude(OperationState.FAILED, failure)
                 self._told.append(operation)
         elif isinstance(operation.error, NEVER_KEPT):
@@ -285,7 +295,13 @@ class Controller:
 
     def _take_told(self) -> list[Operation]:
         told, self._told = self._told, []
+        self.failed_count += sum(operation.error is not None for operation in told)
         return told
+
+
+def in_use(operation: Operation, error: CacheError | None) -> bool:
+    """Tell whether somebody still uses the pages of an operation whose job has ended so."""
+    return bool(operation.followers) or in_flight(error)
 
 
 def in_flight(error: CacheError | None) -> TypeGuard[StorageTimeoutError]:

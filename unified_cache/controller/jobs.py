@@ -1,10 +1,12 @@
 """The jobs of operations: bytes moved between tiers, on a worker's thread."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.controller.arrival import Progress
 from unified_cache.controller.operation import JobQueue
 from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_pages
 from unified_cache.memory import PageMemory
@@ -13,7 +15,7 @@ from unified_cache.pool import ModelLayout, Pages, Part
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Level, PageIO
 
-__all__ = ["BackupJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob"]
+__all__ = ["BackupJob", "ClearJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob"]
 
 STORAGE_BATCH_OBJECTS = 128
 """Objects per call to a store: between two calls a job can be stopped, and what came before stays."""
@@ -37,37 +39,53 @@ class BackupJob:
         self._owners = owners
         self._prompt = prompt
         self._parts = {part.component: part for part in parts}
+        self._ordered = memory.ordered()
 
     def run(self) -> None:
         """Copy, then seal."""
         keys = self._prompt.keys
-        for component, pool in self._layout.transfer_order:
-            part = self._parts.get(component)
-            if part is not None:
-                self._memory.backup(pool, part.source, part.target)
-                labels = [Label(self._owners[pool.name], keys[page], pool.name) for page in part.pages.tolist()]
-                self._memory.seal(pool, part.target, labels)
+        with self._ordered:
+            for component, pool in self._layout.transfer_order:
+                part = self._parts.get(component)
+                if part is not None:
+                    self._memory.backup(pool, part.source, part.target)
+                    labels = [Label(self._owners[pool.name], keys[page], pool.name) for page in part.pages.tolist()]
+                    self._memory.seal(pool, part.target, labels)
 
     def stop(self) -> None:
         """Go on: half a copy is worth nothing, and the end is near."""
 
 
 class LoadJob:
-    """Copy pages host to device, KV before sidecars."""
+    """Copy pages host to device layer by layer, all pools side by side, as a model comes to need them.
+
+    A layer that lies at some fraction of its pool's depth comes before all that lie deeper in theirs; of those equally
+    deep, KV before sidecars.
+    """
 
     queue = JobQueue.COPY
 
     def __init__(self, memory: PageMemory, layout: ModelLayout, parts: Sequence[Part]) -> None:
+        """Make it on the owner's thread: it comes after what the device has been given by now."""
         self._memory = memory
-        self._layout = layout
         self._parts = {part.component: part for part in parts}
+        self._ordered = memory.ordered()
+        layers_counts = {pool.name: memory.layers_count(pool) for pool in layout.pools}
+        self._order = [
+            (layer / layers_counts[pool.name], component, pool, layer)
+            for component, pool in layout.transfer_order
+            if component in self._parts
+            for layer in range(layers_counts[pool.name])
+        ]
+        self._order.sort(key=itemgetter(0))
+        self.progress = Progress(layers_counts, [(pool.name, layer) for _, _, pool, layer in self._order])
 
     def run(self) -> None:
         """Copy."""
-        for component, pool in self._layout.transfer_order:
-            part = self._parts.get(component)
-            if part is not None:
-                self._memory.load(pool, part.source, part.target)
+        with self.progress, self._ordered:
+            for _, component, pool, layer in self._order:
+                part = self._parts[component]
+                self.progress.note(self._memory.load_layer(pool, layer, part.source, part.target))
 
     def stop(self) -> None:
         """Go on: half a copy is worth nothing, and the end is near."""
@@ -101,6 +119,14 @@ class StorageBatches:
             start = len(self._done)
             self._done += call([page for _, _, page in listed[start : start + STORAGE_BATCH_OBJECTS]])
 
+    def take_back(self) -> None:
+        """Remove what was moved, and count nothing as moved; what is left of it if the store fails is unknown."""
+        assert self._listed is not None
+        labels = [page.label for (_, _, page), done in zip(self._listed, self._done, strict=False) if done]
+        self._done = []
+        for start in range(0, len(labels), STORAGE_BATCH_OBJECTS):
+            self._storage.backend.remove(labels[start : start + STORAGE_BATCH_OBJECTS])
+
     def stop(self) -> None:
         """Call the store no more."""
         self._stopped = True
@@ -122,12 +148,44 @@ class StoreJob:
         return self._batches.whole
 
     def run(self) -> None:
-        """Put."""
-        self._batches.move(lambda pages: self._storage.backend.put(pages, self._level))
+        """Put; where the store is cleared meanwhile, nothing stays."""
+        clearing = self._storage.clearing
+        with clearing.put(self) as allowed:
+            if allowed:
+                self._batches.move(lambda pages: self._storage.backend.put(pages, self._level))
+            if clearing.is_void(self):
+                self._batches.take_back()
 
     def stop(self) -> None:
         """Put no further batch."""
         self._batches.stop()
+
+
+class ClearJob:
+    """Remove from storage whatever lies there under the identities that this rank stores for."""
+
+    queue = JobQueue.STORAGE
+
+    def __init__(self, storage: StorageTier) -> None:
+        self._backend = storage.backend
+        self._owners = sorted({storage.owners[pool.name] for _, pool in storage.write_order})
+        self._stopped = False
+        self.removed_count = 0
+        """Objects."""
+
+    def run(self) -> None:
+        """Scan and remove, a page of the listing at a time."""
+        for owner in self._owners:
+            scan = self._backend.scan(owner)
+            while not self._stopped:
+                self.removed_count += self._backend.remove([found.label for found in scan.objects])
+                if not scan.cursor:
+                    break
+                scan = self._backend.scan(owner, scan.cursor)
+
+    def stop(self) -> None:
+        """Remove no more."""
+        self._stopped = True
 
 
 class ProbeJob:

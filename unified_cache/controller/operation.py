@@ -46,7 +46,7 @@ Steps = Generator[Job, None, int]
 
 
 class Leg(Enum):
-    """The four ways between tiers."""
+    """The four ways between tiers, and the one out."""
 
     BACKUP = "backup"
     """Device to host; and on to storage where there is one."""
@@ -56,6 +56,8 @@ class Leg(Enum):
     """Host to storage."""
     PREFETCH = "prefetch"
     """Storage to host."""
+    CLEAR = "clear"
+    """Out of storage."""
 
 
 class OperationState(Enum):
@@ -75,12 +77,13 @@ class Operation:
     """
 
     __slots__ = (
-        "_job",
         "_steps",
         "_stopping",
         "due_s",
         "error",
+        "followers",
         "is_released",
+        "job",
         "leg",
         "pages_count",
         "state",
@@ -91,7 +94,10 @@ class Operation:
         self.leg = leg
         self.state = OperationState.RUNNING
         self.pages_count = 0
-        """Pages that reached where they should be, once it is done. Zero is an answer, not a failure."""
+        """Pages that reached where they should be, once it is done; of a clear, the objects removed.
+
+        Zero is an answer, not a failure.
+        """
         self.error: CacheError | None = None
         """Why it failed or was cancelled, if it did."""
         self.is_released = False
@@ -100,8 +106,11 @@ class Operation:
         """When it fails if it still runs; by the controller's clock."""
         self.stop_s = stop_s
         """When it makes do with what has come by then."""
+        self.job: Job | None = None
+        """What it waits for; None once it has ended."""
+        self.followers: set[object] = set()
+        """Who reads what it brings: until all have left it neither goes on nor gives anything back."""
         self._steps = steps
-        self._job: Job | None = None
         self._stopping = False
 
     def advance(self, error: CacheError | None) -> Job | None:
@@ -109,7 +118,7 @@ class Operation:
 
         Runs on the owner's thread. An outcome that has been told stays what it was.
         """
-        self._job = None
+        self.job = None
         try:
             job = next(self._steps) if error is None else self._steps.throw(error)
         except StopIteration as stop:
@@ -121,7 +130,7 @@ class Operation:
             self.is_released = True
             self.conclude(OperationState.FAILED, failure)
             return None
-        self._job = job
+        self.job = job
         if self._stopping:
             job.stop()
         return job
@@ -129,8 +138,8 @@ class Operation:
     def stop(self) -> None:
         """Have it make do with what has come by now: the longest prefix that can be resumed from stays."""
         self._stopping = True
-        if self._job is not None:
-            self._job.stop()
+        if self.job is not None:
+            self.job.stop()
 
     def conclude(self, state: OperationState, error: CacheError | None) -> None:
         """Say what came of it, unless that has been said."""
@@ -140,6 +149,6 @@ class Operation:
 
     def release(self) -> None:
         """Give back what it holds. No job of it may be running, and no store may use its pages."""
-        self._job = None
+        self.job = None
         self._steps.close()
         self.is_released = True

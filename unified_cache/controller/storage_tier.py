@@ -1,12 +1,13 @@
 """One backend holding pages of one identity: what a page's objects are called, and where their bytes lie."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.config import StorageGuard
+from unified_cache.controller.clearing import Clearing
 from unified_cache.controller.guard import guarded
 from unified_cache.errors import ConfigError, StorageTimeoutError
 from unified_cache.memory import PageMemory
@@ -37,6 +38,7 @@ class StorageTier:
     """The pools that have objects."""
     write_order: PoolOrder
     """Those that this rank stores: of replicated ones, the first rank alone."""
+    clearing: Clearing = field(default_factory=Clearing)
 
     @classmethod
     def open(

@@ -1,7 +1,7 @@
 """Prove from scratch that a tree is sound. Tests call it after every step."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,14 +11,16 @@ from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.policy_pins import Pins, nodes_of
 from unified_cache.tree.recency import Queue
 from unified_cache.tree.state import TreeState
+from unified_cache.tree.transfer import Transfer, nodes_of_pages
 
 __all__ = ["check"]
 
 
-def check(tree: TreeState, locks: Iterable[Lock] | None, pins: Pins) -> list[Slots]:
+def check(tree: TreeState, locks: Sequence[Lock], transfers: Sequence[Transfer], pins: Pins) -> list[Slots]:
     """Assert every invariant of ``TreeState``, and of the pins; return by lane the slots held, ascending.
 
-    With ``locks``, every lock that is out, the counts in the nodes must be exactly theirs.
+    The counts in the nodes must be exactly those of ``locks``, which are all that are out, and the pages marked as
+    arriving those that ``transfers`` bring.
     """
     lanes = 2 * tree.components_count
     held: list[list[Slots]] = [[] for _ in range(lanes)]
@@ -37,8 +39,8 @@ def check(tree: TreeState, locks: Iterable[Lock] | None, pins: Pins) -> list[Slo
                 held[lane].append(slots[slots >= 0])
         for component in range(1, tree.components_count):
             _check_holes(tree, node, component)
-    if locks is not None:
-        _check_locks(tree, locks)
+    _check_locks(tree, locks)
+    _check_marks(tree, transfers)
     return [_distinct(arrays) for arrays in held]
 
 
@@ -149,12 +151,29 @@ def _check_holes(tree: TreeState, node: Node, component: int) -> None:
         assert found == expected, f"last_hole is {found}, not {expected}"
 
 
-def _check_locks(tree: TreeState, locks: Iterable[Lock]) -> None:
+def _check_marks(tree: TreeState, transfers: Sequence[Transfer]) -> None:
+    """Compare the pages marked as arriving with what transfers bring, each page by one."""
+    expected: dict[tuple[int, int], list[int]] = {}
+    for transfer in transfers:
+        for part in transfer.parts:
+            lane = int(transfer.target.tier) * tree.components_count + part.component
+            for node, first, last in nodes_of_pages(transfer.target.node, part.pages):
+                expected.setdefault((id(node), lane), []).extend((part.pages[first:last] - node.start).tolist())
+    found = {
+        (id(node), lane): np.flatnonzero(marks).tolist()
+        for node in tree.nodes()
+        for lane, marks in (node.arriving or {}).items()
+    }
+    assert found == {place: sorted(pages) for place, pages in expected.items()}, "marks differ from transfers"
+
+
+def _check_locks(tree: TreeState, locks: Sequence[Lock]) -> None:
     """Compare counts in nodes with the locks that are out, and see that nothing pinned could be evicted."""
     whole: Counter[tuple[int, int]] = Counter()
     begins: Counter[tuple[int, int, int]] = Counter()
     for lock in locks:
-        if lock.tree is not tree or not lock.end:
+        assert lock.tree is tree, "a lock of another tree is out"
+        if not lock.end:
             continue
         assert lock.node.end == lock.end, "a lock's node ends elsewhere"
         assert not lock.node.dead, "a locked node died"

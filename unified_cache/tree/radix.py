@@ -37,7 +37,18 @@ class RadixTree:
     ``insert`` it gives back from ``evict`` or ``clear``.
     """
 
-    __slots__ = ("_clock", "_eviction", "_lineage", "_pinned_max", "_pins", "_state", "components", "page_size")
+    __slots__ = (
+        "_clock",
+        "_eviction",
+        "_lineage",
+        "_locks",
+        "_pinned_max",
+        "_pins",
+        "_state",
+        "_transfers",
+        "components",
+        "page_size",
+    )
 
     def __init__(
         self,
@@ -65,6 +76,9 @@ class RadixTree:
         self._lineage = object()
         self._state = self._empty()
         self._pins = Pins(self._state, self._pinned_max)
+        self._locks: dict[Lock, None] = {}
+        self._transfers: dict[Transfer, None] = {}
+        """What ``lock`` and ``begin`` have handed out and nobody has given back: what ``check`` counts anew from."""
 
     def _empty(self) -> TreeState:
         spans = tuple(component.span for component in self.components)
@@ -136,7 +150,9 @@ class RadixTree:
             StaleMatchError: the tree has changed since; nothing was pinned.
             InputError: the tree does not hold ``end`` pages of that prompt.
         """
-        return lock(self._state, self._node(found, end), end, tier)
+        held = lock(self._state, self._node(found, end), end, tier)
+        self._locks[held] = None
+        return held
 
     def unlock(self, held: Lock, keep: frozenset[int] = frozenset()) -> None:
         """Take a lock back, once; components in ``keep`` stay pinned until the next call.
@@ -151,6 +167,8 @@ class RadixTree:
         if held.tree.lineage is not self._lineage:
             raise LockError("the lock belongs to another tree")
         unlock(held, keep)
+        if held.released:
+            self._locks.pop(held, None)
 
     def lock_slots(self, held: Lock, component: int) -> Slots:
         """Return a component's slots of the pages ``[window(end), end)`` of a lock; -1 for holes."""
@@ -186,7 +204,9 @@ class RadixTree:
         Raises:
             StaleMatchError, InputError: as ``lock``.
         """
-        return transfers.begin(self._state, self._node(found, end), end, source, target)
+        transfer = transfers.begin(self._state, self._node(found, end), end, source, target)
+        self._transfers[transfer] = None
+        return transfer
 
     def expect(self, transfer: Transfer, targets: Sequence[Slots]) -> None:
         """Give a transfer one array of slots for each entry of its ``wanted``."""
@@ -198,7 +218,13 @@ class RadixTree:
 
     def release(self, transfer: Transfer) -> list[Slots]:
         """End a transfer: unpin the rest; return by component the slots of pages that were not published."""
+        self._transfers.pop(transfer, None)
         return transfers.release(transfer.target.tree, transfer)
+
+    def locks_out(self) -> list[Lock]:
+        """Return the locks that are out, those of transfers too; none that ``clear`` made void."""
+        ends = [held for transfer in self._transfers for held in (transfer.source, transfer.target)]
+        return [*self._locks, *(held for held in ends if not held.released)]
 
     def take_map_changes(self) -> list[tuple[Slots, Slots | None]]:
         """Return what has become of peers since the last call: (Full slots, new peers, or None for no peer).
@@ -232,14 +258,19 @@ class RadixTree:
                     freed[lane].append(held[held >= 0])
         self._state = self._empty()
         self._pins = Pins(self._state, self._pinned_max)
+        self._locks.clear()
+        self._transfers.clear()
         return freed
 
     def check(self, locks: Iterable[Lock] | None = None) -> list[Slots]:
         """Verify every invariant from scratch; return by lane the slots held.
 
-        With ``locks``, all that are out, lock counts are compared with them.
+        With ``locks``, those and no others must be out.
         """
-        return check(self._state, locks, self._pins)
+        out = self.locks_out()
+        if locks is not None:
+            assert {held for held in locks if held.tree is self._state} == set(out), "other locks are out"
+        return check(self._state, out, list(self._transfers), self._pins)
 
     def nodes_count(self) -> int:
         """Count nodes; walks the tree."""

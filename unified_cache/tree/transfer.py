@@ -12,7 +12,7 @@ from unified_cache.tree.node import Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import window
 
-__all__ = ["Published", "Transfer", "Wanted", "begin", "expect", "publish", "release"]
+__all__ = ["Published", "Transfer", "Wanted", "begin", "expect", "nodes_of_pages", "publish", "release"]
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ def expect(tree: TreeState, transfer: Transfer, targets: Sequence[Slots]) -> Non
 
 def _mark(tree: TreeState, target: Lock, part: Part, *, arriving: bool) -> None:
     lane = int(target.tier) * tree.components_count + part.component
-    for node, first, last in _nodes_of(target.node, part.pages):
+    for node, first, last in nodes_of_pages(target.node, part.pages):
         marks = node.arriving if node.arriving is not None else {}
         pages = marks.get(lane)
         if pages is None:
@@ -118,7 +118,7 @@ def _mark(tree: TreeState, target: Lock, part: Part, *, arriving: bool) -> None:
         node.arriving = marks or None
 
 
-def _nodes_of(node: Node, pages: npt.NDArray[np.int64]) -> list[tuple[Node, int, int]]:
+def nodes_of_pages(node: Node, pages: npt.NDArray[np.int64]) -> list[tuple[Node, int, int]]:
     """Return (node, first, last) root first: ``pages[first:last]``, ascending, lie in that node."""
     found: list[tuple[Node, int, int]] = []
     at: Node | None = node
@@ -141,7 +141,7 @@ def publish(tree: TreeState, transfer: Transfer) -> Published:
         _mark(tree, transfer.target, part, arriving=False)
         lane = int(transfer.target.tier) * tree.components_count + part.component
         took = np.zeros(len(part), np.bool_)
-        for node, first, last in _nodes_of(transfer.target.node, part.pages):
+        for node, first, last in nodes_of_pages(transfer.target.node, part.pages):
             took[first:last] = _publish(tree, node, lane, part.pages[first:last] - node.start, part.target[first:last])
         taken.append(part.where(took))
         leftovers[part.component] = part.target[~took]
