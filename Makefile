@@ -33,19 +33,22 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-long check sim mutants bench fmt proto clean help
+.PHONY: run test test-long libraries check sim mutants bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
 		--device-pages $(RUN_DEVICE_PAGES) --host-pages $(RUN_HOST_PAGES) \
 		--storage file:{} --page-bytes $(RUN_PAGE_BYTES) $(ARGS)
 
-test: $(READY)  ## run the tests, without the long ones
+test: $(READY) libraries  ## run the tests, without the long ones
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not long" tests
 
-test-long: $(READY)  ## run every test, property tests with many examples
+test-long: $(READY) libraries  ## run every test, property tests with many examples
 	@UNIFIED_CACHE_TEST_LONG=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -m "long or not long" \
 		--timeout $(TEST_LONG_TIMEOUT_S) tests
+
+libraries: $(READY)  ## install the system libraries that Mooncake needs, where apt and root are there
+	@$(BIN)/python scripts/system_libraries.py
 
 check: $(READY)  ## everything a change must pass: format, lint, types, generated code, wheel, tests
 	$(BIN)/ruff format --check --quiet

@@ -1,0 +1,179 @@
+"""``unified-cache cluster``: a Mooncake cluster on this machine, for development."""
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unified_cache.cli.options import JsonOption
+from unified_cache.cli.replay import parse_bytes
+from unified_cache.cli.text import console_on, size_text, table
+from unified_cache.cluster.address import Address
+from unified_cache.cluster.directory import ClusterDirectory, ClusterState
+from unified_cache.cluster.event_log import EventLog
+from unified_cache.cluster.local import ClusterPlan
+from unified_cache.cluster.master import is_serving, mounted_segments
+from unified_cache.cluster.restarts import Phase
+from unified_cache.cluster.supervisor import end_supervisor, start_supervisor, supervise
+from unified_cache.errors import CacheError
+
+__all__ = ["DownCommand", "StatusCommand", "UpCommand", "cluster_app"]
+
+CLUSTER_EPILOG = """**Examples**
+
+    unified-cache cluster up --nodes 3 --segment-bytes 1GiB
+
+    unified-cache cluster status --json
+
+    unified-cache cluster down
+"""
+
+cluster_app = typer.Typer(
+    name="cluster",
+    epilog=CLUSTER_EPILOG,
+    help="Run a Mooncake cluster on this machine, for development: one master and some storage nodes.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+def default_directory() -> Path:
+    """Return where this user's cluster keeps its state unless told otherwise."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "unified-cache" / "cluster"
+
+
+DirectoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="DIR",
+        help="State and logs; one cluster in each. Default: ~/.local/state/unified-cache/cluster.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class UpCommand:
+    """Start a cluster and print its storage URL, when a page has travelled to every node and back.
+
+    A supervisor process owns the cluster and stays; it starts again what dies, and what it started dies with it.
+    """
+
+    nodes: Annotated[int, typer.Option(metavar="N", help="Storage nodes.")] = 3
+    segment_bytes: Annotated[
+        str, typer.Option(metavar="BYTES", help="Memory of each node, as in 64MiB; taken as it fills.")
+    ] = "256MiB"
+    directory: DirectoryOption = None
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay until Ctrl-C, and log here.")] = False
+
+    def run(self) -> None:
+        """Start and print.
+
+        Raises:
+            ConfigError: the plan cannot be, a cluster runs there already, or Mooncake is not installed.
+            StorageError: the cluster does not start.
+        """
+        plan = ClusterPlan(self.nodes, parse_bytes("--segment-bytes", self.segment_bytes))
+        directory = ClusterDirectory.create(self.directory or default_directory())
+        if self.foreground:
+            supervise(plan, directory, EventLog(sys.stderr, time.time), _print_url)
+            return
+        started_s = time.monotonic()
+        _print_url(start_supervisor(plan, directory).url)
+        console_on(sys.stderr).print(
+            f"{plan.nodes_count} nodes of {size_text(plan.segment_bytes)} ready in "
+            f"{time.monotonic() - started_s:.1f} s; state and logs in {directory.path}",
+            soft_wrap=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StatusCommand:
+    """Show a cluster's processes, and whether its master serves and counts on each node. Fails unless all is well."""
+
+    directory: DirectoryOption = None
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Ask and show.
+
+        Raises:
+            CacheError: no cluster runs there, or not all of it is well.
+        """
+        directory = ClusterDirectory(self.directory or default_directory())
+        supervised = directory.is_supervised
+        state = directory.read()
+        if state is None or not supervised:
+            if self.as_json:
+                sys.stdout.write(json.dumps({"ready": False, "directory": str(directory.path)}) + "\n")
+            what = "its supervisor died" if state else "it is being started" if supervised else "no cluster runs there"
+            raise CacheError(f"no cluster is ready in {directory.path}: {what}")
+        well = _who_is_well(state)
+        ready = len(well) == len(state.members)
+        if self.as_json:
+            members = [{**asdict(member), "ready": member.name in well} for member in state.members]
+            fields = {"ready": ready, "directory": str(directory.path), "supervisor_pid": directory.supervisor_pid}
+            sys.stdout.write(json.dumps({**fields, **asdict(state), "members": members}) + "\n")
+        else:
+            _print_state(state, well)
+        if not ready:
+            ill = ", ".join(member.name for member in state.members if member.name not in well)
+            raise CacheError(f"all of the cluster in {directory.path} must be ready, found not ready: {ill}")
+
+
+@dataclass(frozen=True, slots=True)
+class DownCommand:
+    """End a cluster. All its pages are lost; its logs stay."""
+
+    directory: DirectoryOption = None
+
+    def run(self) -> None:
+        """End it, or say that there is none.
+
+        Raises:
+            CacheError: it does not end.
+        """
+        directory = ClusterDirectory(self.directory or default_directory())
+        ended = end_supervisor(directory)
+        console_on(sys.stdout).print(
+            f"{'the cluster has ended' if ended else 'no cluster runs'} in {directory.path}", soft_wrap=True
+        )
+
+
+def _print_url(url: str) -> None:
+    sys.stdout.write(f"{url}\n")
+    sys.stdout.flush()
+
+
+def _who_is_well(state: ClusterState) -> set[str]:
+    """Name the members that run and, by the master's word, serve."""
+    admin = Address.parse("the state's admin address", state.admin)
+    master, *nodes = state.members
+    serving = {master.address} if is_serving(admin) else frozenset[str]()
+    there = mounted_segments(admin) | serving
+    return {
+        member.name for member in (master, *nodes) if member.phase == Phase.RUNNING.value and member.address in there
+    }
+
+
+def _print_state(state: ClusterState, well: set[str]) -> None:
+    _print_url(state.url)
+    shown = table("member", "address", "state", "pid", "restarts", left=3)
+    for member in state.members:
+        running = "ready" if member.name in well else "does not answer"
+        phase = running if member.phase == Phase.RUNNING.value else member.phase
+        shown.add_row(member.name, member.address, phase, str(member.pid), str(member.restarts_count))
+    console_on(sys.stdout).print(shown)
+    up = timedelta(seconds=int(time.time() - state.started_s))
+    console_on(sys.stdout).print(f"segments of {size_text(state.segment_bytes)}, up for {up}")
+
+
+for _name, _command in {"up": UpCommand, "status": StatusCommand, "down": DownCommand}.items():
+    cluster_app.command(_name)(_command)

@@ -1,0 +1,61 @@
+"""``unified-cache node``: one Mooncake storage node in production."""
+
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unified_cache.cli.replay import parse_bytes
+from unified_cache.cluster.address import Address, check_resolves, free_ports, source_host
+from unified_cache.cluster.event_log import EventLog
+from unified_cache.cluster.node import NodeSettings, Transport
+from unified_cache.cluster.production import run_node
+from unified_cache.cluster.requirements import master_program
+
+__all__ = ["NodeCommand"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCommand:
+    """Give this machine's memory to a Mooncake cluster until SIGTERM; log one line of JSON for what happens.
+
+    The node is ready when a page has travelled to it and back from another process. Its pages are lost when it ends.
+    """
+
+    master: Annotated[str, typer.Option(metavar="HOST:PORT", help="RPC address of the master.")]
+    segment_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Memory to give, as in 64GiB; taken as it fills.")]
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Where others reach this node. Default: the interface towards the master."),
+    ] = None
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Part of the node's name; 0 draws one.")
+    ] = 0
+    protocol: Annotated[Transport, typer.Option(help="What carries pages.")] = Transport.TCP
+    wait_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, max=3600, help="How long to wait for the master at the start.")
+    ] = 3.0
+    ready_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file that exists while the node is ready.")
+    ] = None
+
+    def run(self) -> None:
+        """Run until a signal.
+
+        Raises:
+            ConfigError: an option cannot be, or Mooncake is not installed.
+            StorageError: no master, or others do not reach the node, or it died.
+        """
+        master = Address.parse("--master", self.master)
+        check_resolves("--master", master.host)
+        host = self.host or source_host(master)
+        check_resolves("--host", host)
+        master_program()  # for what it checks
+        port = self.port or free_ports(1, random.SystemRandom())[0]
+        segment_bytes = parse_bytes("--segment-bytes", self.segment_bytes)
+        settings = NodeSettings(master, segment_bytes, Address(host, port), self.protocol)
+        run_node(settings, self.wait_s, self.ready_file, EventLog(sys.stderr, time.time))

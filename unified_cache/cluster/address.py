@@ -1,0 +1,116 @@
+"""Host and port, in the form that Mooncake takes them."""
+
+import errno
+import random
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from unified_cache.errors import ConfigError
+
+__all__ = ["LOOPBACK", "Address", "check_resolves", "claim", "free_ports", "source_host"]
+
+LOOPBACK = "127.0.0.1"
+
+PORTS = range(20_000, 32_000)
+"""Where free ports are drawn: below those of outgoing connections, above those that Mooncake draws by itself."""
+DRAWS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a process listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, option: str, text: str) -> "Address":
+        """Read HOST:PORT.
+
+        Raises:
+            ConfigError: it is none; the message names ``option``.
+        """
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ConfigError(f"{option} must be HOST:PORT as in 10.0.0.1:50051, found {text!r}")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def refusal(self, timeout_s: float) -> str:
+        """Connect and hang up; return why nobody answers, or an empty text."""
+        try:
+            socket.create_connection((self.host, self.port), timeout_s).close()
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+
+def check_resolves(option: str, host: str) -> None:
+    """Look ``host`` up.
+
+    Raises:
+        ConfigError: nobody knows it; the message names ``option``.
+    """
+    try:
+        socket.getaddrinfo(host, None, socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{option} must be a host that all machines resolve, found {host!r}: {error}") from error
+
+
+def source_host(target: Address) -> str:
+    """Return the address of this machine's interface that leads to ``target``. Sends nothing.
+
+    Raises:
+        ConfigError: no interface does.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target.host, target.port))
+        except OSError as error:
+            raise ConfigError(f"cannot reach {target}: {error.strerror or error}") from error
+        host: str = probe.getsockname()[0]
+    return host
+
+
+def claim(host: str, port: int) -> socket.socket:
+    """Hold a port without listening on it; the caller closes the socket. Nobody else on this machine gets it.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        try:
+            holder.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            # Behind a translated address, the advertised host is not ours to bind.
+            holder.bind(("", port))
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
+def free_ports(count: int, draws: random.Random) -> list[int]:
+    """Return ports of the loopback address that nobody has at this moment.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    found: list[int] = []
+    with ExitStack() as claims:
+        for _ in range(DRAWS_MAX):
+            if len(found) == count:
+                return found
+            port = draws.choice(PORTS)
+            try:
+                claims.enter_context(claim(LOOPBACK, port))
+            except OSError:
+                continue
+            found.append(port)
+    raise ConfigError(f"{count} free ports are needed in [{PORTS.start}, {PORTS.stop}), found {len(found)}")

@@ -1,0 +1,51 @@
+"""How often a process that dies is started again, and after which pause."""
+
+from enum import Enum
+
+__all__ = ["DELAYS_S", "STABLE_S", "Phase", "Restarts"]
+
+DELAYS_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+"""Pause before each restart; after the last one, a process that dies again stays dead."""
+
+STABLE_S = 60.0
+"""A process that ran for so long has all its restarts again."""
+
+
+class Phase(Enum):
+    """What is to be done about a process."""
+
+    RUNNING = "running"
+    WAITING = "waiting for its restart"
+    LOST = "lost"
+
+
+class Restarts:
+    """The restarts of one process. Times are seconds of one clock, which is the caller's."""
+
+    def __init__(self, now_s: float) -> None:
+        self.phase = Phase.RUNNING
+        self.count = 0
+        self._tries_count = 0
+        self._started_s = now_s
+        self._due_s = 0.0
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether it shall be started now."""
+        return self.phase is Phase.WAITING and now_s >= self._due_s
+
+    def ended(self, now_s: float) -> None:
+        """Note that it died, or that it could not be started."""
+        if self.phase is Phase.RUNNING and now_s - self._started_s >= STABLE_S:
+            self._tries_count = 0
+        if self._tries_count == len(DELAYS_S):
+            self.phase = Phase.LOST
+            return
+        self.phase = Phase.WAITING
+        self._due_s = now_s + DELAYS_S[self._tries_count]
+        self._tries_count += 1
+
+    def started(self, now_s: float) -> None:
+        """Note that it was started again."""
+        self.phase = Phase.RUNNING
+        self.count += 1
+        self._started_s = now_s

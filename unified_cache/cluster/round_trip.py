@@ -1,0 +1,98 @@
+"""Put a page on each of some nodes and get it back: ``python -m unified_cache.cluster.round_trip REQUEST``.
+
+A process of its own, which gives no memory; it reports once on standard output.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn, Protocol, cast
+
+from unified_cache.cluster.child import Report, report_stream
+from unified_cache.cluster.node import METADATA
+
+__all__ = ["main", "travel"]
+
+PAGE_BYTES = 4096
+
+
+class _Placement(Protocol):
+    preferred_segment: str
+
+
+class _Endpoint(Protocol):
+    transport_endpoint: str
+
+
+class _Memory(Protocol):
+    buffer_descriptor: _Endpoint
+
+
+class _Replica(Protocol):
+    def get_memory_descriptor(self) -> _Memory: ...
+
+
+class _Store(Protocol):
+    def setup(  # Mooncake's
+        self, host: str, metadata: str, segment: int, buffer: int, protocol: str, devices: str, master: str, /
+    ) -> int: ...
+
+    def register_buffer(self, start: int, size: int, /) -> int: ...
+
+    def batch_put_from(
+        self, keys: list[str], starts: list[int], sizes: list[int], placement: _Placement, /
+    ) -> list[int]: ...
+
+    def batch_get_into(self, keys: list[str], starts: list[int], sizes: list[int], /) -> list[int]: ...
+
+    def batch_get_replica_desc(self, keys: list[str], /) -> Mapping[str, Sequence[_Replica]]: ...
+
+    def remove(self, key: str, force: bool, /) -> int: ...
+
+
+def travel(mooncake: ModuleType, store: _Store, master: str, nodes: Sequence[str], protocol: str) -> Report:
+    """Visit each node and return; report the first that does not work."""
+    code = store.setup(master.rpartition(":")[0], METADATA, 0, 0, protocol, "", master)
+    if code:
+        return Report(f"no master at {master} takes a client in (setup: {code})")
+    sent = ctypes.create_string_buffer(os.urandom(PAGE_BYTES), PAGE_BYTES)
+    came = ctypes.create_string_buffer(PAGE_BYTES)
+    for page in (sent, came):
+        store.register_buffer(ctypes.addressof(page), PAGE_BYTES)
+    endpoints: set[str] = set()
+    for number, node in enumerate(nodes):
+        placement = cast("_Placement", mooncake.ReplicateConfig())
+        placement.preferred_segment = node
+        key = f"unified-cache/round-trip/{os.urandom(8).hex()}/{number}"
+        (stored,) = store.batch_put_from([key], [ctypes.addressof(sent)], [PAGE_BYTES], placement)
+        if stored:
+            return Report(f"others cannot reach the node at {node}: a page put there did not arrive (put: {stored})")
+        (replica,) = store.batch_get_replica_desc([key])[key]
+        endpoints.add(replica.get_memory_descriptor().buffer_descriptor.transport_endpoint)
+        ctypes.memset(came, 0, PAGE_BYTES)
+        (read,) = store.batch_get_into([key], [ctypes.addressof(came)], [PAGE_BYTES])
+        store.remove(key, True)
+        if read != PAGE_BYTES or came.raw != sent.raw:
+            return Report(f"a page put on the node at {node} did not come back (get: {read})")
+    if len(endpoints) < len(nodes):
+        # Mooncake puts a page elsewhere, and says nothing, where it does not know the node or the node is full.
+        return Report(f"the nodes {', '.join(nodes)} are not all there: pages went to {', '.join(sorted(endpoints))}")
+    return Report()
+
+
+def main(master: str, nodes: Sequence[str], protocol: str) -> NoReturn:
+    """Travel, report, and end."""
+    stream = report_stream()
+    mooncake = import_module("mooncake.store")
+    store = cast("_Store", mooncake.MooncakeDistributedStore())
+    travel(mooncake, store, master, nodes, protocol).send(stream)
+    # Without close, which takes a second: the master forgets by itself a client that gave nothing.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*json.loads(sys.argv[1]))

@@ -1,0 +1,79 @@
+"""One storage node as a process: ``python -m unified_cache.cluster.storage_node SETTINGS``.
+
+A process of its own, since Mooncake's setup and close let nothing else run. It reports once on standard output, and
+ends gracefully on SIGTERM: the master then forgets its pages at once.
+"""
+
+import signal
+import sys
+import time
+from contextlib import closing
+from importlib import import_module
+from typing import Protocol, cast
+
+from unified_cache.cluster.address import claim
+from unified_cache.cluster.child import STOP_SIGNALS, Report, report_stream
+from unified_cache.cluster.event_log import EventLog
+from unified_cache.cluster.node import METADATA, NodeSettings
+
+__all__ = ["main"]
+
+HEALTH_INTERVAL_S = 1.0
+
+
+class _Store(Protocol):
+    def setup(  # Mooncake's
+        self, host: str, metadata: str, segment: int, buffer: int, protocol: str, devices: str, master: str, /
+    ) -> int: ...
+
+    def health_check(self) -> int: ...
+
+    def close(self) -> int: ...
+
+
+def main(settings: NodeSettings) -> int:
+    """Serve until told to stop; return the exit status."""
+    # Before Mooncake starts its threads, which inherit it: signals are for ``sigtimedwait`` alone.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    stream = report_stream()
+    try:
+        holder = claim(settings.address.host, settings.address.port)
+    except OSError as error:
+        taken = f"the address {settings.address} must be free on this machine, found: {error.strerror or error}"
+        Report(taken, refused=True).send(stream)
+        return 2
+    with closing(holder):
+        store = cast("_Store", import_module("mooncake.store").MooncakeDistributedStore())
+        code = store.setup(
+            str(settings.address),
+            METADATA,
+            settings.segment_bytes,
+            0,
+            settings.transport.value,
+            "",
+            str(settings.master),
+        )
+        if code:
+            # The code tells nothing apart, and sizes and names were looked at before: mostly it is the master.
+            reason = f"{settings.master} takes no segment of {settings.segment_bytes} bytes in (setup: {code})"
+            Report(f"{reason}; is it a Mooncake master's RPC address?").send(stream)
+            return 1
+        Report().send(stream)
+        _watch(store, EventLog(sys.stderr, time.time), settings)
+        store.close()
+    return 0
+
+
+def _watch(store: _Store, log: EventLog, settings: NodeSettings) -> None:
+    """Say when the master is lost and back, until a signal comes. The node joins again by itself."""
+    fields = {"node": str(settings.address), "master": str(settings.master)}
+    healthy = True
+    while signal.sigtimedwait(STOP_SIGNALS, HEALTH_INTERVAL_S) is None:
+        now_healthy = store.health_check() == 0
+        if now_healthy != healthy:
+            log.write("master_back" if now_healthy else "master_lost", fields)
+        healthy = now_healthy
+
+
+if __name__ == "__main__":
+    sys.exit(main(NodeSettings.from_json(sys.argv[1])))
