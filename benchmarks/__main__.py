@@ -22,6 +22,7 @@ from benchmarks.keys import keys_figures
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Figure
 from benchmarks.plan import FULL, QUICK, Effort, Plan
+from benchmarks.remote import remote_figures
 from benchmarks.report import Run, print_run, result_path, write_json
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
 
@@ -38,6 +39,7 @@ SECTIONS: dict[str, Section] = {
     "keys": keys_figures,
     "copies": copies_figures,
     "files": files_figures,
+    "remote": remote_figures,
 }
 """What ``--only`` can name."""
 

@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("window",),
     ("pool",),
     ("config", "slots", "seal", "proto"),
+    ("wire",),
     ("tree", "storage_backends", "memory", "ranks"),
     ("components", "controller", "forward"),
     ("ledger",),

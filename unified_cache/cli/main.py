@@ -9,9 +9,13 @@ from typing import Annotated, Protocol, runtime_checkable
 import typer
 
 from unified_cache.cli.backup import BackupCommand, PrefetchCommand
+from unified_cache.cli.cluster import cluster_app
 from unified_cache.cli.conformance import ConformanceCommand
 from unified_cache.cli.layout import layout
+from unified_cache.cli.node import NodeCommand
+from unified_cache.cli.remote import REMOTE_COMMANDS
 from unified_cache.cli.replay import ReplayCommand
+from unified_cache.cli.serve import SERVE_EPILOG, ServeCommand, token_app
 from unified_cache.cli.storage import storage_app
 from unified_cache.errors import CacheError, InputError
 
@@ -71,6 +75,13 @@ CONFORMANCE_EPILOG = """**Examples**
     unified-cache conformance file:/tmp/scratch
 """
 
+NODE_EPILOG = """**Examples**
+
+    unified-cache node --master 10.0.0.1:50051 --segment-bytes 64GiB
+
+    unified-cache node --master cache-master:50051 --segment-bytes 64GiB --host cache-1 --wait-s 60
+"""
+
 app = typer.Typer(
     name="unified-cache",
     help="Prefix cache over device, host and storage for LLM serving engines.",
@@ -84,6 +95,12 @@ app.add_typer(storage_app)
 app.command("backup", epilog=BACKUP_EPILOG)(BackupCommand)
 app.command("prefetch", epilog=PREFETCH_EPILOG)(PrefetchCommand)
 app.command("conformance", epilog=CONFORMANCE_EPILOG)(ConformanceCommand)
+app.command("serve", epilog=SERVE_EPILOG)(ServeCommand)
+app.add_typer(token_app)
+for _name, _command in REMOTE_COMMANDS.items():
+    app.command(_name)(_command)
+app.add_typer(cluster_app)
+app.command("node", epilog=NODE_EPILOG)(NodeCommand)
 
 
 @runtime_checkable

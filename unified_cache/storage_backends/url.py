@@ -2,11 +2,13 @@
 
     memory:                        in this process
     file:DIR                       in a directory, relative or absolute
+    file:DIR?free=SIZE             the same, leaving that much of the file system free
+    grpc://HOST:PORT               behind a service, see ``remote``; grpcs:// with TLS
     NAME:REST                      any module of unified_cache.storage_backends that offers ``open_url``
     package.module:factory         a third party's store
     package.module:factory:REST    the same, with an argument
 
-What stands before the first colon is a third party's module if there is a dot in it, else one of ours. Both
+What stands before the first colon is a third party's module if there is a dot in it, else one of ours or an alias. Both
 ends have one signature: ``open_url(rest, bytes_max)`` and ``factory(rest, bytes_max)``, where ``rest`` is the
 text after the last colon that the forms above show, empty if there is none.
 """
@@ -24,6 +26,9 @@ __all__ = ["open_storage"]
 
 OPEN_URL = "open_url"
 """What a module in this package offers to be named in a URL."""
+
+ALIASES = {"grpc": ("remote", "open_url"), "grpcs": ("remote", "open_secure_url")}
+"""Schemes that have a name of their own elsewhere: the module that serves each, and what it offers."""
 
 _Factory = Callable[[str, int | None], StorageBackend]
 
@@ -46,7 +51,8 @@ def open_storage(url: str, *, bytes_max: int | None = None) -> StorageBackend:
         if factory is None:
             raise ConfigError(f"{url!r} must name a callable after the colon, {scheme} has none called {name!r}")
         return factory(rest, bytes_max)
-    factory = _factory_in(f"{storage_backends.__name__}.{scheme}", OPEN_URL) if scheme in _modules() else None
+    module, offer = ALIASES.get(scheme, (scheme, OPEN_URL))
+    factory = _factory_in(f"{storage_backends.__name__}.{module}", offer) if module in _modules() else None
     if factory is None:
         raise ConfigError(f"{url!r} must begin with one of {_known()} or package.module:, found {scheme}:")
     return factory(rest, bytes_max)
@@ -69,9 +75,12 @@ def _modules() -> list[str]:
 def _known() -> str:
     """List the schemes that work here: modules whose own needs are installed, and that offer ``open_url``."""
     known: list[str] = []
-    for name in _modules():
+    served = {module for module, _ in ALIASES.values()}
+    named = [(name, name, OPEN_URL) for name in _modules() if name not in served]
+    named += [(scheme, module, offer) for scheme, (module, offer) in ALIASES.items()]
+    for name, module, offer in named:
         try:
-            offers = _factory_in(f"{storage_backends.__name__}.{name}", OPEN_URL) is not None
+            offers = _factory_in(f"{storage_backends.__name__}.{module}", offer) is not None
         except ConfigError:
             offers = False
         if offers:

@@ -1,0 +1,123 @@
+"""The other end of ``benchmarks.remote``, in a process of its own: the service, bare gRPC, and bare TCP."""
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import grpc
+
+from unified_cache.service.access import Caller, Role
+from unified_cache.service.allocator import keep_freed_memory
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.servicer import CacheService
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.wire.calls import PART_BYTES
+
+__all__ = ["BARE_GET", "BARE_PUT", "TCP_GET", "TCP_PUT", "Ports", "serve"]
+
+BARE_GET = "/bare/get"
+BARE_PUT = "/bare/put"
+TCP_GET = b"g"
+TCP_PUT = b"p"
+THREADS = 16
+HOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where what listens."""
+
+    service: int
+    tcp: int
+
+
+class Open:
+    """A gate that lets everybody in, usage without a cap, an observer that looks away."""
+
+    @contextmanager
+    def admitted(
+        self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
+    ) -> Iterator[Caller]:
+        yield Caller("bench", Role.ADMIN)
+
+    def reserve(self, tenant: str, count_bytes: int) -> bool:
+        return True
+
+    def give_back(self, tenant: str, count_bytes: int) -> None:
+        return None
+
+    def served(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+        return None
+
+    def looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+        return None
+
+    def anomaly(self, kind: str, text: str) -> None:
+        raise AssertionError(f"{kind}: {text}")
+
+
+class Bare:
+    """Bytes as they are: messages made beforehand go out, messages that come in are kept until the next ones."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, list[bytes]] = {}
+        self._kept: dict[int, list[bytes]] = {}
+
+    def messages(self, total_bytes: int) -> Sequence[bytes]:
+        if total_bytes not in self._made:
+            self._made = {total_bytes: [bytes([n % 256]) * PART_BYTES for n in range(total_bytes // PART_BYTES)]}
+        return self._made[total_bytes]
+
+    def get(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from self.messages(int(request))
+
+    def put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        thread = threading.get_ident()
+        self._kept.pop(thread, None)
+        kept = self._kept[thread] = list(messages)
+        return b"%d" % sum(map(len, kept))
+
+    def methods(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            "bare",
+            {
+                "get": grpc.unary_stream_rpc_method_handler(self.get),
+                "put": grpc.stream_unary_rpc_method_handler(self.put),
+            },
+        )
+
+    def answer(self, connection: socket.socket) -> None:
+        """Serve one TCP connection: a letter and a length, then the bytes, there or back."""
+        landing = memoryview(bytearray(4 << 20))
+        with connection, connection.makefile("rb") as commands:
+            while command := commands.readline():
+                total_bytes = int(command[1:])
+                if command[:1] == TCP_GET:
+                    for message in self.messages(total_bytes):
+                        connection.sendall(message)
+                    continue
+                while total_bytes:
+                    total_bytes -= commands.readinto1(landing[: min(total_bytes, len(landing))])
+                connection.sendall(b"\n")
+
+
+def serve(ports: "Connection[Ports, None]") -> None:
+    """Listen, say where, and serve until the process is ended."""
+    keep_freed_memory()
+    limits, everyone, bare = RequestLimits(host_bytes_max=HOST_BYTES), Open(), Bare()
+    # No room in the store: what is measured is the way to the server's memory, not a store.
+    service = CacheService(MemoryStorage(0), everyone, everyone, everyone, limits, lambda: None)
+    server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
+    server.add_generic_rpc_handlers((service.rpc_methods(), bare.methods()))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ports.send(Ports(port, listener.getsockname()[1]))
+        while True:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=bare.answer, args=(connection,), daemon=True).start()

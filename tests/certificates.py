@@ -1,0 +1,84 @@
+"""Certificates for tests: an authority, and what it issues, as files."""
+
+import ipaddress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+__all__ = ["Authority", "Issued"]
+
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate and its key, in PEM."""
+
+    chain: bytes
+    key: bytes
+
+    def write(self, directory: Path, name: str) -> tuple[Path, Path]:
+        """Write both, the key for its owner alone; whoever reads finds one of them or the other, whole."""
+        paths = directory / f"{name}.pem", directory / f"{name}.key"
+        for path, pem in zip(paths, (self.chain, self.key), strict=True):
+            draft = path.with_suffix(".draft")
+            draft.write_bytes(pem)
+            draft.chmod(0o600)
+            draft.replace(path)
+        return paths
+
+
+class Authority:
+    """Who vouches for names."""
+
+    def __init__(self, name: str = "authority") -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(name)
+        basic = x509.BasicConstraints(ca=True, path_length=None)
+        builder = _builder(self._name, self._name, self._key, 365 * DAY).add_extension(basic, critical=True)
+        self._certificate = builder.sign(self._key, SHA256())
+
+    @property
+    def pem(self) -> bytes:
+        """Its own certificate."""
+        return self._certificate.public_bytes(Encoding.PEM)
+
+    def issue(self, common_name: str, *, uris: tuple[str, ...] = (), days: int = 30) -> Issued:
+        """Vouch for a name, good for a server on loopback as well; with negative days it is expired."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names: list[x509.GeneralName] = [
+            x509.DNSName("localhost"),
+            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            *map(x509.UniformResourceIdentifier, uris),
+        ]
+        builder = _builder(_name(common_name), self._name, key, days * DAY)
+        certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(
+            self._key, SHA256()
+        )
+        form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return Issued(certificate.public_bytes(Encoding.PEM), key.private_bytes(*form))
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, good_for: timedelta
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - 60 * DAY)
+        .not_valid_after(now + good_for)
+    )

@@ -1,0 +1,78 @@
+"""The storage contract over the wire: a client, a server, and a store in memory or in a directory behind it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service_fixture import Running
+from unified_cache.errors import StorageError
+from unified_cache.seal import HEADER_BYTES
+from unified_cache.service.limits import RequestLimits
+from unified_cache.storage_backends._remote_url import RemoteOptions
+from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.storage_backends.remote import RemoteStorage
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.testing.storage_contract import (
+    PAGE_BYTES,
+    ROOM_BYTES_MAX,
+    StorageContract,
+    blank_page,
+    label,
+    open_for_contract,
+    sealed_page,
+)
+
+HOST_BYTES = (0, 4 * PAGE_BYTES, 64 << 20)
+"""No memory in front of the store, room for a few pages, room for all."""
+
+
+def in_memory(path: Path) -> StorageBackend:
+    return MemoryStorage(ROOM_BYTES_MAX)
+
+
+def in_directory(path: Path) -> StorageBackend:
+    return FileStorage.open(path / "store", bytes_max=ROOM_BYTES_MAX)
+
+
+class ServiceContract(StorageContract):
+    def test_an_object_whose_length_differs_from_the_buffers_is_a_miss_and_does_not_block_a_later_put_of_that_page(
+        self, storage: StorageBackend
+    ) -> None:
+        # A service knows the layout: it refuses such a page instead of keeping it.
+        open_for_contract(storage)
+        for number, page_bytes in enumerate((PAGE_BYTES - 1, PAGE_BYTES + 1, HEADER_BYTES)):
+            with pytest.raises(StorageError, match="INVALID_ARGUMENT"):
+                storage.put([sealed_page(label(number), page_bytes)], Level.CACHED)
+            assert storage.get([blank_page(label(number))]) == [False]
+            assert storage.put([sealed_page(label(number))], Level.CACHED) == [True]
+            assert storage.get([blank_page(label(number), page_bytes)]) == [False]
+            assert storage.get([blank_page(label(number))]) == [True]
+
+
+class TestRemoteStorage(ServiceContract):
+    @pytest.fixture(params=[in_memory, in_directory], ids=lambda make: make.__name__)
+    def backend(self, request: pytest.FixtureRequest, tmp_path: Path) -> StorageBackend:
+        make: Callable[[Path], StorageBackend] = request.param
+        return make(tmp_path)
+
+    @pytest.fixture(params=HOST_BYTES)
+    def storage(self, request: pytest.FixtureRequest, backend: StorageBackend) -> Iterator[StorageBackend]:
+        running = Running.start(backend, RequestLimits(host_bytes_max=request.param, part_bytes=500))
+        storage = VerifiedStorage(running.client())
+        yield storage
+        storage.close()
+        running.stop()
+
+
+class TestTwoServersOverOneStore(ServiceContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[StorageBackend]:
+        servers = [Running.start(FileStorage.open(tmp_path / "store")) for _ in range(2)]
+        storage = RemoteStorage.open(RemoteOptions(tuple(running.address for running in servers)))
+        yield storage
+        storage.close()
+        for running in servers:
+            running.stop()

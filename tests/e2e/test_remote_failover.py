@@ -1,0 +1,123 @@
+"""Servers killed while they transfer: retries or misses, never wrong bytes."""
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.service_fixture import wait_for
+from tests.service_process import ServerProcess
+from unified_cache.components import Full
+from unified_cache.errors import StorageError
+from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.storage_backends._remote_url import RemoteOptions
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.remote import RemoteStorage
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.testing.storage_contract import blank_page, bytes_of, sealed_page
+
+PAYLOAD_BYTES = 300_000
+"""Several reads of a socket, so that a kill lands inside pages."""
+OBJECT_BYTES = HEADER_BYTES + PAYLOAD_BYTES
+PAGES = 48
+LAYOUT = ModelLayout(16, (Full((PoolSpec("kv", PAYLOAD_BYTES),)),))
+MANIFEST = manifest_of(Identity("failing/over"), LAYOUT)
+
+
+def label(number: int) -> Label:
+    return Label(MANIFEST.identity, random.Random(number).randbytes(32), "kv")
+
+
+def pages_of(numbers: range) -> list[PageIO]:
+    return [sealed_page(label(number), OBJECT_BYTES) for number in numbers]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    """Two servers over one directory."""
+    servers = [ServerProcess(str(tmp_path / "store"), hash_seed=seed) for seed in ("1", "2")]
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+def client(servers: list[ServerProcess]) -> VerifiedStorage:
+    storage = VerifiedStorage(
+        RemoteStorage.open(RemoteOptions(tuple(server.address for server in servers), timeout_s=5.0))
+    )
+    storage.register(MANIFEST, {})
+    return storage
+
+
+def all_come(storage: VerifiedStorage, pages: list[PageIO]) -> bool:
+    with suppress(StorageError):
+        return all(storage.get([blank_page(page.label, OBJECT_BYTES) for page in pages]))
+    return False
+
+
+def test_servers_killed_while_they_transfer_cost_retries_or_misses_and_never_wrong_bytes(
+    servers: list[ServerProcess],
+) -> None:
+    storage = client(servers)
+    pages = pages_of(range(PAGES))
+    expected = [bytes_of(page) for page in pages]
+    assert all(storage.put(pages, Level.DURABLE))
+    ended = threading.Event()
+
+    def read(seed: int) -> int:
+        choice = random.Random(seed)
+        hits_count = 0
+        while not ended.is_set():
+            numbers = choice.sample(range(PAGES), 12)
+            found = [blank_page(label(number), OBJECT_BYTES) for number in numbers]
+            fresh = [sealed_page(label(choice.randrange(PAGES, 2 * PAGES)), OBJECT_BYTES)]
+            try:
+                storage.put(fresh, Level.CACHED)
+                hits = storage.get(found)
+            except StorageError:
+                continue
+            hits_count += sum(hits)
+            for number, page, hit in zip(numbers, found, hits, strict=True):
+                assert not hit or bytes_of(page) == expected[number]
+        return hits_count
+
+    with ThreadPoolExecutor(3) as readers:
+        reading = [readers.submit(read, seed) for seed in range(3)]
+        try:
+            for cycle in range(4):
+                victim = servers[cycle % 2]
+                threading.Event().wait(0.15)
+                victim.kill()
+                wait_for(partial(all_come, storage, pages[:8]))  # from the other server, which has the same store
+                victim.start()
+        finally:
+            ended.set()
+        assert all(each.result() > 0 for each in reading)
+    wait_for(partial(all_come, storage, pages))
+    found = [blank_page(page.label, OBJECT_BYTES) for page in pages]
+    assert all(storage.get(found))
+    assert [bytes_of(page) for page in found] == expected
+    written = pages_of(range(PAGES, 2 * PAGES))
+    found = [blank_page(page.label, OBJECT_BYTES) for page in written]
+    for page, read_back, hit in zip(written, found, storage.get(found), strict=True):
+        assert not hit or bytes_of(read_back) == bytes_of(page)
+    assert storage.flaws_count == {}
+    storage.close()
+
+
+def test_what_one_process_stored_another_finds_whatever_its_hash_seed(servers: list[ServerProcess]) -> None:
+    first, second = client(servers[:1]), client(servers[1:])
+    pages = pages_of(range(4))
+    assert all(first.put(pages, Level.CACHED))
+    found = [blank_page(page.label, OBJECT_BYTES) for page in pages]
+    assert all(second.get(found))
+    assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
+    first.close()
+    second.close()

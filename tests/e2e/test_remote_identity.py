@@ -1,0 +1,119 @@
+"""One field of an identity different: nothing is found, in the memory of a server or in the store behind it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.service_fixture import Running
+from unified_cache.components import Full, RecurrentState, SlidingWindow
+from unified_cache.errors import StorageError
+from unified_cache.page import Namespace, Prompt
+from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.service.limits import RequestLimits
+from unified_cache.storage_backends._remote_url import RemoteOptions
+from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.remote import RemoteStorage
+from unified_cache.testing.storage_contract import blank_page, bytes_of, sealed_page
+
+PAYLOAD_BYTES = 500
+KV = PoolSpec("kv", PAYLOAD_BYTES)
+LAYOUT = ModelLayout(4, (Full((KV,)), SlidingWindow(8, 4, (PoolSpec("swa", PAYLOAD_BYTES),))))
+IDENTITY = Identity("model", "r1", "bf16", "heads 0-7 of 8, layers 0-31 of 32")
+TOKENS = tuple(range(16))
+
+
+@contextmanager
+def suppress_refusal() -> Iterator[None]:
+    """Go on where a server does not take a layout; its pages are then absent."""
+    try:
+        yield
+    except StorageError as error:
+        if "FAILED_PRECONDITION" not in str(error):
+            raise
+
+
+class World:
+    """Whose pages a client asks for."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+
+    def hits(
+        self,
+        identity: Identity = IDENTITY,
+        layout: ModelLayout = LAYOUT,
+        namespace: Namespace | None = None,
+        tokens: tuple[int, ...] = TOKENS,
+        tenant: str = "tenant",
+        put: bool = False,
+    ) -> int:
+        """Get, or put first, every page of a prompt; return how many of Full's came. A refusal is none."""
+        storage = RemoteStorage.open(RemoteOptions((self.running.address,), token=f"{tenant}:writer"))
+        keys = Prompt.of(tokens, layout.page_size, namespace or Namespace(extra_key="extra", cache_salt="salt")).keys
+        pool = layout.components[0].pools[0]
+        labels = [Label(identity.digest(layout), key, pool.name) for key in keys]
+        object_bytes = HEADER_BYTES + pool.page_bytes
+        try:
+            with suppress_refusal():
+                storage.register(manifest_of(identity, layout), {})
+            if put:
+                assert all(storage.put([sealed_page(label, object_bytes) for label in labels], Level.CACHED))
+            found = [blank_page(label, object_bytes) for label in labels]
+            hits = storage.get(found)
+            for page, label, hit in zip(found, labels, hits, strict=True):
+                assert not hit or bytes_of(page) == bytes_of(sealed_page(label, object_bytes))
+            return sum(hits)
+        finally:
+            storage.close()
+
+
+@pytest.fixture(params=[0, 1 << 20], ids=["store", "memory"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    running = Running.start(FileStorage.open(tmp_path / "store"), RequestLimits(host_bytes_max=request.param))
+    world = World(running)
+    assert world.hits(put=True) == 4
+    yield world
+    running.stop()
+
+
+WINDOW = LAYOUT.components[1]
+FLIPPED: dict[str, Callable[[World], int]] = {
+    "model": lambda world: world.hits(replace(IDENTITY, model="other")),
+    "revision": lambda world: world.hits(replace(IDENTITY, revision="r2")),
+    "dtype": lambda world: world.hits(replace(IDENTITY, dtype="fp8")),
+    "heads of the shard": lambda world: world.hits(replace(IDENTITY, shard="heads 0-3 of 8, layers 0-31 of 32")),
+    "layers of the shard": lambda world: world.hits(replace(IDENTITY, shard="heads 0-7 of 8, layers 0-15 of 32")),
+    "page size": lambda world: world.hits(
+        layout=ModelLayout(8, (Full((KV,)), SlidingWindow(16, 8, (PoolSpec("swa", PAYLOAD_BYTES),))))
+    ),
+    "components": lambda world: world.hits(layout=ModelLayout(4, (Full((KV,)),))),
+    "kind of component": lambda world: world.hits(
+        layout=ModelLayout(4, (Full((KV,)), RecurrentState((PoolSpec("swa", PAYLOAD_BYTES),))))
+    ),
+    "window": lambda world: world.hits(
+        layout=ModelLayout(4, (Full((KV,)), SlidingWindow(12, 4, (PoolSpec("swa", PAYLOAD_BYTES),))))
+    ),
+    "pools": lambda world: world.hits(layout=ModelLayout(4, (Full((KV, PoolSpec("index", 9))), WINDOW))),
+    "page bytes": lambda world: world.hits(layout=ModelLayout(4, (Full((PoolSpec("kv", PAYLOAD_BYTES + 1),)), WINDOW))),
+    "extra key": lambda world: world.hits(namespace=Namespace(extra_key="other", cache_salt="salt")),
+    "salt": lambda world: world.hits(namespace=Namespace(extra_key="extra", cache_salt="other")),
+    "adapter": lambda world: world.hits(namespace=Namespace(extra_key="extra", cache_salt="salt", lora_id="adapter")),
+    "tenant": lambda world: world.hits(tenant="other"),
+    "tokens": lambda world: world.hits(tokens=(99, *TOKENS[1:])),
+}
+
+
+@pytest.mark.parametrize("field", FLIPPED)
+def test_one_field_different_finds_nothing_and_takes_nothing_away(world: World, field: str) -> None:
+    assert FLIPPED[field](world) == 0
+    assert world.hits() == 4
+
+
+def test_nothing_different_finds_everything(world: World) -> None:
+    assert world.hits(replace(IDENTITY), ModelLayout(4, LAYOUT.components)) == 4

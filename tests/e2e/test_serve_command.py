@@ -1,0 +1,230 @@
+"""``unified-cache serve`` as a process: how it starts, what it refuses, how it ends, how fairly tenants share it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import IO
+
+import grpc
+import pytest
+
+from tests.running_service import CALL_S, called, refusal
+from tests.service_flood import Asker
+from unified_cache.cli.main import run
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.wire.calls import Call
+
+COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
+START_S = 60.0
+VARIABLE = "UNIFIED_CACHE_SERVE_"
+
+FLOOD_THREADS = 8
+ROUNDS = 5
+ASKS = 150
+SLOWED_MAX = 2.0
+"""How often the p99 of a quiet tenant may be that without the flood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A server that has said where it listens."""
+
+    child: "subprocess.Popen[str]"
+    address: str
+    log: IO[str]
+
+    def ended(self) -> tuple[int, list[str]]:
+        """Wait for the end; return the exit status and the kinds of lines logged since the start."""
+        lines = self.log.read().splitlines()
+        return self.child.wait(CALL_S), [json.loads(line)["kind"] for line in lines if line.startswith("{")]
+
+
+@contextmanager
+def serving(directory: Path, *options: str, variables: Mapping[str, str] | None = None) -> Iterator[Process]:
+    given = {f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0", **(variables or {})}
+    command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--storage", f"file:{directory / 'kv'}", *options]
+    with subprocess.Popen(command, env={**os.environ, **given}, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stderr is not None
+            line = json.loads(child.stderr.readline())
+            assert line["kind"] == "serving"
+            yield Process(child, f"127.0.0.1:{line['text'].split('port ')[1].split(',')[0]}", child.stderr)
+        finally:
+            child.kill()
+
+
+@contextmanager
+def put_under_way(server: Process) -> Iterator[Event]:
+    """Hold a put open until the event is set."""
+    go_on, begun = Event(), Event()
+
+    def messages() -> Iterator[bytes]:
+        begun.set()
+        go_on.wait(CALL_S)
+        yield pb.PutPart(start=pb.PutStart()).SerializeToString()
+
+    with grpc.insecure_channel(server.address) as channel:
+        called(channel, Call.HELLO)
+        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
+        answer = put.future(messages(), timeout=CALL_S)
+        assert begun.wait(CALL_S)
+        # It has been admitted once it is refused what a tenant with one call in flight is refused.
+        while refusal(channel, Call.HELLO) is None:
+            pass
+        yield go_on
+        go_on.set()
+        assert answer.code() is not None
+
+
+def test_sigterm_lets_a_call_in_flight_end_and_then_ends_well(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, variables={f"{VARIABLE}QUOTA__CALLS_MAX": "1"}) as server,
+        put_under_way(server) as go_on,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        server.child.send_signal(signal.SIGTERM)
+        assert json.loads(server.log.readline())["kind"] == "over_quota"
+        while (refused := refusal(channel, Call.HELLO)) is None or refused[0] is not grpc.StatusCode.UNAVAILABLE:
+            pass
+        assert server.child.poll() is None
+        go_on.set()
+        status, kinds = server.ended()
+        assert status == 0
+        assert kinds[-1] == "stopped"
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, variables={f"{VARIABLE}QUOTA__CALLS_MAX": "1"}) as server,
+        put_under_way(server),
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        server.child.send_signal(signal.SIGTERM)
+        while (refused := refusal(channel, Call.HELLO)) is None or refused[0] is not grpc.StatusCode.UNAVAILABLE:
+            pass
+        server.child.send_signal(signal.SIGINT)
+        assert server.child.wait(CALL_S) == 128 + signal.SIGINT
+
+
+def test_insecure_is_said_loudly(tmp_path: Path) -> None:
+    command = [*COMMAND, "serve", "--listen", "0.0.0.0:0", "--storage", "memory:", "--insecure"]
+    variables = {**os.environ, f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0"}
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert child.stderr.readline().startswith("warning: --insecure: other machines can call 0.0.0.0:0")
+        assert json.loads(child.stderr.readline())["kind"] == "serving"
+        child.send_signal(signal.SIGINT)
+        child.stderr.read()
+        assert child.wait(CALL_S) == 0
+
+
+def world_writable(directory: Path) -> str:
+    directory.mkdir()
+    directory.chmod(0o777)
+    return f"file:{directory}"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--listen", "0.0.0.0:1"], "can be reached from other machines"),
+        (["--listen", "nowhere"], "an address is HOST:PORT"),
+        (["--host-bytes", "-1"], "host_bytes"),
+        (["--host-bytes", "1EiB"], "host_bytes"),
+        (["--config", "none.toml"], "must name a file"),
+        (["--storage", "nothing:"], "must begin with one of"),
+        (["--storage", "file:/proc/none/kv"], "/proc/none/kv"),
+        (["--storage", "memory:", "--host-bytes", "900TiB"], "this machine's memory"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{VARIABLE}METRICS__LISTEN", "127.0.0.1:0")
+    status = run(["serve", "--listen", "127.0.0.1:0", *options])
+    assert status in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+
+
+def test_a_directory_that_others_may_write_or_an_address_in_use_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{VARIABLE}METRICS__LISTEN", "127.0.0.1:0")
+    status = run(["serve", "--listen", "127.0.0.1:0", "--storage", world_writable(tmp_path / "open")])
+    assert status == 1
+    with serving(tmp_path) as server:
+        assert run(["serve", "--listen", server.address, "--storage", "memory:"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "open") in first
+    assert "is it in use?" in second
+
+
+def test_the_settings_are_printed_as_toml_that_gives_them_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", "--storage", "memory:", "--host-bytes", "1GiB", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    file = tmp_path / "service.toml"
+    file.write_text(printed, encoding="utf-8")
+    assert run(["serve", "--config", str(file), "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@contextmanager
+def flooding(address: str, token: str) -> Iterator[None]:
+    command = [sys.executable, "-m", "tests.service_flood", address, token, str(FLOOD_THREADS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        yield
+        answered, _ = child.communicate("", START_S)[0].split()
+        assert int(answered) > 0
+
+
+def p99_s(asker: Asker) -> float:
+    took_s: list[float] = []
+    for _ in range(ASKS):
+        started_s = time.perf_counter()
+        asker.ask()
+        took_s.append(time.perf_counter() - started_s)
+    return sorted(took_s)[ASKS * 99 // 100]
+
+
+@pytest.mark.long
+def test_the_flood_of_one_tenant_moves_the_p99_of_another_at_most_twofold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = tmp_path / "tokens"
+    for tenant in ("flood", "quiet"):
+        assert run(["token", "new", "--tokens", str(tokens), "--tenant", tenant, "--role", "reader"]) == 0
+    flood, quiet = capsys.readouterr().out.split()
+    variables = {f"{VARIABLE}ACCESS__TOKENS": str(tokens)}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with (
+        serving(tmp_path / "one", variables=variables) as shared,
+        serving(tmp_path / "two", variables=variables) as other,
+    ):
+        asker = Asker(shared.address, quiet)
+        p99_s(asker)
+        # The machine is as busy either way: what differs is whether the flood is at this server or at another.
+        apart_s: list[float] = []
+        together_s: list[float] = []
+        for _ in range(ROUNDS):
+            with flooding(other.address, flood):
+                apart_s.append(p99_s(asker))
+            with flooding(shared.address, flood):
+                together_s.append(p99_s(asker))
+        asker.close()
+    ratio = sorted(together_s)[ROUNDS // 2] / sorted(apart_s)[ROUNDS // 2]
+    assert ratio <= SLOWED_MAX, f"p99 moved {ratio:.2f}-fold: {apart_s} to {together_s}"

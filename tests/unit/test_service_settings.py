@@ -1,0 +1,162 @@
+"""The configuration of a server: what wins, what is refused, and that it is finite."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from unified_cache.errors import ConfigError
+from unified_cache.service.settings import ENVIRONMENT_PREFIX, Address, ServiceSettings, as_toml, load_settings
+
+TLS = {"certificate": "c.pem", "key": "k.pem"}
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LISTEN", "LIMITS__CALLS_MAX"):
+        monkeypatch.delenv(ENVIRONMENT_PREFIX + name, raising=False)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "service.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, 'listen = "127.0.0.1:1"\n[limits]\ncalls_max = 1\npages_max = 1\n[drain]\ngrace_s = 1\n')
+    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}LISTEN", "127.0.0.1:2")
+    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}LIMITS__CALLS_MAX", "2")
+    settings = load_settings(file, {"listen": "127.0.0.1:3"})
+    assert settings.listen == "127.0.0.1:3"
+    assert (settings.limits.calls_max, settings.limits.pages_max, settings.drain.grace_s) == (2, 1, 1.0)
+
+
+def test_what_is_printed_gives_the_same_settings_again(tmp_path: Path) -> None:
+    text = 'storage = "file:/a \\"b\\" \\\\c"\nhost_bytes = "1GiB"\n[quota.tenants."a.b"]\nstored_bytes_max = "5MB"\n'
+    settings = load_settings(written(tmp_path, text), {"tls": TLS})
+    assert settings.host_bytes == 1 << 30
+    assert load_settings(written(tmp_path, as_toml(settings)), {}) == settings
+
+
+def test_a_tenant_without_a_quota_of_its_own_has_that_of_all() -> None:
+    settings = load_settings(None, {"quota": {"stored_bytes_max": 7, "tenants": {"acme": {"stored_bytes_max": 9}}}})
+    assert settings.quota.of("acme").stored_bytes_max == 9
+    assert settings.quota.of("other").stored_bytes_max == 7
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = load_settings(None, {})
+    with pytest.raises(ValueError, match="frozen"):
+        settings.listen = "0.0.0.0:1"
+    with pytest.raises(ValueError, match="frozen"):
+        settings.limits.calls_max = 1
+
+
+def test_every_limit_is_finite_and_above_zero() -> None:
+    def numbers(values: BaseModel) -> list[float]:
+        found: list[float] = []
+        for name in type(values).model_fields:
+            value = dict(values)[name]
+            if isinstance(value, BaseModel):
+                found += numbers(value)
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                found.append(value)
+        return found
+
+    settings = load_settings(None, {})
+    parts = (settings.limits, settings.quota, settings.store, settings.log, settings.drain)
+    assert all(0 < number < float("inf") for part in parts for number in numbers(part))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("limit = 3\n", "there is no setting limit"),
+        ("[limits]\ncall_max = 3\n", "there is no setting limits.call_max"),
+        ("[limits]\ncalls_max = -1\n", "limits.calls_max"),
+        ("[limits]\ncalls_max = 0\n", "limits.calls_max"),
+        ("[limits]\ncall_s_max = inf\n", "limits.call_s_max"),
+        ("[limits]\ncall_s_max = nan\n", "limits.call_s_max"),
+        ('[limits]\npage_bytes_max = "-4MiB"\n', "limits.page_bytes_max"),
+        ('host_bytes = "much"\n', "host_bytes"),
+        ('listen = "localhost"\n', "an address is HOST:PORT"),
+        ('listen = "localhost:70000"\n', "an address is HOST:PORT"),
+        ('listen = "::1:50051"\n', "brackets"),
+        ('[metrics]\nlisten = "unix:/tmp/m"\n', "metrics.listen must be HOST:PORT"),
+        ('[tls]\nkey = "k.pem"\n', "tls.certificate"),
+        ('[access]\nlocal_role = "king"\n', "access.local_role"),
+        ('[access]\nlocal_tenant = "../x"\n', "access.local_tenant"),
+        ('[quota.tenants."A/B"]\n', "quota.tenants"),
+        ("[quota]\nrunning_max = 2\ntenant_running_max = 3\n", "tenant_running_max must be at most running_max"),
+        ('[tracing]\nexporter = "smoke"\n', "tracing.exporter"),
+        ("listen = \n", "must be TOML"),
+        ("listen = 3\n", "listen"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings(written(tmp_path, text), {})
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_variable_that_names_no_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}LISTENN", "127.0.0.1:2")
+    with pytest.raises(ConfigError, match="LISTENN"):
+        load_settings(None, {})
+    monkeypatch.delenv(f"{ENVIRONMENT_PREFIX}LISTENN")
+    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}LIMITS__CALLS", "2")
+    with pytest.raises(ConfigError, match=r"limits\.calls"):
+        load_settings(None, {})
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must name a file"):
+        load_settings(tmp_path / "none.toml", {})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"listen": "0.0.0.0:1"},
+        {"listen": "[::]:1"},
+        {"listen": "cache.example:1"},
+        {"listen": "10.0.0.1:1", "tls": TLS},
+        {"metrics": {"listen": "0.0.0.0:1"}},
+    ],
+)
+def test_an_address_that_others_reach_needs_client_certificates(flags: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="can be reached from other machines"):
+        load_settings(None, flags)
+    assert load_settings(None, {**flags, "insecure": True}).insecure
+    assert load_settings(None, {**flags, "tls": {**TLS, "client_ca": "ca.pem"}})
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("127.0.0.1:0", True),
+        ("127.8.9.1:0", True),
+        ("[::1]:5", True),
+        ("localhost:5", True),
+        ("unix:/run/uc", True),
+        ("0.0.0.0:5", False),
+        ("[::]:5", False),
+        ("localhost.evil.example:5", False),
+        ("127.0.0.1.evil.example:5", False),
+        ("2130706433:5", False),
+    ],
+)
+def test_only_this_machine_counts_as_local(text: str, local: bool) -> None:
+    assert Address.of(text).is_local is local
+
+
+def test_the_defaults_are_a_file_store_and_a_host_tier_on_loopback() -> None:
+    settings = load_settings(None, {})
+    assert isinstance(settings, ServiceSettings)
+    assert settings.address.is_local
+    assert settings.storage.startswith("file:")
+    assert settings.host_bytes > 0
+    assert settings.metrics_address is not None
+    assert settings.metrics_address.is_local

@@ -1,0 +1,251 @@
+"""``unified-cache ping``, ``stat``, ``lookup``, ``get`` and ``put``: a service asked by a person.
+
+What a page is like, its pools and their sizes, is taken from a store that has the identity: a file store of an engine,
+or a copy of its manifest. The service's client is imported when it is needed: it brings gRPC, an extra.
+"""
+
+import sys
+from contextlib import AbstractContextManager, closing
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unified_cache.cli.options import IdentityOption, JsonOption
+from unified_cache.cli.storage_tables import print_json
+from unified_cache.cli.text import console_on, size_text, table
+from unified_cache.errors import CacheError, ConfigError
+from unified_cache.offline.prompts import read_prompts
+from unified_cache.offline.stores import choose, identities_of, open_to_read
+from unified_cache.page import Namespace, PageKey
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import HEADER_BYTES, Label, verify
+from unified_cache.storage_backends.manifest import Description, manifest_of
+from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.verified import VerifiedStorage
+
+if TYPE_CHECKING:
+    from unified_cache.service.inquiry import Inquiry
+
+__all__ = ["REMOTE_COMMANDS", "GetCommand", "LookupCommand", "PingCommand", "PutCommand", "RemoteStatCommand"]
+
+DIGEST_BYTES = 32
+
+ServiceArgument = Annotated[str, typer.Argument(metavar="URL", help="Service: grpc://HOST:PORT or grpcs://HOST:PORT.")]
+LikeOption = Annotated[str, typer.Option(metavar="STORE", help="A store that has the identity, as file:DIR.")]
+ObjectArgument = Annotated[str, typer.Argument(metavar="OBJECT", help="IDENTITY/KEY.POOL, as stores list it.")]
+
+
+@dataclass(frozen=True, slots=True)
+class PingCommand:
+    """Say Hello to every server of a service: whom they take you for, and how long it takes."""
+
+    url: ServiceArgument
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Ask and show.
+
+        Raises:
+            ConfigError: no URL of a service.
+            StorageError: a server does not answer, or refuses.
+        """
+        with _opened(self.url) as inquiry:
+            pongs = inquiry.ping()
+        if self.as_json:
+            print_json([asdict(pong) for pong in pongs])
+            return
+        shown = table("server", "tenant", "store", "durable", "ms", left=4)
+        for pong in pongs:
+            durable = "yes" if pong.durable else "no"
+            shown.add_row(pong.server, pong.tenant, pong.store, durable, f"{pong.seconds * 1000:.1f}")
+        console_on(sys.stdout).print(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteStatCommand:
+    """Show what each server of a service holds for you."""
+
+    url: ServiceArgument
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Ask and show.
+
+        Raises:
+            ConfigError: no URL of a service.
+            StorageError: a server does not answer, or refuses.
+        """
+        with _opened(self.url) as inquiry:
+            stats = inquiry.stats()
+        if self.as_json:
+            print_json(
+                {
+                    server: {
+                        "host_bytes": each.host_bytes,
+                        "host_pages": each.host_pages,
+                        "leases": each.leases_count,
+                        "stored_bytes": each.stored_bytes,
+                        "identities": each.identities_count,
+                    }
+                    for server, each in stats.items()
+                }
+            )
+            return
+        shown = table("server", "in memory", "pages", "leases", "stored", "identities")
+        for server, each in stats.items():
+            counts = (f"{each.host_pages:,}", f"{each.leases_count:,}")
+            identities = f"{each.identities_count:,}"
+            shown.add_row(server, size_text(each.host_bytes), *counts, size_text(each.stored_bytes), identities)
+        console_on(sys.stdout).print(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupCommand:
+    """Tell how much of each prompt in a file a service can restore, in tokens."""
+
+    url: ServiceArgument
+    like: LikeOption
+    tokens: Annotated[Path, typer.Option(metavar="FILE", help="Token ids, as prefetch takes them.")]
+    identity: IdentityOption = None
+    extra_key: Annotated[str | None, typer.Option(help="Namespace of the prompts: extra key.")] = None
+    cache_salt: Annotated[str | None, typer.Option(help="Namespace of the prompts: cache salt.")] = None
+    lora_id: Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")] = None
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Ask and show.
+
+        Raises:
+            InputError: no such service, identity or file of token ids.
+            StorageError: the server does not answer, or refuses.
+        """
+        described = _described(self.like, self.identity)
+        page_size = described.layout.page_size
+        prompts = read_prompts(self.tokens, page_size, Namespace(self.extra_key, self.cache_salt, self.lora_id))
+        with _opened(self.url) as inquiry:
+            found = inquiry.lookup(_manifest(described), [prompt.keys for prompt in prompts])
+        if self.as_json:
+            print_json([{**asdict(each), "restorable_tokens": each.end * page_size} for each in found])
+            return
+        shown = table("prompt", "pages", "restorable", "tokens", "bound by")
+        for number, each in enumerate(found, 1):
+            counts = (each.pages_count, each.end, each.end * page_size)
+            shown.add_row(str(number), *map("{:,}".format, counts), each.bound_by or "nothing")
+        console_on(sys.stdout).print(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class GetCommand:
+    """Get one object of a service, verified, into a file: header and payload as stores keep them."""
+
+    url: ServiceArgument
+    name: ObjectArgument
+    like: LikeOption
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")]
+
+    def run(self) -> None:
+        """Get and write.
+
+        Raises:
+            InputError: no such service, identity or pool, or no name of an object.
+            CacheError: the service does not have it, does not answer, or refuses.
+        """
+        label = _label_of(self.name)
+        described = _described(self.like, label.identity.hex())
+        sizes = {pool.name: pool.page_bytes for pool in described.layout.pools}
+        if label.pool not in sizes:
+            raise ConfigError(f"{self.name} must name a pool of {', '.join(sizes)}, found {label.pool!r}")
+        page = bytearray(HEADER_BYTES + sizes[label.pool])
+        with closing(_store_at(self.url, described)) as storage:
+            if storage.get([PageIO(label, None, (memoryview(page),))]) != [True]:
+                raise CacheError(f"{self.url} must have {self.name}, found a miss")
+        self.output.write_bytes(page)
+
+
+@dataclass(frozen=True, slots=True)
+class PutCommand:
+    """Put one object, in a file as get writes it, into a service under its name."""
+
+    url: ServiceArgument
+    name: ObjectArgument
+    like: LikeOption
+    source: Annotated[Path, typer.Option("--input", metavar="FILE", help="The object: header and payload.")]
+    durable: Annotated[bool, typer.Option("--durable", help="Wait until it would survive a crash.")] = False
+
+    def run(self) -> None:
+        """Check and put.
+
+        Raises:
+            InputError: no such service or identity, no name of an object, or a file that holds another.
+            CacheError: the service declined it, does not answer, or refuses.
+        """
+        label = _label_of(self.name)
+        page = memoryview(self.source.read_bytes())
+        flaw = verify(page, label)
+        if flaw is not None:
+            raise ConfigError(f"{self.source} must hold {self.name}: {flaw.value}")
+        level = Level.DURABLE if self.durable else Level.CACHED
+        with closing(_store_at(self.url, _described(self.like, label.identity.hex()))) as storage:
+            if storage.put([PageIO(label, None, (page,))], level) != [True]:
+                raise CacheError(f"{self.url} must take {self.name}, found it declined")
+
+
+def _opened(url: str) -> "AbstractContextManager[Inquiry]":
+    """Open connections; what they need is imported here.
+
+    Raises:
+        ConfigError: gRPC is not installed, or the URL names no service.
+    """
+    try:
+        module = import_module("unified_cache.service.inquiry")
+    except ImportError as error:
+        raise ConfigError(
+            f"a service needs {error.name}, which is not installed: pip install 'unified-cache[remote]'"
+        ) from error
+    opened: AbstractContextManager[Inquiry] = module.open_inquiry(url)
+    return opened
+
+
+def _store_at(url: str, described: Description) -> StorageBackend:
+    storage = open_storage(url)
+    try:
+        storage.register(_manifest(described), {})
+    except CacheError:
+        storage.close()
+        raise
+    return VerifiedStorage(storage)
+
+
+def _described(like: str, identity: str | None) -> Description:
+    with closing(open_to_read(like)) as storage:
+        return choose(identities_of(storage), like, identity).described()
+
+
+def _manifest(described: Description) -> Manifest:
+    return manifest_of(described.identity, described.layout)
+
+
+def _label_of(name: str) -> Label:
+    identity, _, rest = name.partition("/")
+    key, _, pool = rest.partition(".")
+    try:
+        label = Label(bytes.fromhex(identity), PageKey(bytes.fromhex(key)), pool)
+    except ValueError:
+        label = Label(b"", PageKey(b""), "")
+    if (len(label.identity), len(label.key)) != (DIGEST_BYTES, DIGEST_BYTES) or not pool:
+        raise ConfigError(f"an object is named IDENTITY/KEY.POOL, two digests in hex and a pool, found {name[:200]!r}")
+    return label
+
+
+REMOTE_COMMANDS = {
+    "ping": PingCommand,
+    "stat": RemoteStatCommand,
+    "lookup": LookupCommand,
+    "get": GetCommand,
+    "put": PutCommand,
+}
+"""By the names that they are run by."""

@@ -1,0 +1,196 @@
+"""``unified-cache serve`` and ``unified-cache token``: the service, and who may call it.
+
+The service is imported when it begins: it needs the extra ``service``, which the other commands do not.
+"""
+
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from unified_cache.errors import CacheError, ConfigError
+
+__all__ = ["SERVE_EPILOG", "ServeCommand", "TokenListCommand", "TokenNewCommand", "TokenRevokeCommand", "token_app"]
+
+SERVE_EPILOG = """**Examples**
+
+A store of this machine, for this machine:
+
+    unified-cache serve --storage file:/var/cache/kv --host-bytes 16GiB
+
+Everything from a file; see what it comes to:
+
+    unified-cache serve --config service.toml --print-config
+"""
+
+CALLERS_EPILOG = """**Examples**
+
+    unified-cache token new --tokens tokens --tenant acme --role writer --days 90
+
+    unified-cache token list --tokens tokens
+
+    unified-cache token revoke --tokens tokens 1f0c5a9be2d34471
+"""
+
+INSECURE_WARNING = (
+    "warning: --insecure: other machines can call {address} without a client certificate; "
+    "who reaches it may read what it serves\n"
+)
+
+GRPC_LOG = "GRPC_VERBOSITY"
+"""Of gRPC's C core, which writes lines of its own kind on standard error, one for each handshake that fails."""
+
+token_app = typer.Typer(
+    name="token",
+    epilog=CALLERS_EPILOG,
+    help="Make and revoke the tokens that tenants of a service show.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+TokensOption = Annotated[Path, typer.Option("--tokens", metavar="FILE", help="File of hashed tokens.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeCommand:
+    """Serve a store over gRPC, safe by default: to this machine alone, unless client certificates are asked for.
+
+    Settings come from a TOML file, over it from UNIFIED_CACHE_SERVE_... in the environment, over that from options.
+    SIGTERM lets calls in flight finish; a second one stops at once.
+    """
+
+    listen: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="HOST:PORT or unix:PATH. [default: 127.0.0.1:50051]")
+    ] = None
+    storage: Annotated[
+        str | None, typer.Option(metavar="URL", help="Store. [default: file:~/.cache/unified-cache]")
+    ] = None
+    host_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Memory in front of the store; 0 for none. [default: 256MiB]")
+    ] = None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML.")] = None
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as TOML and exit.")] = False
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines without asking for client certificates.")
+    ] = False
+
+    def run(self) -> None:
+        """Serve until a signal or an administrator ends it.
+
+        Raises:
+            ConfigError: settings that cannot be met; nothing was served.
+            CacheError: the store cannot be opened, or calls did not finish in the grace.
+        """
+        os.environ.setdefault(GRPC_LOG, "NONE")
+        settings_module = _service_module("settings")
+        options = {
+            "listen": self.listen,
+            "storage": self.storage,
+            "host_bytes": self.host_bytes,
+            "insecure": self.insecure or None,
+        }
+        flags = {name: value for name, value in options.items() if value is not None}
+        settings = settings_module.load_settings(self.config, flags)
+        if self.print_config:
+            sys.stdout.write(settings_module.as_toml(settings))
+            return
+        if settings.insecure and not settings.address.is_local:
+            sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
+        drains = _service_module("drain")
+        drain = drains.Drain()
+        log = _service_module("logs").log_to(sys.stderr, settings.log)
+        with drains.signals_drain(drain):
+            service = _service_module("server").Service.open(settings, log, drain)
+            log.event("serving", f"{settings.listen} port {service.port}, metrics port {service.metrics_port}")
+            drain.wait()
+            log.event("draining", f"calls in flight have {settings.drain.grace_s} s")
+            finished = service.drain(settings.drain.grace_s)
+            log.event("stopped", "all calls finished" if finished else "calls were cut off")
+        if not finished:
+            raise CacheError(f"calls in flight must finish within {settings.drain.grace_s} s, found some that did not")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNewCommand:
+    """Make a token: print it, this once, and append what the server needs to know of it to the file."""
+
+    tokens: TokensOption
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Whom it speaks for.")]
+    role: Annotated[str, typer.Option(metavar="ROLE", help="reader, writer or admin.")] = "reader"
+    days: Annotated[int | None, typer.Option(min=0, max=36_500, help="Days until it expires. [default: never]")] = None
+
+    def run(self) -> None:
+        """Make, keep and print.
+
+        Raises:
+            ConfigError: no such role, or no name of a tenant.
+            OSError: the file cannot be written.
+        """
+        tokens, access = _service_module("tokens"), _service_module("access")
+        roles = {role.value: role for role in access.Role}
+        if self.role not in roles:
+            raise ConfigError(f"--role must be one of {', '.join(roles)}, found {self.role!r}")
+        last_day = None if self.days is None else (datetime.now(UTC) + timedelta(days=self.days)).date()
+        caller = access.Caller(self.tenant, roles[self.role])
+        token, entry = tokens.new_token(caller, last_day, secrets.token_bytes)
+        tokens.add_token(self.tokens, entry)
+        sys.stdout.write(f"{token}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenListCommand:
+    """List the tokens of a file: ID, tenant, role and last day."""
+
+    tokens: TokensOption
+
+    def run(self) -> None:
+        """Read and print.
+
+        Raises:
+            ConfigError: it is no file of tokens.
+        """
+        for entry in _service_module("tokens").read_tokens(self.tokens, sys.maxsize).values():
+            expires = entry.last_day or "never"
+            sys.stdout.write(f"{entry.token_id} {entry.caller.tenant} {entry.caller.role.value} {expires}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRevokeCommand:
+    """Take a token out of a file; servers notice within a second or so."""
+
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="The middle part of the token.")]
+    tokens: TokensOption
+
+    def run(self) -> None:
+        """Replace the file.
+
+        Raises:
+            ConfigError: there is no such token.
+            OSError: the file cannot be written.
+        """
+        _service_module("tokens").remove_token(self.tokens, self.token_id)
+
+
+def _service_module(name: str) -> ModuleType:
+    """Import a part of the service.
+
+    Raises:
+        ConfigError: what it needs is not installed.
+    """
+    try:
+        return import_module(f"unified_cache.service.{name}")
+    except ImportError as error:
+        raise ConfigError(
+            f"serve needs {error.name}, which is not installed: pip install 'unified-cache[service]'"
+        ) from error
+
+
+for _name, _command in {"new": TokenNewCommand, "list": TokenListCommand, "revoke": TokenRevokeCommand}.items():
+    token_app.command(_name)(_command)

@@ -1,0 +1,284 @@
+from unified_cache.proto import manifest_pb2 as _manifest_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Level(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CACHED: _ClassVar[Level]
+    DURABLE: _ClassVar[Level]
+CACHED: Level
+DURABLE: Level
+
+class HelloRequest(_message.Message):
+    __slots__ = ("tenant", "manifest", "vocabulary")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    manifest: _manifest_pb2.Manifest
+    vocabulary: int
+    def __init__(self, tenant: _Optional[str] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., vocabulary: _Optional[int] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    PART_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    tenant: str
+    durable: bool
+    part_bytes: int
+    pages_max: int
+    store: str
+    def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
+
+class PageRun(_message.Message):
+    __slots__ = ("identity", "pool", "keys", "parents", "object_bytes")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    identity: bytes
+    pool: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    parents: _containers.RepeatedScalarFieldContainer[bytes]
+    object_bytes: int
+    def __init__(self, identity: _Optional[bytes] = ..., pool: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., parents: _Optional[_Iterable[bytes]] = ..., object_bytes: _Optional[int] = ...) -> None: ...
+
+class Namespace(_message.Message):
+    __slots__ = ("extra_key", "cache_salt", "lora_id", "tenant")
+    EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    LORA_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    extra_key: str
+    cache_salt: str
+    lora_id: str
+    tenant: str
+    def __init__(self, extra_key: _Optional[str] = ..., cache_salt: _Optional[str] = ..., lora_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("ids", "namespace")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    namespace: Namespace
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ...) -> None: ...
+
+class Keys(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("tenant", "identity", "keys", "tokens", "pools", "lease_s", "every_end")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    EVERY_END_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    identity: bytes
+    keys: Keys
+    tokens: Tokens
+    pools: _containers.RepeatedCompositeFieldContainer[RequiredPool]
+    lease_s: float
+    every_end: bool
+    def __init__(self, tenant: _Optional[str] = ..., identity: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[RequiredPool, _Mapping]]] = ..., lease_s: _Optional[float] = ..., every_end: _Optional[bool] = ...) -> None: ...
+
+class RequiredPool(_message.Message):
+    __slots__ = ("name", "span")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    span: int
+    def __init__(self, name: _Optional[str] = ..., span: _Optional[int] = ...) -> None: ...
+
+class LookupReply(_message.Message):
+    __slots__ = ("end_max", "restorable", "bound_by", "pages_count", "lease", "leased_count")
+    END_MAX_FIELD_NUMBER: _ClassVar[int]
+    RESTORABLE_FIELD_NUMBER: _ClassVar[int]
+    BOUND_BY_FIELD_NUMBER: _ClassVar[int]
+    PAGES_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    LEASED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    end_max: int
+    restorable: bytes
+    bound_by: str
+    pages_count: int
+    lease: str
+    leased_count: int
+    def __init__(self, end_max: _Optional[int] = ..., restorable: _Optional[bytes] = ..., bound_by: _Optional[str] = ..., pages_count: _Optional[int] = ..., lease: _Optional[str] = ..., leased_count: _Optional[int] = ...) -> None: ...
+
+class ExistsRequest(_message.Message):
+    __slots__ = ("tenant", "runs")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    runs: _containers.RepeatedCompositeFieldContainer[PageRun]
+    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+
+class ExistsReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bytes
+    def __init__(self, found: _Optional[bytes] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("tenant", "runs")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    runs: _containers.RepeatedCompositeFieldContainer[PageRun]
+    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+
+class GetPart(_message.Message):
+    __slots__ = ("offset", "hits", "content")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    hits: bytes
+    content: bytes
+    def __init__(self, offset: _Optional[int] = ..., hits: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class PutStart(_message.Message):
+    __slots__ = ("tenant", "level", "runs")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    level: Level
+    runs: _containers.RepeatedCompositeFieldContainer[PageRun]
+    def __init__(self, tenant: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+
+class PutPart(_message.Message):
+    __slots__ = ("offset", "content", "start")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    content: bytes
+    start: PutStart
+    def __init__(self, offset: _Optional[int] = ..., content: _Optional[bytes] = ..., start: _Optional[_Union[PutStart, _Mapping]] = ...) -> None: ...
+
+class PutReply(_message.Message):
+    __slots__ = ("stored",)
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    stored: bytes
+    def __init__(self, stored: _Optional[bytes] = ...) -> None: ...
+
+class RemoveRequest(_message.Message):
+    __slots__ = ("tenant", "runs")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    runs: _containers.RepeatedCompositeFieldContainer[PageRun]
+    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+
+class RemoveReply(_message.Message):
+    __slots__ = ("removed_count",)
+    REMOVED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    removed_count: int
+    def __init__(self, removed_count: _Optional[int] = ...) -> None: ...
+
+class PrefetchRequest(_message.Message):
+    __slots__ = ("tenant", "runs")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    runs: _containers.RepeatedCompositeFieldContainer[PageRun]
+    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+
+class PrefetchReply(_message.Message):
+    __slots__ = ("held_count",)
+    HELD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    held_count: int
+    def __init__(self, held_count: _Optional[int] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("tenant", "lease")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    lease: str
+    def __init__(self, tenant: _Optional[str] = ..., lease: _Optional[str] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScanRequest(_message.Message):
+    __slots__ = ("tenant", "identity", "cursor")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    identity: bytes
+    cursor: str
+    def __init__(self, tenant: _Optional[str] = ..., identity: _Optional[bytes] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ScanReply(_message.Message):
+    __slots__ = ("runs", "cursor")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[PageRun]
+    cursor: str
+    def __init__(self, runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("host_bytes", "host_pages", "leases_count", "stored_bytes", "identities_count")
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_COUNT_FIELD_NUMBER: _ClassVar[int]
+    host_bytes: int
+    host_pages: int
+    leases_count: int
+    stored_bytes: int
+    identities_count: int
+    def __init__(self, host_bytes: _Optional[int] = ..., host_pages: _Optional[int] = ..., leases_count: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., identities_count: _Optional[int] = ...) -> None: ...
+
+class ClearRequest(_message.Message):
+    __slots__ = ("tenant", "identity")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    identity: bytes
+    def __init__(self, tenant: _Optional[str] = ..., identity: _Optional[bytes] = ...) -> None: ...
+
+class ClearReply(_message.Message):
+    __slots__ = ("removed_count",)
+    REMOVED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    removed_count: int
+    def __init__(self, removed_count: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

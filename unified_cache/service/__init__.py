@@ -1,0 +1,1 @@
+"""The gRPC service: one store for many engines, safe by default."""

@@ -1,0 +1,81 @@
+"""Who calls, what they may do, and what the request path is told about both.
+
+The tenant comes from the transport, a client certificate or a token, and never from a field of a request.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import grpc
+
+__all__ = ["Caller", "Gate", "Observer", "Role", "Usage"]
+
+
+class Role(Enum):
+    """What a caller may do; each may do what those before it may."""
+
+    READER = "reader"
+    """Look up and get."""
+    WRITER = "writer"
+    """Put and remove."""
+    ADMIN = "admin"
+    """Clear a namespace, drain the server."""
+
+    def includes(self, needed: "Role") -> bool:
+        """Tell whether this role may do what ``needed`` may."""
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whom the transport vouches for."""
+
+    tenant: str
+    role: Role
+
+
+class Gate(Protocol):
+    """The one way into every call."""
+
+    def admitted(
+        self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
+    ) -> AbstractContextManager[Caller]:
+        """Authenticate the caller, check its role, and hold a place in flight for the length of the with block.
+
+        ``request_bytes`` is what the request holds in memory meanwhile.
+
+        Raises:
+            Refused: not authenticated, not allowed, over a quota, or draining. Nothing is held.
+        """
+        ...
+
+
+class Usage(Protocol):
+    """Bytes stored by each tenant, under its cap. Thread-safe."""
+
+    def reserve(self, tenant: str, count_bytes: int) -> bool:
+        """Count bytes that are about to be stored; False, and nothing counted, where the cap would be passed."""
+        ...
+
+    def give_back(self, tenant: str, count_bytes: int) -> None:
+        """Count bytes as gone: removed, evicted, or reserved and then not stored."""
+        ...
+
+
+class Observer(Protocol):
+    """What is told of every call. Thread-safe, never raises, never waits."""
+
+    def served(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+        """Count a call that has ended; ``code`` is the name of its status."""
+        ...
+
+    def looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+        """Count pages of one pool that a tier was asked for."""
+        ...
+
+    def anomaly(self, kind: str, text: str) -> None:
+        """Count and log what should not happen; ``kind`` is one of few words, ``text`` is for the operator alone."""
+        ...

@@ -1,0 +1,31 @@
+"""Freed memory kept by the process: pages come and go all the time, and each new one would be faulted in anew."""
+
+import ctypes
+
+__all__ = ["keep_freed_memory"]
+
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+"""Parameters of mallopt(3) in glibc."""
+
+_MMAP_BYTES_MIN = 32 << 20
+"""The largest that glibc takes: what is smaller comes from memory that was used before."""
+
+_TOP_BYTES = 64 << 20
+"""Asked of the system at a time, and kept at the top."""
+
+
+def keep_freed_memory() -> bool:
+    """Let malloc reuse what was freed instead of returning it; False where malloc is not glibc's.
+
+    Streaming through gRPC in Python is half as fast again with it: every message is a fresh megabyte. Memory in use
+    stays bounded by what is in use at most at a time. Affects the process; called once by who runs a server.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    wanted = ((_M_MMAP_THRESHOLD, _MMAP_BYTES_MIN), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, _TOP_BYTES))
+    taken = [mallopt(parameter, value) == 1 for parameter, value in wanted]
+    return all(taken)

@@ -1,0 +1,83 @@
+"""Pages as they arrive in a stream: put together, verified, and named as the store names them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from unified_cache.errors import InputError
+from unified_cache.page import PageKey
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label, verify_buffers
+from unified_cache.service.pages import page_in
+from unified_cache.service.store import Arrived
+from unified_cache.wire.parts import Part
+
+__all__ = ["Announced", "Arrivals"]
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A page that the start of a put names."""
+
+    label: Label
+    """As the client has it; it stands in the header that will come."""
+    stored: Label
+    parent: PageKey | None
+    object_bytes: int
+    manifest: Manifest
+    """What the store is told about its identity."""
+
+
+class Arrivals:
+    """Take the parts of one put and give out whole pages, in the order in which they were announced.
+
+    It holds the pieces of one page; a part that is not kept is not copied.
+    """
+
+    def __init__(self, announced: Sequence[Announced]) -> None:
+        self._announced = announced
+        self._done_count = 0
+        self._offset = 0
+        self._pieces: list[memoryview] = []
+        self._held_bytes = 0
+
+    def take(self, part: Part) -> Iterator[Arrived]:
+        """Yield the pages that a part completes.
+
+        Raises:
+            InputError: a gap, an overlap, more than was announced, or a page whose seal does not hold.
+        """
+        if part.offset != self._offset:
+            raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
+        if not part.content:
+            raise InputError("a part of a put has content")
+        self._offset += len(part.content)
+        rest = part.content
+        while rest:
+            if self._done_count == len(self._announced):
+                raise InputError(f"found more than the {len(self._announced)} pages announced")
+            expected = self._announced[self._done_count]
+            piece = rest[: expected.object_bytes - self._held_bytes]
+            self._pieces.append(piece)
+            self._held_bytes += len(piece)
+            rest = rest[len(piece) :]
+            if self._held_bytes == expected.object_bytes:
+                yield self._whole(expected)
+
+    def check_complete(self) -> None:
+        """Check that every page has come.
+
+        Raises:
+            InputError: the stream ended early.
+        """
+        if self._done_count < len(self._announced):
+            raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
+
+    def _whole(self, expected: Announced) -> Arrived:
+        flaw = verify_buffers(self._pieces, expected.label)
+        if flaw is not None:
+            raise InputError(f"page {self._done_count} does not verify: {flaw.value}")
+        page = page_in(self._pieces).named(expected.stored)
+        self._pieces = []
+        self._held_bytes = 0
+        self._done_count += 1
+        return Arrived(expected.stored, expected.parent, page, expected.manifest)

@@ -1,0 +1,20 @@
+"""What a call is refused with."""
+
+from collections.abc import Sequence
+
+import grpc
+
+__all__ = ["Refused"]
+
+
+class Refused(Exception):  # noqa: N818  # a refusal is an answer, not a fault
+    """A call that is answered with a status instead of a result; ``message`` is for the client and tells no internals.
+
+    ``trailing`` is metadata that goes with it, for clients that act on refusals.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str, trailing: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.trailing = tuple(trailing)

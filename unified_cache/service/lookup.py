@@ -1,0 +1,88 @@
+"""How long a prefix can be restored: the one rule of ``window``, asked of a store from its far end."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.window import SPAN_ALL, restorable_ends, window
+
+__all__ = ["Found", "PoolSpan", "Present", "longest_prefix"]
+
+BLOCK_PAGES_MIN = 64
+"""Pages before the end at which a windowed pool is looked for first; its window twice, where that is more."""
+
+BLOCK_GROWTH = 4
+"""How much further back each next look goes: linear in pages in all, however far back the answer lies."""
+
+Holes = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpan:
+    """A pool that must be there, and how many pages before the end a resume needs of it."""
+
+    name: str
+    span: int
+
+
+Present = Callable[[Sequence[tuple[str, int, int]]], list[bool]]
+"""Tells for pages [start, end) of pools by name, all in one list, which of them there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer for one prefix."""
+
+    end: int
+    """The longest prefix that can be restored, in pages."""
+    bound_by: str
+    """Pool that kept it from being longer; empty where it is the whole prefix."""
+    restorable: npt.NDArray[np.bool_]
+    """Whether ``i + 1`` pages can be restored, shape (pages,); complete where every end was asked for."""
+
+
+def longest_prefix(pools: Sequence[PoolSpan], pages_count: int, present: Present, *, every_end: bool) -> Found:
+    """Return the longest prefix of ``pages_count`` that all pools can restore, or every one.
+
+    Pools that need all pages are asked for all of them; the others only as far back from there as the answer lies,
+    unless every end is asked for.
+    """
+    full = [pool for pool in pools if pool.span >= min(pages_count, SPAN_ALL)]
+    windowed = [pool for pool in pools if pool.span < min(pages_count, SPAN_ALL)]
+    end, bound_by = pages_count, ""
+    for pool, holes in zip(full, _holes(present, full, 0, pages_count), strict=True):
+        first_hole = int(holes.argmax()) if holes.any() else pages_count
+        if first_hole < end:
+            end, bound_by = first_hole, pool.name
+    restorable = np.zeros(pages_count, np.bool_)
+    if not windowed or not end:
+        restorable[:end] = True
+        return Found(end, bound_by, restorable)
+    back = max(BLOCK_PAGES_MIN, 2 * max(pool.span for pool in windowed))
+    start = 0 if every_end else max(0, end - back)
+    while True:
+        missing = _holes(present, windowed, start, end)
+        # What lies before is taken to be missing: of the ends that this leaves, the longest is right.
+        ok = restorable_ends([pool.span for pool in windowed], missing, start, end - start, [start] * len(windowed))
+        if ok.any() or not start:
+            break
+        back *= BLOCK_GROWTH
+        start = max(0, end - back)
+    restorable[start:end] = ok
+    found = start + int(np.flatnonzero(ok)[-1]) + 1 if ok.any() else 0
+    if found < end:
+        short = zip(windowed, missing, strict=True)
+        bound_by = next(pool.name for pool, holes in short if holes[max(window(end, pool.span) - start, 0) :].any())
+    return Found(found, bound_by, restorable)
+
+
+def _holes(present: Present, pools: Sequence[PoolSpan], start: int, end: int) -> list[Holes]:
+    """Return for each pool which pages of [start, end) are missing, all asked for at once."""
+    if not pools or end == start:
+        return [np.zeros(end - start, np.bool_) for _ in pools]
+    answers = np.logical_not(np.array(present([(pool.name, start, end) for pool in pools]), np.bool_))
+    edges = list(accumulate([end - start] * len(pools), initial=0))
+    return [answers[first : first + end - start] for first in edges[:-1]]

@@ -1,0 +1,249 @@
+"""The server put together: listeners, who may call, the store behind, health, metrics, and the way it ends."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from prometheus_client import CollectorRegistry
+
+from unified_cache.errors import ConfigError
+from unified_cache.service.access import Caller, Gate
+from unified_cache.service.drain import Drain
+from unified_cache.service.gate import Callers, ServiceGate
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.logs import Log
+from unified_cache.service.metrics import MetricsListener, ServiceMetrics, TenantNames, UseCollector
+from unified_cache.service.quota import StoredBytes, Turns
+from unified_cache.service.reflecting import BoundedReflection
+from unified_cache.service.reloaded import Reloaded
+from unified_cache.service.servicer import CacheService
+from unified_cache.service.settings import Address, ServiceSettings, TracingExporter
+from unified_cache.service.store_metrics import GuardedStore
+from unified_cache.service.tls import (
+    Certificates,
+    ClientNames,
+    files_of,
+    metrics_context,
+    read_certificates,
+    server_credentials,
+)
+from unified_cache.service.tokens import Tokens, read_tokens
+from unified_cache.wire.calls import SERVICE
+
+__all__ = ["Service", "check_memory"]
+
+STOP_S = 1.0
+"""Calls that are still under way when the grace is over are given so long to notice."""
+
+SPARE_THREADS = 8
+"""Beyond those of calls and reflection, for health."""
+
+SOCKET_UMASK = 0o177
+"""A Unix socket is for its owner alone."""
+
+
+class Service:
+    """A server that listens, with everything it stands on. ``open`` makes one, ``drain`` or ``close`` ends it."""
+
+    def __init__(
+        self,
+        server: grpc.Server,
+        port: int,
+        gate: ServiceGate,
+        healthy: health.HealthServicer,
+        observed: "_Observed",
+        opened: ExitStack,
+    ) -> None:
+        self.port = port
+        """Where it listens; 0 for a Unix socket."""
+        self.metrics_port = None if observed.listener is None else observed.listener.port
+        self._server = server
+        self._gate = gate
+        self._healthy = healthy
+        self._metrics = observed.metrics
+        self._opened = opened
+
+    @classmethod
+    def open(cls, settings: ServiceSettings, log: Log, drain: Drain) -> "Service":
+        """Open the store, make everything ready and begin to serve; an administrator's call asks ``drain`` for the end.
+
+        Raises:
+            ConfigError: the settings cannot be met: more memory than there is, an address in use, bad files.
+            StorageError: the store cannot be opened.
+        """
+        check_memory(settings.host_bytes)
+        with ExitStack() as opened:
+            observed = _observed(settings, log, opened)
+            callers, certificates = _access(settings, observed.metrics)
+            turns, stored = Turns(settings.quota), StoredBytes(settings.quota)
+            observed.registry.register(UseCollector(turns, stored, observed.names))
+            gate = ServiceGate(callers, turns, settings.quota, observed.metrics)
+            traced = _traced(gate, settings, opened)
+            limits = _limits(settings)
+            store = GuardedStore.open(settings, observed.registry)
+            cache = CacheService(store.breaker, traced, stored, observed.metrics, limits, drain.ask)
+            opened.callback(cache.close)
+            healthy = health.HealthServicer()
+            server = _new_server(settings, limits, cache, healthy)
+            port = _listen(server, settings.address, certificates)
+            observed.metrics.insecure.set(float(not _is_guarded(settings)))
+            server.start()
+            if observed.listener is not None:
+                observed.listener.start()
+            return cls(server, port, gate, healthy, observed, opened.pop_all())
+
+    def drain(self, grace_s: float) -> bool:
+        """Refuse what is new, let what is in flight end within ``grace_s``, then close; tell whether all of it did."""
+        self._healthy.enter_graceful_shutdown()
+        self._metrics.draining.set(1)
+        self._gate.close()
+        finished = self._gate.wait_idle(grace_s)
+        self._server.stop(STOP_S).wait()
+        self.close()
+        return finished
+
+    def close(self) -> None:
+        """Stop at once and let everything go; what the store has acknowledged stays."""
+        self._server.stop(None).wait()
+        self._opened.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """What is counted, and where it is read."""
+
+    registry: CollectorRegistry
+    names: TenantNames
+    metrics: ServiceMetrics
+    listener: MetricsListener | None
+
+
+def _observed(settings: ServiceSettings, log: Log, opened: ExitStack) -> _Observed:
+    registry = CollectorRegistry()
+    names = TenantNames(settings.metrics.tenants_max)
+    metrics = ServiceMetrics(registry, names, log)
+    listener = None
+    if settings.metrics_address is not None:
+        context = None
+        if settings.tls is not None:
+            tls = settings.tls
+            made = partial(metrics_context, tls)
+            context = Reloaded(files_of(tls), made, tls.check_s, time.monotonic, metrics).current
+        listener = MetricsListener.open(settings.metrics_address, registry, context)
+        opened.callback(listener.close)
+    return _Observed(registry, names, metrics, listener)
+
+
+def _access(settings: ServiceSettings, metrics: ServiceMetrics) -> tuple[Callers, Reloaded[Certificates] | None]:
+    """Say who may call; and with what the server proves itself, None for plain text."""
+    access, tls = settings.access, settings.tls
+    tokens = names = certificates = None
+    if access.tokens is not None:
+        read = partial(read_tokens, access.tokens, access.tokens_max)
+        entries = Reloaded([access.tokens], read, access.tokens_check_s, time.monotonic, metrics)
+        tokens = Tokens(entries, time.time)
+    if tls is not None:
+        certificates = Reloaded(files_of(tls), partial(read_certificates, tls), tls.check_s, time.monotonic, metrics)
+        metrics.certificate_expiry.set_function(partial(_expiry_s, certificates))
+        if tls.client_ca is not None:
+            names = ClientNames(tls.trust_domain, access.certificate_role)
+    local = Caller(access.local_tenant, access.local_role) if tokens is None and names is None else None
+    return Callers(tokens, names, local), certificates
+
+
+def _expiry_s(certificates: Reloaded[Certificates]) -> float:
+    return certificates.current().expires_s
+
+
+def _traced(gate: ServiceGate, settings: ServiceSettings, opened: ExitStack) -> Gate:
+    if settings.tracing.exporter is TracingExporter.NONE:
+        return gate
+    try:
+        tracing = import_module("unified_cache.service.tracing")
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing needs {error.name}, which is not installed: pip install 'unified-cache[tracing]'"
+        ) from error
+    provider = tracing.open_provider(settings.tracing)
+    opened.callback(provider.shutdown)
+    traced: Gate = tracing.TracedGate(gate, provider.get_tracer("unified_cache"))
+    return traced
+
+
+def _is_guarded(settings: ServiceSettings) -> bool:
+    """Tell whether nobody on another machine can call without a certificate."""
+    return settings.address.is_local or (settings.tls is not None and settings.tls.client_ca is not None)
+
+
+def _limits(settings: ServiceSettings) -> RequestLimits:
+    limits = settings.limits
+    return RequestLimits(
+        host_bytes_max=settings.host_bytes,
+        message_bytes_max=limits.message_bytes_max,
+        metadata_bytes_max=limits.metadata_bytes_max,
+        pages_max=limits.pages_max,
+        tokens_max=limits.tokens_max,
+        object_bytes_max=limits.page_bytes_max,
+        identities_max=limits.identities_max,
+        lease_s_max=limits.lease_s_max,
+        leases_max=limits.leases_max,
+        stream_idle_s=limits.stream_idle_s,
+        call_s_max=limits.call_s_max,
+    )
+
+
+def _new_server(
+    settings: ServiceSettings, limits: RequestLimits, cache: CacheService, healthy: health.HealthServicer
+) -> grpc.Server:
+    bounds = settings.limits
+    calls_max = bounds.calls_max + bounds.reflection_calls_max + SPARE_THREADS
+    options = [
+        ("grpc.so_reuseport", 0),  # two servers at one address would share its calls, unnoticed
+        ("grpc.max_concurrent_streams", bounds.streams_per_connection_max),
+        ("grpc.max_connection_idle_ms", round(bounds.connection_idle_s * 1000)),
+        ("grpc.max_connection_age_ms", round(bounds.connection_s_max * 1000)),
+        ("grpc.max_connection_age_grace_ms", round(bounds.call_s_max * 1000)),
+        ("grpc.server_handshake_timeout_ms", round(bounds.handshake_s * 1000)),
+        *limits.channel_options(),
+    ]
+    server = grpc.server(
+        ThreadPoolExecutor(calls_max, thread_name_prefix="unified-cache-call"),
+        interceptors=[BoundedReflection(bounds.reflection_calls_max)],
+        options=options,
+        maximum_concurrent_rpcs=calls_max,
+    )
+    server.add_generic_rpc_handlers((cache.rpc_methods(),))
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    if settings.reflection:
+        BoundedReflection.add_to(server, SERVICE, health.SERVICE_NAME)
+    return server
+
+
+def _listen(server: grpc.Server, address: Address, certificates: Reloaded[Certificates] | None) -> int:
+    umask = os.umask(SOCKET_UMASK)
+    try:
+        if certificates is None:
+            return server.add_insecure_port(address.text)
+        return server.add_secure_port(address.text, server_credentials(certificates))
+    except RuntimeError as error:
+        raise ConfigError(f"{address.text} cannot be listened at; is it in use?") from error
+    finally:
+        os.umask(umask)
+
+
+def check_memory(host_bytes: int) -> None:
+    """Check that the machine has the memory that was asked for.
+
+    Raises:
+        ConfigError: it has less.
+    """
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if host_bytes > machine_bytes:
+        raise ConfigError(f"host_bytes must be at most this machine's memory of {machine_bytes}, found {host_bytes}")

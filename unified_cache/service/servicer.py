@@ -1,0 +1,282 @@
+"""The calls of the contract over one store: each checks, asks the parts, and answers."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import grpc
+import numpy as np
+
+from unified_cache.errors import InputError
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.seal import FORMAT_VERSION, Label
+from unified_cache.service.access import Gate, Observer, Role, Usage
+from unified_cache.service.answers import Answers, Served
+from unified_cache.service.arrivals import Arrivals
+from unified_cache.service.errors import Refused
+from unified_cache.service.holdings import Holdings
+from unified_cache.service.host_tier import HostTier
+from unified_cache.service.leases import Leases
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.lookup import longest_prefix
+from unified_cache.service.registry import Registration, Registry
+from unified_cache.service.requests import (
+    NamedRun,
+    all_stored,
+    announced,
+    check_asserted,
+    checked_cursor,
+    checked_lease,
+    named,
+    parsed,
+    prefix,
+)
+from unified_cache.service.store import Arrived, Kept, TieredStore
+from unified_cache.service.streams import StreamWatch
+from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.window import window
+from unified_cache.wire.calls import SERVICE, Call
+from unified_cache.wire.names import check_digests, labels_of, named_runs
+from unified_cache.wire.parts import decoded, parts_of
+
+__all__ = ["CacheService"]
+
+
+class CacheService:
+    """The request path of a server. Owns the store; closing it closes that. Thread-safe.
+
+    ``ask_drain`` is called when an administrator asks the server to end; ``clock`` gives seconds and never goes back.
+    """
+
+    def __init__(
+        self,
+        store: StorageBackend,
+        gate: Gate,
+        usage: Usage,
+        observer: Observer,
+        settings: RequestLimits,
+        ask_drain: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        host = HostTier(settings.host_bytes_max)
+        self._limits = settings
+        self._host = host
+        self._holdings = Holdings(usage, settings.held_names_max)
+        self._store = TieredStore(store, host, self._holdings, observer)
+        self._leases = Leases(host, settings, clock)
+        self._registry = Registry(settings)
+        self._streams = StreamWatch(settings, clock)
+        self._answers = Answers(gate, observer, clock)
+        self._ask_drain = ask_drain
+
+    def rpc_methods(self) -> grpc.GenericRpcHandler:
+        """Return what a ``grpc.Server`` is given; its options are ``RequestLimits.channel_options``."""
+        unary = self._answers.unary
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                Call.HELLO.value: unary(Call.HELLO, Role.READER, pb.HelloRequest, self._hello),
+                Call.LOOKUP.value: unary(Call.LOOKUP, Role.READER, pb.LookupRequest, self._lookup),
+                Call.EXISTS.value: unary(Call.EXISTS, Role.READER, pb.ExistsRequest, self._exists),
+                Call.GET.value: grpc.unary_stream_rpc_method_handler(self._get),
+                Call.PUT.value: grpc.stream_unary_rpc_method_handler(self._put),
+                Call.REMOVE.value: unary(Call.REMOVE, Role.WRITER, pb.RemoveRequest, self._remove),
+                Call.PREFETCH.value: unary(Call.PREFETCH, Role.READER, pb.PrefetchRequest, self._prefetch),
+                Call.RELEASE.value: unary(Call.RELEASE, Role.READER, pb.ReleaseRequest, self._release),
+                Call.SCAN.value: unary(Call.SCAN, Role.READER, pb.ScanRequest, self._scan),
+                Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
+                Call.CLEAR.value: unary(Call.CLEAR, Role.ADMIN, pb.ClearRequest, self._clear),
+                Call.DRAIN.value: unary(Call.DRAIN, Role.ADMIN, pb.DrainRequest, self._drain),
+            },
+        )
+
+    def close(self) -> None:
+        """Close the store."""
+        self._streams.close()
+        self._store.close()
+
+    def _hello(self, tenant: str, request: pb.HelloRequest) -> pb.HelloReply:
+        if request.HasField("manifest"):
+            self._registry.add(tenant, request.manifest, request.vocabulary)
+        return pb.HelloReply(
+            format_version=FORMAT_VERSION,
+            tenant=tenant,
+            durable=self._store.is_durable(),
+            part_bytes=self._limits.part_bytes,
+            pages_max=self._limits.pages_max,
+            store=self._store.name(),
+        )
+
+    def _lookup(self, tenant: str, request: pb.LookupRequest) -> pb.LookupReply:
+        check_digests((request.identity,), "an identity")
+        if request.tokens.namespace.HasField("tenant"):
+            check_asserted(request.tokens.namespace.tenant, tenant)
+        lease_s = checked_lease(request.lease_s, self._limits) if request.HasField("lease_s") else None
+        registration = self._registry.find(tenant, request.identity)
+        keys, pools = prefix(request, registration, self._limits)
+        identity = registration.stored.identity
+
+        def labels(asked: Sequence[tuple[str, int, int]]) -> list[Label]:
+            return [label for pool, start, end in asked for label in labels_of(identity, keys[start:end], pool)]
+
+        found = longest_prefix(
+            pools, len(keys), lambda asked: self._store.exists(tenant, labels(asked)), every_end=request.every_end
+        )
+        reply = pb.LookupReply(end_max=found.end, bound_by=found.bound_by, pages_count=len(keys))
+        if request.every_end:
+            reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()
+        if lease_s is not None and found.end:
+            spans = [(pool.name, window(found.end, pool.span), found.end) for pool in pools]
+            leased_bytes = sum(registration.object_bytes[name] * (end - start) for name, start, end in spans)
+            leased = labels(spans)
+            reply.lease = self._leases.grant(tenant, leased, leased_bytes, lease_s)
+            reply.leased_count = sum(self._store.held(tenant, leased)) if reply.lease else 0
+        return reply
+
+    def _exists(self, tenant: str, request: pb.ExistsRequest) -> pb.ExistsReply:
+        return pb.ExistsReply(found=bytes(self._store.exists(tenant, all_stored(self._named(tenant, request.runs)))))
+
+    def _get(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        held_bytes = len(message) + self._limits.batch_bytes
+        with (
+            self._answers.served(Call.GET, Role.READER, context, held_bytes) as served,
+            self._streams.over(context) as moved,
+        ):
+            request = served.parsed(pb.GetRequest, message)
+            runs = self._named(served.tenant, request.runs)
+            served.bytes_in = len(message)
+            for part in parts_of(self._found(served.tenant, runs, moved), self._limits.part_bytes):
+                served.bytes_out += len(part)
+                yield part
+                moved()
+
+    def _found(
+        self, tenant: str, runs: Sequence[NamedRun], moved: Callable[[], None]
+    ) -> Iterator[tuple[bytes, Sequence[memoryview]]]:
+        """Read pages a bounded number of bytes at a time, and name them as the client does."""
+        self._leases.sweep()
+        for run in runs:
+            stored = run.stored
+            if run.claimed_bytes != run.object_bytes:
+                yield bytes(len(stored)), ()
+                continue
+            step = max(1, self._limits.batch_bytes // run.object_bytes)
+            for start in range(0, len(stored), step):
+                some = stored[start : start + step]
+                found = self._store.read(tenant, some, [run.object_bytes] * len(some))
+                moved()
+                for label, (place, page) in zip(run.labels[start : start + step], found, strict=True):
+                    yield bytes((place,)), () if page is None else page.named(label).buffers
+
+    def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with (
+            self._answers.served(Call.PUT, Role.WRITER, context, self._limits.batch_bytes) as served,
+            self._streams.over(context) as moved,
+        ):
+            served.bytes_in = 0
+            first = parsed(pb.PutPart, next(messages, b""))
+            if not first.HasField("start") or first.content:
+                raise InputError("a put begins with its start, alone")
+            start = first.start
+            served.check_asserted(start)
+            if start.level not in pb.Level.values():
+                raise InputError(f"a level is one of {', '.join(pb.Level.keys())}, found {start.level}")
+            level = Level.DURABLE if start.level == pb.DURABLE else Level.CACHED
+            kept: list[Kept] = []
+            for batch in self._batches(served, start.runs, messages, moved):
+                kept += self._store.put(served.tenant, batch, level)
+            return pb.PutReply(stored=bytes(kept)).SerializeToString()
+
+    def _batches(
+        self, served: Served, runs: Sequence[pb.PageRun], messages: Iterator[bytes], moved: Callable[[], None]
+    ) -> Iterator[list[Arrived]]:
+        """Yield pages as they arrive, a bounded number of bytes at a time."""
+        self._leases.sweep()
+        arrivals = Arrivals(announced(self._named(served.tenant, runs)))
+        batch: list[Arrived] = []
+        batch_bytes = 0
+        for message in messages:
+            moved()
+            served.bytes_in += len(message)
+            for arrived in arrivals.take(decoded(message)):
+                batch.append(arrived)
+                batch_bytes += arrived.page.object_bytes
+                if batch_bytes >= self._limits.batch_bytes:
+                    yield batch
+                    batch, batch_bytes = [], 0
+        arrivals.check_complete()
+        yield batch
+
+    def _remove(self, tenant: str, request: pb.RemoveRequest) -> pb.RemoveReply:
+        removed_count = self._store.remove(tenant, all_stored(self._named(tenant, request.runs)))
+        return pb.RemoveReply(removed_count=removed_count)
+
+    def _prefetch(self, tenant: str, request: pb.PrefetchRequest) -> pb.PrefetchReply:
+        runs = self._named(tenant, request.runs)
+        self._leases.sweep()
+        for run in runs:
+            absent = [
+                label for label, here in zip(run.stored, self._store.held(tenant, run.stored), strict=True) if not here
+            ]
+            step = max(1, self._limits.batch_bytes // run.object_bytes)
+            for start in range(0, len(absent), step):
+                some = absent[start : start + step]
+                self._store.read(tenant, some, [run.object_bytes] * len(some))
+        return pb.PrefetchReply(held_count=sum(self._store.held(tenant, all_stored(runs))))
+
+    def _release(self, tenant: str, request: pb.ReleaseRequest) -> pb.ReleaseReply:
+        if not self._leases.release(tenant, request.lease):
+            raise Refused(grpc.StatusCode.NOT_FOUND, "no such lease")
+        return pb.ReleaseReply()
+
+    def _scan(self, tenant: str, request: pb.ScanRequest) -> pb.ScanReply:
+        check_digests((request.identity,), "an identity")
+        cursor = checked_cursor(request.cursor)
+        registration = self._registry.find(tenant, request.identity)
+        listed = self._store.scan(registration.stored.identity, cursor)
+        reply = pb.ScanReply(cursor=listed.cursor)
+        for label, object_bytes in listed.objects:
+            (run,) = named_runs([registration.plain(label)])
+            last = reply.runs[-1] if reply.runs else None
+            if last is not None and (last.pool, last.object_bytes) == (run.pool, object_bytes):
+                last.keys.append(label.key)
+            else:
+                run.object_bytes = object_bytes
+                reply.runs.append(run)
+        return reply
+
+    def _stats(self, tenant: str, request: pb.StatsRequest) -> pb.StatsReply:
+        host_pages, host_bytes = self._host.used(tenant)
+        return pb.StatsReply(
+            host_bytes=host_bytes,
+            host_pages=host_pages,
+            leases_count=self._leases.count(tenant),
+            stored_bytes=self._holdings.held_bytes(tenant),
+            identities_count=len(self._registry.of(tenant)),
+        )
+
+    def _clear(self, tenant: str, request: pb.ClearRequest) -> pb.ClearReply:
+        if request.identity:
+            check_digests((request.identity,), "an identity")
+            chosen = [self._registry.find(tenant, request.identity)]
+        else:
+            chosen = self._registry.of(tenant)
+        return pb.ClearReply(removed_count=sum(self._cleared(tenant, registration) for registration in chosen))
+
+    def _cleared(self, tenant: str, registration: Registration) -> int:
+        identity = registration.stored.identity
+        removed_count = self._store.remove(tenant, self._host.labels_of(tenant, identity))
+        cursor = ""
+        while True:
+            listed = self._store.scan(identity, cursor)
+            removed_count += self._store.remove(tenant, [label for label, _ in listed.objects])
+            cursor = listed.cursor
+            if not cursor:
+                self._registry.forget(tenant, registration.manifest.identity)
+                return removed_count
+
+    def _drain(self, tenant: str, request: pb.DrainRequest) -> pb.DrainReply:
+        self._ask_drain()
+        return pb.DrainReply()
+
+    def _named(self, tenant: str, runs: Sequence[pb.PageRun]) -> list[NamedRun]:
+        return named(runs, tenant, self._registry, self._limits)

@@ -1,0 +1,433 @@
+"""The configuration of a server: one frozen value from a TOML file, the environment and flags, the later winning.
+
+Every key is known and every limit is finite: what is not named here, or makes no sense, is refused with one line.
+"""
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from tomllib import TOMLDecodeError
+from typing import Annotated
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from unified_cache.errors import ConfigError
+from unified_cache.service.access import Role
+
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "AccessSettings",
+    "Address",
+    "DrainSettings",
+    "LimitSettings",
+    "LogSettings",
+    "MetricsSettings",
+    "QuotaSettings",
+    "ServiceSettings",
+    "StoreSettings",
+    "TenantQuota",
+    "TlsSettings",
+    "TracingExporter",
+    "TracingSettings",
+    "as_toml",
+    "load_settings",
+]
+
+ENVIRONMENT_PREFIX = "UNIFIED_CACHE_SERVE_"
+"""``UNIFIED_CACHE_SERVE_LISTEN`` is ``listen``, ``UNIFIED_CACHE_SERVE_TLS__KEY`` is ``key`` of ``[tls]``."""
+
+_NESTED = "__"
+_UNIX = "unix:"
+_PORT_MAX = 65535
+_TENANT = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+
+Bytes = Annotated[ByteSize, Field(gt=0, le=1 << 60)]
+Count = Annotated[int, Field(gt=0, le=1 << 31)]
+Seconds = Annotated[float, Field(gt=0, le=86_400 * 365, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a listener stands: ``HOST:PORT``, ``[IPV6]:PORT`` or ``unix:PATH``."""
+
+    text: str
+    host: str
+    """Name or number without brackets; empty for a Unix socket."""
+    port: int
+    """0 lets the system choose."""
+
+    @classmethod
+    def of(cls, text: str) -> "Address":
+        """Read an address.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        if text.startswith(_UNIX) and len(text) > len(_UNIX):
+            return cls(text, "", 0)
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdecimal() or int(port) > _PORT_MAX:
+            raise ConfigError(f"an address is HOST:PORT, [IPV6]:PORT or unix:PATH, found {text!r}")
+        bracketed = host.startswith("[") and host.endswith("]")
+        if ":" in host and not bracketed:
+            raise ConfigError(f"an IPv6 address stands in brackets as in [::1]:{port}, found {text!r}")
+        return cls(text, host[1:-1] if bracketed else host, int(port))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody on another machine can reach it; a name other than localhost counts as reachable."""
+        if self.text.startswith(_UNIX) or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def _checked_address(text: str) -> str:
+    try:
+        return Address.of(text).text
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TlsSettings(_Part):
+    """Files in PEM; they are read anew when they change, without a restart."""
+
+    certificate: Path
+    """The server's certificate and those between it and its authority."""
+    key: Path
+    client_ca: Path | None = None
+    """Authorities that client certificates must come from; with it a client without one is refused."""
+    trust_domain: str | None = None
+    """Where set, tenants are SPIFFE IDs of this domain; else they are common names."""
+    check_s: Seconds = 5.0
+    """Files are looked at no more often than this."""
+
+
+class AccessSettings(_Part):
+    """Who may call."""
+
+    tokens: Path | None = None
+    """File of hashed tokens, made by ``unified-cache token new``."""
+    tokens_max: Count = 10_000
+    tokens_check_s: Seconds = 1.0
+    certificate_role: Role = Role.READER
+    """Role of a certificate that names none."""
+    local_tenant: Annotated[str, Field(pattern=_TENANT)] = "default"
+    """Everybody, on a server with neither tokens nor client certificates."""
+    local_role: Role = Role.WRITER
+
+
+class LimitSettings(_Part):
+    """Bounds of one call, one connection and the whole server."""
+
+    message_bytes_max: Bytes = ByteSize(4 << 20)
+    metadata_bytes_max: Bytes = ByteSize(16 << 10)
+    page_bytes_max: Bytes = ByteSize(256 << 20)
+    """One page of one pool."""
+    pages_max: Count = 1 << 14
+    """Pages in one request."""
+    tokens_max: Count = 1 << 20
+    """Token ids in one request."""
+    calls_max: Count = 128
+    """Calls of all tenants, waiting ones included; beyond, all are refused."""
+    streams_per_connection_max: Count = 128
+    reflection_calls_max: Count = 8
+    call_s_max: Seconds = 300.0
+    """What a call may take, whatever deadline its client set or did not set."""
+    stream_idle_s: Seconds = 30.0
+    connection_idle_s: Seconds = 300.0
+    connection_s_max: Seconds = 3_600.0
+    """After which a client connects anew, and shows a certificate that is valid then."""
+    handshake_s: Seconds = 10.0
+    lease_s_max: Seconds = 600.0
+    leases_max: Count = 256
+    """Of one tenant, at a time."""
+    identities_max: Count = 256
+    """Identities of one tenant known at a time."""
+
+
+class TenantQuota(_Part):
+    """What one tenant may use."""
+
+    stored_bytes_max: Bytes = ByteSize(64 << 30)
+    calls_max: Count = 32
+    """In flight, waiting for their turn included."""
+    bytes_in_flight_max: Bytes = ByteSize(256 << 20)
+
+
+class QuotaSettings(TenantQuota):
+    """What every tenant may use, and how the server is shared between those who use it at the same time."""
+
+    tenants: dict[Annotated[str, Field(pattern=_TENANT)], TenantQuota] = {}
+    """Tenants with quotas of their own."""
+    tenants_max: Count = 10_000
+    """Tenants counted; others are refused what counts."""
+    running_max: Count = 16
+    """Calls that work at the same time; the rest wait for their turn, tenant by tenant."""
+    tenant_running_max: Count = 8
+    """Of them one tenant's, so that another finds room at once."""
+    shared_running_max: Count = 1
+    """Of all tenants while more than one is active; calls longer than ``turn_hold_s`` aside. Python works on one call
+    at a time, so each further one adds its time to that of all others."""
+    turn_hold_s: Seconds = 0.05
+    active_s: Seconds = 1.0
+    """How long after its last call a tenant counts as active."""
+    turn_s_max: Seconds = 5.0
+    """What a call waits for its turn before it is refused."""
+    retry_s: Seconds = 0.25
+    """After which a refused client is told to come back."""
+
+    def of(self, tenant: str) -> TenantQuota:
+        """Return what ``tenant`` may use."""
+        return self.tenants.get(tenant, self)
+
+    @model_validator(mode="after")
+    def _shares(self) -> "QuotaSettings":
+        if self.tenant_running_max > self.running_max:
+            found = f"{self.tenant_running_max} and {self.running_max}"
+            raise ValueError(f"tenant_running_max must be at most running_max, found {found}")
+        return self
+
+
+class StoreSettings(_Part):
+    """How the store behind the service is guarded."""
+
+    deadline_s: Seconds = 10.0
+    calls_max: Count = 64
+    retry_rounds_max: Annotated[int, Field(gt=0, le=10)] = 2
+    retry_pause_s: Seconds = 0.01
+    breaker_failures_max: Count = 8
+    breaker_pause_s: Seconds = 0.5
+    breaker_pause_s_max: Seconds = 30.0
+
+
+class MetricsSettings(_Part):
+    """Where Prometheus reads."""
+
+    listen: str | None = "127.0.0.1:9464"
+    """None for nowhere. Over TLS with client certificates wherever the service itself is."""
+    tenants_max: Count = 200
+    """Tenants with series of their own; all others together are ``other``."""
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, text: str | None) -> str | None:
+        return None if text is None else _checked_address(text)
+
+
+class LogSettings(_Part):
+    """Lines of JSON on standard error."""
+
+    burst: Count = 10
+    """Lines of one kind that may come at once."""
+    every_s: Seconds = 10.0
+    """Beyond a burst, one line of a kind in so long; it says how many were left out."""
+
+
+class TracingExporter(Enum):
+    """Where spans go."""
+
+    NONE = "none"
+    CONSOLE = "console"
+    OTLP = "otlp"
+    """As OTEL_EXPORTER_OTLP_ENDPOINT and its like say; needs an OTLP exporter of OpenTelemetry installed."""
+
+
+class TracingSettings(_Part):
+    """Spans of OpenTelemetry; needs the extra ``tracing``."""
+
+    exporter: TracingExporter = TracingExporter.NONE
+    spans_waiting_max: Count = 2_048
+
+
+class DrainSettings(_Part):
+    """How the server ends."""
+
+    grace_s: Seconds = 20.0
+    """What calls in flight are given to finish."""
+
+
+def _default_storage() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return f"file:{Path(base) / 'unified-cache'}"
+
+
+class ServiceSettings(BaseSettings):
+    """Everything a server is told; made by ``load_settings``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX,
+        env_nested_delimiter=_NESTED,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+    listen: str = "127.0.0.1:50051"
+    storage: str = Field(default_factory=_default_storage)
+    """URL of the store, as every command takes them."""
+    storage_bytes_max: Bytes | None = None
+    """Cap on the store; None leaves it to the store."""
+    host_bytes: Annotated[ByteSize, Field(ge=0, le=1 << 60)] = ByteSize(256 << 20)
+    """Host memory in front of the store; 0 for none."""
+    insecure: bool = False
+    """Serve beyond this machine without client certificates."""
+    reflection: bool = True
+    """Tell clients such as grpcurl what the service offers."""
+    tls: TlsSettings | None = None
+    access: AccessSettings = AccessSettings()
+    limits: LimitSettings = LimitSettings()
+    quota: QuotaSettings = QuotaSettings()
+    store: StoreSettings = StoreSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
+    drain: DrainSettings = DrainSettings()
+
+    @property
+    def address(self) -> Address:
+        """Where the service listens."""
+        return Address.of(self.listen)
+
+    @property
+    def metrics_address(self) -> Address | None:
+        """Where metrics are read, None for nowhere."""
+        return None if self.metrics.listen is None else Address.of(self.metrics.listen)
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, text: str) -> str:
+        return _checked_address(text)
+
+    @model_validator(mode="after")
+    def _safe(self) -> "ServiceSettings":
+        addresses = [("listen", self.address)]
+        if self.metrics_address is not None:
+            addresses.append(("metrics.listen", self.metrics_address))
+            if self.metrics_address.text.startswith(_UNIX):
+                raise ValueError(f"metrics.listen must be HOST:PORT, found {self.metrics.listen}")
+        mutual = self.tls is not None and self.tls.client_ca is not None
+        for name, address in addresses:
+            if not (address.is_local or mutual or self.insecure):
+                raise ValueError(
+                    f"{name} {address.text} can be reached from other machines, so tls.certificate, tls.key and "
+                    f"tls.client_ca must be set; --insecure serves without"
+                )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take what is given and nothing else; ``load_settings`` brings file and environment."""
+        return (init_settings,)
+
+
+def load_settings(file: Path | None, flags: Mapping[str, object]) -> ServiceSettings:
+    """Read the configuration: ``file``, over it the environment, over that ``flags`` by name of the setting.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown, or a value makes no sense; one line says which.
+    """
+    if file is not None and not file.is_file():
+        raise ConfigError(f"--config must name a file, found nothing of that kind at {file}")
+    _refuse_unknown_variables(os.environ)
+    try:
+        settings: dict[str, object] = {}
+        if file is not None:
+            _lay_over(settings, TomlConfigSettingsSource(ServiceSettings, file)())
+        _lay_over(settings, EnvSettingsSource(ServiceSettings)())
+        _lay_over(settings, flags)
+        return ServiceSettings.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentences(error))) from error
+    except SettingsError as error:
+        raise ConfigError(f"a {ENVIRONMENT_PREFIX} variable: {error}") from error
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} must be TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}") from error
+
+
+def _lay_over(settings: dict[str, object], later: Mapping[str, object]) -> None:
+    for name, value in later.items():
+        earlier = settings.get(name)
+        if isinstance(earlier, dict) and isinstance(value, Mapping):
+            _lay_over(earlier, value)
+        else:
+            settings[name] = value
+
+
+def _sentences(error: ValidationError) -> list[str]:
+    sentences: list[str] = []
+    for flaw in error.errors(include_url=False):
+        name = ".".join(map(str, flaw["loc"]))
+        reason = flaw["msg"].removeprefix("Value error, ")
+        if flaw["type"] == "extra_forbidden":
+            sentences.append(f"there is no setting {name}")
+        else:
+            found = "" if flaw["type"] in ("value_error", "missing") else f", found {str(flaw['input'])[:80]!r}"
+            sentences.append(f"{name}: {reason}{found}" if name else f"{reason}{found}")
+    return sentences
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    """Refuse what pydantic passes over: a variable with our prefix that names no setting."""
+    known = {name.upper() for name in ServiceSettings.model_fields}
+    for variable in environment:
+        upper = variable.upper()
+        if upper.startswith(ENVIRONMENT_PREFIX):
+            name = upper.removeprefix(ENVIRONMENT_PREFIX).split(_NESTED)[0]
+            if name not in known:
+                raise ConfigError(f"there is no setting for the variable {variable}")
+
+
+def as_toml(settings: ServiceSettings) -> str:
+    """Write the settings as a file that gives the same settings; what is unset stands as a comment."""
+    return "\n".join(_table("", settings.model_dump(mode="json"))) + "\n"
+
+
+def _table(name: str, values: Mapping[str, object]) -> list[str]:
+    lines = [f"[{name}]"] if name else []
+    tables: list[str] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            tables += ["", *_table(f"{name}.{_quoted(key)}" if name else _quoted(key), value)]
+        else:
+            lines.append(f"# {key} is unset" if value is None else f"{_quoted(key)} = {_literal(value)}")
+    return lines + tables
+
+
+def _quoted(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _literal(key)
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text) + '"'

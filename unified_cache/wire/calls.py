@@ -1,0 +1,48 @@
+"""The calls of the contract, by their paths.
+
+Both ends pass messages as bytes and parse for themselves: parts of pages are too large to be copied by a parser, and a
+server that parses can answer what it cannot parse with INVALID_ARGUMENT.
+"""
+
+from enum import Enum
+
+from unified_cache.proto import service_pb2
+
+__all__ = ["PART_BYTES", "REASON", "REASON_HELLO", "RETRY_AFTER", "SERVICE", "Call"]
+
+SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
+"""Name of the service, package included."""
+
+PART_BYTES = (1 << 20) + (64 << 10)
+"""Content in one message: a MiB, the knee of bare gRPC streaming in Python, and the headers of the pages in it."""
+
+REASON = "unified-cache-reason"
+"""Trailing metadata that says what a client can do about a refusal."""
+
+REASON_HELLO = "hello"
+"""The server does not know the identity: say Hello, then ask again."""
+
+RETRY_AFTER = "retry-after-ms"
+"""Trailing metadata: when asking again may be worth it."""
+
+
+class Call(Enum):
+    """A call of the contract."""
+
+    HELLO = "Hello"
+    LOOKUP = "Lookup"
+    EXISTS = "Exists"
+    GET = "Get"
+    PUT = "Put"
+    REMOVE = "Remove"
+    PREFETCH = "Prefetch"
+    RELEASE = "Release"
+    SCAN = "Scan"
+    STATS = "Stats"
+    CLEAR = "Clear"
+    DRAIN = "Drain"
+
+    @property
+    def path(self) -> str:
+        """What HTTP/2 calls it."""
+        return f"/{SERVICE}/{self.value}"
