@@ -1,0 +1,35 @@
+"""Stock models of transformers 5 over the prefix cache: what is cached is restored into the model's own cache object.
+
+    pages = KeptState.of(model).allocate(config.device_pages)
+    cache = UnifiedCache.open(pages.layout, config, pages.pools, identity=Identity("my-model"))
+    run = PrefixCachedModel(model, cache, pages).generate(tokens, tokens_max=64)
+    for token in run: ...
+    print(run.answer)
+
+``DevicePages`` is the seam between the two: ``restore`` fills a cache object of the model from pages on the device,
+``capture`` copies what it holds at a page boundary into such pages. An engine with a loop of its own drives
+``Sequence`` step by step; ``PrefixCachedModel`` is the loop for one request at a time.
+"""
+
+from unified_cache.integrations.transformers.kept import Kept, LayerState, layer_state
+from unified_cache.integrations.transformers.model import Answer, Generation, PrefixCachedModel, greedy
+from unified_cache.integrations.transformers.pages import DevicePages, KeptState, Strand
+from unified_cache.integrations.transformers.prefix import Prefix, Reused, Stage
+from unified_cache.integrations.transformers.sequence import Sequence
+
+__all__ = [
+    "Answer",
+    "DevicePages",
+    "Generation",
+    "Kept",
+    "KeptState",
+    "LayerState",
+    "Prefix",
+    "PrefixCachedModel",
+    "Reused",
+    "Sequence",
+    "Stage",
+    "Strand",
+    "greedy",
+    "layer_state",
+]

@@ -1,0 +1,92 @@
+"""The beginning of every request: what the tiers hold of its prompt comes to the device and is pinned there."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from unified_cache.cache import UnifiedCache
+from unified_cache.controller import Operation, OperationState
+from unified_cache.page import Prompt
+from unified_cache.tree import Lock
+
+__all__ = ["Prefix", "Reused", "Stage"]
+
+
+class Stage(Enum):
+    """What the last step of a request did."""
+
+    FETCH = "fetch"
+    """Storage is being read; nothing to do but step again later."""
+    LOAD = "load"
+    """Host memory is being copied to the device; the same."""
+    RESTORE = "restore"
+    """The prefix that is reused is in the model's own cache object."""
+    COMPUTE = "compute"
+    """A chunk of the prompt was computed."""
+    READY = "ready"
+    """The prompt is computed and its pages are kept; ``logits`` say what follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reused:
+    """Tokens of a prompt that were not computed again, by the tier that they came from."""
+
+    device_tokens: int = 0
+    host_tokens: int = 0
+    storage_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.device_tokens + self.host_tokens + self.storage_tokens
+
+
+class Prefix:
+    """The longest prefix of a prompt that any tier holds, on its way to the device; then who had how much of it."""
+
+    __slots__ = ("_asked", "_cache", "_operation", "_pages_count", "ends", "lock", "reused")
+
+    def __init__(self, cache: UnifiedCache, prompt: Prompt, tokens_count: int) -> None:
+        """Ask for no more than leaves one of ``tokens_count`` tokens to compute: its logits are the answer."""
+        self._cache = cache
+        self._asked = prompt.head((tokens_count - 1) // prompt.page_size)
+        self._pages_count = prompt.pages_count
+        self._operation: Operation | None = None
+        self.lock: Lock | None = None
+        """Pins the prefix, once it is there. Whoever takes it sets it to None; else ``abort`` releases it."""
+        self.reused = Reused()
+        self.ends: frozenset[int] = frozenset()
+        """Where the request leaves what a later one needs to resume, in pages; see ``UnifiedCache.resume_ends``."""
+
+    def steps(self) -> Iterator[Stage]:
+        """Start what is to be moved; yield as long as it moves. The owner polls the cache between two steps."""
+        cache, asked = self._cache, self._asked
+        at_first = cache.match(asked)
+        on_device, in_memory = at_first.device_end, at_first.any_end
+        if in_memory < asked.pages_count:
+            yield from self._awaiting(cache.prefetch(asked), Stage.FETCH)
+        found = cache.match(asked)
+        if found.any_end > found.device_end:
+            yield from self._awaiting(cache.load(asked), Stage.LOAD)
+        found = cache.match(asked)
+        self.ends = frozenset((*cache.resume_ends(found), self._pages_count))
+        self.lock = cache.lock(found)
+        end = self.lock.end
+        device, memory = min(on_device, end), min(in_memory, end)
+        self.reused = Reused(*(count * asked.page_size for count in (device, memory - device, end - memory)))
+
+    def _awaiting(self, operation: Operation | None, stage: Stage) -> Iterator[Stage]:
+        """Yield while a transfer is under way. What one does not bring that fails or was declined is computed."""
+        self._operation = operation
+        while operation is not None and operation.state is OperationState.RUNNING:
+            yield stage
+        self._operation = None
+
+    def abort(self) -> None:
+        """Cancel what moves and release what is pinned. Twice is once."""
+        if self._operation is not None:
+            self._cache.cancel(self._operation)
+            self._operation = None
+        if self.lock is not None:
+            self._cache.release(self.lock)
+            self.lock = None

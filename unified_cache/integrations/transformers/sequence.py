@@ -1,0 +1,228 @@
+"""One request, step by step: what the tiers have of it, the chunks it computes, the tokens it goes on with.
+
+    [0, lock.end)            pages of the tree, pinned; their state is in the model's own cache object
+    [lock.end, kept_end)     pages that this request has filled and not handed over yet: its own
+    [kept_end, length)       tokens of no whole page, or of pages that had no room: in the cache object alone
+
+Between two calls everything that a request holds stands in these two, so that ``abort`` gives it back at any time.
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from unified_cache.cache import UnifiedCache
+from unified_cache.errors import InputError, StateError
+from unified_cache.integrations.transformers.pages import DevicePages
+from unified_cache.integrations.transformers.prefix import Prefix, Reused, Stage
+from unified_cache.page import Namespace
+from unified_cache.pool import Slots
+from unified_cache.tree import Lock
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """A request under way. ``step`` until it is READY, then ``feed`` token after token; at last ``finish``.
+
+    At any time ``abort`` gives back what it holds instead; so does leaving its ``with`` block by an exception.
+    """
+
+    __slots__ = (
+        "_cache",
+        "_chunk_pages",
+        "_fresh",
+        "_is_over",
+        "_lock",
+        "_namespace",
+        "_pages",
+        "_prefix",
+        "_prompt",
+        "_steps",
+        "computed_tokens",
+        "logits",
+        "past",
+        "reused",
+        "stage",
+        "tokens",
+    )
+
+    def __init__(
+        self, cache: UnifiedCache, pages: DevicePages, tokens: list[int], namespace: Namespace, chunk_pages: int
+    ) -> None:
+        """Take a prompt of at least one token; nothing is asked or allocated yet.
+
+        Raises:
+            InputError: no token.
+            TokenError: no token ids.
+        """
+        if not tokens:
+            raise InputError("a prompt has at least one token, found none")
+        self._cache = cache
+        self._pages = pages
+        self._namespace = namespace
+        self._chunk_pages = chunk_pages
+        self._prompt = cache.prompt(tokens, namespace)
+        self._prefix = Prefix(cache, self._prompt, len(tokens))
+        self._lock: Lock | None = None
+        self._fresh: list[Slots] | None = None
+        self._is_over = False
+        self._steps = self._prefill()
+        self.stage: Stage | None = None
+        """What the last ``step`` did."""
+        self.tokens = list(tokens)
+        """The prompt, and what was fed since."""
+        self.past: DynamicCache = pages.new_cache()
+        """The model's own cache object. Whoever runs it further than ``feed`` does must not go on here."""
+        self.logits: torch.Tensor | None = None
+        """What follows the last token computed, shape (vocabulary,); of the whole prompt once READY."""
+        self.reused = Reused()
+        self.computed_tokens = 0
+        """Tokens of the prompt that the model was run on."""
+
+    # ---- the prompt ------------------------------------------------------------------------------------------
+
+    def step(self) -> Stage:
+        """Do the next piece of work on the prompt, one chunk at most; where bytes are moving, look once, do not wait.
+
+        Raises:
+            StateError: the request is over.
+        """
+        self._check_open()
+        self._cache.poll()
+        self.stage = next(self._steps, Stage.READY)
+        return self.stage
+
+    def _prefill(self) -> Iterator[Stage]:
+        cache = self._cache
+        yield from self._prefix.steps()
+        self._lock, self._prefix.lock = self._prefix.lock, None
+        assert self._lock is not None
+        components = range(len(self._pages.layout.components))
+        self.past = self._pages.restore([cache.slots(self._lock, number) for number in components], self._lock.end)
+        self.reused = self._prefix.reused
+        yield Stage.RESTORE
+        start = self._lock.end
+        self._fresh = cache.allocate(cache.needed(start, self._prompt.pages_count, self._prefix.ends))
+        while start < self._prompt.pages_count:
+            end = self._chunk_end(start)
+            self._compute(self.tokens[start * self._page_size : end * self._page_size])
+            if self._fresh is not None:
+                first = start - self._lock.end
+                self._pages.capture(self.past, [each[first : first + end - start] for each in self._fresh])
+            start = end
+            yield Stage.COMPUTE
+        if start * self._page_size < len(self.tokens):
+            self._compute(self.tokens[start * self._page_size :])
+            yield Stage.COMPUTE
+        self._hand_over()
+
+    def _chunk_end(self, start: int) -> int:
+        """Return where the chunk from page ``start`` on ends.
+
+        At a multiple of the chunk size, or earlier: where the model would otherwise let go of state that is kept.
+        """
+        end = min((start // self._chunk_pages + 1) * self._chunk_pages, self._prompt.pages_count)
+        if self._fresh is None or self._lock is None:
+            return end
+        first = start - self._lock.end
+        return self._pages.chunk_end(start, end, [held[first:] for held in self._fresh])
+
+    def _compute(self, tokens: list[int]) -> None:
+        self.logits = self._run(tokens)
+        self.computed_tokens += len(tokens)
+
+    @torch.no_grad()
+    def _run(self, tokens: list[int]) -> torch.Tensor:
+        """Run the model on tokens after those in the cache object; return what follows the last one."""
+        model = self._pages.kept.model
+        ids = torch.tensor([tokens], dtype=torch.int64, device=model.device)
+        found = model(input_ids=ids, past_key_values=self.past, use_cache=True, logits_to_keep=1)
+        return cast("torch.Tensor", found.logits[0, -1])
+
+    # ---- going on --------------------------------------------------------------------------------------------
+
+    def feed(self, token: int) -> torch.Tensor:
+        """Run the model on one more token; return what follows it, shape (vocabulary,). READY requests only.
+
+        Raises:
+            StateError: the prompt is not computed yet, or the request is over.
+        """
+        self._check_open()
+        if self.stage is not Stage.READY:
+            raise StateError(f"a request goes on once it is ready, found {self.stage}")
+        self._cache.poll()
+        self.logits = self._run([token])
+        self.tokens.append(token)
+        if len(self.tokens) % self._page_size == 0:
+            self._keep_page()
+        return self.logits
+
+    def _keep_page(self) -> None:
+        """Keep the page that has just been filled, if it joins on to those kept before and there is room."""
+        cache, lock = self._cache, self._lock
+        assert lock is not None
+        end = len(self.tokens) // self._page_size
+        kept_end = lock.end + (0 if self._fresh is None else len(self._fresh[0]))
+        if end != kept_end + 1:
+            return  # there was no room for the page before this one
+        page = cache.allocate(cache.needed(end - 1, end, [end]))
+        if page is None:
+            return
+        before = self._fresh or [each[:0] for each in page]
+        self._fresh = [np.concatenate(pair) for pair in zip(before, page, strict=True)]
+        self._pages.capture(self.past, page)
+        cache.trim(self._fresh, cache.needed(lock.end, end, cache.config.retention.ends(end, 0, self._page_size)))
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Hand over the pages filled since the prompt, so that the next turn goes on from them; give back the rest.
+
+        Before it is READY this is ``abort``. Once the request is over it does nothing.
+        """
+        if self.stage is Stage.READY:
+            self._hand_over()
+        self.abort()
+
+    def abort(self) -> None:
+        """Give back everything that the request holds; what it has handed over stays cached. Twice is once."""
+        self._is_over = True
+        self.stage = None
+        self._prefix.abort()
+        if self._fresh is not None:
+            self._cache.free(self._fresh)
+            self._fresh = None
+        if self._lock is not None:
+            self._cache.release(self._lock)
+            self._lock = None
+
+    def _hand_over(self) -> None:
+        """Give the pages that are this request's own to the tree; from then on they are pinned for it."""
+        if self._fresh is None or self._lock is None:
+            return
+        end = self._lock.end + len(self._fresh[0])
+        if end > self._lock.end:
+            prompt = self._cache.prompt(self.tokens, self._namespace).head(end)
+            self._lock = self._cache.insert(prompt, self._fresh, self._lock)
+        self._fresh = None
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise StateError("the request is over")
+
+    @property
+    def _page_size(self) -> int:
+        return self._pages.layout.page_size
+
+    def __enter__(self) -> "Sequence":
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is None:
+            self.finish()
+        else:
+            self.abort()
