@@ -21,10 +21,12 @@ from benchmarks.files import files_figures
 from benchmarks.keys import keys_figures
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Figure
+from benchmarks.mooncake import mooncake_figures
 from benchmarks.plan import FULL, QUICK, Effort, Plan
 from benchmarks.remote import remote_figures
 from benchmarks.report import Run, print_run, result_path, write_json
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
+from benchmarks.ttft import ttft_figures
 
 SKETCH_VARIABLE = "UNIFIED_CACHE_SKETCH"
 
@@ -39,7 +41,9 @@ SECTIONS: dict[str, Section] = {
     "keys": keys_figures,
     "copies": copies_figures,
     "files": files_figures,
+    "ttft": ttft_figures,
     "remote": remote_figures,
+    "mooncake": mooncake_figures,
 }
 """What ``--only`` can name."""
 

@@ -22,6 +22,7 @@ class Effort:
     copy_bytes: int
     file_rounds: int
     durable_rounds: int
+    mooncake_rounds: int
 
 
 FULL = Effort(
@@ -34,6 +35,7 @@ FULL = Effort(
     copy_bytes=128 << 20,
     file_rounds=41,
     durable_rounds=5,
+    mooncake_rounds=25,
 )
 
 QUICK = Effort(
@@ -46,6 +48,7 @@ QUICK = Effort(
     copy_bytes=64 << 20,
     file_rounds=5,
     durable_rounds=1,
+    mooncake_rounds=5,
 )
 
 

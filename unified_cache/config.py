@@ -140,8 +140,8 @@ class StorageGuard:
     """Failures in a row after which the store is left alone."""
     rest_s: float = 1.0
     """For how long at first; twice that after each probe that fails."""
-    rest_s_max: float = 60.0
-    """And for how long at most."""
+    rest_s_max: float = 4.0
+    """And for how long at most: a store that is back is used again within that time."""
 
 
 @dataclass(frozen=True, slots=True)

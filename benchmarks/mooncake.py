@@ -1,0 +1,272 @@
+"""Pages put into and got from a Mooncake cluster, against the bare calls of its client. Ratios are bare / ours in time.
+
+All sides move the same bytes from and into the same registered slab, in calls of the same size, and take turns. In two
+processes a storage node has the pages, and bytes travel over loopback; in one process this process is the storage node,
+and bytes are copied once. What was put is removed outside of the timed part. A get is asked for as an engine does: it
+has been told before, by exists, where the pages are.
+"""
+
+import hashlib
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+from xxhash import xxh3_64_intdigest
+
+from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
+from benchmarks.plan import Plan
+from unified_cache.cluster.address import LOOPBACK, Address, free_ports
+from unified_cache.cluster.local import LocalCluster
+from unified_cache.cluster.master import Master, MasterSettings
+from unified_cache.cluster.requirements import master_program
+from unified_cache.components.full import Full
+from unified_cache.errors import ConfigError
+from unified_cache.memory import DevicePool, TieredMemory
+from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.seal import Label
+from unified_cache.storage_backends._mooncake_buffers import batches, piece_of
+from unified_cache.storage_backends._mooncake_client import Client
+from unified_cache.storage_backends._mooncake_library import new_put_config
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.mooncake import MooncakeStorage, open_url
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.verified import VerifiedStorage
+
+__all__ = ["mooncake_figures"]
+
+SECTION = "mooncake"
+PAGES_KIB = (256, 1024)
+BATCH_BYTES = 32 << 20
+"""Handed over in one put or get: what a cache does for a prompt of 32 pages of 1 MiB."""
+SEGMENT_BYTES = 160 << 20
+"""Twice the pages of both sides, and small enough to be touched whole in the first rounds."""
+RATIO_MIN = 0.95
+VERIFIED_RATIO_MIN = 0.9
+
+PEER = """
+import socket, sys
+
+pages_bytes = int(sys.argv[2])
+memory = memoryview(bytearray(pages_bytes))
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as peer:
+    while order := peer.recv(1):
+        if order == b"g":
+            peer.sendall(memory)
+            continue
+        taken = 0
+        while taken < pages_bytes:
+            taken += peer.recv_into(memory[taken:])
+        peer.sendall(b"k")
+"""
+"""The other end of a plain connection: sends all pages when told g, takes them when told p."""
+
+
+def mooncake_figures(plan: Plan) -> Iterator[Figure]:
+    """Put and get pages in clusters that are gone afterwards; nothing where Mooncake cannot run."""
+    try:
+        program = master_program()
+    except ConfigError:
+        return
+    with LocalCluster.running(1, SEGMENT_BYTES) as cluster, closing(_store(cluster.url)) as storage:
+        for page_kib in PAGES_KIB:
+            with closing(_Bench(storage, page_kib, "two processes")) as bench:
+                yield from bench.figures(plan, is_remote=True)
+    rpc, admin = (Address(LOOPBACK, port) for port in free_ports(2, random.SystemRandom()))
+    with tempfile.TemporaryDirectory(prefix="unified-cache-bench-") as logs, ExitStack() as undo:
+        master = Master(program, rpc, admin, MasterSettings()).start(Path(logs) / "master.log")
+        undo.callback(master.kill)
+        storage = undo.enter_context(closing(_store(f"mooncake://{rpc}?admin={admin}&segment_bytes={SEGMENT_BYTES}")))
+        for page_kib in PAGES_KIB:
+            with closing(_Bench(storage, page_kib, "one process")) as bench:
+                yield from bench.figures(plan, is_remote=False)
+
+
+def _store(url: str) -> MooncakeStorage:
+    return open_url(url.partition(":")[2], None)
+
+
+class _Bare:
+    """The client's own calls over the same buffers, in calls of the same size."""
+
+    def __init__(self, client: Client, pages: Sequence[PageIO]) -> None:
+        self._client = client
+        pieces = [piece_of(number, page) for number, page in enumerate(pages)]
+        self._calls = [
+            (
+                [f"bare/{piece.name}" for piece in batch],
+                [piece.pointers[0] for piece in batch],
+                [piece.object_bytes for piece in batch],
+            )
+            for batch in batches(pieces)
+        ]
+        self._config = new_put_config()
+
+    def put(self) -> None:
+        for names, pointers, sizes in self._calls:
+            assert not any(self._client._store.batch_put_from(names, pointers, sizes, self._config))
+
+    def get(self) -> None:
+        for names, pointers, sizes in self._calls:
+            assert self._client._store.batch_get_into(names, pointers, sizes) == sizes
+
+    def remove(self) -> None:
+        for names, _, _ in self._calls:
+            assert not any(self._client._store.batch_remove(names, True))
+
+
+class _Bench:
+    """One page size in one cluster: sealed pages in a slab that is registered."""
+
+    def __init__(self, storage: MooncakeStorage, page_kib: int, where: str) -> None:
+        self._storage = storage
+        self._verified = VerifiedStorage(storage)
+        self._where = f"{page_kib >> 10} MiB" if page_kib >= 1024 else f"{page_kib} KiB"
+        self._where += f", {where}"
+        pages_count = BATCH_BYTES // (page_kib << 10)
+        spec = PoolSpec("kv", page_kib << 10)
+        layout = ModelLayout(64, (Full((spec,)),))
+        identity = Identity("bench")
+        layer = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (pages_count + 1, page_kib << 10), np.uint8))
+        memory = TieredMemory.allocate([DevicePool(spec, [layer])], {spec.name: pages_count})
+        slots = np.arange(1, pages_count + 1, dtype=np.int32)
+        digest = identity.digest(layout)
+        self._labels = [Label(digest, hashlib.sha256(b"%d" % slot).digest(), spec.name) for slot in slots.tolist()]
+        memory.backup(spec, slots, slots)
+        memory.seal(spec, slots, self._labels)
+        storage.register(manifest_of(identity, layout), memory.slabs())
+        self._pages = [
+            PageIO(label, None, memory.buffers(spec, slot))
+            for label, slot in zip(self._labels, slots.tolist(), strict=True)
+        ]
+        self._bytes = sum(page.buffers[0].nbytes for page in self._pages)
+        self._bare = _Bare(storage._client, self._pages)
+        self._copy = np.empty(self._bytes, np.uint8)
+        self._source = np.ones(self._bytes, np.uint8)
+
+    def close(self) -> None:
+        """Remove what was put."""
+        self._storage.remove(self._labels)
+        self._bare.remove()
+
+    def figures(self, plan: Plan, *, is_remote: bool) -> Iterator[Figure]:
+        """Measure puts, then gets of what stays put."""
+        rounds = plan.effort.mooncake_rounds
+        target, verified_target = (RATIO_MIN, VERIFIED_RATIO_MIN) if is_remote else (RATIO_MIN, None)
+        with _Peer([page.buffers[0] for page in self._pages]) as peer:
+            puts = [
+                self._then_removed(lambda: self._storage.put(self._pages, Level.CACHED), self._remove),
+                self._then_removed(self._bare.put, self._bare.remove),
+                timed(peer.put),
+                timed(self._memcpy),
+            ]
+            put, bare, tcp, plain = interleaved(puts, rounds)
+            yield self._figure("put", put, (("bare", bare), ("TCP", tcp), ("memcpy", plain)), target)
+            self._storage.put(self._pages, Level.CACHED)
+            self._bare.put()
+            gets = [
+                self._get(self._storage),
+                self._get(self._verified),
+                timed(self._bare.get),
+                timed(peer.get),
+                timed(self._memcpy),
+                timed(partial(self._memcpy, checked=True)),
+            ]
+            got, verified, bare, tcp, plain, summed = interleaved(gets, rounds)
+        yield self._figure("get", got, (("bare", bare), ("TCP", tcp), ("memcpy", plain)), target)
+        against = (("bare", bare), ("memcpy + xxh3", summed))
+        yield self._figure("get, verified", verified, against, verified_target)
+
+    def _figure(
+        self, name: str, ours: Sequence[int], against: Sequence[tuple[str, Sequence[int]]], target: float | None
+    ) -> Figure:
+        """Compare with references; the first one is what the target is about."""
+        comparisons = tuple(
+            Comparison(
+                reference,
+                median(self._bytes / ns for ns in taken),
+                median(theirs / own for theirs, own in zip(taken, ours, strict=True)),
+                at_least=None if number else target,
+            )
+            for number, (reference, taken) in enumerate(against)
+        )
+        rate = Spread.of([self._bytes / ns for ns in ours])
+        note = f"{len(self._pages)} pages a call"
+        return Figure(SECTION, f"{name}, {self._where}", "GB/s", rate, comparisons, note)
+
+    def _then_removed(self, put: Callable[[], object], remove: Callable[[], None]) -> Subject:
+        def subject() -> int:
+            start = perf_counter_ns()
+            put()
+            elapsed = perf_counter_ns() - start
+            remove()
+            return elapsed
+
+        return subject
+
+    def _remove(self) -> None:
+        assert self._storage.remove(self._labels) == len(self._labels)
+
+    def _get(self, storage: MooncakeStorage | VerifiedStorage) -> Subject:
+        def subject() -> int:
+            assert all(self._storage.exists(self._labels))
+            start = perf_counter_ns()
+            hits = storage.get(self._pages)
+            elapsed = perf_counter_ns() - start
+            assert all(hits)
+            return elapsed
+
+        return subject
+
+    def _memcpy(self, *, checked: bool = False) -> None:
+        start = 0
+        for page in self._pages:
+            (buffer,) = page.buffers
+            end = start + buffer.nbytes
+            np.copyto(self._copy[start:end], self._source[start:end])
+            if checked:
+                xxh3_64_intdigest(self._copy[start:end].data)
+            start = end
+
+
+class _Peer:
+    """A plain connection to another process."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._buffers = buffers
+        self._undo = ExitStack()
+
+    def __enter__(self) -> "_Peer":
+        with socket.create_server((LOOPBACK, 0)) as server:
+            command = [sys.executable, "-c", PEER, str(server.getsockname()[1]), str(sum(map(len, self._buffers)))]
+            self._undo.enter_context(subprocess.Popen(command))
+            self._socket, _ = server.accept()
+        self._undo.enter_context(self._socket)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def put(self) -> None:
+        """Send every page, and wait until all have been taken."""
+        self._socket.sendall(b"p")
+        for buffer in self._buffers:
+            self._socket.sendall(buffer)
+        assert self._socket.recv(1) == b"k"
+
+    def get(self) -> None:
+        """Receive as many bytes into the pages' places; they are put back from ``_Bench``'s store by the next get."""
+        self._socket.sendall(b"g")
+        for buffer in self._buffers:
+            taken = 0
+            while taken < len(buffer):
+                taken += self._socket.recv_into(buffer[taken:])

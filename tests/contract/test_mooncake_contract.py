@@ -1,0 +1,37 @@
+"""The storage contract, over a Mooncake cluster of real processes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mooncake_fixture import open_mooncake, small_cluster
+from tests.mooncake_needed import needs_mooncake
+from unified_cache.cluster.local import LocalCluster
+from unified_cache.storage_backends.mooncake import MooncakeStorage
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.testing.storage_contract import LAYOUT, MODEL, OTHER_MODEL, StorageContract, listing
+
+pytestmark = needs_mooncake
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with small_cluster(nodes=2) as cluster:
+        yield cluster
+
+
+def emptied(storage: MooncakeStorage) -> MooncakeStorage:
+    """Remove what the test before left; a cluster is too dear to have one for each."""
+    for model in (MODEL, OTHER_MODEL):
+        storage.remove([found.label for found in listing(storage, model.digest(LAYOUT))])
+    return storage
+
+
+class TestMooncakeStorage(StorageContract):
+    # Verified, as every cache has it: an object that is removed while it is read brings other bytes.
+    @pytest.fixture
+    def storage(self, cluster: LocalCluster) -> Iterator[StorageBackend]:
+        storage = VerifiedStorage(emptied(open_mooncake(cluster)))
+        yield storage
+        storage.close()

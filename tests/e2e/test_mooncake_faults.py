@@ -1,0 +1,226 @@
+"""An engine over a cluster whose processes are killed, stopped and started again while it works."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tests.cache_fixture import ToyEngine, toy_layout
+from tests.mooncake_fixture import open_mooncake, small_cluster
+from tests.mooncake_needed import needs_mooncake
+from unified_cache.cluster.local import LocalCluster
+from unified_cache.config import StorageGuard
+from unified_cache.controller import Leg
+from unified_cache.controller.guard import guarded
+from unified_cache.page import Prompt
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.window import SPAN_ALL
+
+pytestmark = needs_mooncake
+
+GUARD = StorageGuard(deadline_s=3.0, rest_s_max=4.0)
+RECOVERY_S = 10.0
+PAGE_SIZE = 4
+PROMPTS_COUNT = 6
+PROMPT_PAGES = 24
+HOST_PAGES = 60
+"""Fewer than half of the prompts' pages: the rest must come from storage."""
+INJECT_AFTER_S = 0.02
+"""Into a round, which takes ten times as long."""
+
+
+@dataclass
+class TimedStorage:
+    """What an engine sees of its store: the longest call, and what came of pages."""
+
+    inner: StorageBackend
+    longest_s: float = 0.0
+    hits_count: int = 0
+    stored_count: int = 0
+    declined_count: int = 0
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.longest_s = max(self.longest_s, time.monotonic() - started_s)
+
+    def capability(self) -> Capability:
+        return self.inner.capability()
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        self.inner.register(manifest, slabs)
+
+    def exists(self, labels: Sequence[Label]) -> list[bool]:
+        with self._timed():
+            return self.inner.exists(labels)
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        with self._timed():
+            hits = self.inner.get(pages)
+        self.hits_count += sum(hits)
+        return hits
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        with self._timed():
+            stored = self.inner.put(pages, level)
+        self.stored_count += sum(stored)
+        self.declined_count += len(stored) - sum(stored)
+        return stored
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        with self._timed():
+            return self.inner.remove(labels)
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        return self.inner.scan(identity, cursor)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class Work:
+    """An engine that serves the same prompts again and again, most of them from storage."""
+
+    storage: TimedStorage
+    toy: ToyEngine
+    prompts: list[Prompt] = field(init=False)
+    failures_count: int = 0
+
+    def __post_init__(self) -> None:
+        tokens = np.arange(PROMPT_PAGES * PAGE_SIZE, dtype=np.int32)
+        self.prompts = [self.toy.cache.prompt(tokens + 1000 * number) for number in range(PROMPTS_COUNT)]
+
+    def round(self) -> None:
+        """Serve every prompt: fetch, load, compute the rest, compare every byte that was reused, write through."""
+        cache = self.toy.cache
+        for prompt in self.prompts:
+            for start in (cache.prefetch, cache.load):
+                start(prompt)
+                self.settle()
+            lock = self.toy.serve(prompt)
+            assert lock is not None, "the cache must go on serving"
+            self.toy.verify(prompt, lock)
+            cache.backup(prompt)
+            self.settle()
+            cache.release(lock)
+
+    def settle(self) -> None:
+        self.failures_count += sum(operation.error is not None for operation in self.toy.cache.settle(60))
+
+    def is_normal(self) -> bool:
+        """Tell whether in one round nothing failed, nothing was declined, and storage had what memory had not."""
+        failed, declined, hits = self.failures_count, self.storage.declined_count, self.storage.hits_count
+        self.round()
+        return (self.failures_count, self.storage.declined_count) == (
+            failed,
+            declined,
+        ) and self.storage.hits_count > hits
+
+    def check_nothing_leaked(self) -> None:
+        stats = self.toy.cache.stats()
+        assert stats.operations_live == stats.calls_quarantined == 0
+        assert [occupancy.out for occupancy in stats.occupancy] == [0] * len(stats.occupancy)
+        self.toy.cache.check()
+
+
+@contextmanager
+def work_over(cluster: LocalCluster) -> Iterator[Work]:
+    storage = TimedStorage(guarded(open_mooncake(cluster), GUARD))
+    layout = toy_layout((SPAN_ALL, 3), PAGE_SIZE)
+    work = Work(storage, ToyEngine(layout, (HOST_PAGES, HOST_PAGES), (HOST_PAGES, HOST_PAGES), storage, None))
+    yield work
+    assert work.toy.cache.close() == []
+
+
+def nothing(cluster: LocalCluster) -> None:
+    """The fault is over by itself, or never is and must be lived with."""
+
+
+def kill_node(cluster: LocalCluster) -> None:
+    cluster.nodes[0].kill()
+
+
+def replace_node(cluster: LocalCluster) -> None:
+    cluster.replace_node(cluster.nodes[0])
+
+
+def stop_node(cluster: LocalCluster) -> None:
+    cluster.nodes[0].stop()
+
+
+def let_node_go_on(cluster: LocalCluster) -> None:
+    cluster.nodes[0].cont()
+
+
+def kill_master(cluster: LocalCluster) -> None:
+    cluster.master.kill()
+
+
+def restart_master(cluster: LocalCluster) -> None:
+    cluster.restart_master()
+
+
+def stop_master(cluster: LocalCluster) -> None:
+    cluster.master.stop()
+
+
+def let_master_go_on(cluster: LocalCluster) -> None:
+    cluster.master.cont()
+
+
+Act = Callable[[LocalCluster], None]
+
+FAULTS: dict[str, tuple[Act, Act]] = {
+    "a node is killed and stays away": (kill_node, nothing),
+    "a node is killed and another takes its place": (kill_node, replace_node),
+    "a node stalls": (stop_node, let_node_go_on),
+    "the master is killed and starts anew": (kill_master, restart_master),
+    "the master stalls": (stop_master, let_master_go_on),
+}
+
+SHORT = {
+    ("a node is killed and stays away", False),
+    ("a node is killed and another takes its place", True),
+    ("a node stalls", True),
+    ("the master is killed and starts anew", False),
+}
+"""Those of every run; by whether it happens during gets."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "during_gets"),
+    [
+        pytest.param(fault, during_gets, marks=() if (fault, during_gets) in SHORT else pytest.mark.long)
+        for fault in FAULTS
+        for during_gets in (False, True)
+    ],
+)
+def test_an_engine_goes_on_serving_right_bytes_and_is_back_to_normal_soon(fault: str, during_gets: bool) -> None:
+    inject, clear = FAULTS[fault]
+    with small_cluster(nodes=3) as cluster, work_over(cluster) as work:
+        if during_gets:
+            work.round()
+            assert work.is_normal()
+        # From a thread that outlives the fault: cluster processes die with the thread that started them.
+        injection = threading.Timer(INJECT_AFTER_S, inject, (cluster,))
+        injection.start()
+        work.round()
+        injection.join()
+        work.round()
+        clear(cluster)
+        cleared_s = time.monotonic()
+        while not work.is_normal():
+            assert time.monotonic() - cleared_s < RECOVERY_S, "service must be normal again"
+        assert work.storage.longest_s < GUARD.deadline_s + 1
+        work.check_nothing_leaked()
+        assert work.toy.cache.stats().traffic[Leg.PREFETCH].pages > 0

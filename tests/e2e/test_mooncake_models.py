@@ -1,0 +1,151 @@
+"""Prefixes of real models' layouts, written into a cluster of three nodes and read by a process that never saw them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.cache_fixture import ToyEngine
+from tests.mooncake_fixture import open_mooncake, small_cluster
+from tests.mooncake_needed import needs_mooncake
+from tests.sources import ROOT
+from unified_cache.cluster.local import LocalCluster
+from unified_cache.components.layouts import layout
+from unified_cache.page import Prompt
+from unified_cache.pool import PoolSpec
+from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import catalog_of
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.window import window
+
+pytestmark = needs_mooncake
+
+PROMPT_PAGES = 3
+POOL_PAGES = 4
+
+MODELS = {
+    "llama-3.1-8b": 16,
+    "gpt-oss-20b": 64,
+    "nemotron-3-nano-30b-a3b": 64,
+    "deepseek-v4-flash": 256,
+}
+"""Page sizes of one model for each kind: Full, Full and SWA, Full and Mamba, DeepSeek-V4's pools."""
+
+READER = """
+import json, sys
+from tests.e2e.test_mooncake_models import MODELS, engine_over, open_storage, prompt_of, read_back
+
+found = {}
+for preset in MODELS:
+    toy = engine_over(preset, open_storage(sys.argv[1]))
+    found[preset] = read_back(toy, prompt_of(toy))
+    assert toy.cache.close() == []
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with small_cluster(nodes=3, segment_bytes=256 << 20) as cluster:
+        yield cluster
+
+
+def engine_over(preset: str, storage: StorageBackend) -> ToyEngine:
+    model = layout(preset, page_size=MODELS[preset])
+    sizes = tuple(POOL_PAGES for _ in model.components)
+    return ToyEngine(model, sizes, sizes, storage, None)
+
+
+def prompt_of(toy: ToyEngine) -> Prompt:
+    return toy.cache.prompt(np.arange(PROMPT_PAGES * toy.page_size, dtype=np.int32))
+
+
+def write(toy: ToyEngine, prompt: Prompt) -> None:
+    """Compute a prompt and write it through to storage."""
+    lock = toy.serve(prompt)
+    assert lock is not None
+    toy.cache.backup(prompt)
+    assert all(operation.error is None for operation in toy.cache.settle(60))
+    toy.cache.release(lock)
+
+
+def read_back(toy: ToyEngine, prompt: Prompt) -> tuple[int, int]:
+    """Fetch what storage has, load it, compare every page; return the pages of the prefix, and those compared."""
+    for start in (toy.cache.prefetch, toy.cache.load):
+        start(prompt)
+        assert all(operation.error is None for operation in toy.cache.settle(60))
+    lock = toy.cache.lock(toy.cache.match(prompt))
+    hit_pages, verified_pages = lock.end, toy.verify(prompt, lock)
+    toy.cache.release(lock)
+    toy.cache.check()
+    return hit_pages, verified_pages
+
+
+def pages_needed(toy: ToyEngine, end: int) -> int:
+    """Count the pages of all components that a resume at ``end`` needs."""
+    return sum(end - window(end, span) for span in toy.spans)
+
+
+def longest_legal(toy: ToyEngine, prompt: Prompt, storage: StorageBackend) -> int:
+    """Find by trying every length, the longest first, what can be resumed from: every pool has its whole window."""
+
+    def has(component: int, page: int, pool: PoolSpec) -> bool:
+        return storage.exists([Label(toy.digest, prompt.keys[page], pool.name)]) == [True]
+
+    for end in range(prompt.pages_count, 0, -1):
+        if all(
+            has(component, page, pool)
+            for component, span in enumerate(toy.spans)
+            for page in range(window(end, span), end)
+            for pool in toy.byte_pools(component)
+        ):
+            return end
+    return 0
+
+
+def test_prefixes_come_back_bit_by_bit_in_a_process_that_never_saw_them(cluster: LocalCluster) -> None:
+    expected: dict[str, list[int]] = {}
+    for preset in MODELS:
+        toy = engine_over(preset, open_mooncake(cluster))
+        write(toy, prompt_of(toy))
+        expected[preset] = [PROMPT_PAGES, pages_needed(toy, PROMPT_PAGES)]
+        assert toy.cache.close() == []
+    command = [sys.executable, "-c", READER, cluster.url]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == expected
+
+
+@pytest.mark.parametrize("preset", MODELS)
+def test_a_missing_object_shortens_the_hit_to_the_longest_legal_length(preset: str, cluster: LocalCluster) -> None:
+    writer = engine_over(preset, open_mooncake(cluster))
+    prompt = prompt_of(writer)
+    write(writer, prompt)
+    assert writer.cache.close() == []
+    storage = open_mooncake(cluster)
+    for component in reversed(range(len(writer.spans))):
+        # The last sidecar of the last page; of a component without sidecars, the page itself.
+        sidecar = writer.byte_pools(component)[-1]
+        assert storage.remove([Label(writer.digest, prompt.keys[PROMPT_PAGES - 1], sidecar.name)]) == 1
+        legal = longest_legal(writer, prompt, storage)
+        assert legal < PROMPT_PAGES
+        reader = engine_over(preset, open_mooncake(cluster))
+        assert read_back(reader, prompt) == (legal, pages_needed(reader, legal))
+        assert reader.cache.close() == []
+    storage.close()
+
+
+def test_tools_find_what_the_pages_are_without_an_engine(cluster: LocalCluster) -> None:
+    toy = engine_over("gpt-oss-20b", open_mooncake(cluster))
+    assert toy.cache.close() == []
+    storage = open_storage(cluster.url)
+    found = catalog_of(storage).manifests()
+    assert [manifest and manifest.model for digest, manifest in found.items() if digest == toy.digest] == ["toy"]
+    assert found[toy.digest] == manifest_of(toy.cache.identity, toy.layout)
+    assert catalog_of(storage).used_between(toy.digest) is None
+    storage.close()

@@ -1,0 +1,201 @@
+"""Pages written to and read from a Mooncake cluster, in calls of a size that it likes, past nodes that fail."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from unified_cache.errors import StorageError
+from unified_cache.storage_backends._mooncake_buffers import Piece, batches
+from unified_cache.storage_backends._mooncake_client import Client
+from unified_cache.storage_backends._mooncake_library import Code
+from unified_cache.storage_backends._mooncake_owners import Place
+
+__all__ = ["Moves"]
+
+PUTS = "puts"
+"""Stands for the node that the next put goes to: the master chooses, nobody tells which one it was."""
+
+FULL_PAUSES_S = (0.01, 0.04)
+"""A full cluster evicts in the background: so long it is given, once a call, before what has no room is declined."""
+
+QUOTA_EXCEEDED = -1700
+"""A tenant's own lack of room."""
+
+_NO_ROOM = frozenset({Code.NO_ROOM, QUOTA_EXCEEDED})
+_UNREADABLE = frozenset({Code.TRANSFER_FAILED, Code.CHECKSUM_MISMATCH, Code.NOT_READY})
+
+
+class Moves:
+    """Puts and gets over a client. Thread-safe."""
+
+    def __init__(self, client: Client, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._client = client
+        self._sleep = sleep
+
+    # ---- put -------------------------------------------------------------------------------------------------
+
+    def write(self, pieces: Sequence[Piece], known: dict[str, Place]) -> list[bool]:
+        """Store objects; ``known`` are those of them that the cluster has. True for each that it has in the end.
+
+        A result of 0 says little: it is that of a key which another writer has reserved, too. So what was written is
+        asked for, first pages last: they are the most recent ones then.
+        """
+        foreign = {piece.name for piece in pieces if piece.name in known and not _fits(piece, known[piece.name])}
+        if foreign:
+            self._client.remove(list(foreign))
+        fresh = [piece for piece in pieces if piece.name not in known or piece.name in foreign]
+        accepted = self._write_all(fresh) if fresh else []
+        names = [piece.name for piece in reversed(accepted)]
+        whole = {name for name, exists in zip(names, self._client.exist_aged(names), strict=True) if exists}
+        self._client.places.forget(names)
+        return [piece.name in whole or (piece.name in known and piece.name not in foreign) for piece in pieces]
+
+    def _write_all(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Put batch after batch; return what was accepted. After a failed transfer no more is tried for a while."""
+        endpoints = self._client.endpoints
+        pauses = list(FULL_PAUSES_S)
+        accepted: list[Piece] = []
+        for batch in batches(pieces):
+            if not endpoints.is_up(PUTS):
+                break
+            with endpoints.asking(PUTS):
+                codes = self._put(batch)
+            while pauses and not _NO_ROOM.isdisjoint(codes.values()):
+                self._sleep(pauses.pop(0))
+                codes |= self._put([piece for piece in batch if codes[piece.number] in _NO_ROOM])
+            accepted += [piece for piece in batch if not codes[piece.number]]
+            self._judge_put(codes.values())
+        return accepted
+
+    def _judge_put(self, codes: Iterable[int]) -> None:
+        failed = {code for code in codes if code}
+        if Code.TRANSFER_FAILED in failed:
+            self._client.endpoints.failed(PUTS)
+        else:
+            self._client.endpoints.succeeded(PUTS)
+        strange = failed - _NO_ROOM - {Code.TRANSFER_FAILED}
+        if strange:
+            raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
+
+    def _put(self, batch: Sequence[Piece]) -> dict[int, int]:
+        """Put in one call, or in two where some objects lie in one buffer and some in several; codes by number."""
+        client = self._client
+        codes: dict[int, int] = {}
+        whole, cut = _by_buffers(batch)
+        if whole:
+            config = client.put_config([_page_of(piece.name) for piece in whole])
+            names, pointers, sizes = _columns(whole)
+            codes.update(zip(_numbers(whole), client.put(names, pointers, sizes, config), strict=True))
+        if cut:
+            config = client.put_config([_page_of(piece.name) for piece in cut])
+            names, pointers_of, sizes_of = _columns_of_pieces(cut)
+            codes.update(zip(_numbers(cut), client.put_pieces(names, pointers_of, sizes_of, config), strict=True))
+        return codes
+
+    # ---- get -------------------------------------------------------------------------------------------------
+
+    def read(self, pieces: Sequence[Piece]) -> set[int]:
+        """Fill buffers; return the numbers of those that were filled.
+
+        Node by node, so that one which fails takes no page of another with it, and the first pages last. An object of
+        another size is removed.
+        """
+        endpoints = self._client.endpoints
+        by_endpoint: dict[str, list[Piece]] = {}
+        for piece, endpoint in self._found(pieces):
+            by_endpoint.setdefault(endpoint, []).append(piece)
+        hits: set[int] = set()
+        for endpoint, held in by_endpoint.items():
+            for batch in batches(held[::-1]):
+                if not endpoints.is_up(endpoint):
+                    break
+                with endpoints.asking(endpoint):
+                    hits |= self._read(batch, endpoint)
+        return hits
+
+    def _found(self, pieces: Sequence[Piece]) -> list[tuple[Piece, str]]:
+        """Return those pieces that can be read, and whom from."""
+        client = self._client
+        names = [piece.name for piece in pieces]
+        absent = client.places.absent(names)
+        known = client.places.find(names)
+        unsure = [piece.name for piece in pieces if piece.name not in known or not _fits(piece, known[piece.name])]
+        if unsure:
+            asked = client.locate(unsure[::-1])
+            for name in unsure:
+                known.pop(name, None)
+            known |= asked
+        foreign = [piece.name for piece in pieces if piece.name in known and not _fits(piece, known[piece.name])]
+        if foreign:
+            client.remove(foreign)
+        out = absent.union(foreign)
+        return [
+            (piece, known[piece.name].endpoint) for piece in pieces if piece.name in known and piece.name not in out
+        ]
+
+    def _read(self, batch: Sequence[Piece], endpoint: str) -> set[int]:
+        client = self._client
+        codes = self._get(batch)
+        hits = {piece.number for piece in batch if codes[piece.number] == piece.object_bytes}
+        if len(hits) == len(batch):
+            client.endpoints.succeeded(endpoint)
+            return hits
+        missed = [piece for piece in batch if piece.number not in hits]
+        client.places.forget([piece.name for piece in missed])
+        failed = {codes[piece.number] for piece in missed}
+        client.places.make_absent(piece.name for piece in missed if codes[piece.number] in _UNREADABLE)
+        if Code.TRANSFER_FAILED in failed:
+            client.endpoints.failed(endpoint)
+        damaged = [piece.name for piece in missed if codes[piece.number] == Code.CHECKSUM_MISMATCH]
+        if damaged:
+            client.remove(damaged)
+        expired = [piece for piece in missed if codes[piece.number] == Code.LEASE_EXPIRED]
+        if len(expired) > 1:
+            # Together they took longer than their lease; each half has a lease of its own.
+            middle = len(expired) // 2
+            for half in (expired[:middle], expired[middle:]):
+                hits |= self._read(half, endpoint)
+        return hits
+
+    def _get(self, batch: Sequence[Piece]) -> dict[int, int]:
+        """Get in one call, or in two where some objects lie in one buffer and some in several; codes by number."""
+        codes: dict[int, int] = {}
+        whole, cut = _by_buffers(batch)
+        if whole:
+            codes.update(zip(_numbers(whole), self._client.get(*_columns(whole)), strict=True))
+        if cut:
+            codes.update(zip(_numbers(cut), self._client.get_pieces(*_columns_of_pieces(cut)), strict=True))
+        return codes
+
+
+def _fits(piece: Piece, place: Place) -> bool:
+    """Tell whether an object has the size of a page; of what lies on disks alone, nobody knows."""
+    return place.object_bytes in (0, piece.object_bytes)
+
+
+def _page_of(name: str) -> str:
+    """Name what is evicted together: the objects of one page."""
+    return name.partition(".")[0]
+
+
+def _by_buffers(batch: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
+    """Sort objects by whether they lie in one buffer."""
+    cut = [piece for piece in batch if len(piece.pointers) != 1]
+    return ([piece for piece in batch if len(piece.pointers) == 1], cut) if cut else (batch, cut)
+
+
+def _numbers(batch: Sequence[Piece]) -> list[int]:
+    return [piece.number for piece in batch]
+
+
+def _columns(batch: Sequence[Piece]) -> tuple[list[str], list[int], list[int]]:
+    """Return names, pointers and sizes of objects of one buffer each."""
+    return (
+        [piece.name for piece in batch],
+        [piece.pointers[0] for piece in batch],
+        [piece.object_bytes for piece in batch],
+    )
+
+
+def _columns_of_pieces(batch: Sequence[Piece]) -> tuple[list[str], list[list[int]], list[list[int]]]:
+    """Return names, pointers and sizes of objects of several buffers each."""
+    return [piece.name for piece in batch], [piece.pointers for piece in batch], [piece.sizes for piece in batch]

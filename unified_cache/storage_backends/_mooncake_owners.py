@@ -1,0 +1,182 @@
+"""What is known of the nodes of a cluster: which one holds an object, and which ones fail at the moment.
+
+Bookkeeping with a clock; nothing here asks anybody.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple
+
+from unified_cache.storage_backends.wrappers.backoff import Backoff
+
+__all__ = ["Endpoints", "Place", "Places"]
+
+PATIENCE_S = 1.5
+"""A node in whose call somebody has been for longer is not asked by others: it takes milliseconds, or is stalled."""
+
+REST = Backoff(1.0, 4.0)
+"""How long a node that failed is left alone: a fault that clears is noticed within the longest of these."""
+
+FORGET_S = 60.0
+"""After a rest that no call has followed for so long, nothing is known of a node any more."""
+
+PLACE_FRESH_S = 5.0
+"""How long the master's word on where an object lies is good: less than it takes to notice that a node is gone."""
+
+PLACES_MAX = 1 << 16
+"""Objects whose place is remembered; about 20 MB of names."""
+
+ABSENT_S = 3.0
+"""How long an object that exists and cannot be read is taken for a miss. The master forgets dead nodes in that time."""
+
+
+class Place(NamedTuple):
+    """Where an object lies."""
+
+    endpoint: str
+    object_bytes: int
+
+
+class Places:
+    """Where objects lie, for ``PLACE_FRESH_S``, and which of them cannot be read. Bounded; thread-safe."""
+
+    __slots__ = ("_absent", "_clock", "_guard", "_known")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, tuple[Place, float]] = OrderedDict()
+        self._absent: OrderedDict[str, float] = OrderedDict()
+        self._guard = Lock()
+
+    def find(self, names: Iterable[str]) -> dict[str, Place]:
+        """Return the places that are known."""
+        oldest_s = self._clock() - PLACE_FRESH_S
+        with self._guard:
+            known = ((name, self._known.get(name)) for name in names)
+            return {name: entry[0] for name, entry in known if entry is not None and entry[1] >= oldest_s}
+
+    def learn(self, places: Iterable[tuple[str, Place]]) -> None:
+        """Remember what the master says now."""
+        now_s = self._clock()
+        with self._guard:
+            for name, place in places:
+                self._known.pop(name, None)
+                self._known[name] = (place, now_s)
+            _shrink(self._known)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Know nothing of these any more, neither where they are nor that they cannot be read."""
+        with self._guard:
+            for name in names:
+                self._known.pop(name, None)
+                self._absent.pop(name, None)
+
+    def make_absent(self, names: Iterable[str]) -> None:
+        """Take these for misses for a while."""
+        until_s = self._clock() + ABSENT_S
+        with self._guard:
+            for name in names:
+                self._known.pop(name, None)
+                self._absent.pop(name, None)
+                self._absent[name] = until_s
+            _shrink(self._absent)
+
+    def absent(self, names: Iterable[str]) -> set[str]:
+        """Return those that are taken for misses."""
+        if not self._absent:
+            return set()
+        now_s = self._clock()
+        with self._guard:
+            return {name for name in names if self._absent.get(name, now_s) > now_s}
+
+
+def _shrink(entries: "OrderedDict[str, tuple[Place, float]] | OrderedDict[str, float]") -> None:
+    while len(entries) > PLACES_MAX:
+        entries.popitem(last=False)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """How calls to one endpoint went."""
+
+    failures_count: int = 0
+    """In a row."""
+    rests_until_s: float = 0.0
+    started_s: list[float] = field(default_factory=list)
+    """Of the calls in flight."""
+
+    def is_forgotten(self, now_s: float) -> bool:
+        """Tell whether nobody has asked for so long that the node is gone for good: it came back under another port."""
+        return not self.started_s and now_s - self.rests_until_s > FORGET_S
+
+
+class Endpoints:
+    """A breaker for each node: after a failure it rests, longer each time, and so while a call to it hangs.
+
+    Thread-safe. The first call after a rest is the probe; calls beside it are let through as well until the probe has
+    been out for ``PATIENCE_S``.
+    """
+
+    __slots__ = ("_clock", "_guard", "_standings")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._standings: dict[str, _Standing] = {}
+        self._guard = Lock()
+
+    def is_up(self, endpoint: str) -> bool:
+        """Tell whether an endpoint is to be asked."""
+        standing = self._standings.get(endpoint)
+        if standing is None:
+            return True
+        now_s = self._clock()
+        with self._guard:
+            stalled = bool(standing.started_s) and now_s - standing.started_s[0] > PATIENCE_S
+            return not stalled and now_s >= standing.rests_until_s
+
+    def resting(self) -> list[str]:
+        """Name the endpoints that are not to be asked now."""
+        with self._guard:
+            known = list(self._standings)
+        return [endpoint for endpoint in known if not self.is_up(endpoint)]
+
+    @contextmanager
+    def asking(self, endpoint: str) -> Iterator[None]:
+        """Note that a call to an endpoint is in flight."""
+        started_s = self._clock()
+        with self._guard:
+            standing = self._standings.setdefault(endpoint, _Standing())
+            standing.started_s.append(started_s)
+        try:
+            yield
+        finally:
+            with self._guard:
+                standing.started_s.remove(started_s)
+                self._let_go(endpoint, standing)
+
+    def failed(self, endpoint: str) -> None:
+        """Let an endpoint rest."""
+        now_s = self._clock()
+        with self._guard:
+            standing = self._standings.setdefault(endpoint, _Standing())
+            standing.failures_count += 1
+            standing.rests_until_s = now_s + REST.pause_s(standing.failures_count)
+            for gone in [name for name, each in self._standings.items() if each.is_forgotten(now_s)]:
+                del self._standings[gone]
+
+    def succeeded(self, endpoint: str) -> None:
+        """Note that an endpoint works."""
+        standing = self._standings.get(endpoint)
+        if standing is not None and standing.failures_count:
+            with self._guard:
+                standing.failures_count = 0
+                standing.rests_until_s = 0.0
+
+    def _let_go(self, endpoint: str, standing: _Standing) -> None:
+        """Nodes come back under other ports: one with nothing in flight and no failure needs no entry."""
+        if not standing.started_s and not standing.failures_count:
+            self._standings.pop(endpoint, None)
