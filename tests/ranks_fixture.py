@@ -128,8 +128,8 @@ def digest_of(cache: UnifiedCache) -> str:
     for tier in cache._ledger._allocators:
         for allocator in tier:
             found.update(allocator._free[: allocator.free_count].tobytes())
-    if cache._ledger.paired is not None:
-        found.update(cache._ledger.paired.map.table.tobytes())
+    if cache.pairing is not None:
+        found.update(cache.pairing.map.table.tobytes())
     return found.hexdigest()
 
 

@@ -20,7 +20,8 @@ from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
-from unified_cache.ranks import LocalRanks, RankGroup, check_alike, together
+from unified_cache.ranks import LocalRanks, RankGroup, check_configuration, together
+from unified_cache.slots import PairedAllocator
 from unified_cache.stats import Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.transfers import Traffic, Transfers
@@ -88,6 +89,11 @@ class UnifiedCache:
         memory = TieredMemory.fitting(layout, config, device_pools)
         return cls.assemble(layout, config, memory, workers, identity, storage, ranks)
 
+    @property
+    def pairing(self) -> PairedAllocator | None:
+        """Full's device slots and those reached through them, with their page map; None for a layout without."""
+        return self._ledger.paired
+
     @classmethod
     def assemble(
         cls,
@@ -103,10 +109,7 @@ class UnifiedCache:
 
         Without ``workers`` it starts threads; an error leaves none behind.
         """
-        shape = [(component.name, component.span) for component in layout.components]
-        check_alike(ranks, "the configuration", f"{layout.page_size} {shape} {config} {storage is not None}")
-        if ranks.size > 1 and config.eviction.ttl_s is not None:
-            raise ConfigError(f"clocks differ between ranks: expected no ttl_s, found {config.eviction.ttl_s}")
+        check_configuration(ranks, layout, config, has_storage=storage is not None)
         if workers is None:
             workers = ThreadWorkers.start(storage=config.storage_workers)
         cache = cls(layout, config, memory, workers, identity, ranks)
@@ -307,8 +310,7 @@ class UnifiedCache:
         if tokens < self.config.prefetching.threshold_tokens:
             return None
         steps = self._transfers.prefetch(prompt, self._storage)
-        patience_s = self.config.prefetching.patience(tokens)
-        return self._controller.start(Leg.PREFETCH, steps, patience_s)
+        return self._controller.start(Leg.PREFETCH, steps, self.config.prefetching.patience(tokens))
 
     def follow(self, operation: Operation) -> Arrival | None:
         """Begin to read what a load brings, layer by layer, before it is in the tree; give it to ``leave`` in the end.
@@ -376,9 +378,8 @@ class UnifiedCache:
         if self._storage is not None:
             raise StateError("a store is attached; detach it first")
         self._check_host()
-        guard, memory, ranks = self.config.guard, self._memory, self._ranks
-        with together(ranks, "taking a store over"):
-            tier = StorageTier.open(storage, guard, self.layout, self.identity, memory, ranks)
+        with together(self._ranks, "taking a store over"):
+            tier = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory, self._ranks)
         self._storage = self._transfers.storage = tier
 
     def detach(self) -> list[str]:

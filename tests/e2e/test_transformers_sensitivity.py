@@ -156,7 +156,7 @@ def test_state_of_another_boundary_shows(family: str, pool: str) -> None:
 def test_a_stale_map_from_full_to_window_slots_shows(family: str) -> None:
     tokens = prompt_of(family, 1, is_aligned=False)
     with engine(family, shape=Shape(device_pages=TIGHT)) as ours:
-        paired = ours.cache._ledger.paired
+        paired = ours.cache.pairing
         assert paired is not None
         serve(ours, tokens)
         stale = paired.map.table.copy()

@@ -6,10 +6,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from unified_cache.config import CacheConfig
 from unified_cache.errors import CacheError, ConfigError, RankError
+from unified_cache.pool import ModelLayout
 from unified_cache.ranks.group import RankGroup
 
-__all__ = ["check_alike", "failed_ranks", "together"]
+__all__ = ["check_alike", "check_configuration", "failed_ranks", "together"]
 
 
 def check_alike(ranks: RankGroup, what: str, value: str) -> None:
@@ -23,6 +25,18 @@ def check_alike(ranks: RankGroup, what: str, value: str) -> None:
     ones, zeros = np.split(ranks.agree(np.concatenate([digest, ~digest])), 2)
     if not (ones | zeros).all():
         raise ConfigError(f"{what} must be the same on all {ranks.size} ranks, found on rank {ranks.rank}: {value}")
+
+
+def check_configuration(ranks: RankGroup, layout: ModelLayout, config: CacheConfig, *, has_storage: bool) -> None:
+    """Refuse, on every rank, caches that would not do the same.
+
+    Raises:
+        ConfigError: they are of different shapes, or something depends on a rank's own clock.
+    """
+    shape = [(component.name, component.span) for component in layout.components]
+    check_alike(ranks, "the configuration", f"{layout.page_size} {shape} {config} {has_storage}")
+    if ranks.size > 1 and config.eviction.ttl_s is not None:
+        raise ConfigError(f"clocks differ between ranks: expected no ttl_s, found {config.eviction.ttl_s}")
 
 
 def failed_ranks(ranks: RankGroup, failed: list[bool]) -> list[list[int]]:
