@@ -6,9 +6,10 @@ never against a component by name.
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -66,6 +67,9 @@ class PoolSpec:
     replicated: bool = field(default=False, compare=False, repr=False)
     """Whether every tensor-parallel rank holds the same bytes, as of MLA: one rank stores them for all. Who writes a
     pool is no part of what it is."""
+    shard: str = field(default="", compare=False, repr=False)
+    """Which heads and layers its bytes are of, where they are fewer than the rank's: its objects are then shared with
+    whoever holds the same, in groups of any size. See ``ranks.shards.Shard.unit_pools``."""
 
     def __post_init__(self) -> None:
         if not _POOL_NAME.fullmatch(self.name) or len(self.name) > POOL_NAME_BYTES_MAX:
@@ -148,17 +152,19 @@ class ModelLayout:
         sharded = [pool.name for pool in first.pools if not pool.replicated]
         if sharded and any(pool.replicated for pool in self.pools):
             raise LayoutError(f"where any pool is replicated, those of {first.name} must be, found {sharded} sharded")
+        stray = [pool.name for pool in self.pools if pool.shard not in {"", *(each.shard for each in first.pools)}]
+        if stray:
+            raise LayoutError(f"a pool's shard must be one of {first.name}'s pools' too, found {stray} of others")
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
         """Every pool: each component's anchor before its sidecars, Full's pools first."""
         return tuple(pool for component in self.components for pool in component.pools)
 
-    @property
-    def replicated(self) -> "ModelLayout | None":
-        """The same model with the pools alone that every rank holds alike; None if there are none."""
-        alike = [(each, tuple(pool for pool in each.pools if pool.replicated)) for each in self.components]
-        components = tuple(component.with_pools(pools) for component, pools in alike if pools)
+    def only(self, chosen: Callable[[PoolSpec], bool]) -> "ModelLayout | None":
+        """Return the same model with the chosen pools alone; None if there are none."""
+        left = [(each, tuple(pool for pool in each.pools if chosen(pool))) for each in self.components]
+        components = tuple(component.with_pools(pools) for component, pools in left if pools)
         return ModelLayout(self.page_size, components) if components else None
 
     @property
@@ -211,15 +217,22 @@ class Identity:
     """The same without the heads: what replicated pools go by, of which all ranks hold the same bytes."""
 
     def parts(self, layout: ModelLayout) -> tuple[tuple["Identity", ModelLayout], ...]:
-        """Say whose pages the pools hold: replicated ones the group's, which have the first entry, others this shard's.
+        """Say whose pages the pools hold: first replicated ones, the group's; then those of some heads; then the rest.
 
-        One entry where both are the same. A pool belongs to the first layout that has it.
+        One entry where all are this shard's. A pool belongs to the first layout that has it.
         """
-        shared = layout.replicated
-        if shared is None or self.shard == self.stage:
-            return ((self, layout),)
-        group = (replace(self, shard=self.stage), shared)
-        return (group,) if shared.pools == layout.pools else (group, (self, layout))
+        parts: list[tuple[Identity, ModelLayout]] = []
+        shared = layout.only(lambda pool: pool.replicated)
+        if shared is not None and self.shard != self.stage:
+            parts.append((replace(self, shard=self.stage), shared))
+        for shard in dict.fromkeys(pool.shard for pool in layout.pools if pool.shard):
+            unit = layout.only(partial(_is_of, shard))
+            assert unit is not None, "a pool names it"
+            parts.append((replace(self, shard=shard), unit))
+        placed = {pool.name for _, part in parts for pool in part.pools}
+        if any(pool.name not in placed for pool in layout.pools):
+            parts.append((self, layout))
+        return tuple(parts)
 
     def owners(self, layout: ModelLayout) -> dict[str, bytes]:
         """Return by pool the digest of whose pages it holds, 32 bytes; see ``parts``."""
@@ -236,6 +249,10 @@ class Identity:
             fields += [f"{pool.name}={pool.page_bytes}" for pool in component.pools]
         text = b"".join(len(field.encode()).to_bytes(8, "little") + field.encode() for field in fields)
         return hashlib.sha256(b"unified-cache-identity-v1" + text).digest()
+
+
+def _is_of(shard: str, pool: PoolSpec) -> bool:
+    return pool.shard == shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cache_fixture import IDENTITY, ToyEngine, toy_layout
 from tests.components import ToyComponent
-from tests.ranks_fixture import FailingStorage, ThreadRanks, in_threads, over, ranked, same, served
+from tests.ranks_fixture import FailingStorage, ThreadRanks, in_threads, over, prompt_of, ranked, same, served
 from unified_cache.components.layouts.presets import layout
 from unified_cache.controller import InlineWorkers, Leg, OperationState
 from unified_cache.errors import LayoutError
@@ -17,7 +17,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.ranks import LocalRanks
 from unified_cache.ranks.shards import Shard, heads_per_unit
 from unified_cache.seal import Label
-from unified_cache.storage_backends.manifest import described_by
+from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.window import SPAN_ALL
@@ -50,14 +50,21 @@ def identity_of(rank: int, size: int) -> Identity:
     return replace(IDENTITY, shard=shard.text, stage=shard.stage)
 
 
+def one_for_all(model: ModelLayout) -> Callable[[int, int], ModelLayout]:
+    return lambda rank, size: model
+
+
 def on_shared_store(
-    store: Counting, live: Callable[[ToyEngine, ThreadRanks], Result], size: int = 2, chosen: ModelLayout | None = None
+    store: Counting,
+    live: Callable[[ToyEngine, ThreadRanks], Result],
+    size: int = 2,
+    chosen: Callable[[int, int], ModelLayout] = one_for_all(mixed_layout()),
 ) -> list[Result]:
-    """Run ranks over one store."""
-    model = mixed_layout() if chosen is None else chosen
-    room = tuple(24 for _ in model.components)
+    """Run ranks over one store; ``chosen`` gives each its layout, by rank and size."""
 
     def opened(ranks: ThreadRanks) -> Result:
+        model = chosen(ranks.rank, ranks.size)
+        room = tuple(24 for _ in model.components)
         toy = ToyEngine(model, room, room, None, InlineWorkers())
         ranked(toy, ranks, None, identity=identity_of(ranks.rank, ranks.size)).attach(store)
         return live(toy, ranks)
@@ -95,7 +102,7 @@ def test_what_the_one_writer_could_not_store_is_stored_for_nobody() -> None:
         return operation.state, toy.cache.stats().traffic[Leg.STORE].component_pages
 
     latent = ModelLayout(PAGE, mixed_layout().components[:1])
-    assert same(on_shared_store(store, live, 4, latent)) == (OperationState.FAILED, [0])
+    assert same(on_shared_store(store, live, 4, one_for_all(latent))) == (OperationState.FAILED, [0])
     assert store.puts, "the first rank tried"
 
 
@@ -104,6 +111,63 @@ def test_groups_of_other_sizes_share_replicated_pools_and_equal_shards() -> None
     by_size = {size: [identity_of(rank, size).owners(mixed) for rank in range(size)] for size in (1, 2, 4)}
     assert len({owners["kv"] for found in by_size.values() for owners in found}) == 1
     assert len({owners["state"] for found in by_size.values() for owners in found}) == 1 + 2 + 4
+
+
+HEADS, HEADS_PER_UNIT = 8, 2
+
+
+def cut_layout(rank: int, size: int) -> ModelLayout:
+    """Make what a rank keeps of full attention, a window and recurrent state, attention cut into units of heads."""
+    shard = Shard.of_rank(rank, size, HEADS, 32)
+    full = ToyComponent("full", SPAN_ALL, shard.unit_pools("kv", HEADS_PER_UNIT, 64))
+    windowed = ToyComponent("swa", 2, shard.unit_pools("swa", HEADS_PER_UNIT, 40))
+    return ModelLayout(PAGE, (full, windowed, ToyComponent("state", 1, (PoolSpec("state", 48),))))
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(1, 4), (2, 4), (4, 2), (4, 1)])
+def test_groups_of_other_sizes_share_objects_of_some_heads(writers: int, readers: int) -> None:
+    def attention(rank: int, size: int) -> ModelLayout:
+        whole = cut_layout(rank, size)
+        return ModelLayout(PAGE, whole.components[:2])
+
+    def write(toy: ToyEngine, ranks: ThreadRanks) -> OperationState:
+        return over(toy.cache, toy.cache.backup(served(toy, 4))).state
+
+    def read(toy: ToyEngine, ranks: ThreadRanks) -> tuple[int, int]:
+        prompt = prompt_of(toy.cache, 4)
+        fetched = over(toy.cache, toy.cache.prefetch(prompt))
+        over(toy.cache, toy.cache.load(prompt))
+        return fetched.pages_count, toy.verify(prompt, toy.cache.lock(toy.cache.match(prompt)))
+
+    store = Counting()
+    assert same(on_shared_store(store, write, writers, attention)) == OperationState.DONE
+    puts = [label.pool for label in store.puts]
+    assert {pool: puts.count(pool) for pool in puts} == {
+        **{f"kv_h{start}": 4 for start in range(0, HEADS, HEADS_PER_UNIT)},
+        **{f"swa_h{start}": 2 for start in range(0, HEADS, HEADS_PER_UNIT)},
+    }
+    assert same(on_shared_store(store, read, readers, attention)) == (4, 6)
+
+
+def test_what_cannot_be_cut_goes_by_the_whole_shard_beside_what_is_cut() -> None:
+    by_size = {
+        size: [identity_of(rank, size).owners(cut_layout(rank, size)) for rank in range(size)] for size in (2, 4)
+    }
+    cut = [{pool: owner for found in owners for pool, owner in found.items()} for owners in by_size.values()]
+    assert len(cut[0]) == 2 * HEADS // HEADS_PER_UNIT + 1
+    assert {pool: owner for pool, owner in cut[0].items() if pool != "state"} == {
+        pool: owner for pool, owner in cut[1].items() if pool != "state"
+    }
+    assert len({found["state"] for owners in by_size.values() for found in owners}) == 2 + 4
+    identity, whole = identity_of(0, 2), cut_layout(0, 2)
+    for owner, part in identity.parts(whole):
+        assert described_by(manifest_of(owner, part)).identity.shard == owner.shard
+
+
+def test_a_unit_of_heads_that_full_attention_does_not_hold_is_refused() -> None:
+    full = ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64, shard="heads 0-2/8"),))
+    with pytest.raises(LayoutError, match="must be one of full's"):
+        ModelLayout(PAGE, (full, ToyComponent("swa", 2, (PoolSpec("swa", 40, shard="heads 2-4/8"),))))
 
 
 def test_an_identity_that_names_no_shard_owns_everything_under_its_own_digest() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from unified_cache.errors import LayoutError
+from unified_cache.pool import PoolSpec
 
 __all__ = ["Shard", "heads_per_unit"]
 
@@ -66,6 +67,16 @@ class Shard:
             raise LayoutError(f"{self.text} cannot be cut into runs of {heads} heads")
         starts = range(self.heads_start, self.heads_end, heads)
         return tuple(replace(self, heads_start=start, heads_end=start + heads) for start in starts)
+
+    def unit_pools(self, name: str, heads: int, page_bytes: int) -> tuple[PoolSpec, ...]:
+        """Return a pool for each of ``units``, with ``page_bytes`` each, in order: the KV of ``name``, head by head.
+
+        The engine keeps a tensor per layer for each of them. Groups of all sizes that cut alike share the objects.
+
+        Raises:
+            LayoutError: as ``units``, or a name that is none.
+        """
+        return tuple(PoolSpec(f"{name}_h{unit.heads_start}", page_bytes, shard=unit.text) for unit in self.units(heads))
 
 
 def heads_per_unit(heads_total: int, sizes: Iterable[int]) -> int:
