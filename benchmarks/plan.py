@@ -22,6 +22,7 @@ class Effort:
     copy_bytes: int
     file_rounds: int
     durable_rounds: int
+    ttft_rounds: int
     mooncake_rounds: int
 
 
@@ -35,6 +36,7 @@ FULL = Effort(
     copy_bytes=128 << 20,
     file_rounds=41,
     durable_rounds=5,
+    ttft_rounds=5,
     mooncake_rounds=25,
 )
 
@@ -48,6 +50,7 @@ QUICK = Effort(
     copy_bytes=64 << 20,
     file_rounds=5,
     durable_rounds=1,
+    ttft_rounds=3,
     mooncake_rounds=5,
 )
 

@@ -11,6 +11,7 @@ import typer
 from unified_cache.cli.backup import BackupCommand, PrefetchCommand
 from unified_cache.cli.cluster import cluster_app
 from unified_cache.cli.conformance import ConformanceCommand
+from unified_cache.cli.demo import DEMO_EPILOG, DemoCommand
 from unified_cache.cli.layout import layout
 from unified_cache.cli.node import NodeCommand
 from unified_cache.cli.remote import REMOTE_COMMANDS
@@ -90,6 +91,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("replay", epilog=REPLAY_EPILOG)(ReplayCommand)
+app.command("demo", epilog=DEMO_EPILOG)(DemoCommand)
 app.command("layout", epilog=LAYOUT_EPILOG)(layout)
 app.add_typer(storage_app)
 app.command("backup", epilog=BACKUP_EPILOG)(BackupCommand)

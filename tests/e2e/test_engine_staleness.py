@@ -1,0 +1,319 @@
+"""Write locations never go stale: conversations over a device too small for them, against one that holds them all.
+
+The engine copies what the model leaves to where a forward's metadata says, and nothing reads that but later turns. So
+whoever takes a location from an earlier forward, an earlier map or another batch shows in the logits of a later turn.
+Every scenario runs twice: by the rules of ``forward``, and the stale way, which must show.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+
+from tests.exactness import is_equal, kept_by, tokens_of
+from tests.unit.test_forward_graph import captured
+from unified_cache.demo.engine import Engine
+from unified_cache.demo.opening import TierSizes, opened
+from unified_cache.demo.placing import PagedPlacing, Placing, WriteLocs
+from unified_cache.demo.session import Session
+from unified_cache.forward import (
+    DecodeGraphBuffers,
+    ForwardBatch,
+    ForwardMode,
+    HybridAttentionMetadata,
+    HybridDecodeGraphBuffers,
+    LayerKind,
+    SwaTranslation,
+    init_metadata,
+    write_locs,
+)
+from unified_cache.integrations.transformers import KeptState
+from unified_cache.slots import PageMap
+from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model
+
+FAMILIES = ("tiny-gemma3", "tiny-gpt-oss")
+GEMMA = "tiny-gemma3"
+USERS, TURNS = 2, 3
+ROOMY, TIGHT, HOST = 60, 11, 200
+"""Pages that hold all conversations, one of them, and all of them again."""
+SETTLE_S = 30.0
+GRAPH_REQUESTS = 4
+
+Place = Callable[[SwaTranslation | None], Placing]
+
+
+@dataclass(frozen=True, eq=False)
+class Talk:
+    """What conversations came to: the logits of every token, and by turn the tokens reused and those from the host."""
+
+    logits: list[torch.Tensor]
+    reused: list[int]
+    from_host: list[int]
+
+
+def talk(place: Place, family: str = GEMMA, device_pages: int = TIGHT, kept: KeptState | None = None) -> Talk:
+    """Let users take turns; the last token of every answer that the model is run on ends a page, which is kept.
+
+    Between two turns there is an idle iteration, as of a rank whose peers have work.
+    """
+    kept = kept or kept_by(family)
+    page_size = kept.layout.page_size
+    found = Talk([], [], [])
+
+    def choose(logits: torch.Tensor) -> int:
+        found.logits.append(logits.cpu())
+        return int(logits.argmax())
+
+    with opened(family, kept, TierSizes(device_pages, HOST), place=place, choose=choose) as engine:
+        sessions = [Session(list(tokens_of(user, 4 * page_size + 1))) for user in range(USERS)]
+        for turn in range(TURNS):
+            for user, session in enumerate(sessions):
+                question = list(tokens_of(10 * turn + user, page_size + 2))
+                for _ in session.stream(engine, question, page_size - 2):
+                    pass
+                assert session.last is not None
+                found.reused.append(session.last.reused.tokens)
+                found.from_host.append(session.last.reused.host_tokens)
+                settle(engine)
+    return found
+
+
+def settle(engine: Engine) -> None:
+    engine.step()
+    engine.cache.settle(SETTLE_S)
+    engine.cache.check()
+    assert not any(lane.out for lane in engine.cache.stats().occupancy)
+
+
+@cache
+def undisturbed(family: str = GEMMA) -> Talk:
+    """Nothing is evicted, and so nothing comes back from the host."""
+    found = talk(PagedPlacing, family, ROOMY)
+    assert not any(found.from_host)
+    return found
+
+
+def is_exact(found: Talk, family: str = GEMMA) -> bool:
+    """Compare every logit with the conversations that nothing disturbed; both must have been resumed alike."""
+    expected = undisturbed(family)
+    return found.reused == expected.reused and is_equal(found.logits, expected.logits)
+
+
+def hybrid(translation: SwaTranslation | None) -> SwaTranslation:
+    assert translation is not None
+    return translation
+
+
+# ---- load-back between the forwards of a conversation ----------------------------------------------------------
+
+
+class RemembersByLength(SwaTranslation):
+    """As sglang #25889, which took the same address and length for the same locations; addresses are used again."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, page_map: PageMap, table: torch.Tensor, page_size: int) -> None:
+        super().__init__(page_map, table, page_size)
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def translate_locs(self, locs: torch.Tensor) -> torch.Tensor:
+        if len(locs) not in self._kept:
+            self._kept[len(locs)] = super().translate_locs(locs)
+        return self._kept[len(locs)]
+
+
+class ReadsTheMapOnce(SwaTranslation):
+    """Takes a copy of the map when the first page is in it, and never looks again."""
+
+    __slots__ = ()
+
+    def refresh(self) -> None:
+        if self._version < 0 and self._map.table[:-1].any():
+            super().refresh()
+
+
+def remembering(translation: SwaTranslation | None) -> Placing:
+    given = hybrid(translation)
+    return PagedPlacing(RemembersByLength(given._map, given._table, given.page_size))
+
+
+def reading_once(translation: SwaTranslation | None) -> Placing:
+    given = hybrid(translation)
+    return PagedPlacing(ReadsTheMapOnce(given._map, torch.zeros_like(given._table), given.page_size))
+
+
+def mirrored(translation: SwaTranslation | None) -> Placing:
+    given = hybrid(translation)
+    return PagedPlacing(SwaTranslation(given._map, torch.zeros_like(given._table), given.page_size))
+
+
+@pytest.mark.parametrize("place", [PagedPlacing, mirrored])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_conversations_are_exact_when_loads_rebuild_the_map_between_their_forwards(family: str, place: Place) -> None:
+    found = talk(place, family)
+    assert all(found.from_host[USERS:])
+    assert is_exact(found, family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stale", [remembering, reading_once])
+def test_a_translation_that_outlives_its_forward_shows(family: str, stale: Place) -> None:
+    assert not is_exact(talk(stale, family), family)
+
+
+# ---- draft-extend: locations bound after the metadata was built --------------------------------------------------
+
+
+class DraftExtend:
+    """Metadata is built for where the target wrote, a token earlier; then the draft's own locations are bound."""
+
+    def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
+        self._translation = hybrid(translation)
+        self._is_stale = is_stale
+
+    def __call__(self, batch: ForwardBatch) -> WriteLocs:
+        if batch.mode is ForwardMode.IDLE:
+            return PagedPlacing(self._translation)(batch)
+        target = replace(batch, mode=ForwardMode.DRAFT_EXTEND, out_cache_loc=batch.out_cache_loc - 1)
+        metadata = init_metadata(target, self._translation)
+        draft = replace(target, out_cache_loc=batch.out_cache_loc)
+        assert draft.tokens_count == target.tokens_count
+        return placed(draft, metadata, self._translation, is_stale=self._is_stale)
+
+
+def placed(
+    batch: ForwardBatch, metadata: HybridAttentionMetadata, translation: SwaTranslation, *, is_stale: bool
+) -> WriteLocs:
+    """Ask for write locations with metadata of another batch; or, stale, believe that metadata."""
+    swa = metadata.swa_out_cache_loc if is_stale else write_locs(LayerKind.SWA, batch, metadata, translation)
+    return WriteLocs(write_locs(LayerKind.FULL, batch, metadata, translation), swa)
+
+
+def test_a_draft_extend_that_rebinds_its_locations_writes_to_those() -> None:
+    assert is_exact(talk(DraftExtend))
+
+
+def test_the_locations_that_metadata_was_built_for_show_once_others_are_bound() -> None:
+    assert not is_exact(talk(lambda translation: DraftExtend(translation, is_stale=True)))
+
+
+# ---- idle batches ------------------------------------------------------------------------------------------------
+
+
+class IdleAmongOthers:
+    """An idle rank pads to its peers' length, while the metadata of its last forward still lies about."""
+
+    def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
+        self._translation = hybrid(translation)
+        self._is_stale = is_stale
+        self._left_behind: HybridAttentionMetadata | None = None
+
+    def __call__(self, batch: ForwardBatch) -> WriteLocs:
+        if batch.mode is not ForwardMode.IDLE or self._left_behind is None:
+            self._left_behind = init_metadata(batch, self._translation)
+            return placed(batch, self._left_behind, self._translation, is_stale=False)
+        padded = batch.padded(len(self._left_behind.out_cache_loc))
+        return placed(padded, self._left_behind, self._translation, is_stale=self._is_stale)
+
+
+def test_an_idle_batch_writes_to_the_sink_whatever_metadata_was_left_behind() -> None:
+    assert is_exact(talk(IdleAmongOthers))
+
+
+def test_metadata_left_behind_shows_when_an_idle_batch_believes_it() -> None:
+    assert not is_exact(talk(lambda translation: IdleAmongOthers(translation, is_stale=True)))
+
+
+# ---- data-parallel padding ---------------------------------------------------------------------------------------
+
+
+def next_eight(tokens_count: int) -> int:
+    return -(-tokens_count // 8) * 8
+
+
+def padded_first(translation: SwaTranslation | None) -> Placing:
+    return PagedPlacing(translation, next_eight)
+
+
+class PaddedLate:
+    """Ranks agree on a length once metadata is built; what a kernel reads is a buffer of that length."""
+
+    def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
+        self._translation = hybrid(translation)
+        self._is_stale = is_stale
+        self._buffer = torch.zeros(256, dtype=torch.int32)
+
+    def __call__(self, batch: ForwardBatch) -> WriteLocs:
+        metadata = init_metadata(batch, self._translation)
+        padded = batch.padded(next_eight(batch.tokens_count))
+        locs = placed(padded, metadata, self._translation, is_stale=False)
+        self._buffer[: batch.tokens_count] = metadata.swa_out_cache_loc
+        if not self._is_stale:
+            return locs
+        return WriteLocs(locs.full, self._buffer[: padded.tokens_count].clone())
+
+
+@pytest.mark.parametrize("place", [padded_first, PaddedLate])
+def test_padding_goes_to_the_sink_whether_metadata_was_built_before_or_after_it(place: Place) -> None:
+    assert is_exact(talk(place))
+
+
+def test_what_the_forward_before_left_behind_a_batch_shows_when_padding_believes_it() -> None:
+    assert not is_exact(talk(lambda translation: PaddedLate(translation, is_stale=True)))
+
+
+# ---- decode graphs -----------------------------------------------------------------------------------------------
+
+
+class DecodeGraph:
+    """Decode batches are replays: a graph, captured where there is CUDA, reads the locations at fixed addresses."""
+
+    def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
+        given = hybrid(translation)
+        self._others = PagedPlacing(given)
+        self._is_stale = is_stale
+        self._buffers = HybridDecodeGraphBuffers(GRAPH_REQUESTS, ROOMY, given)
+        batch, metadata = self._buffers.rows(GRAPH_REQUESTS)
+        full, swa = (write_locs(kind, batch, metadata, given) for kind in (LayerKind.FULL, LayerKind.SWA))
+        self._read = WriteLocs(torch.zeros_like(full), torch.zeros_like(swa))
+        self._replay = captured(lambda: self._copy(full, swa), full.device)
+
+    def _copy(self, full: torch.Tensor, swa: torch.Tensor) -> None:
+        assert self._read.swa is not None
+        self._read.full.copy_(full)
+        self._read.swa.copy_(swa)
+
+    def __call__(self, batch: ForwardBatch) -> WriteLocs:
+        refill = DecodeGraphBuffers.refill if self._is_stale else HybridDecodeGraphBuffers.refill
+        if not refill(self._buffers, batch):
+            return self._others(batch)
+        self._replay()
+        assert self._read.swa is not None
+        return WriteLocs(self._read.full.clone(), self._read.swa.clone())
+
+
+def stale_graph(translation: SwaTranslation | None) -> Placing:
+    return DecodeGraph(translation, is_stale=True)
+
+
+def test_decode_graphs_write_where_their_buffers_were_refilled_to() -> None:
+    assert is_exact(talk(DecodeGraph))
+
+
+def test_a_decode_graph_whose_translation_was_not_refilled_shows() -> None:
+    assert not is_exact(talk(stale_graph))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a graph cannot be captured")
+def test_captured_cuda_graphs_write_where_their_buffers_were_refilled_to() -> None:
+    model = tiny_model(GEMMA)
+    torch.nn.Module.to(model, "cuda")
+    kept = KeptState.of(model, TINY_MODELS[GEMMA].page_size)
+    expected = talk(PagedPlacing, device_pages=ROOMY, kept=kept)
+    found = talk(DecodeGraph, kept=kept)
+    assert all(found.from_host[USERS:])
+    assert found.reused == expected.reused
+    assert is_equal(found.logits, expected.logits)
+    assert not is_equal(talk(stale_graph, kept=kept).logits, expected.logits)

@@ -1,0 +1,124 @@
+"""``unified-cache demo``: conversations on a small model, an engine restarted in the middle, and what it was worth.
+
+The run is imported when it begins: it brings torch and transformers, and neither help nor a refused option should wait
+for those.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from unified_cache.cli.progress import watched
+from unified_cache.cli.text import console_on, table
+from unified_cache.errors import CacheError, ConfigError
+from unified_cache.replay.files import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from unified_cache.demo.result import DemoResult
+
+__all__ = ["DEMO_EPILOG", "DemoCommand"]
+
+STDOUT = "-"
+
+DEMO_EPILOG = """**Examples**
+
+    unified-cache demo
+
+Compressed sparse attention, with a picture:
+
+    unified-cache demo --model tiny-deepseek-v4 --report out
+
+The same store twice: the second run finds what the first one left:
+
+    unified-cache demo --storage file:/tmp/kv
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoCommand:
+    """Serve conversations by a small engine, restart it on the same store, and compare with computing everything.
+
+    The model is built from a stock configuration with random weights and speaks bytes, so its answers mean nothing;
+    but every one of them is compared with what the model says to the same prompt without a cache. Exits with 1 if one
+    differs.
+    """
+
+    model: Annotated[
+        str,
+        typer.Option(help="tiny-llama, tiny-gemma3, tiny-gpt-oss, tiny-qwen3-next or tiny-deepseek-v4."),
+    ] = "tiny-gpt-oss"
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Store (L3): file:DIR and others. [default: a temporary directory]"),
+    ] = None
+    users: Annotated[int, typer.Option(min=1, max=9, help="Conversations under one system prompt.")] = 3
+    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw a picture there, ttft.png.")] = None
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for standard output.")
+    ] = None
+
+    def run(self) -> None:
+        """Run the demo and show what came of it.
+
+        Raises:
+            InputError: an option cannot be used; nothing was touched.
+            CacheError: an answer differs from the one computed cold, or the store cannot be opened.
+            OSError: picture or JSON file cannot be written.
+        """
+        demo = _needing("transformers", "unified_cache.demo.run", "the demo")
+        picture = None if self.report is None else _needing("report", "unified_cache.demo.picture", "--report")
+        if self.report is not None:
+            self.report.mkdir(parents=True, exist_ok=True)
+            check_writable(self.report)
+        if self.json_file not in (None, STDOUT):
+            check_writable(Path(self.json_file).parent)
+        settings = demo.DemoSettings(model=self.model, storage=self.storage, users=self.users)
+        with watched(sys.stderr, "demo", settings.requests_count, "requests") as tell:
+            result: DemoResult = demo.run_demo(settings, tell)
+        text = json.dumps(result.as_json(), indent=2) + "\n"
+        if self.json_file == STDOUT:
+            sys.stdout.write(text)
+        else:
+            print_demo(sys.stdout, result)
+        if self.json_file not in (None, STDOUT):
+            write_whole(Path(self.json_file), text.encode())
+        if self.report is not None and picture is not None:
+            path = self.report / picture.PICTURE_NAME
+            write_whole(path, picture.draw(result))
+            sys.stderr.write(f"picture: {path}\n")
+        if result.different:
+            raise CacheError(result.verdict())
+
+
+def print_demo(stream: TextIO, result: "DemoResult") -> None:
+    """Print the first user's conversation, the table by tier, and whether all answers are what they are cold."""
+    console = console_on(stream)
+    for line in result.transcript():
+        console.print(line, soft_wrap=True)
+    tiers = table(*result.columns)
+    for row in result.rows:
+        tiers.add_row(*row.cells())
+    console.print(tiers)
+    console.print(f"tokens are means, times medians; forwards: {result.forwards_text()}")
+    console.print(result.verdict(), soft_wrap=True)
+
+
+def _needing(extra: str, module: str, what: str) -> "ModuleType":
+    """Import what an extra brings along.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs {error.name}, which is not installed: pip install 'unified-cache[{extra}]'"
+        ) from error

@@ -1,0 +1,35 @@
+"""A conversation: each turn's prompt is all that was said before, and so resumes where the turn before it ended."""
+
+from collections.abc import Iterator
+
+from unified_cache.demo.engine import Engine
+from unified_cache.demo.request import Outcome, Request
+
+__all__ = ["Session"]
+
+
+class Session:
+    """One user's side of a conversation. It outlives engines: what it holds is text."""
+
+    __slots__ = ("last", "spoken")
+
+    def __init__(self, beginning: list[int]) -> None:
+        self.spoken = list(beginning)
+        """Tokens said so far by either side."""
+        self.last: Request | None = None
+        """The turn under way or just over."""
+
+    def ask(self, tokens: list[int], tokens_max: int) -> Request:
+        """Return the request of the next turn, to be submitted; ``hear`` its answer when it is over."""
+        self.last = Request([*self.spoken, *tokens], tokens_max)
+        return self.last
+
+    def hear(self) -> None:
+        """Make the turn just over part of the conversation; one that was aborted has not been."""
+        if self.last is not None and self.last.outcome is Outcome.FINISHED:
+            self.spoken = list(self.last.tokens)
+
+    def stream(self, engine: Engine, tokens: list[int], tokens_max: int) -> Iterator[int]:
+        """Say something, and yield the answer's tokens as they come."""
+        yield from engine.stream(self.ask(tokens, tokens_max))
+        self.hear()

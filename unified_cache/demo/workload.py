@@ -1,0 +1,74 @@
+"""Who asks what, and what stands in its way: conversations under one system prompt, in text of a byte a token."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["QUESTIONS", "Hurdle", "Visit", "first_life", "second_life", "shown", "system_prompt", "tokens_of"]
+
+_RULES = (
+    "You are the clerk of a small library of machines. Answer in one line. ",
+    "Name the shelf before the book, and the book before the page. ",
+    "If a reader asks for what is not there, say so; never invent a book. ",
+    "Be kind to those who come late: the door is open until the lamp goes out. ",
+    "What was said before in this conversation counts; do not ask for it again. ",
+)
+
+QUESTIONS = (
+    "Where do I find a map of the harbour?",
+    "And one that is older than the lighthouse?",
+    "Who has drawn it?",
+    "Is there a copy that I may take home?",
+    "Then I shall read it here. When do you close?",
+)
+"""By turn; every user asks all of them."""
+
+PRINTABLE = range(0x20, 0x7F)
+BRAILLE = 0x2800
+"""Unicode's 256 patterns of eight dots: one for every byte."""
+
+
+class Hurdle(Enum):
+    """What happens before a user's next turn, and so the fastest tier that can still have the prompt."""
+
+    NONE = "device"
+    """Nothing: the user is back at once."""
+    CROWD = "host"
+    """Others have claimed every page of the device meanwhile."""
+    RESET = "storage"
+    """Device and host have been emptied; a restart does it for all users at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One turn of one user."""
+
+    user: int
+    turn: int
+    hurdle: Hurdle
+
+
+def first_life(users: int) -> list[Visit]:
+    """Return what the first engine serves: each user begins and comes back; later again, after a crowd."""
+    begun = [Visit(user, turn, Hurdle.NONE) for user in range(users) for turn in (0, 1)]
+    return begun + [Visit(user, 2, Hurdle.CROWD) for user in range(users)]
+
+
+def second_life(users: int) -> list[Visit]:
+    """Return what the engine after the restart serves, one by one."""
+    return [Visit(user, 3, Hurdle.RESET) for user in range(users)]
+
+
+def system_prompt(tokens_count: int) -> str:
+    """Return a text that all conversations begin with, cut to so many characters, which are tokens."""
+    text = "".join(_RULES)
+    return (text * (tokens_count // len(text) + 1))[:tokens_count]
+
+
+def tokens_of(text: str) -> list[int]:
+    """Return the token ids of a text: its bytes."""
+    return list(text.encode())
+
+
+def shown(tokens: list[int]) -> str:
+    """Return tokens as something to look at: letters where they are, else the dots of the byte."""
+    return "".join(chr(token) if token in PRINTABLE else chr(BRAILLE + token) for token in tokens)
