@@ -54,7 +54,8 @@ def serving(directory: Path, *options: str, variables: Mapping[str, str] | None 
     with subprocess.Popen(command, env={**os.environ, **given}, stderr=subprocess.PIPE, text=True) as child:
         try:
             assert child.stderr is not None
-            line = json.loads(child.stderr.readline())
+            # Mooncake's client writes lines of its own before ours.
+            line = json.loads(next(text for text in child.stderr if text.startswith("{")))
             assert line["kind"] == "serving"
             yield Process(child, f"127.0.0.1:{line['text'].split('port ')[1].split(',')[0]}", child.stderr)
         finally:

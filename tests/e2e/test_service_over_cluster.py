@@ -1,0 +1,34 @@
+"""Engines that know nothing of Mooncake share a cluster of it through two servers: the whole distributed store."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_examples import is_shared_by_two_engines, restarts_on
+from tests.e2e.test_serve_command import Process, serving
+from tests.exactness import L3
+from tests.mooncake_fixture import small_cluster
+from tests.mooncake_needed import needs_mooncake
+
+pytestmark = needs_mooncake
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
+    """Two servers without a host tier of their own, in front of three nodes."""
+    directory = tmp_path_factory.mktemp("servers")
+    with small_cluster(nodes=3) as cluster, ExitStack() as ends:
+        options = ("--storage", cluster.url, "--host-bytes", "0")
+        yield [ends.enter_context(serving(Path(directory), *options)) for _ in range(2)]
+
+
+def test_two_engines_share_a_cluster_through_two_servers_and_through_the_one_that_is_left(
+    servers: list[Process],
+) -> None:
+    service = L3(f"grpc://{','.join(server.address for server in servers)}", is_shared=True)
+    is_shared_by_two_engines(service)
+    servers[0].child.kill()
+    servers[0].child.wait()
+    restarts_on(service)
