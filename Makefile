@@ -2,7 +2,7 @@
 # Python 3.11 and make are all they need; the rest is installed into .venv, once.
 
 PYTHON ?= python3
-# Appended to the command of `make run` and `make bench`.
+# Appended to the command of `make run`, `make soak` and `make bench`.
 ARGS ?=
 # Processes that share the tests.
 TEST_WORKERS ?= 2
@@ -10,6 +10,8 @@ TEST_WORKERS ?= 2
 SEED ?= 0
 SEEDS ?= 200
 OPS ?= 1000000
+# How long `make soak` goes on.
+SOAK_MINUTES ?= 10
 # Hang guard for one test, seconds, under `make test-long`; `make test` takes it from pyproject.toml.
 TEST_LONG_TIMEOUT_S ?= 3600
 
@@ -33,7 +35,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-long libraries check sim mutants bench fmt proto clean help
+.PHONY: run test test-long libraries check sim mutants soak soak-service bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -66,6 +68,12 @@ sim: $(READY)  ## simulate the whole cache with faults; make sim SEED=7 OPS=5000
 mutants: $(READY)  ## plant known mistakes, one at a time; the tests must catch every one
 	@$(BIN)/python scripts/mutants.py $(ARGS)
 
+soak: $(READY) libraries  ## two engines over a cluster whose nodes die, for 10 minutes; make soak SOAK_MINUTES=60
+	@$(BIN)/python -m tests.soak.mooncake --minutes $(SOAK_MINUTES) $(ARGS)
+
+soak-service: $(READY)  ## 64 clients, one tenant of them hostile, on a service whose store fails, for 5 minutes
+	@$(BIN)/python -m tests.soak.service --seconds 300 --clients 64 $(ARGS)
+
 bench: $(READY)  ## run the benchmarks; results go to benchmarks/results as JSON
 	@$(BIN)/python -m benchmarks $(ARGS)
 
@@ -81,7 +89,7 @@ clean:  ## remove caches and build products; .venv stays
 	find unified_cache tests benchmarks examples scripts -name __pycache__ -prune -exec rm -rf {} +
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 # torch comes first and alone: an open range for it would bring gigabytes of GPU libraries.
 $(READY): pyproject.toml constraints.txt

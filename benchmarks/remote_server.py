@@ -32,6 +32,9 @@ class Ports:
     """Where what listens."""
 
     service: int
+    """Where memory is shared with callers."""
+    streams: int
+    """Where it is not."""
     tcp: int
 
 
@@ -105,18 +108,25 @@ class Bare:
                 connection.sendall(b"\n")
 
 
-def serve(ports: "Connection[Ports, None]") -> None:
-    """Listen, say where, and serve until the process is ended."""
-    keep_freed_memory()
-    limits, everyone, bare = RequestLimits(host_bytes_max=HOST_BYTES), Open(), Bare()
+def _listening(limits: RequestLimits, bare: Bare) -> tuple[int, grpc.Server]:
+    everyone = Open()
     # No room in the store: what is measured is the way to the server's memory, not a store.
     service = CacheService(MemoryStorage(0), everyone, everyone, everyone, limits, lambda: None)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
     server.add_generic_rpc_handlers((service.rpc_methods(), bare.methods()))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    return port, server
+
+
+def serve(ports: "Connection[Ports, None]") -> None:
+    """Listen, say where, and serve until the process is ended."""
+    keep_freed_memory()
+    bare = Bare()
+    shared, _shared = _listening(RequestLimits(host_bytes_max=HOST_BYTES), bare)
+    streams, _streams = _listening(RequestLimits(host_bytes_max=HOST_BYTES, regions_max=0), bare)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        ports.send(Ports(port, listener.getsockname()[1]))
+        ports.send(Ports(shared, streams, listener.getsockname()[1]))
         while True:
             connection, _ = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -58,9 +58,16 @@ class TestRemoteStorage(ServiceContract):
         make: Callable[[Path], StorageBackend] = request.param
         return make(tmp_path)
 
+    @pytest.fixture(params=[0, 4], ids=["in streams", "in shared memory"])
+    def regions_max(self, request: pytest.FixtureRequest) -> int:
+        return int(request.param)
+
     @pytest.fixture(params=HOST_BYTES)
-    def storage(self, request: pytest.FixtureRequest, backend: StorageBackend) -> Iterator[StorageBackend]:
-        running = Running.start(backend, RequestLimits(host_bytes_max=request.param, part_bytes=500))
+    def storage(
+        self, request: pytest.FixtureRequest, backend: StorageBackend, regions_max: int
+    ) -> Iterator[StorageBackend]:
+        limits = RequestLimits(host_bytes_max=request.param, part_bytes=500, regions_max=regions_max)
+        running = Running.start(backend, limits)
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()

@@ -8,8 +8,8 @@ import pytest
 
 from tests.file_fixture import put
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.file_address import FREE_BYTES_MIN, FileAddress, address_of
 from unified_cache.storage_backends.file import open_url
+from unified_cache.storage_backends.file_address import FREE_BYTES_MIN, FileAddress, address_of
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,17 @@ from io import StringIO
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.service_fixture import TokenGate
 from tests.sources import ROOT
 from tests.wrapper_fixture import ManualClock
 from unified_cache.errors import StorageError
+from unified_cache.service.limits import RequestLimits
 from unified_cache.service.logs import Log, Pace
 from unified_cache.service.metrics import ServiceMetrics, TenantNames, UseCollector
 from unified_cache.service.quota import StoredBytes, Turns
+from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import load_settings
-from unified_cache.service.store_metrics import GuardedStore
+from unified_cache.service.store_metrics import GuardedStore, LossCollector
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import label, sealed_page
 
@@ -41,6 +44,8 @@ def known() -> Known:
     turns, stored = Turns(settings.quota), StoredBytes(settings.quota)
     registry.register(UseCollector(turns, stored, names))
     store = GuardedStore.open(settings, registry)
+    cache = CacheService(store.breaker, TokenGate(), stored, metrics, RequestLimits(), lambda: None)
+    registry.register(LossCollector(cache))
     metrics.served("Get", "acme", "OK", 0.1, 1, 1)
     metrics.looked_up("acme", "kv", "host", 1, 1)
     metrics.anomaly("odd", "x")
@@ -54,7 +59,7 @@ def known() -> Known:
         found.setdefault(family.name + "_total" * (family.type == "counter"), set())
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
-    store.breaker.close()
+    cache.close()
     return found
 
 

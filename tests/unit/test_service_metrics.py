@@ -4,12 +4,15 @@ import socket
 from collections.abc import Iterator
 from io import StringIO
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.running_service import CALL_S
+from tests.running_service import CALL_S, called, running
+from tests.unit.test_service_requests import MANIFEST, OBJECT_BYTES, page, part, start
 from tests.wrapper_fixture import ManualClock
 from unified_cache.errors import ConfigError
+from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.logs import Log, Pace
 from unified_cache.service.metrics import OTHER, MetricsListener, ServiceMetrics, TenantNames, UseCollector
 from unified_cache.service.quota import StoredBytes, Turns
@@ -17,6 +20,7 @@ from unified_cache.service.settings import Address, load_settings
 from unified_cache.service.store_metrics import GuardedStore
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import label, sealed_page
+from unified_cache.wire.calls import Call
 
 PREFIX = "unified_cache_service"
 
@@ -112,6 +116,15 @@ def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: Collec
     assert value("unified_cache_storage_calls_total", {"store": "memory", "method": "put"}) == 1
     assert value(f"{PREFIX}_store_breaker", {"state": "closed"}) == 1
     guarded.breaker.close()
+
+
+def test_pages_that_leave_memory_for_others_are_counted() -> None:
+    with running(host_bytes=2 * OBJECT_BYTES) as server, grpc.insecure_channel(server.address) as channel:
+        called(channel, Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
+        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
+        for number in range(3):
+            put(iter([start(number).SerializeToString(), part(page(number)).SerializeToString()]), timeout=CALL_S)
+        assert server.metrics()[f"{PREFIX}_host_evictions_total"] == 1
 
 
 def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorRegistry) -> None:

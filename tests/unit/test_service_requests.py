@@ -140,7 +140,7 @@ def test_a_message_beyond_the_limit_exhausts_a_resource(world: World) -> None:
     channel = grpc.insecure_channel(world.running.address, compression=grpc.Compression.Gzip)
     begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.EXISTS.path)
     with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        begin(bytes(200_000_000), 10.0)
+        begin(bytes(200_000_000), 60.0)
     channel.close()
 
 

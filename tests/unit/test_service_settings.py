@@ -79,6 +79,7 @@ def test_every_limit_is_finite_and_above_zero() -> None:
         ("[limits]\ncall_s_max = inf\n", "limits.call_s_max"),
         ("[limits]\ncall_s_max = nan\n", "limits.call_s_max"),
         ('[limits]\npage_bytes_max = "-4MiB"\n', "limits.page_bytes_max"),
+        ('[limits]\nmessage_bytes_max = "1MiB"\n', "limits.message_bytes_max"),
         ('host_bytes = "much"\n', "host_bytes"),
         ('listen = "localhost"\n', "an address is HOST:PORT"),
         ('listen = "localhost:70000"\n', "an address is HOST:PORT"),

@@ -103,6 +103,7 @@ class ServeCommand:
             return
         if settings.insecure and not settings.address.is_local:
             sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
+        _service_module("allocator").keep_freed_memory()
         drains = _service_module("drain")
         drain = drains.Drain()
         log = _service_module("logs").log_to(sys.stderr, settings.log)

@@ -26,20 +26,32 @@ class HelloRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., vocabulary: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store")
+    __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store", "region_bytes_max")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     PART_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGES_MAX_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    REGION_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     tenant: str
     durable: bool
     part_bytes: int
     pages_max: int
     store: str
-    def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
+    region_bytes_max: int
+    def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ..., region_bytes_max: _Optional[int] = ...) -> None: ...
+
+class SharedRange(_message.Message):
+    __slots__ = ("region", "start", "length")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    region: str
+    start: int
+    length: int
+    def __init__(self, region: _Optional[str] = ..., start: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class PageRun(_message.Message):
     __slots__ = ("identity", "pool", "keys", "parents", "object_bytes")
@@ -138,42 +150,50 @@ class ExistsReply(_message.Message):
     def __init__(self, found: _Optional[bytes] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("tenant", "runs")
+    __slots__ = ("tenant", "runs", "shared")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+    shared: SharedRange
+    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ..., shared: _Optional[_Union[SharedRange, _Mapping]] = ...) -> None: ...
 
 class GetPart(_message.Message):
-    __slots__ = ("offset", "hits", "content")
+    __slots__ = ("offset", "hits", "content", "shared_bytes")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     offset: int
     hits: bytes
     content: bytes
-    def __init__(self, offset: _Optional[int] = ..., hits: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
+    shared_bytes: int
+    def __init__(self, offset: _Optional[int] = ..., hits: _Optional[bytes] = ..., content: _Optional[bytes] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
 
 class PutStart(_message.Message):
-    __slots__ = ("tenant", "level", "runs")
+    __slots__ = ("tenant", "level", "runs", "shared")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     level: Level
     runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    def __init__(self, tenant: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+    shared: SharedRange
+    def __init__(self, tenant: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ..., shared: _Optional[_Union[SharedRange, _Mapping]] = ...) -> None: ...
 
 class PutPart(_message.Message):
-    __slots__ = ("offset", "content", "start")
+    __slots__ = ("offset", "content", "start", "shared_bytes")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     offset: int
     content: bytes
     start: PutStart
-    def __init__(self, offset: _Optional[int] = ..., content: _Optional[bytes] = ..., start: _Optional[_Union[PutStart, _Mapping]] = ...) -> None: ...
+    shared_bytes: int
+    def __init__(self, offset: _Optional[int] = ..., content: _Optional[bytes] = ..., start: _Optional[_Union[PutStart, _Mapping]] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
 
 class PutReply(_message.Message):
     __slots__ = ("stored",)
@@ -280,5 +300,37 @@ class DrainRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ...) -> None: ...
 
 class DrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ShareRequest(_message.Message):
+    __slots__ = ("tenant", "name", "region_bytes", "proof")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    name: str
+    region_bytes: int
+    proof: bytes
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., region_bytes: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class ShareReply(_message.Message):
+    __slots__ = ("region", "idle_s")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    region: str
+    idle_s: float
+    def __init__(self, region: _Optional[str] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class UnshareRequest(_message.Message):
+    __slots__ = ("tenant", "region")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    region: str
+    def __init__(self, tenant: _Optional[str] = ..., region: _Optional[str] = ...) -> None: ...
+
+class UnshareReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -7,6 +7,7 @@ __all__ = ["keep_freed_memory"]
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 """Parameters of mallopt(3) in glibc."""
 
 _MMAP_BYTES_MIN = 32 << 20
@@ -14,6 +15,10 @@ _MMAP_BYTES_MIN = 32 << 20
 
 _TOP_BYTES = 64 << 20
 """Asked of the system at a time, and kept at the top."""
+
+_ARENAS_MAX = 2
+"""Each keeps what it once needed, and takes nothing from the others: with 8 for every core, as glibc has it, a server
+under mixed load grew by a tenth in minutes, and by nothing with two (``make soak-service``)."""
 
 
 def keep_freed_memory() -> bool:
@@ -26,6 +31,11 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    wanted = ((_M_MMAP_THRESHOLD, _MMAP_BYTES_MIN), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, _TOP_BYTES))
+    wanted = (
+        (_M_MMAP_THRESHOLD, _MMAP_BYTES_MIN),
+        (_M_TRIM_THRESHOLD, 2**31 - 1),
+        (_M_TOP_PAD, _TOP_BYTES),
+        (_M_ARENA_MAX, _ARENAS_MAX),
+    )
     taken = [mallopt(parameter, value) == 1 for parameter, value in wanted]
     return all(taken)

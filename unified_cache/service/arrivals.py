@@ -7,9 +7,10 @@ from unified_cache.errors import InputError
 from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label, verify_buffers
-from unified_cache.service.pages import page_in
+from unified_cache.service.pages import blank, page_in
 from unified_cache.service.store import Arrived
 from unified_cache.wire.parts import Part
+from unified_cache.wire.sharing import Window
 
 __all__ = ["Announced", "Arrivals"]
 
@@ -30,11 +31,12 @@ class Announced:
 class Arrivals:
     """Take the parts of one put and give out whole pages, in the order in which they were announced.
 
-    It holds the pieces of one page; a part that is not kept is not copied.
+    It holds the pieces of one page; a part that is not kept is not copied. With a window, the pages lie there.
     """
 
-    def __init__(self, announced: Sequence[Announced]) -> None:
+    def __init__(self, announced: Sequence[Announced], window: Window | None = None) -> None:
         self._announced = announced
+        self._window = window
         self._done_count = 0
         self._offset = 0
         self._pieces: list[memoryview] = []
@@ -45,21 +47,22 @@ class Arrivals:
 
         Raises:
             InputError: a gap, an overlap, more than was announced, or a page whose seal does not hold.
+            OSError: shared memory is not there any more.
         """
         if part.offset != self._offset:
             raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
-        if not part.content:
+        if part.end == part.offset:
             raise InputError("a part of a put has content")
-        self._offset += len(part.content)
-        rest = part.content
-        while rest:
+        if bool(part.shared_bytes) is not (self._window is not None):
+            raise InputError("a put has its pages in the stream or in shared memory, found both")
+        while self._offset < part.end:
             if self._done_count == len(self._announced):
                 raise InputError(f"found more than the {len(self._announced)} pages announced")
             expected = self._announced[self._done_count]
-            piece = rest[: expected.object_bytes - self._held_bytes]
-            self._pieces.append(piece)
-            self._held_bytes += len(piece)
-            rest = rest[len(piece) :]
+            piece_end = min(part.end, self._offset + expected.object_bytes - self._held_bytes)
+            self._pieces.append(self._piece(part, piece_end))
+            self._held_bytes += piece_end - self._offset
+            self._offset = piece_end
             if self._held_bytes == expected.object_bytes:
                 yield self._whole(expected)
 
@@ -71,6 +74,14 @@ class Arrivals:
         """
         if self._done_count < len(self._announced):
             raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
+
+    def _piece(self, part: Part, end: int) -> memoryview:
+        """Return the bytes of the put from where it is to ``end``; what is shared is copied, then it is ours."""
+        if self._window is None:
+            return part.content[self._offset - part.offset : end - part.offset]
+        piece = blank(end - self._offset)
+        self._window.read_into(piece, self._offset)
+        return piece
 
     def _whole(self, expected: Announced) -> Arrived:
         flaw = verify_buffers(self._pieces, expected.label)

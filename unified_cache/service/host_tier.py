@@ -24,7 +24,13 @@ class HostTier:
         self._bytes_used: Counter[str] = Counter()
         self._bytes_total = 0
         self._pins_count: Counter[Label] = Counter()
+        self._evicted_count = 0
         self._guard = Lock()
+
+    @property
+    def evicted_count(self) -> int:
+        """Pages that went to make room for others."""
+        return self._evicted_count
 
     def used(self, tenant: str) -> tuple[int, int]:
         """Return pages and bytes that a tenant holds."""
@@ -102,6 +108,7 @@ class HostTier:
                 del waiting[tenant]
                 continue
             freed_bytes = self._forget(tenant, pages, victim)
+            self._evicted_count += 1
             waiting[tenant] -= freed_bytes
             short_bytes -= freed_bytes
         return short_bytes <= 0

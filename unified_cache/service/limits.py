@@ -10,6 +10,8 @@ __all__ = ["RequestLimits"]
 FRAME_BYTES_MAX = 64
 """Around the content of a part in a message that puts pages."""
 
+MAY_BE_NONE = frozenset({"host_bytes_max", "regions_max"})
+
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
@@ -42,12 +44,17 @@ class RequestLimits:
     """A stream on which nothing moves for so long is cancelled."""
     call_s_max: float = 600.0
     """A stream that takes longer is cancelled, whatever its deadline."""
+    regions_max: int = 32
+    """Of shared memory, of one tenant at a time; 0 to take pages in streams alone."""
+    region_bytes_max: int = 256 << 20
+    region_idle_s: float = 60.0
+    """Shared memory that no call has named for so long is let go."""
     held_names_max: int = 1 << 20
     """Pages of one tenant whose bytes are accounted for one by one; beyond it the oldest is no longer counted."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not 0 < value < 1 << 62 and not (name == "host_bytes_max" and value == 0):
+            if not 0 < value < 1 << 62 and not (name in MAY_BE_NONE and value == 0):
                 raise ConfigError(f"{name} must be positive and finite, found {value}")
         if self.leased_share > 1:
             raise ConfigError(f"leased_share must be at most 1, found {self.leased_share}")

@@ -7,7 +7,7 @@ import numpy as np
 
 from unified_cache.seal import HEADER_BYTES, Label, relabelled
 
-__all__ = ["HeldPage", "blank_page", "page_in"]
+__all__ = ["HeldPage", "blank", "blank_page", "page_in"]
 
 KEPT_SHARE_MIN = 0.5
 """Of a message, the part that a page must fill to be kept as a view of it: a smaller one would keep the rest alive."""
@@ -37,8 +37,12 @@ class HeldPage(NamedTuple):
 def blank_page(object_bytes: int) -> HeldPage:
     """Make a page to be filled; its payload holds anything."""
     payload_bytes = object_bytes - HEADER_BYTES
-    payload = (np.empty(payload_bytes, np.uint8).data,) if payload_bytes else ()  # not zeroed, unlike bytearray
-    return HeldPage(memoryview(bytearray(HEADER_BYTES)), payload)
+    return HeldPage(memoryview(bytearray(HEADER_BYTES)), (blank(payload_bytes),) if payload_bytes else ())
+
+
+def blank(count_bytes: int) -> memoryview:
+    """Make room that holds anything; it is not zeroed, unlike a bytearray."""
+    return np.empty(count_bytes, np.uint8).data
 
 
 def page_in(pieces: Sequence[memoryview]) -> HeldPage:

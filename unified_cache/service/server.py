@@ -24,7 +24,7 @@ from unified_cache.service.reflecting import BoundedReflection
 from unified_cache.service.reloaded import Reloaded
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import Address, ServiceSettings, TracingExporter
-from unified_cache.service.store_metrics import GuardedStore
+from unified_cache.service.store_metrics import GuardedStore, LossCollector
 from unified_cache.service.tls import (
     Certificates,
     ClientNames,
@@ -89,6 +89,7 @@ class Service:
             store = GuardedStore.open(settings, observed.registry)
             cache = CacheService(store.breaker, traced, stored, observed.metrics, limits, drain.ask)
             opened.callback(cache.close)
+            observed.registry.register(LossCollector(cache))
             healthy = health.HealthServicer()
             server = _new_server(settings, limits, cache, healthy)
             port = _listen(server, settings.address, certificates)
@@ -195,6 +196,9 @@ def _limits(settings: ServiceSettings) -> RequestLimits:
         leases_max=limits.leases_max,
         stream_idle_s=limits.stream_idle_s,
         call_s_max=limits.call_s_max,
+        regions_max=limits.regions_max,
+        region_bytes_max=limits.region_bytes_max,
+        region_idle_s=limits.region_idle_s,
     )
 
 

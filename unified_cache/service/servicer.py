@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 import grpc
 import numpy as np
 
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import FORMAT_VERSION, Label
+from unified_cache.seal import FORMAT_VERSION, Flaw, Label
 from unified_cache.service.access import Gate, Observer, Role, Usage
 from unified_cache.service.answers import Answers, Served
 from unified_cache.service.arrivals import Arrivals
@@ -18,6 +19,7 @@ from unified_cache.service.host_tier import HostTier
 from unified_cache.service.leases import Leases
 from unified_cache.service.limits import RequestLimits
 from unified_cache.service.lookup import longest_prefix
+from unified_cache.service.regions import Regions
 from unified_cache.service.registry import Registration, Registry
 from unified_cache.service.requests import (
     NamedRun,
@@ -34,9 +36,10 @@ from unified_cache.service.store import Arrived, Kept, TieredStore
 from unified_cache.service.streams import StreamWatch
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.window import window
-from unified_cache.wire.calls import SERVICE, Call
+from unified_cache.wire.calls import SERVICE, SHARED_PART_BYTES, Call
 from unified_cache.wire.names import check_digests, labels_of, named_runs
-from unified_cache.wire.parts import decoded, parts_of
+from unified_cache.wire.parts import decoded, parts_of, shared_parts_of
+from unified_cache.wire.sharing import Window
 
 __all__ = ["CacheService"]
 
@@ -65,6 +68,7 @@ class CacheService:
         self._leases = Leases(host, settings, clock)
         self._registry = Registry(settings)
         self._streams = StreamWatch(settings, clock)
+        self._regions = Regions(settings, clock)
         self._answers = Answers(gate, observer, clock)
         self._ask_drain = ask_drain
 
@@ -86,12 +90,25 @@ class CacheService:
                 Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
                 Call.CLEAR.value: unary(Call.CLEAR, Role.ADMIN, pb.ClearRequest, self._clear),
                 Call.DRAIN.value: unary(Call.DRAIN, Role.ADMIN, pb.DrainRequest, self._drain),
+                Call.SHARE.value: grpc.unary_unary_rpc_method_handler(self._share),
+                Call.UNSHARE.value: unary(Call.UNSHARE, Role.READER, pb.UnshareRequest, self._unshare),
             },
         )
+
+    @property
+    def flaws_count(self) -> dict[Flaw, int]:
+        """Pages of the store that did not verify, by what was wrong with them."""
+        return self._store.flaws_count
+
+    @property
+    def evicted_count(self) -> int:
+        """Pages that left memory to make room for others."""
+        return self._host.evicted_count
 
     def close(self) -> None:
         """Close the store."""
         self._streams.close()
+        self._regions.close()
         self._store.close()
 
     def _hello(self, tenant: str, request: pb.HelloRequest) -> pb.HelloReply:
@@ -104,6 +121,7 @@ class CacheService:
             part_bytes=self._limits.part_bytes,
             pages_max=self._limits.pages_max,
             store=self._store.name(),
+            region_bytes_max=self._regions.region_bytes_max,
         )
 
     def _lookup(self, tenant: str, request: pb.LookupRequest) -> pb.LookupReply:
@@ -140,11 +158,19 @@ class CacheService:
         with (
             self._answers.served(Call.GET, Role.READER, context, held_bytes) as served,
             self._streams.over(context) as moved,
+            ExitStack() as lent,
         ):
             request = served.parsed(pb.GetRequest, message)
             runs = self._named(served.tenant, request.runs)
             served.bytes_in = len(message)
-            for part in parts_of(self._found(served.tenant, runs, moved), self._limits.part_bytes):
+            window = self._lent(served.tenant, request, lent)
+            pages = self._found(served.tenant, runs, moved)
+            parts = (
+                parts_of(pages, self._limits.part_bytes)
+                if window is None
+                else shared_parts_of(pages, window, SHARED_PART_BYTES)
+            )
+            for part in parts:
                 served.bytes_out += len(part)
                 yield part
                 moved()
@@ -171,6 +197,7 @@ class CacheService:
         with (
             self._answers.served(Call.PUT, Role.WRITER, context, self._limits.batch_bytes) as served,
             self._streams.over(context) as moved,
+            ExitStack() as lent,
         ):
             served.bytes_in = 0
             first = parsed(pb.PutPart, next(messages, b""))
@@ -182,16 +209,17 @@ class CacheService:
                 raise InputError(f"a level is one of {', '.join(pb.Level.keys())}, found {start.level}")
             level = Level.DURABLE if start.level == pb.DURABLE else Level.CACHED
             kept: list[Kept] = []
-            for batch in self._batches(served, start.runs, messages, moved):
+            pages = announced(self._named(served.tenant, start.runs))
+            arrivals = Arrivals(pages, self._lent(served.tenant, start, lent))
+            for batch in self._batches(served, arrivals, messages, moved):
                 kept += self._store.put(served.tenant, batch, level)
             return pb.PutReply(stored=bytes(kept)).SerializeToString()
 
     def _batches(
-        self, served: Served, runs: Sequence[pb.PageRun], messages: Iterator[bytes], moved: Callable[[], None]
+        self, served: Served, arrivals: Arrivals, messages: Iterator[bytes], moved: Callable[[], None]
     ) -> Iterator[list[Arrived]]:
         """Yield pages as they arrive, a bounded number of bytes at a time."""
         self._leases.sweep()
-        arrivals = Arrivals(announced(self._named(served.tenant, runs)))
         batch: list[Arrived] = []
         batch_bytes = 0
         for message in messages:
@@ -277,6 +305,22 @@ class CacheService:
     def _drain(self, tenant: str, request: pb.DrainRequest) -> pb.DrainReply:
         self._ask_drain()
         return pb.DrainReply()
+
+    def _share(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._answers.served(Call.SHARE, Role.READER, context, len(message)) as served:
+            request = served.parsed(pb.ShareRequest, message)
+            return self._regions.share(served.tenant, context.peer(), request).SerializeToString()
+
+    def _unshare(self, tenant: str, request: pb.UnshareRequest) -> pb.UnshareReply:
+        if not self._regions.unshare(tenant, request.region):
+            raise Refused(grpc.StatusCode.NOT_FOUND, "no such region")
+        return pb.UnshareReply()
+
+    def _lent(self, tenant: str, request: pb.GetRequest | pb.PutStart, lent: ExitStack) -> Window | None:
+        """Enter the shared memory that a call names; None where its pages go in the stream."""
+        if not request.HasField("shared"):
+            return None
+        return lent.enter_context(self._regions.window(tenant, request.shared))
 
     def _named(self, tenant: str, runs: Sequence[pb.PageRun]) -> list[NamedRun]:
         return named(runs, tenant, self._registry, self._limits)

@@ -24,6 +24,7 @@ from pydantic_settings import (
 
 from unified_cache.errors import ConfigError
 from unified_cache.service.access import Role
+from unified_cache.wire.calls import PART_BYTES
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -50,6 +51,9 @@ ENVIRONMENT_PREFIX = "UNIFIED_CACHE_SERVE_"
 _NESTED = "__"
 _UNIX = "unix:"
 _PORT_MAX = 65535
+_MESSAGE_BYTES_MIN = PART_BYTES + (4 << 10)
+"""A part of a page, and what stands around it."""
+
 _TENANT = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 Bytes = Annotated[ByteSize, Field(gt=0, le=1 << 60)]
@@ -137,7 +141,8 @@ class AccessSettings(_Part):
 class LimitSettings(_Part):
     """Bounds of one call, one connection and the whole server."""
 
-    message_bytes_max: Bytes = ByteSize(4 << 20)
+    message_bytes_max: Annotated[ByteSize, Field(ge=_MESSAGE_BYTES_MIN, le=1 << 30)] = ByteSize(4 << 20)
+    """At least a part of a page, a MiB and its headers."""
     metadata_bytes_max: Bytes = ByteSize(16 << 10)
     page_bytes_max: Bytes = ByteSize(256 << 20)
     """One page of one pool."""
@@ -161,6 +166,11 @@ class LimitSettings(_Part):
     """Of one tenant, at a time."""
     identities_max: Count = 256
     """Identities of one tenant known at a time."""
+    regions_max: Annotated[int, Field(ge=0)] = 32
+    """Pieces of shared memory of one tenant at a time; 0 to have clients of this machine stream pages like all others."""
+    region_bytes_max: Bytes = ByteSize(256 << 20)
+    region_idle_s: Seconds = 60.0
+    """Shared memory that no call has named for so long is let go."""
 
 
 class TenantQuota(_Part):

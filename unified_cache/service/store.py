@@ -13,7 +13,7 @@ import grpc
 from unified_cache.errors import InputError, StorageError, StorageFullError
 from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
+from unified_cache.seal import Flaw, Label
 from unified_cache.service.access import Observer
 from unified_cache.service.errors import Refused
 from unified_cache.service.holdings import Holdings
@@ -165,6 +165,11 @@ class TieredStore:
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List what the store has of one identity; pages that are in memory alone are not listed."""
         return self._store.scan(identity, cursor)
+
+    @property
+    def flaws_count(self) -> dict[Flaw, int]:
+        """Pages of the store that did not verify, by what was wrong with them."""
+        return self._store.flaws_count
 
     def is_durable(self) -> bool:
         """Tell whether the store honours DURABLE."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from unified_cache.seal import Flaw
+from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import ServiceSettings
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.protocol import StorageBackend
@@ -14,9 +16,10 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Backoff, BreakerState, CircuitBreaker, DeadlineStorage, RetryStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 
-__all__ = ["GuardedStore"]
+__all__ = ["GuardedStore", "LossCollector"]
 
-_PREFIX = "unified_cache_service_store"
+_SERVICE = "unified_cache_service"
+_PREFIX = f"{_SERVICE}_store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,24 @@ class GuardedStore:
             declined.add_metric([], counts.declined_count)
         yield evictions
         yield declined
+
+
+class LossCollector:
+    """Say at the moment of being asked which pages are not there any more: flawed in the store, evicted from memory."""
+
+    def __init__(self, cache: CacheService) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield counters of pages that did not verify, by flaw, and of those that made room in memory."""
+        flawed = CounterMetricFamily(f"{_SERVICE}_flawed_pages", "Pages that did not verify.", None, ["flaw"])
+        found = self._cache.flaws_count
+        for flaw in Flaw:
+            flawed.add_metric([flaw.name.lower()], found.get(flaw, 0))
+        yield flawed
+        evictions = CounterMetricFamily(f"{_SERVICE}_host_evictions", "Pages that left memory for others.")
+        evictions.add_metric([], self._cache.evicted_count)
+        yield evictions
 
 
 def _count(name: str, text: str, count: int) -> CounterMetricFamily:

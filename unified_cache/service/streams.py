@@ -1,18 +1,15 @@
 """Streams under watch: one on which nothing moves, or that never ends, is cancelled."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event, Lock
+from threading import Lock
 
 import grpc
 
 from unified_cache.service.limits import RequestLimits
+from unified_cache.service.rounds import Rounds
 
 __all__ = ["Stream", "StreamWatch"]
-
-LOOKS_PER_IDLE = 4
-"""Looks at all streams in the time that one may idle: it is cancelled at most a quarter late."""
 
 
 class Stream:
@@ -27,16 +24,15 @@ class Stream:
 
 
 class StreamWatch:
-    """Look at open streams now and then, on a thread of its own that lives while there is one. Thread-safe."""
+    """Look at open streams now and then. Thread-safe."""
 
     def __init__(self, limits: RequestLimits, clock: Callable[[], float]) -> None:
         self._idle_s = limits.stream_idle_s
         self._call_s_max = limits.call_s_max
         self._clock = clock
         self._streams: set[Stream] = set()
-        self._is_watching = False
-        self._closed = Event()
         self._guard = Lock()
+        self._rounds = Rounds(self.look, limits.stream_idle_s, "stream-watch")
 
     @contextmanager
     def over(self, context: grpc.ServicerContext) -> Iterator[Callable[[], None]]:
@@ -44,9 +40,7 @@ class StreamWatch:
         stream = Stream(context, self._clock())
         with self._guard:
             self._streams.add(stream)
-            if not self._is_watching:
-                self._is_watching = True
-                threading.Thread(target=self._watch, name="stream-watch", daemon=True).start()
+        self._rounds.begin()
 
         def moved() -> None:
             stream.moved_s = self._clock()
@@ -59,10 +53,10 @@ class StreamWatch:
 
     def close(self) -> None:
         """Watch no more; streams that are still open end with their server."""
-        self._closed.set()
+        self._rounds.close()
 
-    def look(self) -> None:
-        """Cancel the streams that have been idle, or open, for too long."""
+    def look(self) -> bool:
+        """Cancel the streams that have been idle, or open, for too long; tell whether any is open."""
         now_s = self._clock()
         with self._guard:
             late = [
@@ -70,13 +64,7 @@ class StreamWatch:
                 for stream in self._streams
                 if now_s - stream.moved_s > self._idle_s or now_s - stream.started_s > self._call_s_max
             ]
+            is_any_open = bool(self._streams)
         for stream in late:
             stream.context.cancel()
-
-    def _watch(self) -> None:
-        while not self._closed.wait(self._idle_s / LOOKS_PER_IDLE):
-            self.look()
-            with self._guard:
-                if not self._streams:
-                    self._is_watching = False
-                    return
+        return is_any_open

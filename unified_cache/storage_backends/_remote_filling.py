@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from unified_cache.errors import InputError
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.wire.parts import Part
+from unified_cache.wire.sharing import Window
 
 __all__ = ["Filling"]
 
 
 class Filling:
-    """Fill pages in the order asked for. Content is copied once, from the message into the page."""
+    """Fill pages in the order asked for. Content is copied once, from the message or the window into the page."""
 
-    def __init__(self, pages: Sequence[PageIO]) -> None:
+    def __init__(self, pages: Sequence[PageIO], window: Window | None = None) -> None:
         self.hits: list[bool | None] = [None] * len(pages)
         """By page; None while there is no answer, or not the whole page yet."""
         self._pages = pages
+        self._window = window
         self._answered_count = 0
         self._offset = 0
         self._coming: deque[tuple[int, memoryview | None]] = deque()
@@ -27,10 +29,12 @@ class Filling:
 
         Raises:
             InputError: the stream is not what was asked for.
+            OSError: shared memory is not there any more.
         """
         if part.offset != self._offset:
             raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
-        self._offset += len(part.content)
+        if bool(part.shared_bytes) and self._window is None:
+            raise InputError("found a part in shared memory, where none was offered")
         if self._answered_count + len(part.hits) > len(self._pages):
             raise InputError(f"expected {len(self._pages)} pages, found more")
         for hit in part.hits:
@@ -41,21 +45,27 @@ class Filling:
                 self._coming.append((number, None))
             else:
                 self.hits[number] = False
-        self._copy(part.content)
+        self._copy(part)
 
-    def _copy(self, content: memoryview) -> None:
-        start = 0
+    def _copy(self, part: Part) -> None:
         while self._coming:
             number, buffer = self._coming[0]
             if buffer is None:
                 self.hits[number] = True
             else:
-                piece = content[start : start + len(buffer)]
-                buffer[: len(piece)] = piece
-                start += len(piece)
-                if len(piece) < len(buffer):
-                    self._coming[0] = (number, buffer[len(piece) :])
+                count_bytes = min(len(buffer), part.end - self._offset)
+                self._land(part, buffer[:count_bytes])
+                self._offset += count_bytes
+                if count_bytes < len(buffer):
+                    self._coming[0] = (number, buffer[count_bytes:])
                     break
             self._coming.popleft()
-        if start < len(content):
-            raise InputError(f"found {len(content) - start} bytes more than the pages have")
+        if self._offset < part.end:
+            raise InputError(f"found {part.end - self._offset} bytes more than the pages have")
+
+    def _land(self, part: Part, piece: memoryview) -> None:
+        if part.shared_bytes and self._window is not None:
+            self._window.read_into(piece, self._offset)
+        else:
+            start = self._offset - part.offset
+            piece[:] = part.content[start : start + len(piece)]

@@ -21,7 +21,6 @@ from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends._calls import Calls
-from unified_cache.storage_backends.file_address import FREE_BYTES_MIN, address_of
 from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends._file_drafts import FILES_OPEN_MAX, Drafts
 from unified_cache.storage_backends._file_intruders import NOT_A_FILE, UNREADABLE, Intruders, is_whole
@@ -40,6 +39,7 @@ from unified_cache.storage_backends._file_room import Room
 from unified_cache.storage_backends._file_root import Root, open_root
 from unified_cache.storage_backends._recency import SCAN_OBJECTS_MAX, Recency, page_bytes
 from unified_cache.storage_backends.catalog import UsedBetween
+from unified_cache.storage_backends.file_address import FREE_BYTES_MIN, address_of
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
 from unified_cache.window import SPAN_ALL
 

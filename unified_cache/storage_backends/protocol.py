@@ -35,6 +35,8 @@ class Capability:
     """Whether ``Level.DURABLE`` is honoured; otherwise such a put raises."""
     bytes_max: int | None
     """Cap on the bytes stored; None if there is none."""
+    call_bytes: int = 2 << 20
+    """What a caller had better ask for in one get, so that pages are still in the processor's caches when verified."""
 
 
 class PageIO(NamedTuple):

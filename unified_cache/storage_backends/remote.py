@@ -12,8 +12,9 @@ Bytes are believed as little as any store's: wrap it in ``VerifiedStorage``, as 
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
 from typing import NamedTuple
 
 import grpc
@@ -26,18 +27,25 @@ from unified_cache.storage_backends._calls import Calls
 from unified_cache.storage_backends._recency import page_bytes
 from unified_cache.storage_backends._remote_filling import Filling
 from unified_cache.storage_backends._remote_placing import Placing
-from unified_cache.storage_backends._remote_server import Server, is_passing, storage_error, wants_hello
+from unified_cache.storage_backends._remote_server import Server, is_passing, storage_error, wants_hello, wants_stream
+from unified_cache.storage_backends._remote_sharing import Lent
 from unified_cache.storage_backends._remote_url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
 from unified_cache.storage_backends.wrappers.backoff import Backoff
-from unified_cache.wire.calls import PART_BYTES, Call
+from unified_cache.wire.calls import PART_BYTES, SHARED_PART_BYTES, Call
 from unified_cache.wire.names import labels_in, named_runs
-from unified_cache.wire.parts import decoded, parts_of
+from unified_cache.wire.parts import decoded, parts_of, shared_parts_of
 
 __all__ = ["RemoteStorage", "open_secure_url", "open_url"]
 
 PAGES_PER_CALL = 4096
 """Pages named in one request, where the server takes as many: their names fit into a message."""
+
+CALLS_AHEAD = 2
+"""Calls of one request under way at a time, for each server."""
+
+VERIFIED_BYTES = 64 << 20
+"""Asked for in one get, so that its calls follow each other without a pause; pages are verified when all have come."""
 
 PAUSES = Backoff(0.05, 1.0)
 """Before all servers are tried again, in seconds; shortened by up to a half at random."""
@@ -52,6 +60,8 @@ class Batch(NamedTuple):
     server: Server
     numbers: list[int]
     """Positions in what was asked for."""
+    total_bytes: int
+    """Of their pages; 0 where only names move."""
 
 
 class RemoteStorage:
@@ -86,7 +96,7 @@ class RemoteStorage:
         sleep: Callable[[float], None] = time.sleep,
     ) -> "RemoteStorage":
         """Open connections to servers; nothing is sent before the first call. The caller closes it."""
-        servers = [Server.connect(name, options) for name in options.servers]
+        servers = [Server.connect(name, options, clock) for name in options.servers]
         # Any seed: it only keeps the pauses of several clients from falling together.
         return cls(options, servers, clock, sleep, random.Random())  # noqa: S311
 
@@ -101,7 +111,7 @@ class RemoteStorage:
             durable = [reply.durable for reply in agreed if reply is not None]
             if not durable:
                 raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
-            return Capability("remote", durable=all(durable), bytes_max=None)
+            return Capability("remote", durable=all(durable), bytes_max=None, call_bytes=VERIFIED_BYTES)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Say Hello for an identity to every server that answers; to the others before their first call.
@@ -128,21 +138,24 @@ class RemoteStorage:
 
             def begin(batch: Batch) -> Finish:
                 chosen = [pages[number] for number in batch.numbers]
-                request = pb.GetRequest(tenant=batch.server.asserted, runs=_sized_runs(chosen))
+                lent = batch.server.lend(batch.total_bytes)
+                shared = _range_of(lent)
+                request = pb.GetRequest(tenant=batch.server.asserted, runs=_sized_runs(chosen), shared=shared)
                 parts = batch.server.receive(Call.GET, request.SerializeToString())
-                filling = Filling(chosen)
+                filling = Filling(chosen, None if lent is None else lent.window)
 
                 def finish() -> None:
                     try:
-                        for message in parts:
-                            filling.take(decoded(message))
+                        with batch.server.over(lent):
+                            for message in parts:
+                                filling.take(decoded(message))
                     finally:
                         for number, hit in zip(batch.numbers, filling.hits, strict=True):
                             hits[number] = hit
 
                 return finish
 
-            self._ask([page.label for page in pages], hits, Call.GET, begin)
+            self._ask([page.label for page in pages], hits, Call.GET, begin, list(map(page_bytes, pages)))
             return [hit or False for hit in hits]
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
@@ -161,16 +174,18 @@ class RemoteStorage:
 
             def begin(batch: Batch) -> Finish:
                 chosen = [pages[number] for number in batch.numbers]
-                answer = batch.server.send(Call.PUT, _put_messages(batch.server, chosen, level))
+                lent = batch.server.lend(batch.total_bytes)
+                answer = batch.server.send(Call.PUT, _put_messages(batch.server, chosen, level, lent))
 
                 def finish() -> None:
-                    reply = pb.PutReply.FromString(answer())
+                    with batch.server.over(lent):
+                        reply = pb.PutReply.FromString(answer())
                     for number, kept in zip(batch.numbers, reply.stored, strict=True):
                         stored[number] = bool(kept)
 
                 return finish
 
-            self._ask([page.label for page in pages], stored, Call.PUT, begin)
+            self._ask([page.label for page in pages], stored, Call.PUT, begin, list(map(page_bytes, pages)))
             return [ok or False for ok in stored]
 
     def remove(self, labels: Sequence[Label]) -> int:
@@ -248,24 +263,43 @@ class RemoteStorage:
         answers: list[bool | None],
         call: Call,
         begin: Callable[[Batch], Finish],
+        sizes: Sequence[int] = (),
     ) -> None:
-        """Let servers answer for pages, until all have an answer or there were tries enough."""
+        """Let servers answer for pages, of these lengths where bytes move, until there were tries enough."""
         waiting = [number for number, label in enumerate(labels) if label.identity in self._manifests]
         failed: StorageError | None = None
         for tries_count in range(self._tries_max):
             if tries_count >= len(self._servers):
                 pause_s = PAUSES.pause_s(tries_count - len(self._servers) + 1)
                 self._sleep(pause_s * self._rng.uniform(0.5, 1.0))
-            begun = [
-                (batch, self._begun(batch, labels, begin)) for batch in self._batches(labels, waiting, tries_count)
-            ]
-            for batch, finish in begun:
-                failed = self._finished(batch.server, call, finish) or failed
+            failed = self._asked(call, self._batches(labels, sizes, waiting, tries_count), labels, begin) or failed
             waiting = [number for number in waiting if answers[number] is None]
             if not waiting:
                 return
         if failed is not None and len(waiting) == len(labels):
             raise failed
+
+    def _asked(
+        self, call: Call, batches: Iterable[Batch], labels: Sequence[Label], begin: Callable[[Batch], Finish]
+    ) -> StorageError | None:
+        """Make calls, a bounded number at a time; return why one failed where asking again makes sense.
+
+        Raises:
+            StorageError: asking again makes no sense. No call is under way any more.
+        """
+        failed: StorageError | None = None
+        begun: deque[tuple[Batch, Finish]] = deque()
+        try:
+            for batch in batches:
+                if len(begun) == CALLS_AHEAD * len(self._servers):
+                    ahead, finish = begun.popleft()
+                    failed = self._finished(ahead.server, call, finish) or failed
+                begun.append((batch, self._begun(batch, labels, begin)))
+        finally:
+            # Whatever happened: no call may go on moving bytes of buffers that are the caller's again.
+            for ahead, finish in begun:
+                failed = self._finished(ahead.server, call, finish) or failed
+        return failed
 
     def _begun(self, batch: Batch, labels: Sequence[Label], begin: Callable[[Batch], Finish]) -> Finish:
         """Say Hello where that is due, and begin a call; whatever fails already, fails when it is waited for."""
@@ -289,16 +323,18 @@ class RemoteStorage:
                 server.forget_greetings()
             elif is_passing(error):
                 server.failed(self._clock())
-            else:
+            elif not wants_stream(error):
                 raise storage_error(error, call, server) from error
             return storage_error(error, call, server)
-        except InputError as error:
+        except (InputError, OSError) as error:
             server.failed(self._clock())
             return StorageError(f"{server.name}: {call.value}: {error}", retryable=True)
         server.answered()
         return None
 
-    def _batches(self, labels: Sequence[Label], waiting: Sequence[int], tries_count: int) -> Iterator[Batch]:
+    def _batches(
+        self, labels: Sequence[Label], sizes: Sequence[int], waiting: Sequence[int], tries_count: int
+    ) -> Iterator[Batch]:
         """Send each page to its own server, or to the first of its ranking that does not rest."""
         now_s = self._clock()
         resting = {number for number, server in enumerate(self._servers) if server.is_resting(now_s)}
@@ -307,11 +343,9 @@ class RemoteStorage:
             ranked = self._placing.ranked(labels[number].key)
             awake = (server for server in ranked if server not in resting)
             chosen.setdefault(next(awake, ranked[tries_count % len(ranked)]), []).append(number)
-        for server_number, numbers in chosen.items():
-            server = self._servers[server_number]
-            step = min(PAGES_PER_CALL, server.agreed.pages_max if server.agreed is not None else PAGES_PER_CALL)
-            for start in range(0, len(numbers), step):
-                yield Batch(server, numbers[start : start + step])
+        cut = [_cut(self._servers[number], numbers, sizes) for number, numbers in chosen.items()]
+        for turn in zip_longest(*cut):
+            yield from (batch for batch in turn if batch is not None)
 
     def _greeted(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | None:
         """Say Hello; None where the server does not answer."""
@@ -335,12 +369,38 @@ class RemoteStorage:
             raise storage_error(error, call, server) from error
 
 
-def _put_messages(server: Server, pages: Sequence[PageIO], level: Level) -> Iterator[bytes]:
+def _cut(server: Server, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[Batch]:
+    """Cut the pages of one server into calls."""
+    pages_max = min(PAGES_PER_CALL, server.agreed.pages_max if server.agreed is not None else PAGES_PER_CALL)
+    some: list[int] = []
+    total_bytes = 0
+    for number in numbers:
+        size = sizes[number] if sizes else 0
+        if some and (len(some) == pages_max or total_bytes + size > server.call_bytes_max):
+            yield Batch(server, some, total_bytes)
+            some, total_bytes = [], 0
+        some.append(number)
+        total_bytes += size
+    yield Batch(server, some, total_bytes)
+
+
+def _put_messages(server: Server, pages: Sequence[PageIO], level: Level, lent: Lent | None) -> Iterator[bytes]:
     wanted = pb.DURABLE if level is Level.DURABLE else pb.CACHED
-    start = pb.PutStart(tenant=server.asserted, level=wanted, runs=_sized_runs(pages))
+    runs, shared = _sized_runs(pages), _range_of(lent)
+    start = pb.PutStart(tenant=server.asserted, level=wanted, runs=runs, shared=shared)
     yield pb.PutPart(start=start).SerializeToString()
-    part_bytes = min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
-    yield from parts_of(((b"", page.buffers) for page in pages), part_bytes)
+    content = ((b"", page.buffers) for page in pages)
+    if lent is not None:
+        yield from shared_parts_of(content, lent.window, SHARED_PART_BYTES)
+    else:
+        part_bytes = min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
+        yield from parts_of(content, part_bytes)
+
+
+def _range_of(lent: Lent | None) -> pb.SharedRange | None:
+    if lent is None:
+        return None
+    return pb.SharedRange(region=lent.window.name, start=lent.window.start, length=lent.window.length)
 
 
 def _sized_runs(pages: Sequence[PageIO]) -> list[pb.PageRun]:

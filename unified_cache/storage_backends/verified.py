@@ -13,9 +13,6 @@ from unified_cache.storage_backends.protocol import Capability, Level, PageIO, S
 
 __all__ = ["VerifiedStorage"]
 
-HOT_BYTES_MAX = 2 << 20
-"""Bytes read before they are verified; more would have left the processor's caches by then."""
-
 
 class VerifiedStorage:
     """Turn a page that does not verify into a miss, remove it from the wrapped store, and count it by its flaw.
@@ -26,6 +23,7 @@ class VerifiedStorage:
 
     def __init__(self, backend: StorageBackend) -> None:
         self._backend = backend
+        self._call_bytes: int | None = None
         self._flaws_count: Counter[Flaw] = Counter()
         self._guard = Lock()
 
@@ -54,14 +52,21 @@ class VerifiedStorage:
         """
         if len(pages) == 1:
             return self._get(pages)
+        call_bytes = self._asked_call_bytes()
         hits: list[bool] = []
         start = taken_bytes = 0
         for end, page in enumerate(pages, 1):
             taken_bytes += page_bytes(page)
-            if taken_bytes >= HOT_BYTES_MAX or end == len(pages):
+            if taken_bytes >= call_bytes or end == len(pages):
                 hits += self._get(pages[start:end])
                 start, taken_bytes = end, 0
         return hits
+
+    def _asked_call_bytes(self) -> int:
+        """Ask the wrapped backend, once."""
+        if self._call_bytes is None:
+            self._call_bytes = self._backend.capability().call_bytes
+        return self._call_bytes
 
     def _get(self, pages: Sequence[PageIO]) -> list[bool]:
         hits = self._backend.get(pages)

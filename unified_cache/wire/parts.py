@@ -12,13 +12,15 @@ from google.protobuf.message import DecodeError
 
 from unified_cache.errors import InputError
 from unified_cache.proto.service_pb2 import GetPart, PutPart
+from unified_cache.wire.sharing import Window
 
-__all__ = ["Part", "decoded", "encoded", "parts_of", "pieces_of"]
+__all__ = ["Part", "decoded", "encoded", "encoded_shared", "parts_of", "pieces_of", "shared_parts_of"]
 
 _OFFSET_TAG = 0x08
 _HITS_TAG = 0x12
 _CONTENT_TAG = 0x1A
-"""Field number and wire type of ``offset``, ``hits`` and ``content``, as the contract has them."""
+_SHARED_TAG = 0x28
+"""Field number and wire type of ``offset``, ``hits``, ``content`` and ``shared_bytes``, as the contract has them."""
 
 _VARINT_BYTES_MAX = 10
 
@@ -33,23 +35,32 @@ class Part(NamedTuple):
     hits: bytes
     """A byte for each further page; empty in a put."""
     content: memoryview
+    shared_bytes: int = 0
+    """In place of content: bytes that lie in shared memory."""
+
+    @property
+    def end(self) -> int:
+        """Bytes of content up to its last."""
+        return self.offset + len(self.content) + self.shared_bytes
 
 
 def encoded(offset: int, hits: bytes, pieces: Sequence[memoryview]) -> bytes:
     """Return the message of a part whose content lies in pieces: the one copy that sending needs."""
-    prefix = bytearray()
-    if offset:
-        prefix.append(_OFFSET_TAG)
-        prefix += _varint(offset)
-    if hits:
-        prefix.append(_HITS_TAG)
-        prefix += _varint(len(hits))
-        prefix += hits
+    prefix = _prefix(offset, hits)
     content_bytes = sum(map(len, pieces))
     if content_bytes:
         prefix.append(_CONTENT_TAG)
         prefix += _varint(content_bytes)
     return b"".join((prefix, *pieces))
+
+
+def encoded_shared(offset: int, hits: bytes, shared_bytes: int) -> bytes:
+    """Return the message of a part whose content lies in shared memory."""
+    prefix = _prefix(offset, hits)
+    if shared_bytes:
+        prefix.append(_SHARED_TAG)
+        prefix += _varint(shared_bytes)
+    return bytes(prefix)
 
 
 def decoded(message: bytes) -> Part:
@@ -90,6 +101,29 @@ def parts_of(pages: Iterable[tuple[bytes, Sequence[memoryview]]], part_bytes: in
         yield encoded(offset, bytes(hits), held)
 
 
+def shared_parts_of(
+    pages: Iterable[tuple[bytes, Sequence[memoryview]]], window: Window, part_bytes: int
+) -> Iterator[bytes]:
+    """Write pages into shared memory; yield a message that says so whenever there are ``part_bytes`` or more.
+
+    Raises:
+        InputError: the window is too small.
+        OSError: the memory cannot be had.
+    """
+    start = end = 0
+    hits = bytearray()
+    for hit, buffers in pages:
+        window.write(buffers, end)
+        end += sum(map(len, buffers))
+        hits += hit
+        if end - start >= part_bytes:
+            yield encoded_shared(start, bytes(hits), end - start)
+            start = end
+            hits.clear()
+    if hits or end > start:
+        yield encoded_shared(start, bytes(hits), end - start)
+
+
 def pieces_of(buffers: Sequence[memoryview], page_bytes: int, part_bytes: int) -> Iterator[list[memoryview]]:
     """Cut one page into as few runs as can be, all of about the same length."""
     count = -(-page_bytes // part_bytes)
@@ -126,6 +160,10 @@ def _quickly(message: bytes) -> Part | None:
         count, at = _read_varint(message, at + 1)
         if at + count == end:
             return Part(offset, hits, memoryview(message)[at:])
+    if at < end and message[at] == _SHARED_TAG:
+        count, at = _read_varint(message, at + 1)
+        if at == end:
+            return Part(offset, hits, _NOTHING, count)
     return None
 
 
@@ -137,7 +175,21 @@ def _by_protobuf(message: bytes) -> Part:
         raise InputError("expected a part of a page, found something else") from error
     if part.HasField("start"):
         raise InputError("a stream of pages starts once, found a second start")
-    return Part(part.offset, hits, memoryview(part.content))
+    if part.content and part.shared_bytes:
+        raise InputError("a part's content lies in the message or in shared memory, found both")
+    return Part(part.offset, hits, memoryview(part.content), part.shared_bytes)
+
+
+def _prefix(offset: int, hits: bytes) -> bytearray:
+    prefix = bytearray()
+    if offset:
+        prefix.append(_OFFSET_TAG)
+        prefix += _varint(offset)
+    if hits:
+        prefix.append(_HITS_TAG)
+        prefix += _varint(len(hits))
+        prefix += hits
+    return prefix
 
 
 def _varint(value: int) -> bytes:

@@ -1,0 +1,23 @@
+"""A prefix that comes back through a service is the prefix that went there, bit by bit, for models of every family."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.exactness import FAMILIES, L3, SHARED_STORAGE_SCENARIOS, STORAGE_SCENARIOS
+from tests.service_process import ServerProcess
+
+
+@pytest.fixture
+def l3(tmp_path: Path) -> Iterator[L3]:
+    """A server process over an empty directory."""
+    server = ServerProcess(str(tmp_path / "store"))
+    yield L3(f"grpc://{server.address}", is_shared=True)
+    server.kill()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prefix_behind_a_service_continues_bit_by_bit(family: str, l3: L3) -> None:
+    for scenario in STORAGE_SCENARIOS + SHARED_STORAGE_SCENARIOS:
+        scenario(family, l3, is_aligned=False)

@@ -1,0 +1,179 @@
+"""What is fuzzed: each target takes any bytes, and raises only where a promise is broken."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from tests.fuzz.context import Aborted, DirectContext
+from tests.service_fixture import CappedUsage, Notes, TokenGate
+from unified_cache.components import Full, SlidingWindow
+from unified_cache.errors import InputError
+from unified_cache.page import PAGE_KEY_BYTES
+from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.servicer import CacheService
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.wire.calls import Call
+from unified_cache.wire.parts import decoded
+
+__all__ = ["TARGETS", "Pages", "Requests"]
+
+PAYLOAD_BYTES = 64
+LAYOUT = ModelLayout(
+    16, (Full((PoolSpec("kv", PAYLOAD_BYTES),)), SlidingWindow(32, 16, (PoolSpec("swa", PAYLOAD_BYTES),)))
+)
+MANIFEST = manifest_of(Identity("fuzz"), LAYOUT)
+LABEL = Label(MANIFEST.identity, hashlib.sha256(b"page").digest(), "kv")
+LENGTH_BYTES = 2
+"""Before each message of a stream."""
+
+UINT64 = 1 << 64
+
+CODES = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+"""What a call may be refused with where neither store nor server fails."""
+
+
+def whole_page() -> bytes:
+    page = memoryview(bytearray(HEADER_BYTES) + bytes(range(PAYLOAD_BYTES)))
+    seal(page, LABEL)
+    return bytes(page)
+
+
+class Requests:
+    """Every call of the contract, and the parts of its streams; the first byte says which."""
+
+    def __init__(self) -> None:
+        limits = RequestLimits(host_bytes_max=1 << 20, pages_max=64, tokens_max=1024, identities_max=8)
+        self._notes = Notes()
+        self._service = CacheService(
+            MemoryStorage(1 << 20), TokenGate(), CappedUsage(1 << 20), self._notes, limits, lambda: None
+        )
+        self._answers = {call: self._answer_of(call) for call in Call}
+
+    def take(self, content: bytes) -> None:
+        """Make the call that the bytes stand for; any status of the contract is right, and nothing else."""
+        if not content:
+            return
+        self._notes.anomalies.clear()
+        self._notes.codes.clear()
+        calls = list(Call)
+        chosen, rest = content[0] % (len(calls) + 1), content[1:]
+        if chosen == len(calls):
+            self._take_part(rest)
+            return
+        self._make(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=1000).SerializeToString())
+        self._make(calls[chosen], rest)
+
+    def seeds(self) -> Iterator[bytes]:
+        """Yield a message of each call that means something, and a part."""
+        run = pb.PageRun(identity=LABEL.identity, pool="kv", keys=[LABEL.key], object_bytes=len(whole_page()))
+        keys, tokens = pb.Keys(keys=[LABEL.key]), pb.Tokens(ids=range(40), namespace=pb.Namespace(cache_salt="salt"))
+        pools = [pb.RequiredPool(name="swa", span=2)]
+        put = [pb.PutPart(start=pb.PutStart(runs=[run], level=pb.DURABLE)), pb.PutPart(content=whole_page())]
+        messages: list[tuple[Call, Message]] = [
+            (Call.HELLO, pb.HelloRequest(tenant="default", manifest=MANIFEST, vocabulary=7)),
+            (Call.LOOKUP, pb.LookupRequest(identity=LABEL.identity, keys=keys, pools=pools, every_end=True)),
+            (Call.LOOKUP, pb.LookupRequest(identity=LABEL.identity, tokens=tokens, lease_s=1.5)),
+            (Call.EXISTS, pb.ExistsRequest(runs=[run])),
+            (Call.GET, pb.GetRequest(runs=[run, run])),
+            (Call.REMOVE, pb.RemoveRequest(runs=[run])),
+            (Call.PREFETCH, pb.PrefetchRequest(runs=[run])),
+            (Call.RELEASE, pb.ReleaseRequest(lease="00" * 16)),
+            (Call.SCAN, pb.ScanRequest(identity=LABEL.identity, cursor="a")),
+            (Call.STATS, pb.StatsRequest(tenant="default")),
+            (Call.CLEAR, pb.ClearRequest(identity=LABEL.identity)),
+            (Call.DRAIN, pb.DrainRequest()),
+            (Call.SHARE, pb.ShareRequest(name=f"unified-cache-{'0' * 32}", region_bytes=4096, proof=LABEL.key)),
+            (Call.UNSHARE, pb.UnshareRequest(region="00" * 16)),
+            (Call.GET, pb.GetRequest(runs=[run], shared=pb.SharedRange(region="00" * 16, length=4096))),
+        ]
+        order = list(Call)
+        for call, message in messages:
+            yield bytes([order.index(call)]) + message.SerializeToString()
+        framed = [len(each).to_bytes(LENGTH_BYTES) + each for each in (message.SerializeToString() for message in put)]
+        yield bytes([order.index(Call.PUT)]) + b"".join(framed)
+        yield bytes([len(order)]) + pb.GetPart(offset=7, hits=b"\1", shared_bytes=1 << 63).SerializeToString()
+        yield bytes([len(order)]) + pb.GetPart(offset=300, hits=b"\1\2", content=whole_page()).SerializeToString()
+
+    def _make(self, call: Call, message: bytes) -> None:
+        try:
+            self._answers[call](message)
+        except Aborted as ended:
+            if ended.code not in CODES:
+                raise AssertionError(f"{call.value}: {self._notes.anomalies}") from ended
+
+    def _answer_of(self, call: Call) -> Callable[[bytes], object]:
+        found = self._service.rpc_methods().service(_Details(call.path))
+        assert found is not None
+        unary, streamed, collected = found.unary_unary, found.unary_stream, found.stream_unary
+        if unary is not None:
+            return lambda message: unary(message, DirectContext())
+        if streamed is not None:
+            return lambda message: list(streamed(message, DirectContext()))
+        assert collected is not None
+        return lambda message: collected(_framed(message), DirectContext())
+
+    def _take_part(self, message: bytes) -> None:
+        """Read a part; it must be what protobuf reads, wherever both can."""
+        with suppress(InputError, DecodeError):
+            ours, theirs = decoded(message), pb.GetPart.FromString(message)
+            # A number of more than 64 bits protobuf cuts; here it stays, and whoever takes the part refuses it.
+            assert ours.offset % UINT64 == theirs.offset
+            assert ours.shared_bytes % UINT64 == theirs.shared_bytes
+            assert (ours.hits, bytes(ours.content)) == (theirs.hits, theirs.content)
+
+
+@dataclass
+class _Details(grpc.HandlerCallDetails):
+    """Which call is made, as gRPC says it."""
+
+    method: str
+    invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
+
+
+def _framed(content: bytes) -> Iterator[bytes]:
+    while len(content) >= LENGTH_BYTES:
+        end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES])
+        yield content[LENGTH_BYTES:end]
+        content = content[end:]
+
+
+class Pages:
+    """The header of a page, and what it claims; the first byte says where a page is cut in two."""
+
+    def take(self, content: bytes) -> None:
+        """Verify; only what sealing its payload gives is a page, however its bytes lie in memory."""
+        cut = content[0] if content else 0
+        page = memoryview(content[1:])
+        flaw = verify(page, LABEL)
+        pieces = verify_buffers((page[:cut], page[cut:]), LABEL)
+        assert flaw is pieces, f"found {flaw} whole and {pieces} in pieces"
+        if flaw is None:
+            again = memoryview(bytearray(page))
+            seal(again, LABEL)
+            assert again == page
+        other = LABEL._replace(key=bytes(PAGE_KEY_BYTES))
+        assert verify(page, other) is not None
+
+    def seeds(self) -> Iterator[bytes]:
+        """Yield a page, its header alone, and a page of nothing."""
+        for count in (HEADER_BYTES + PAYLOAD_BYTES, HEADER_BYTES, 0):
+            yield b"\x40" + whole_page()[:count]
+
+
+TARGETS: Mapping[str, Callable[[], Requests | Pages]] = {"requests": Requests, "pages": Pages}

@@ -1,0 +1,1 @@
+"""Minutes of mixed load: what must hold for long, and not only once."""

@@ -1,0 +1,274 @@
+"""``python -m tests.soak.service [--seconds N] [--clients N]``: a service under a mixed load that goes wrong.
+
+One server process over a file store that has bad times, seven tenants of engines, and one that misbehaves, an eighth of
+all clients each. Prints a table and then the same as one line of JSON; exit status 1 where a bar was missed.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import NamedTuple
+from urllib.request import urlopen
+
+import psutil
+
+from tests.soak.clients import Engine, Line, Rogue
+from tests.soak.faults import BadTimes
+from tests.soak.tally import Figures, Tally
+from tests.sources import ROOT
+from unified_cache.service.access import Caller, Role
+from unified_cache.service.tokens import add_token, new_token
+
+__all__ = ["Report", "soak"]
+
+TENANTS = (*(f"engine-{number}" for number in range(7)), "rogue")
+AVAILABILITY_MIN = 0.999
+SUCCESS_MIN = 0.99
+RSS_GROWTH_MAX = 0.10
+"""Of the median in the second fifth of the run, the most by which that of the last fifth may lie above it."""
+FDS_GROWTH_MAX = 8
+STEADY_S = 60.0
+"""Until when memory in front of the store and connections fill: of a shorter fifth of a run, growth says nothing."""
+
+JOIN_S = 60.0
+COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
+CONFIG = """\
+listen = "127.0.0.1:0"
+storage = "tests.soak.faults:open_url:{times.period_s},{times.bad_s}:{directory}/kv"
+storage_bytes_max = "256MiB"
+host_bytes = "64MiB"
+reflection = false
+[access]
+tokens = "{directory}/tokens"
+[metrics]
+listen = "127.0.0.1:0"
+[store]
+deadline_s = 0.5
+breaker_pause_s_max = 1.0
+[quota.tenants.rogue]
+stored_bytes_max = "4MiB"
+calls_max = 4
+"""
+
+
+PERIOD_S_MAX = 30.0
+"""Between the ends of two bad times of the store, each a sixth of that long."""
+
+SAMPLES = 200
+SAMPLES_SHOWN = 20
+FAULTS = ("unified_cache_storage_errors_total", "unified_cache_service_flawed_pages_total")
+"""Series that tell what came of the injected faults."""
+
+
+class Sample(NamedTuple):
+    """What the server used at one moment."""
+
+    rss_bytes: int
+    fds_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run came to."""
+
+    seconds: float
+    clients: int
+    figures: Figures
+    samples: Sequence[Sample]
+    """Of the server, at equal distances."""
+    faults: Mapping[str, int]
+    """What the server's metrics say of its store: calls that failed by kind, and pages that did not verify."""
+    exit_status: int
+
+    @property
+    def rss_bytes(self) -> tuple[int, int]:
+        """Medians of the second and of the last fifth of the run."""
+        return _early_and_late([each.rss_bytes for each in self.samples])
+
+    @property
+    def fds_count(self) -> tuple[int, int]:
+        """Medians of the second and of the last fifth of the run."""
+        return _early_and_late([each.fds_count for each in self.samples])
+
+    @property
+    def rss_growth(self) -> float:
+        """How much more memory there was in the end, as a share."""
+        early, late = self.rss_bytes
+        return late / early - 1
+
+    @property
+    def missed(self) -> list[str]:
+        """Name the bars that were missed."""
+        fds_growth = self.fds_count[1] - self.fds_count[0]
+        is_steady = self.seconds / 5 >= STEADY_S
+        bars = {
+            "availability": self.figures.availability >= AVAILABILITY_MIN,
+            "success": self.figures.success >= SUCCESS_MIN,
+            "wrong pages": self.figures.wrong_pages == 0,
+            "memory": not is_steady or self.rss_growth <= RSS_GROWTH_MAX,
+            "descriptors": not is_steady or fds_growth <= FDS_GROWTH_MAX,
+            "exit status": self.exit_status == 0,
+        }
+        return [name for name, is_met in bars.items() if not is_met]
+
+    def table(self) -> str:
+        """Write it for people."""
+        figures = self.figures
+        rows = [
+            ("calls", f"{figures.calls:,} in {self.seconds:g} s by {self.clients} clients"),
+            ("answers of the contract", f"{figures.availability:.4%} (bar {AVAILABILITY_MIN:.1%})"),
+            (
+                "calls no fault touched, answered OK",
+                f"{figures.success:.4%} of {figures.clean:,} (bar {SUCCESS_MIN:.0%})",
+            ),
+            ("their p50, p99", f"{figures.p50_s * 1e3:.1f} ms, {figures.p99_s * 1e3:.1f} ms"),
+            ("wrong pages", f"{figures.wrong_pages} of {figures.pages:,}"),
+            ("resident memory, early and late", " and ".join(f"{each / (1 << 20):.1f} MiB" for each in self.rss_bytes)),
+            ("file descriptors, early and late", " and ".join(map(str, self.fds_count))),
+            ("faults, as metrics tell", ", ".join(f"{name} {count:,}" for name, count in self.faults.items())),
+            ("statuses", ", ".join(f"{name} {count:,}" for name, count in figures.codes.items())),
+            ("no answers of the contract", f"{figures.untyped}"),
+            ("refused though no fault touched them", f"{figures.refused}"),
+            ("exit status", f"{self.exit_status}"),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+    def json(self) -> str:
+        """Write it for machines."""
+        figures = self.figures
+        shares = {"availability": figures.availability, "success": figures.success}
+        found = {
+            "seconds": self.seconds,
+            "clients": self.clients,
+            **shares,
+            **figures._asdict(),
+            "rss_bytes": self.rss_bytes,
+            "fds_count": self.fds_count,
+            "samples": self.samples[:: max(1, len(self.samples) // SAMPLES_SHOWN)],
+            "faults": self.faults,
+            "exit_status": self.exit_status,
+            "missed": self.missed,
+        }
+        return json.dumps(found)
+
+
+def soak(seconds: float, clients: int) -> Report:
+    """Run a server under load for so long; ``clients`` is a multiple of the number of tenants."""
+    period_s = min(PERIOD_S_MAX, seconds / 2)
+    times = BadTimes(period_s, period_s / 6)
+    with tempfile.TemporaryDirectory() as directory, serving(Path(directory), times) as server:
+        tally, stopped = Tally(times), Event()
+        threads = [Thread(target=_client(number, server, tally), args=(stopped,)) for number in range(clients)]
+        for thread in threads:
+            thread.start()
+        samples = list(_samples(psutil.Process(server.child.pid), seconds))
+        faults = server.faults()
+        stopped.set()
+        ends_s = time.monotonic() + JOIN_S
+        for thread in threads:
+            thread.join(max(0.0, ends_s - time.monotonic()))
+        server.child.terminate()
+        return Report(seconds, clients, tally.figures(), samples, faults, server.child.wait(JOIN_S))
+
+
+class Server(NamedTuple):
+    """A server process that listens."""
+
+    child: "subprocess.Popen[str]"
+    address: str
+    metrics_port: int
+    tokens: Mapping[str, str]
+    """One of each tenant."""
+
+    def faults(self) -> dict[str, int]:
+        """Ask its metrics what went wrong with its store."""
+        with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=JOIN_S) as answer:
+            lines = answer.read().decode().splitlines()
+        series = (line.rsplit(" ", 1) for line in lines if line.startswith(FAULTS))
+        return {name.partition("unified_cache_")[2]: int(float(count)) for name, count in series if float(count)}
+
+
+@contextmanager
+def serving(directory: Path, times: BadTimes) -> Iterator[Server]:
+    """Run ``unified-cache serve`` with a token for each tenant."""
+    tokens: dict[str, str] = {}
+    for tenant in TENANTS:
+        tokens[tenant], entry = new_token(Caller(tenant, Role.WRITER), None, secrets.token_bytes)
+        add_token(directory / "tokens", entry)
+    config = directory / "service.toml"
+    config.write_text(CONFIG.format(times=times, directory=directory), encoding="utf-8")
+    with (directory / "log").open("w+", encoding="utf-8") as log:
+        command = [*COMMAND, "serve", "--config", str(config)]
+        with subprocess.Popen(command, stderr=log, text=True, cwd=ROOT) as child:
+            try:
+                port, metrics_port = _ports(child, directory / "log")
+                yield Server(child, f"127.0.0.1:{port}", metrics_port, tokens)
+            finally:
+                child.kill()
+
+
+def _ports(child: "subprocess.Popen[str]", log: Path) -> list[int]:
+    """Wait for the line in which the server says where it listens."""
+    pause = Event()
+    while child.poll() is None:
+        line = log.read_text(encoding="utf-8").partition("\n")
+        if line[1]:
+            return [int(port) for port in re.findall(r"port (\d+)", json.loads(line[0])["text"])]
+        pause.wait(0.05)
+    raise ChildProcessError(f"the server did not start: {log.read_text(encoding='utf-8')}")
+
+
+def _client(number: int, server: Server, tally: Tally) -> Callable[[Event], None]:
+    tenant = TENANTS[number % len(TENANTS)]
+    behaves = tenant != TENANTS[-1]
+    line = Line(server.address, tenant, server.tokens[tenant], tally, behaves=behaves)
+    kind = Engine if behaves else Rogue
+    return kind(line, random.Random(number)).go_on
+
+
+def _early_and_late(values: Sequence[int]) -> tuple[int, int]:
+    fifth = max(1, len(values) // 5)
+    early, late = sorted(values[fifth : 2 * fifth]), sorted(values[-fifth:])
+    return early[len(early) // 2], late[len(late) // 2]
+
+
+def _samples(server: psutil.Process, seconds: float) -> Iterator[Sample]:
+    """Look at the server so many times in so many seconds."""
+    pause = Event()
+    for _ in range(SAMPLES):
+        pause.wait(seconds / SAMPLES)
+        with server.oneshot():
+            yield Sample(server.memory_info().rss, server.num_fds())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run, print, and say whether every bar was met."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.service", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--clients", type=int, default=64, help="a multiple of 8")
+    given = parser.parse_args(arguments)
+    if given.seconds <= 0 or given.clients < len(TENANTS) or given.clients % len(TENANTS):
+        parser.error(f"expected some seconds and a multiple of {len(TENANTS)} clients")
+    report = soak(given.seconds, given.clients)
+    sys.stdout.write(f"{report.table()}\n{report.json()}\n")
+    for name in report.missed:
+        sys.stdout.write(f"missed: {name}\n")
+    return 1 if report.missed else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    sys.exit(main(sys.argv[1:]))

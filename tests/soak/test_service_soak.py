@@ -1,0 +1,15 @@
+"""A few seconds of what ``make soak-service`` does for minutes."""
+
+from tests.soak.service import soak
+
+SECONDS = 10.0
+CLIENTS = 16
+
+
+def test_a_service_answers_under_a_load_that_goes_wrong_and_over_a_store_that_fails() -> None:
+    report = soak(SECONDS, CLIENTS)
+    assert report.missed == [], report.table()
+    assert report.figures.clean > 0
+    assert report.figures.pages > 0
+    assert report.faults, "the store had no faults"
+    assert report.figures.codes["RESOURCE_EXHAUSTED"] > 0

@@ -1,0 +1,154 @@
+"""Memory shared with a server on the same machine: offered once, lent to calls, given up where anything goes wrong."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import grpc
+
+from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, Region, Window
+
+__all__ = ["CALL_BYTES", "Granted", "Lent", "Offer", "Sharing"]
+
+REGION_BYTES = 128 << 20
+"""Offered to a server, where both it and the file system have the room; else a half of it, and so on."""
+
+REGION_BYTES_MIN = 8 << 20
+
+CALL_BYTES = 16 << 20
+"""Asked for in one call, about, where memory is shared: some calls are under way at a time, each with a window."""
+
+NAME_BYTES = 16
+
+RETRY_S = 30.0
+"""Until memory is offered again to a server that did not take it."""
+
+ALIGNMENT = 4096
+"""Windows begin at pages of the machine's memory."""
+
+SAFE_SHARE = 0.5
+"""Of the time after which the server lets an unused region go, how long one is taken to be there."""
+
+
+class Offer(NamedTuple):
+    """What a server is told of a region."""
+
+    name: str
+    region_bytes: int
+    proof: bytes
+
+
+class Granted(NamedTuple):
+    """What it answers."""
+
+    region: str
+    idle_s: float
+
+
+class _Open:
+    """One region, and who uses which part of it."""
+
+    __slots__ = ("granted", "lent", "region", "used_s")
+
+    def __init__(self, region: Region, granted: Granted, used_s: float) -> None:
+        self.region = region
+        self.granted = granted
+        self.used_s = used_s
+        self.lent: list[Window] = []
+        """By start."""
+
+    def take(self, length: int) -> Window | None:
+        """Lend the first gap that is large enough."""
+        start = 0
+        for number, window in enumerate([*self.lent, None]):
+            gap_end = self.region.region_bytes if window is None else window.start
+            if gap_end - start >= length:
+                taken = Window(self.region, self.granted.region, start, length)
+                self.lent.insert(number, taken)
+                return taken
+            if window is not None:
+                start = -(-(window.start + window.length) // ALIGNMENT) * ALIGNMENT
+        return None
+
+
+class Lent(NamedTuple):
+    """A window for one call."""
+
+    window: Window
+    of: _Open
+
+
+class Sharing:
+    """Regions of one server, one at a time. Thread-safe."""
+
+    def __init__(
+        self, offer: Callable[[Offer], Granted], clock: Callable[[], float], directory: Path = SHARED_DIRECTORY
+    ) -> None:
+        self._offer = offer
+        self._clock = clock
+        self._directory = directory
+        self._open: _Open | None = None
+        self._rests_until_s = float("-inf")
+        self._guard = Lock()
+
+    def lend(self, length: int, region_bytes_max: int) -> Lent | None:
+        """Return a window for one call; None where there is no room, or nobody to share with."""
+        now_s = self._clock()
+        with self._guard:
+            opened = self._open
+            if opened is not None and now_s - opened.used_s > opened.granted.idle_s * SAFE_SHARE:
+                self._drop()
+            if self._open is None and now_s >= self._rests_until_s:
+                self._open = self._opened(min(REGION_BYTES, region_bytes_max))
+                self._rests_until_s = now_s if self._open is not None else now_s + RETRY_S
+            if self._open is None:
+                return None
+            self._open.used_s = now_s
+            window = self._open.take(length)
+            return None if window is None else Lent(window, self._open)
+
+    @contextmanager
+    def over(self, lent: Lent | None) -> Iterator[None]:
+        """Take a window back at the end of the with block.
+
+        Where that raises, its region is given up: the call may still be running at the server, and write.
+        """
+        is_well = False
+        try:
+            yield
+            is_well = True
+        finally:
+            if lent is not None:
+                with self._guard:
+                    if not is_well and lent.of is self._open:
+                        self._rests_until_s = self._clock() + RETRY_S
+                        self._drop()
+                    lent.of.lent.remove(lent.window)
+
+    def give_up(self) -> str:
+        """Let the region go with its last window; return the server's name for it, empty where there is none."""
+        with self._guard:
+            return self._drop()
+
+    def _opened(self, region_bytes: int) -> _Open | None:
+        while region_bytes >= REGION_BYTES_MIN:
+            offer = Offer(NAME_PREFIX + secrets.token_hex(NAME_BYTES), region_bytes, secrets.token_bytes(PROOF_BYTES))
+            try:
+                region = Region.create(self._directory, *offer)
+            except OSError:
+                region_bytes //= 2
+                continue
+            try:
+                return _Open(region, self._offer(offer), self._clock())
+            except grpc.RpcError:
+                return None
+            finally:
+                (self._directory / offer.name).unlink(missing_ok=True)
+        return None
+
+    def _drop(self) -> str:
+        over, self._open = self._open, None
+        return "" if over is None else over.granted.region

@@ -1,0 +1,246 @@
+"""The Mooncake library: what it needs of a machine, and the library itself, loaded when it is first needed.
+
+Linux, one of two wheels, three system libraries; what is missing is told in one line. The library reads its settings
+from the environment, some of them while it is loaded. What the operator has set is left alone.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from functools import cache
+from importlib import import_module
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Protocol, cast
+
+from unified_cache.errors import ConfigError
+
+__all__ = [
+    "METADATA",
+    "SEGMENT_BYTES_MIN",
+    "Code",
+    "PutConfig",
+    "Replica",
+    "Store",
+    "apt_command",
+    "load_store",
+    "master_program",
+    "missing_packages",
+    "new_put_config",
+]
+
+WHEELS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
+"""Without and with CUDA; both install the package ``mooncake``, one over the other."""
+
+PACKAGES = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1", "libcurl.so.4": "libcurl4"}
+"""Debian's package of every library that the wheels leave to the system."""
+
+APT = ("apt-get", "install", "--yes", "--no-install-recommends")
+
+ENVIRONMENT: Mapping[str, str] = {
+    "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+    "MC_RPC_TIMEOUT_MS": "2000",
+    "MC_TCP_STATUS_TIMEOUT_SEC": "1",
+    "MC_LOG_LEVEL": "ERROR",
+}
+"""Setting up holds the interpreter: once is enough. A stalled master is told by 2 s, a stalled node after 1 s per
+four objects of a call. Only errors are logged."""
+
+METADATA = "P2PHANDSHAKE"
+"""Processes tell each other how to reach them; no metadata server that could be lost."""
+
+SEGMENT_BYTES_MIN = 16 << 20
+"""Less is refused by the store client (-600)."""
+
+_MODULE = "mooncake.store"
+
+
+class Code(IntEnum):
+    """Result codes of the store client that mean something to us; a count of bytes or 0 is a success."""
+
+    NO_ROOM = -200
+    INVALID = -600
+    NOT_READY = -703
+    NOT_FOUND = -704
+    LEASE_EXPIRED = -707
+    TRANSFER_FAILED = -800
+    CHECKSUM_MISMATCH = -801
+    RPC_FAILED = -900
+    RPC_TIMEOUT = -901
+
+
+class BufferPlace(Protocol):
+    """Where a replica lies in somebody's memory."""
+
+    transport_endpoint: str
+    size: int
+
+
+class MemoryReplica(Protocol):
+    """A replica in memory."""
+
+    buffer_descriptor: BufferPlace
+
+
+class Replica(Protocol):
+    """One replica of an object, as the master knows it."""
+
+    def is_memory_replica(self) -> bool:
+        """Tell whether it lies in memory, and not on a disk."""
+        ...
+
+    def get_memory_descriptor(self) -> MemoryReplica:
+        """Return where."""
+        ...
+
+
+class PutConfig(Protocol):
+    """How objects are stored."""
+
+    replica_num: int
+    with_hard_pin: bool
+    preferred_segment: str
+    """A node by its address; another is taken, and nothing said, where that one is not there or full."""
+    group_ids: list[str]
+    """One for each object of the call: what has one group is evicted together."""
+
+
+class Store(Protocol):
+    """What we use of ``mooncake.store.MooncakeDistributedStore``. Codes stand in the order of the keys."""
+
+    def setup(
+        self, host: str, metadata: str, segment: int, buffer: int, protocol: str, devices: str, master: str
+    ) -> int:
+        """Connect. Holds the interpreter's lock until it is done."""
+        ...
+
+    def close(self) -> int:
+        """Disconnect. Holds the interpreter's lock until it is done; a call in flight or afterwards is fatal."""
+        ...
+
+    def health_check(self) -> int:
+        """Return 0 where the master answered lately."""
+        ...
+
+    def register_buffer(self, pointer: int, size: int) -> int:
+        """Make memory known to the transport."""
+        ...
+
+    def unregister_buffer(self, pointer: int) -> int:
+        """Make memory unknown to the transport."""
+        ...
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        """Return 1, 0 or a code for each; those that exist are leased."""
+        ...
+
+    def batch_get_replica_desc(self, keys: list[str]) -> dict[str, list[Replica]]:
+        """Return the replicas of each that exists; they are leased, and each that does not is logged."""
+        ...
+
+    def batch_put_from(self, keys: list[str], pointers: list[int], sizes: list[int], config: PutConfig) -> list[int]:
+        """Store; 0 for a key that exists or is reserved, too."""
+        ...
+
+    def batch_put_from_multi_buffers(
+        self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]], config: PutConfig
+    ) -> list[int]:
+        """Store objects that lie in several buffers."""
+        ...
+
+    def batch_get_into(self, keys: list[str], pointers: list[int], sizes: list[int]) -> list[int]:
+        """Read; bytes read or a code for each."""
+        ...
+
+    def batch_get_into_multi_buffers(
+        self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]]
+    ) -> list[int]:
+        """Read into several buffers an object."""
+        ...
+
+    def batch_remove(self, keys: list[str], force: bool) -> list[int]:
+        """Remove; with ``force`` what is leased, too."""
+        ...
+
+
+def load_store() -> Store:
+    """Load the library and make a client, not connected yet.
+
+    Raises:
+        ConfigError: see ``master_program``; or the library cannot be loaded for another reason.
+    """
+    return cast("Store", _class_in_library("MooncakeDistributedStore")())
+
+
+def new_put_config() -> PutConfig:
+    """Make what tells the client how to store: one replica, nothing pinned."""
+    return cast("PutConfig", _class_in_library("ReplicateConfig")())
+
+
+def missing_packages(load: Callable[[str], object] = ctypes.CDLL) -> list[str]:
+    """Name the Debian packages whose library ``load`` cannot load."""
+    missing: list[str] = []
+    for library, package in PACKAGES.items():
+        try:
+            load(library)
+        except OSError:
+            missing.append(package)
+    return missing
+
+
+def apt_command(packages: Sequence[str]) -> list[str]:
+    """Return the command that installs ``packages`` on Debian; it needs root."""
+    return [*APT, *packages]
+
+
+def master_program(search: Sequence[str] = sys.path, load: Callable[[str], object] = ctypes.CDLL) -> Path:
+    """Return the program ``mooncake_master`` of the wheel found along ``search``; all that Mooncake needs is here.
+
+    Raises:
+        ConfigError: not Linux, no wheel, both wheels, or a library is missing; the message says what to do.
+    """
+    wheel = _usable_wheel(search, load)
+    program = Path(str(wheel.locate_file("mooncake/mooncake_master")))
+    if not program.is_file():
+        raise ConfigError(f"{program} is missing from {wheel.name} {wheel.version}; install the wheel again")
+    return program
+
+
+@cache
+def _class_in_library(name: str) -> Callable[[], object]:
+    wheel = _usable_wheel(sys.path, ctypes.CDLL)
+    for variable, value in ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    try:
+        found: object = vars(import_module(_MODULE))[name]
+    except ImportError as error:
+        raise ConfigError(f"{wheel.name} {wheel.version} cannot be loaded: {error}") from error
+    return cast("Callable[[], object]", found)
+
+
+def _usable_wheel(search: Sequence[str], load: Callable[[str], object]) -> Distribution:
+    """Return the wheel; it, and all that it needs of the system, is here."""
+    if sys.platform != "linux":
+        raise ConfigError(f"Mooncake runs on Linux only, found {sys.platform}")
+    wheel = _only_wheel(search)
+    missing = missing_packages(load)
+    if missing:
+        raise ConfigError(f"Mooncake needs {', '.join(missing)}; install with: {' '.join(apt_command(missing))}")
+    return wheel
+
+
+def _only_wheel(search: Sequence[str]) -> Distribution:
+    # A directory named twice on the path lists its wheels twice.
+    found = {name: wheel for name in WHEELS for wheel in distributions(name=name, path=list(search))}
+    if not found:
+        raise ConfigError(
+            "Mooncake is not installed; pip install 'unified-cache[mooncake]', or [mooncake-cuda] where CUDA is"
+        )
+    if len(found) > 1:
+        raise ConfigError(
+            f"{' and '.join(found)} are both installed, and each overwrites the other; pip uninstall both, then "
+            f"pip install 'unified-cache[mooncake]', or [mooncake-cuda] where CUDA is"
+        )
+    return next(iter(found.values()))
