@@ -28,7 +28,6 @@ from benchmarks.plan import Plan
 from unified_cache.cluster.address import LOOPBACK, Address, free_ports
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.cluster.master import Master, MasterSettings
-from unified_cache.cluster.requirements import master_program
 from unified_cache.components.full import Full
 from unified_cache.errors import ConfigError
 from unified_cache.memory import DevicePool, TieredMemory
@@ -36,9 +35,9 @@ from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import Label
 from unified_cache.storage_backends._mooncake_buffers import batches, piece_of
 from unified_cache.storage_backends._mooncake_client import Client
-from unified_cache.storage_backends._mooncake_library import new_put_config
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.mooncake import MooncakeStorage, open_url
+from unified_cache.storage_backends.mooncake_library import master_program, new_put_config
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 

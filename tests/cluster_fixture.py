@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 
 from unified_cache.cli.main import run
+from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import wait_until
+from unified_cache.storage_backends.mooncake_admin import Admin
 
 __all__ = [
     "COMMAND",
@@ -26,6 +28,7 @@ __all__ = [
     "ask_apart",
     "descendants",
     "has_ended",
+    "mounted",
     "slowness",
 ]
 
@@ -111,6 +114,11 @@ class Running:
                 self.lines.append(line)
                 if line.startswith("{"):
                     self.events.append(json.loads(line))
+
+
+def mounted(admin: Address) -> frozenset[str]:
+    """Return the nodes that a master counts on, by their addresses."""
+    return Admin(admin.host, admin.port).segments()
 
 
 def descendants(pid: int) -> list[psutil.Process]:

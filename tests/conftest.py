@@ -1,8 +1,12 @@
-"""What every run of the tests says at its end: how many were skipped, and why."""
+"""What every run of the tests says at its end: how many were skipped, and why; and whether it left processes."""
 
 from collections import Counter
 
 import pytest
+
+from tests.leftovers import no_cluster_process_is_left
+
+__all__ = ["no_cluster_process_is_left", "pytest_terminal_summary"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

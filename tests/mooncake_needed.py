@@ -2,8 +2,8 @@
 
 import pytest
 
-from unified_cache.cluster.requirements import master_program
 from unified_cache.errors import ConfigError
+from unified_cache.storage_backends.mooncake_library import master_program
 
 __all__ = ["needs_mooncake"]
 

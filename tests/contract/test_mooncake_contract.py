@@ -1,16 +1,19 @@
-"""The storage contract, over a Mooncake cluster of real processes."""
+"""The storage contract, over a Mooncake cluster of real processes, and over a service in front of it."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from tests.contract.test_remote_contract import ServiceContract
 from tests.mooncake_fixture import open_mooncake, small_cluster
 from tests.mooncake_needed import needs_mooncake
+from tests.service_fixture import Running
 from unified_cache.cluster.local import LocalCluster
+from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.mooncake import MooncakeStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.testing.storage_contract import LAYOUT, MODEL, OTHER_MODEL, StorageContract, listing
+from unified_cache.testing.storage_contract import StorageContract, listing
 
 pytestmark = needs_mooncake
 
@@ -23,9 +26,19 @@ def cluster() -> Iterator[LocalCluster]:
 
 def emptied(storage: MooncakeStorage) -> MooncakeStorage:
     """Remove what the test before left; a cluster is too dear to have one for each."""
-    for model in (MODEL, OTHER_MODEL):
-        storage.remove([found.label for found in listing(storage, model.digest(LAYOUT))])
+    for identity in storage.manifests():
+        storage.remove([found.label for found in listing(storage, identity)])
     return storage
+
+
+class TestServiceOverMooncake(ServiceContract):
+    @pytest.fixture
+    def storage(self, cluster: LocalCluster) -> Iterator[StorageBackend]:
+        running = Running.start(emptied(open_mooncake(cluster)), RequestLimits(host_bytes_max=0))
+        storage = VerifiedStorage(running.client())
+        yield storage
+        storage.close()
+        running.stop()
 
 
 class TestMooncakeStorage(StorageContract):

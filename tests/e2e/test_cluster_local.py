@@ -11,17 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster_fixture import TIMEOUT_S, all_end, descendants, has_ended, slowness
+from tests.cluster_fixture import TIMEOUT_S, all_end, descendants, has_ended, mounted, slowness
 from tests.mooncake_needed import needs_mooncake
 from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import Child, wait_until
 from unified_cache.cluster.directory import ClusterDirectory
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.local import ClusterPlan, LocalCluster
-from unified_cache.cluster.master import MasterSettings, is_serving, mounted_segments
+from unified_cache.cluster.master import MasterSettings
 from unified_cache.cluster.restarts import DELAYS_S, Phase
 from unified_cache.cluster.supervisor import Supervisor
 from unified_cache.errors import StorageError
+from unified_cache.storage_backends.mooncake_admin import Admin
 
 READY_MAX_S = 3.0
 SEGMENT_BYTES = 16 << 20
@@ -35,8 +36,8 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-def mounted(cluster: LocalCluster) -> bool:
-    return {node.address for node in cluster.nodes} <= mounted_segments(cluster.admin)
+def all_mounted(cluster: LocalCluster) -> bool:
+    return {node.address for node in cluster.nodes} <= mounted(cluster.admin)
 
 
 def test_three_nodes_are_ready_within_three_seconds() -> None:
@@ -75,19 +76,19 @@ def test_a_killed_node_is_noticed_and_another_takes_its_place(cluster: LocalClus
 def test_a_stopped_node_is_forgotten_and_comes_back(cluster: LocalCluster) -> None:
     node = cluster.nodes[0]
     node.stop()
-    assert wait_until(lambda: not mounted(cluster), TIMEOUT_S)
+    assert wait_until(lambda: not all_mounted(cluster), TIMEOUT_S)
     assert node.is_alive
     node.cont()
-    assert wait_until(lambda: mounted(cluster), TIMEOUT_S)
+    assert wait_until(lambda: all_mounted(cluster), TIMEOUT_S)
     cluster.check()
 
 
 def test_nodes_join_a_restarted_master_by_themselves(cluster: LocalCluster) -> None:
     cluster.master.kill()
-    assert not is_serving(cluster.admin)
-    assert not mounted(cluster)
+    assert not Admin(cluster.admin.host, cluster.admin.port).is_serving()
+    assert not all_mounted(cluster)
     cluster.restart_master()
-    assert wait_until(lambda: mounted(cluster), TIMEOUT_S)
+    assert wait_until(lambda: all_mounted(cluster), TIMEOUT_S)
     cluster.check()
 
 
@@ -104,7 +105,7 @@ def test_a_master_that_cannot_start_says_why(cluster: LocalCluster, tmp_path: Pa
 
 def test_a_node_ends_gracefully_and_its_segment_goes_at_once(cluster: LocalCluster) -> None:
     assert cluster.nodes[0].terminate(TIMEOUT_S) == 0
-    assert cluster.nodes[0].address not in mounted_segments(cluster.admin)
+    assert cluster.nodes[0].address not in mounted(cluster.admin)
 
 
 def test_a_supervisor_restarts_what_dies_and_gives_up_on_what_dies_again_and_again(
@@ -139,7 +140,7 @@ def test_a_supervisor_restarts_the_master_before_its_nodes(cluster: LocalCluster
     assert log.getvalue().count('"died"') == 1
     supervisor.look(DELAYS_S[0])
     supervisor.look(2 * DELAYS_S[0])
-    assert wait_until(lambda: mounted(cluster), TIMEOUT_S)
+    assert wait_until(lambda: all_mounted(cluster), TIMEOUT_S)
     cluster.check()
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_fixture import TIMEOUT_S, Answer, Running, all_end, ask, ask_apart, descendants, slowness
+from tests.cluster_fixture import TIMEOUT_S, Answer, Running, all_end, ask, ask_apart, descendants, mounted, slowness
 from tests.mooncake_needed import needs_mooncake
 from unified_cache.cluster.address import LOOPBACK, Address, claim, free_ports
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.local import LocalCluster
-from unified_cache.cluster.master import mounted_segments
 
 NO_MASTER_MAX_S = 5.0
 SMALL = ("--segment-bytes", "16MiB")
@@ -51,13 +50,13 @@ def test_a_node_is_ready_when_others_reach_it_and_ends_gracefully(cluster: Local
         assert systemd.recv(64) == b"READY=1"
         assert wait_until(ready_file.exists, TIMEOUT_S)
         assert ready_file.read_text(encoding="utf-8") == f"{ready['node']}\n"
-        assert ready["node"] in mounted_segments(cluster.admin)
+        assert ready["node"] in mounted(cluster.admin)
         started = descendants(running.popen.pid)
         assert [each.pid for each in started] == [ready["pid"]]
         running.popen.terminate()
         assert systemd.recv(64) == b"STOPPING=1"
         assert running.end() == 0
-    assert ready["node"] not in mounted_segments(cluster.admin)
+    assert ready["node"] not in mounted(cluster.admin)
     assert all_end(started)
     assert not ready_file.exists()
     assert [event["event"] for event in running.events] == ["starting", "ready", "stopping", "stopped"]
@@ -89,7 +88,7 @@ def test_a_node_says_when_its_master_is_lost_and_back() -> None:
         running.logged("master_lost")
         own.restart_master()
         running.logged("master_back")
-        assert wait_until(lambda: ready["node"] in mounted_segments(own.admin), TIMEOUT_S)
+        assert wait_until(lambda: ready["node"] in mounted(own.admin), TIMEOUT_S)
         running.popen.terminate()
         assert running.end() == 0
 

@@ -19,11 +19,11 @@ from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.errors import StorageError
 from unified_cache.seal import Flaw
-from unified_cache.storage_backends._mooncake_admin import Admin
 from unified_cache.storage_backends._mooncake_buffers import pointer_to
 from unified_cache.storage_backends._mooncake_client import AGED_OBJECTS
-from unified_cache.storage_backends._mooncake_library import Code
 from unified_cache.storage_backends.mooncake import MooncakeStorage
+from unified_cache.storage_backends.mooncake_admin import Admin
+from unified_cache.storage_backends.mooncake_library import Code
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.cluster.address import LOOPBACK, Address, check_resolves, claim, free_ports, source_host
+from unified_cache.cluster.address import LOOPBACK, Address, claim, free_ports
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState, MemberState
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.local import NODES_MAX, ClusterPlan
 from unified_cache.cluster.node import NodeSettings, Transport
 from unified_cache.errors import ConfigError
+from unified_cache.storage_backends.mooncake_hosts import check_resolves, source_host
 
 MIB = 1 << 20
 STATE = ClusterState(
@@ -41,7 +42,7 @@ def test_a_host_that_nobody_resolves_is_refused(host: str) -> None:
 
 
 def test_the_way_to_the_loopback_address_is_the_loopback_address() -> None:
-    assert source_host(Address(LOOPBACK, 9)) == LOOPBACK
+    assert source_host(LOOPBACK, 9) == LOOPBACK
 
 
 def test_a_claimed_port_is_claimed_once_and_drawn_never() -> None:

@@ -1,6 +1,4 @@
-"""The Mooncake store without Mooncake: addresses, what is missing, batches, and what is known of nodes."""
-
-import re
+"""The Mooncake store without Mooncake: addresses, batches, and what is known of nodes."""
 
 import pytest
 
@@ -8,7 +6,6 @@ from tests.wrapper_fixture import ManualClock
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.storage_backends._mooncake_address import MooncakeAddress, address_of_url
 from unified_cache.storage_backends._mooncake_buffers import BATCH_BYTES, BATCH_OBJECTS, Piece, batches
-from unified_cache.storage_backends._mooncake_library import WHEELS, check_wheels, missing_text
 from unified_cache.storage_backends._mooncake_owners import (
     ABSENT_S,
     FORGET_S,
@@ -29,7 +26,7 @@ def piece(number: int, object_bytes: int, name: str = "") -> Piece:
     return Piece(number, name or f"{number}", object_bytes, [0], [object_bytes])
 
 
-# ---- addresses and what is missing ---------------------------------------------------------------------------------
+# ---- addresses -----------------------------------------------------------------------------------------------------
 
 
 def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
@@ -80,27 +77,6 @@ def test_a_cap_of_our_own_is_refused() -> None:
         open_storage("mooncake://127.0.0.1:50051", bytes_max=1)
 
 
-@pytest.mark.parametrize(
-    ("installed", "reason", "wanted"),
-    [
-        ([], "No module named 'mooncake'", r"pip install 'unified-cache\[mooncake\]'"),
-        (WHEELS[:1], "libibverbs.so.1: cannot open shared object file", "apt-get install libibverbs1"),
-        (WHEELS[:1], "libcurl.so.4: cannot open shared object file", "apt-get install libcurl4"),
-        (WHEELS[:1], "libcuda.so.1: cannot open shared object file", re.escape(WHEELS[0])),
-    ],
-)
-def test_what_is_missing_is_said_in_one_line(installed: list[str], reason: str, wanted: str) -> None:
-    text = missing_text(installed, reason)
-    assert re.search(wanted, text)
-    assert "\n" not in text
-
-
-def test_both_wheels_at_once_are_refused() -> None:
-    check_wheels(WHEELS[:1])
-    with pytest.raises(ConfigError, match="both install"):
-        check_wheels(WHEELS)
-
-
 # ---- batches -------------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +91,12 @@ def test_batches_keep_order_and_bounds_and_a_large_object_goes_alone() -> None:
 def test_no_batch_names_an_object_twice() -> None:
     cut = list(batches([piece(0, 1, "a"), piece(1, 1, "a"), piece(2, 1, "b"), piece(3, 1, "a")]))
     assert [[each.number for each in batch] for batch in cut] == [[0], [1, 2], [3]]
+
+
+def test_a_batch_is_of_objects_in_one_buffer_or_of_objects_in_several() -> None:
+    several = Piece(1, "1", 30, [0, 8], [10, 20])
+    cut = list(batches([piece(0, 1), several, piece(2, 1), piece(3, 1)]))
+    assert [[each.number for each in batch] for batch in cut] == [[0], [1], [2, 3]]
 
 
 # ---- nodes ---------------------------------------------------------------------------------------------------------

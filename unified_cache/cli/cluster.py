@@ -18,10 +18,10 @@ from unified_cache.cluster.address import Address
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.local import ClusterPlan
-from unified_cache.cluster.master import is_serving, mounted_segments
 from unified_cache.cluster.restarts import Phase
 from unified_cache.cluster.supervisor import end_supervisor, start_supervisor, supervise
 from unified_cache.errors import CacheError
+from unified_cache.storage_backends.mooncake_admin import Admin
 
 __all__ = ["DownCommand", "StatusCommand", "UpCommand", "cluster_app"]
 
@@ -154,10 +154,11 @@ def _print_url(url: str) -> None:
 
 def _who_is_well(state: ClusterState) -> set[str]:
     """Name the members that run and, by the master's word, serve."""
-    admin = Address.parse("the state's admin address", state.admin)
+    address = Address.parse("the state's admin address", state.admin)
+    admin = Admin(address.host, address.port)
     master, *nodes = state.members
-    serving = {master.address} if is_serving(admin) else frozenset[str]()
-    there = mounted_segments(admin) | serving
+    serving = {master.address} if admin.is_serving() else frozenset[str]()
+    there = admin.segments() | serving
     return {
         member.name for member in (master, *nodes) if member.phase == Phase.RUNNING.value and member.address in there
     }

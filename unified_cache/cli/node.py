@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from unified_cache.cli.replay import parse_bytes
-from unified_cache.cluster.address import Address, check_resolves, free_ports, source_host
+from unified_cache.cluster.address import Address, free_ports
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.node import NodeSettings, Transport
 from unified_cache.cluster.production import run_node
-from unified_cache.cluster.requirements import master_program
+from unified_cache.storage_backends.mooncake_hosts import check_resolves, source_host
+from unified_cache.storage_backends.mooncake_library import master_program
 
 __all__ = ["NodeCommand"]
 
@@ -52,7 +53,7 @@ class NodeCommand:
         """
         master = Address.parse("--master", self.master)
         check_resolves("--master", master.host)
-        host = self.host or source_host(master)
+        host = self.host or source_host(master.host, master.port)
         check_resolves("--host", host)
         master_program()  # for what it checks
         port = self.port or free_ports(1, random.SystemRandom())[0]

@@ -179,7 +179,7 @@ class ReplayCommand:
             device_bytes=_bytes_or(DEVICE_BYTES, "--device-bytes", self.device_bytes),
             host_bytes=host_bytes,
             storage=self.storage or ("memory:" if host_bytes else None),
-            storage_bytes=_bytes_or(STORAGE_BYTES, "--storage-bytes", self.storage_bytes),
+            storage_bytes=_bytes_or(None if self.storage else STORAGE_BYTES, "--storage-bytes", self.storage_bytes),
             scale=_given(self.scale_bytes, SCALE),
             with_bytes=not self.no_bytes,
             engines=self.engines,

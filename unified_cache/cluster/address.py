@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from unified_cache.errors import ConfigError
 
-__all__ = ["LOOPBACK", "Address", "check_resolves", "claim", "free_ports", "source_host"]
+__all__ = ["LOOPBACK", "Address", "claim", "free_ports"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -46,33 +46,6 @@ class Address:
         except OSError as error:
             return error.strerror or str(error)
         return ""
-
-
-def check_resolves(option: str, host: str) -> None:
-    """Look ``host`` up.
-
-    Raises:
-        ConfigError: nobody knows it; the message names ``option``.
-    """
-    try:
-        socket.getaddrinfo(host, None, socket.AF_INET)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{option} must be a host that all machines resolve, found {host!r}: {error}") from error
-
-
-def source_host(target: Address) -> str:
-    """Return the address of this machine's interface that leads to ``target``. Sends nothing.
-
-    Raises:
-        ConfigError: no interface does.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((target.host, target.port))
-        except OSError as error:
-            raise ConfigError(f"cannot reach {target}: {error.strerror or error}") from error
-        host: str = probe.getsockname()[0]
-    return host
 
 
 def claim(host: str, port: int) -> socket.socket:

@@ -1,15 +1,14 @@
 """The master of a cluster: which pages lie where. It keeps that in memory alone."""
 
-import http.client
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import Child, wait_until
 from unified_cache.errors import StorageError
+from unified_cache.storage_backends.mooncake_admin import Admin
 
-__all__ = ["Master", "MasterSettings", "is_serving", "mounted_segments"]
+__all__ = ["Master", "MasterSettings"]
 
 START_TIMEOUT_S = 3.0
 """It takes 75 ms on an idle machine."""
@@ -82,31 +81,4 @@ class Master:
         raise StorageError(f"the master does not serve at {self.rpc}: {reason}", retryable=True)
 
     def _serves(self) -> bool:
-        return is_serving(self.admin) and not self.rpc.refusal(ADMIN_TIMEOUT_S)
-
-
-def is_serving(admin: Address) -> bool:
-    """Ask a master whether it serves; one that does not answer does not."""
-    try:
-        answer: object = json.loads(_get(admin, "/health"))
-    except (OSError, http.client.HTTPException, ValueError):
-        return False
-    return isinstance(answer, dict) and answer.get("service_ready") is True
-
-
-def mounted_segments(admin: Address) -> frozenset[str]:
-    """Ask a master which nodes it counts on, by their addresses; none where it does not answer."""
-    try:
-        return frozenset(_get(admin, "/get_all_segments").split())
-    except (OSError, http.client.HTTPException):
-        return frozenset()
-
-
-def _get(admin: Address, path: str) -> str:
-    # Without urllib, which would ask a proxy.
-    connection = http.client.HTTPConnection(admin.host, admin.port, timeout=ADMIN_TIMEOUT_S)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().read().decode(errors="replace")
-    finally:
-        connection.close()
+        return Admin(self.admin.host, self.admin.port).is_serving() and not self.rpc.refusal(ADMIN_TIMEOUT_S)

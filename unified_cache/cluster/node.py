@@ -10,22 +10,9 @@ from pathlib import Path
 from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import PYTHON, Child
 from unified_cache.errors import ConfigError
+from unified_cache.storage_backends.mooncake_library import SEGMENT_BYTES_MIN
 
-__all__ = ["METADATA", "NodeSettings", "Transport", "check_round_trip", "check_segment", "start_node"]
-
-SEGMENT_BYTES_MIN = 16 << 20
-"""Mooncake refuses less."""
-
-METADATA = "P2PHANDSHAKE"
-"""Processes tell each other how to reach them; no metadata server that could be lost."""
-
-ENVIRONMENT = {
-    "MC_STORE_CLIENT_SETUP_RETRIES": "1",  # of 20, which are 90 s in which a process does nothing else
-    "MC_RPC_TIMEOUT_MS": "2500",
-    "MC_TCP_STATUS_TIMEOUT_SEC": "2",  # of 30, for which one stalled node blocks reads of all others
-    "MC_LOG_LEVEL": "ERROR",
-}
-"""Mooncake's settings in our processes; the environment of the caller goes before."""
+__all__ = ["NodeSettings", "Transport", "check_round_trip", "check_segment", "start_node"]
 
 
 class Transport(Enum):
@@ -88,7 +75,7 @@ def check_segment(segment_bytes: int) -> None:
 def start_node(name: str, settings: NodeSettings, log: Path | None) -> Child:
     """Start a process that gives its memory to the cluster; it reports when the master knows it."""
     command = (*PYTHON, "unified_cache.cluster.storage_node", settings.as_json())
-    return Child.start(name, str(settings.address), command, log=log, environment=_environment())
+    return Child.start(name, str(settings.address), command, log=log)
 
 
 def check_round_trip(
@@ -103,10 +90,6 @@ def check_round_trip(
     """
     request = json.dumps([str(master), list(nodes), transport.value])
     command = (*PYTHON, "unified_cache.cluster.round_trip", request)
-    traveller = Child.start("round trip", "", command, log=log, environment=_environment())
+    traveller = Child.start("round trip", "", command, log=log)
     traveller.await_report(timeout_s)
     traveller.kill()
-
-
-def _environment() -> dict[str, str]:
-    return {**ENVIRONMENT, **os.environ}

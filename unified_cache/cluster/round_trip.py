@@ -7,54 +7,18 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from types import ModuleType
-from typing import NoReturn, Protocol, cast
+from collections.abc import Sequence
+from typing import NoReturn
 
 from unified_cache.cluster.child import Report, report_stream
-from unified_cache.cluster.node import METADATA
+from unified_cache.storage_backends.mooncake_library import METADATA, Store, load_store, new_put_config
 
 __all__ = ["main", "travel"]
 
 PAGE_BYTES = 4096
 
 
-class _Placement(Protocol):
-    preferred_segment: str
-
-
-class _Endpoint(Protocol):
-    transport_endpoint: str
-
-
-class _Memory(Protocol):
-    buffer_descriptor: _Endpoint
-
-
-class _Replica(Protocol):
-    def get_memory_descriptor(self) -> _Memory: ...
-
-
-class _Store(Protocol):
-    def setup(  # Mooncake's
-        self, host: str, metadata: str, segment: int, buffer: int, protocol: str, devices: str, master: str, /
-    ) -> int: ...
-
-    def register_buffer(self, start: int, size: int, /) -> int: ...
-
-    def batch_put_from(
-        self, keys: list[str], starts: list[int], sizes: list[int], placement: _Placement, /
-    ) -> list[int]: ...
-
-    def batch_get_into(self, keys: list[str], starts: list[int], sizes: list[int], /) -> list[int]: ...
-
-    def batch_get_replica_desc(self, keys: list[str], /) -> Mapping[str, Sequence[_Replica]]: ...
-
-    def remove(self, key: str, force: bool, /) -> int: ...
-
-
-def travel(mooncake: ModuleType, store: _Store, master: str, nodes: Sequence[str], protocol: str) -> Report:
+def travel(store: Store, master: str, nodes: Sequence[str], protocol: str) -> Report:
     """Visit each node and return; report the first that does not work."""
     code = store.setup(master.rpartition(":")[0], METADATA, 0, 0, protocol, "", master)
     if code:
@@ -65,7 +29,7 @@ def travel(mooncake: ModuleType, store: _Store, master: str, nodes: Sequence[str
         store.register_buffer(ctypes.addressof(page), PAGE_BYTES)
     endpoints: set[str] = set()
     for number, node in enumerate(nodes):
-        placement = cast("_Placement", mooncake.ReplicateConfig())
+        placement = new_put_config()
         placement.preferred_segment = node
         key = f"unified-cache/round-trip/{os.urandom(8).hex()}/{number}"
         (stored,) = store.batch_put_from([key], [ctypes.addressof(sent)], [PAGE_BYTES], placement)
@@ -75,7 +39,7 @@ def travel(mooncake: ModuleType, store: _Store, master: str, nodes: Sequence[str
         endpoints.add(replica.get_memory_descriptor().buffer_descriptor.transport_endpoint)
         ctypes.memset(came, 0, PAGE_BYTES)
         (read,) = store.batch_get_into([key], [ctypes.addressof(came)], [PAGE_BYTES])
-        store.remove(key, True)
+        store.batch_remove([key], True)
         if read != PAGE_BYTES or came.raw != sent.raw:
             return Report(f"a page put on the node at {node} did not come back (get: {read})")
     if len(endpoints) < len(nodes):
@@ -87,9 +51,7 @@ def travel(mooncake: ModuleType, store: _Store, master: str, nodes: Sequence[str
 def main(master: str, nodes: Sequence[str], protocol: str) -> NoReturn:
     """Travel, report, and end."""
     stream = report_stream()
-    mooncake = import_module("mooncake.store")
-    store = cast("_Store", mooncake.MooncakeDistributedStore())
-    travel(mooncake, store, master, nodes, protocol).send(stream)
+    travel(load_store(), master, nodes, protocol).send(stream)
     # Without close, which takes a second: the master forgets by itself a client that gave nothing.
     os._exit(0)
 

@@ -8,27 +8,17 @@ import signal
 import sys
 import time
 from contextlib import closing
-from importlib import import_module
-from typing import Protocol, cast
 
 from unified_cache.cluster.address import claim
 from unified_cache.cluster.child import STOP_SIGNALS, Report, report_stream
 from unified_cache.cluster.event_log import EventLog
-from unified_cache.cluster.node import METADATA, NodeSettings
+from unified_cache.cluster.node import NodeSettings
+from unified_cache.errors import ConfigError
+from unified_cache.storage_backends.mooncake_library import METADATA, Store, load_store
 
 __all__ = ["main"]
 
 HEALTH_INTERVAL_S = 1.0
-
-
-class _Store(Protocol):
-    def setup(  # Mooncake's
-        self, host: str, metadata: str, segment: int, buffer: int, protocol: str, devices: str, master: str, /
-    ) -> int: ...
-
-    def health_check(self) -> int: ...
-
-    def close(self) -> int: ...
 
 
 def main(settings: NodeSettings) -> int:
@@ -43,7 +33,11 @@ def main(settings: NodeSettings) -> int:
         Report(taken, refused=True).send(stream)
         return 2
     with closing(holder):
-        store = cast("_Store", import_module("mooncake.store").MooncakeDistributedStore())
+        try:
+            store = load_store()
+        except ConfigError as error:
+            Report(str(error), refused=True).send(stream)
+            return 2
         code = store.setup(
             str(settings.address),
             METADATA,
@@ -64,7 +58,7 @@ def main(settings: NodeSettings) -> int:
     return 0
 
 
-def _watch(store: _Store, log: EventLog, settings: NodeSettings) -> None:
+def _watch(store: Store, log: EventLog, settings: NodeSettings) -> None:
     """Say when the master is lost and back, until a signal comes. The node joins again by itself."""
     fields = {"node": str(settings.address), "master": str(settings.master)}
     healthy = True

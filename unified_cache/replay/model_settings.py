@@ -62,8 +62,8 @@ class ModelSettings:
     """True bytes of host memory, headers included; 0 for no host tier."""
     storage: str | None = "memory:"
     """URL of the store; None for no storage tier."""
-    storage_bytes: int = STORAGE_BYTES
-    """True bytes of the store, headers included."""
+    storage_bytes: int | None = STORAGE_BYTES
+    """True bytes of the store, headers included; None for what its place has."""
     scale: float = SCALE
     """What part of a page's true bytes moves in the run, in (0, 1]."""
     with_bytes: bool = True
@@ -75,7 +75,7 @@ class ModelSettings:
         if not 0 < self.scale <= 1:
             raise ConfigError(f"scale must be in (0, 1], found {self.scale}")
         for name, value in (("host bytes", self.host_bytes), ("storage bytes", self.storage_bytes)):
-            if value < 0:
+            if value is not None and value < 0:
                 raise ConfigError(f"{name} must not be negative, found {value}")
         _ = self.plan
 
@@ -88,7 +88,7 @@ class ModelSettings:
         has_host = self.host_bytes > 0
         no_pages = tuple(0 for _ in typical)
         storage_bytes = None
-        if self.storage is not None:
+        if self.storage is not None and self.storage_bytes is not None:
             prompts = self._prompts("storage", self.storage_bytes, sealed=True)
             storage_bytes = int(prompts * _prompt_bytes(run, typical, sealed=True))
         return Plan(
@@ -135,9 +135,14 @@ class ModelSettings:
             ("engines", f"{self.engines}"),
             ("device", bytes_text(self.device_bytes)),
             ("host", bytes_text(self.host_bytes) if self.host_bytes else "none"),
-            ("storage", "none" if self.storage is None else f"{self.storage} of {bytes_text(self.storage_bytes)}"),
+            ("storage", self._storage_text()),
             ("payload", f"scaled by {self.scale:.3g}" + (", verified" if self.with_bytes else ", not moved")),
         ]
+
+    def _storage_text(self) -> str:
+        if self.storage is None or self.storage_bytes is None:
+            return self.storage or "none"
+        return f"{self.storage} of {bytes_text(self.storage_bytes)}"
 
     def _typical_pages(self) -> list[int]:
         """Return by component the pages that a typical prompt adds."""

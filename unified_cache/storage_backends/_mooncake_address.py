@@ -7,20 +7,17 @@ the name under which other nodes reach this one; ``segment_bytes`` is memory of 
 none by default.
 """
 
-import ipaddress
-import socket
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from unified_cache.errors import ConfigError
+from unified_cache.storage_backends.mooncake_hosts import check_resolves, source_host
+from unified_cache.storage_backends.mooncake_library import SEGMENT_BYTES_MIN
 
-__all__ = ["ADMIN_PORT", "SEGMENT_BYTES_MIN", "MooncakeAddress", "address_of_url"]
+__all__ = ["ADMIN_PORT", "MooncakeAddress", "address_of_url"]
 
 ADMIN_PORT = 9003
 """Of the HTTP side of ``mooncake_master``, unless it is told another."""
-
-SEGMENT_BYTES_MIN = 16 << 20
-"""Less is refused by the store client (-600)."""
 
 PROTOCOLS = ("tcp", "rdma")
 
@@ -65,19 +62,11 @@ class MooncakeAddress:
         Raises:
             ConfigError: nobody can resolve it, or there is no route to the master.
         """
-        try:
-            if self.local_host:
-                socket.getaddrinfo(self.local_host, None)
-                return self.local_host
-            master = socket.gethostbyname(self.host)
-            if ipaddress.ip_address(master).is_loopback:
-                return "127.0.0.1"
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-                route.connect((master, self.port))  # sends nothing: it only asks which way out leads there
-                return str(route.getsockname()[0])
-        except (OSError, UnicodeError) as error:
-            name = self.local_host or self.host
-            raise ConfigError(f"mooncake needs a host that can be resolved, found {name!r}: {error}") from error
+        if self.local_host:
+            check_resolves("host", self.local_host)
+            return self.local_host
+        check_resolves("the master", self.host)
+        return source_host(self.host, self.port)
 
 
 def address_of_url(rest: str) -> MooncakeAddress:

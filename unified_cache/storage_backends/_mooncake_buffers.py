@@ -33,6 +33,11 @@ class Piece(NamedTuple):
     sizes: list[int]
     """Of each pointer; no empty ones."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it lies in one buffer."""
+        return len(self.pointers) == 1
+
 
 def pointer_to(memory: memoryview) -> int:
     """Return where memory lies; the caller keeps it alive."""
@@ -52,7 +57,7 @@ def piece_of(number: int, page: PageIO) -> Piece:
 
 
 def batches(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
-    """Cut a run of objects into calls; a large object goes alone.
+    """Cut a run of objects into calls, of objects in one buffer each or of objects in several; a large one goes alone.
 
     No call names an object twice: of two buffers for one key the client fills the last, and says it filled both.
     """
@@ -60,7 +65,12 @@ def batches(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
     names: set[str] = set()
     for end, piece in enumerate(pieces):
         taken_bytes += piece.object_bytes
-        if end > start and (taken_bytes > BATCH_BYTES or end - start >= BATCH_OBJECTS or piece.name in names):
+        if end > start and (
+            taken_bytes > BATCH_BYTES
+            or end - start >= BATCH_OBJECTS
+            or piece.name in names
+            or piece.is_whole is not pieces[start].is_whole
+        ):
             yield pieces[start:end]
             start, taken_bytes = end, piece.object_bytes
             names.clear()

@@ -9,15 +9,18 @@ memory.
 
 import atexit
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from threading import Condition, Lock
+from types import TracebackType
 
 from unified_cache.errors import StateError, StorageError
 from unified_cache.storage_backends._mooncake_address import MooncakeAddress
-from unified_cache.storage_backends._mooncake_admin import Admin, knock
 from unified_cache.storage_backends._mooncake_buffers import pointer_to
-from unified_cache.storage_backends._mooncake_library import (
+from unified_cache.storage_backends._mooncake_owners import Endpoints, Place, Places
+from unified_cache.storage_backends.mooncake_admin import Admin
+from unified_cache.storage_backends.mooncake_hosts import knock
+from unified_cache.storage_backends.mooncake_library import (
+    METADATA,
     Code,
     PutConfig,
     Replica,
@@ -25,7 +28,6 @@ from unified_cache.storage_backends._mooncake_library import (
     load_store,
     new_put_config,
 )
-from unified_cache.storage_backends._mooncake_owners import Endpoints, Place, Places
 
 __all__ = ["Client", "client_of"]
 
@@ -38,10 +40,41 @@ AGED_OBJECTS = 16
 MASTER = "master"
 """Stands for the master among the endpoints."""
 
-_METADATA = "P2PHANDSHAKE"
-"""Nodes tell each other what they have: no further server to lose."""
-
 _LOST = frozenset({Code.RPC_FAILED, Code.RPC_TIMEOUT})
+
+
+class _Gate:
+    """Lets calls into the library until the process ends, and counts those in flight."""
+
+    __slots__ = ("_guard", "_in_flight_count", "_is_shut", "_last_left", "_pid")
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._in_flight_count = 0
+        self._is_shut = False
+        # Entered without the condition around it, which costs as much again: this is on the path of every call.
+        self._guard = Lock()
+        self._last_left = Condition(self._guard)
+
+    def __enter__(self) -> None:
+        if os.getpid() != self._pid:
+            raise StateError("a Mooncake client does not survive a fork; open the store in the new process (spawn)")
+        with self._guard:
+            if self._is_shut:
+                raise StateError("the process ends, the Mooncake client is called no more")
+            self._in_flight_count += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._guard:
+            self._in_flight_count -= 1
+            if self._is_shut and not self._in_flight_count:
+                self._last_left.notify_all()
+
+    def shut(self, timeout_s: float) -> None:
+        """Let none in any more, and wait until the last has left, or no longer than that."""
+        with self._guard:
+            self._is_shut = True
+            self._last_left.wait_for(lambda: not self._in_flight_count, timeout_s)
 
 
 class Client:
@@ -57,13 +90,11 @@ class Client:
         self.places = Places()
         self.endpoints = Endpoints()
         self._store = store
-        self._pid = os.getpid()
         self._registered: dict[tuple[int, int], int] = {}
-        self._in_flight_count = 0
-        self._ended = False
         self._doubted = False
         """Whether the last call had no answer from the master."""
-        self._changed = Condition(Lock())
+        self._gate = _Gate()
+        self._guard = Lock()
 
     @classmethod
     def connect(cls, address: MooncakeAddress) -> "Client":
@@ -78,7 +109,7 @@ class Client:
         admin = Admin(address.admin_host or address.host, address.admin_port)
         admin.check_serves()
         store = load_store()
-        code = store.setup(host, _METADATA, address.segment_bytes, 0, address.protocol, address.devices, address.master)
+        code = store.setup(host, METADATA, address.segment_bytes, 0, address.protocol, address.devices, address.master)
         if code:
             raise StorageError(
                 f"the Mooncake client could not be set up (code {code}): host {host}, protocol {address.protocol}, "
@@ -98,7 +129,7 @@ class Client:
             StorageError: the transport does not take it.
         """
         region = (pointer_to(memory), memory.nbytes)
-        with self._call(), self._changed:
+        with self._gate, self._guard:
             if region not in self._registered:
                 code = self._store.register_buffer(*region)
                 if code:
@@ -110,7 +141,7 @@ class Client:
 
     def unregister(self, region: tuple[int, int]) -> None:
         """Take one registration back; with the last one the transport forgets the memory."""
-        with self._call(), self._changed:
+        with self._gate, self._guard:
             self._registered[region] -= 1
             if not self._registered[region]:
                 del self._registered[region]
@@ -143,10 +174,13 @@ class Client:
 
         What exists is asked in one call: of what does not, the library would log every name.
         """
-        present = [name for name, exists in zip(names, self.exist(names), strict=True) if exists]
+        return self.places_of([name for name, exists in zip(names, self.exist(names), strict=True) if exists])
+
+    def places_of(self, present: list[str]) -> dict[str, Place]:
+        """Return where objects lie that were there just now, as ``locate``."""
         places: dict[str, Place] = {}
         for start in range(0, len(present), AGED_OBJECTS):
-            with self._call():
+            with self._gate:
                 found = self._store.batch_get_replica_desc(present[start : start + AGED_OBJECTS])
             places.update((name, _place(replicas)) for name, replicas in found.items() if replicas)
         self.places.learn(places.items())
@@ -176,10 +210,11 @@ class Client:
         """Read objects into several buffers."""
         return self._ask(names, lambda: self._store.batch_get_into_multi_buffers(names, pointers, sizes))
 
-    def put_config(self, groups: list[str], *, pinned: bool = False) -> PutConfig:
-        """Make what tells how to store objects of these groups, one each."""
+    def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False) -> PutConfig:
+        """Make what tells how to store objects of these groups, one each, or of none."""
         config = new_put_config()
-        config.group_ids = groups
+        if groups:
+            config.group_ids = list(groups)
         config.with_hard_pin = pinned
         return config
 
@@ -187,35 +222,17 @@ class Client:
 
     def end(self) -> None:
         """Start no further call and wait a while for those in flight, as the process ends."""
-        with self._changed:
-            self._ended = True
-            self._changed.wait_for(lambda: not self._in_flight_count, EXIT_WAIT_S)
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        if os.getpid() != self._pid:
-            raise StateError("a Mooncake client does not survive a fork; open the store in the new process (spawn)")
-        with self._changed:
-            if self._ended:
-                raise StateError("the process ends, the Mooncake client is called no more")
-            self._in_flight_count += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._in_flight_count -= 1
-                if self._ended:
-                    self._changed.notify_all()
+        self._gate.shut(EXIT_WAIT_S)
 
     def _ask(self, names: Sequence[str], call: Callable[[], list[int]]) -> list[int]:
         if self._doubted:
             self._knock()
-        with self._call():
+        with self._gate:
             codes = call()
         if len(codes) != len(names):
             raise StorageError(f"Mooncake gave {len(codes)} answers for {len(names)} objects", retryable=False)
-        lost = next((code for code in codes if code in _LOST), None)
-        if lost is not None:
+        if not _LOST.isdisjoint(codes):
+            lost = next(code for code in codes if code in _LOST)
             self._doubted = True
             self.endpoints.failed(MASTER)
             raise StorageError(f"{self._master} does not answer (code {lost})", retryable=True)

@@ -36,6 +36,7 @@ class Manifests:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._kept: dict[bytes, Manifest] = {}
+        self._single: set[bytes] = set()
         self._guard = Lock()
 
     def keep(self, manifest: Manifest) -> None:
@@ -55,6 +56,12 @@ class Manifests:
             raise StorageError(f"{name} describes another identity or layout under the same digest", retryable=False)
         with self._guard:
             self._kept[manifest.identity] = manifest
+            if sum(pool.page_bytes > 0 for component in manifest.components for pool in component.pools) == 1:
+                self._single.add(manifest.identity)
+
+    def are_single(self, identities: set[bytes]) -> bool:
+        """Tell whether every page of these identities is one object, whatever its component."""
+        return identities <= self._single
 
     def names(self, identities: Iterable[bytes]) -> list[str]:
         """Name the manifests that pages of these identities should have beside them."""
@@ -88,7 +95,7 @@ class Manifests:
             ) from error
 
     def _put(self, name: str, text: bytes) -> None:
-        config = self._client.put_config([name], pinned=True)
+        config = self._client.put_config(pinned=True)
         self._with_registered(bytearray(text), lambda pointer: self._client.put([name], [pointer], [len(text)], config))
 
     def _with_registered(self, memory: bytearray, call: Callable[[int], list[int]]) -> list[int]:

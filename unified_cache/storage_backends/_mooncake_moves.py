@@ -1,13 +1,13 @@
 """Pages written to and read from a Mooncake cluster, in calls of a size that it likes, past nodes that fail."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from unified_cache.errors import StorageError
 from unified_cache.storage_backends._mooncake_buffers import Piece, batches
 from unified_cache.storage_backends._mooncake_client import Client
-from unified_cache.storage_backends._mooncake_library import Code
 from unified_cache.storage_backends._mooncake_owners import Place
+from unified_cache.storage_backends.mooncake_library import Code
 
 __all__ = ["Moves"]
 
@@ -33,8 +33,10 @@ class Moves:
 
     # ---- put -------------------------------------------------------------------------------------------------
 
-    def write(self, pieces: Sequence[Piece], known: dict[str, Place]) -> list[bool]:
+    def write(self, pieces: Sequence[Piece], known: dict[str, Place], *, grouped: bool) -> list[bool]:
         """Store objects; ``known`` are those of them that the cluster has. True for each that it has in the end.
+
+        ``grouped`` has the objects of one page evicted together, at a price of some percent.
 
         A result of 0 says little: it is that of a key which another writer has reserved, too. So what was written is
         asked for, first pages last: they are the most recent ones then.
@@ -43,13 +45,13 @@ class Moves:
         if foreign:
             self._client.remove(list(foreign))
         fresh = [piece for piece in pieces if piece.name not in known or piece.name in foreign]
-        accepted = self._write_all(fresh) if fresh else []
+        accepted = self._write_all(fresh, grouped=grouped) if fresh else []
         names = [piece.name for piece in reversed(accepted)]
         whole = {name for name, exists in zip(names, self._client.exist_aged(names), strict=True) if exists}
         self._client.places.forget(names)
         return [piece.name in whole or (piece.name in known and piece.name not in foreign) for piece in pieces]
 
-    def _write_all(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def _write_all(self, pieces: Sequence[Piece], *, grouped: bool) -> list[Piece]:
         """Put batch after batch; return what was accepted. After a failed transfer no more is tried for a while."""
         endpoints = self._client.endpoints
         pauses = list(FULL_PAUSES_S)
@@ -58,16 +60,19 @@ class Moves:
             if not endpoints.is_up(PUTS):
                 break
             with endpoints.asking(PUTS):
-                codes = self._put(batch)
-            while pauses and not _NO_ROOM.isdisjoint(codes.values()):
+                codes = self._put(batch, grouped=grouped)
+            while pauses and not _NO_ROOM.isdisjoint(codes):
                 self._sleep(pauses.pop(0))
-                codes |= self._put([piece for piece in batch if codes[piece.number] in _NO_ROOM])
-            accepted += [piece for piece in batch if not codes[piece.number]]
-            self._judge_put(codes.values())
+                declined = [at for at, code in enumerate(codes) if code in _NO_ROOM]
+                again = self._put([batch[at] for at in declined], grouped=grouped)
+                for at, code in zip(declined, again, strict=True):
+                    codes[at] = code
+            accepted += [piece for piece, code in zip(batch, codes, strict=True) if not code]
+            self._judge_put(codes)
         return accepted
 
-    def _judge_put(self, codes: Iterable[int]) -> None:
-        failed = {code for code in codes if code}
+    def _judge_put(self, codes: Sequence[int]) -> None:
+        failed = set(codes) - {0}
         if Code.TRANSFER_FAILED in failed:
             self._client.endpoints.failed(PUTS)
         else:
@@ -76,20 +81,11 @@ class Moves:
         if strange:
             raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
 
-    def _put(self, batch: Sequence[Piece]) -> dict[int, int]:
-        """Put in one call, or in two where some objects lie in one buffer and some in several; codes by number."""
-        client = self._client
-        codes: dict[int, int] = {}
-        whole, cut = _by_buffers(batch)
-        if whole:
-            config = client.put_config([_page_of(piece.name) for piece in whole])
-            names, pointers, sizes = _columns(whole)
-            codes.update(zip(_numbers(whole), client.put(names, pointers, sizes, config), strict=True))
-        if cut:
-            config = client.put_config([_page_of(piece.name) for piece in cut])
-            names, pointers_of, sizes_of = _columns_of_pieces(cut)
-            codes.update(zip(_numbers(cut), client.put_pieces(names, pointers_of, sizes_of, config), strict=True))
-        return codes
+    def _put(self, batch: Sequence[Piece], *, grouped: bool) -> list[int]:
+        config = self._client.put_config([_page_of(piece.name) for piece in batch] if grouped else ())
+        if batch[0].is_whole:
+            return self._client.put(*_columns(batch), config)
+        return self._client.put_pieces(*_columns_of_pieces(batch), config)
 
     # ---- get -------------------------------------------------------------------------------------------------
 
@@ -116,39 +112,37 @@ class Moves:
         """Return those pieces that can be read, and whom from."""
         client = self._client
         names = [piece.name for piece in pieces]
-        absent = client.places.absent(names)
         known = client.places.find(names)
-        unsure = [piece.name for piece in pieces if piece.name not in known or not _fits(piece, known[piece.name])]
+        out = client.places.absent(names)
+        unsure = [piece for piece in pieces if piece.name not in known or not _fits(piece, known[piece.name])]
         if unsure:
-            asked = client.locate(unsure[::-1])
-            for name in unsure:
-                known.pop(name, None)
+            unsure_names = [piece.name for piece in reversed(unsure)]
+            asked = client.locate(unsure_names)
+            foreign = [piece.name for piece in unsure if piece.name in asked and not _fits(piece, asked[piece.name])]
+            if foreign:
+                client.remove(foreign)
+            out.update(foreign, set(unsure_names).difference(asked))
             known |= asked
-        foreign = [piece.name for piece in pieces if piece.name in known and not _fits(piece, known[piece.name])]
-        if foreign:
-            client.remove(foreign)
-        out = absent.union(foreign)
-        return [
-            (piece, known[piece.name].endpoint) for piece in pieces if piece.name in known and piece.name not in out
-        ]
+        return [(piece, known[piece.name].endpoint) for piece in pieces if piece.name not in out]
 
     def _read(self, batch: Sequence[Piece], endpoint: str) -> set[int]:
         client = self._client
         codes = self._get(batch)
-        hits = {piece.number for piece in batch if codes[piece.number] == piece.object_bytes}
-        if len(hits) == len(batch):
+        if codes == [piece.object_bytes for piece in batch]:
             client.endpoints.succeeded(endpoint)
-            return hits
-        missed = [piece for piece in batch if piece.number not in hits]
-        client.places.forget([piece.name for piece in missed])
-        failed = {codes[piece.number] for piece in missed}
-        client.places.make_absent(piece.name for piece in missed if codes[piece.number] in _UNREADABLE)
+            return {piece.number for piece in batch}
+        answers = list(zip(batch, codes, strict=True))
+        hits = {piece.number for piece, code in answers if code == piece.object_bytes}
+        missed = [(piece, code) for piece, code in answers if piece.number not in hits]
+        client.places.forget([piece.name for piece, _ in missed])
+        failed = {code for _, code in missed}
+        client.places.make_absent(piece.name for piece, code in missed if code in _UNREADABLE)
         if Code.TRANSFER_FAILED in failed:
             client.endpoints.failed(endpoint)
-        damaged = [piece.name for piece in missed if codes[piece.number] == Code.CHECKSUM_MISMATCH]
+        damaged = [piece.name for piece, code in missed if code == Code.CHECKSUM_MISMATCH]
         if damaged:
             client.remove(damaged)
-        expired = [piece for piece in missed if codes[piece.number] == Code.LEASE_EXPIRED]
+        expired = [piece for piece, code in missed if code == Code.LEASE_EXPIRED]
         if len(expired) > 1:
             # Together they took longer than their lease; each half has a lease of its own.
             middle = len(expired) // 2
@@ -156,15 +150,10 @@ class Moves:
                 hits |= self._read(half, endpoint)
         return hits
 
-    def _get(self, batch: Sequence[Piece]) -> dict[int, int]:
-        """Get in one call, or in two where some objects lie in one buffer and some in several; codes by number."""
-        codes: dict[int, int] = {}
-        whole, cut = _by_buffers(batch)
-        if whole:
-            codes.update(zip(_numbers(whole), self._client.get(*_columns(whole)), strict=True))
-        if cut:
-            codes.update(zip(_numbers(cut), self._client.get_pieces(*_columns_of_pieces(cut)), strict=True))
-        return codes
+    def _get(self, batch: Sequence[Piece]) -> list[int]:
+        if batch[0].is_whole:
+            return self._client.get(*_columns(batch))
+        return self._client.get_pieces(*_columns_of_pieces(batch))
 
 
 def _fits(piece: Piece, place: Place) -> bool:
@@ -175,16 +164,6 @@ def _fits(piece: Piece, place: Place) -> bool:
 def _page_of(name: str) -> str:
     """Name what is evicted together: the objects of one page."""
     return name.partition(".")[0]
-
-
-def _by_buffers(batch: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
-    """Sort objects by whether they lie in one buffer."""
-    cut = [piece for piece in batch if len(piece.pointers) != 1]
-    return ([piece for piece in batch if len(piece.pointers) == 1], cut) if cut else (batch, cut)
-
-
-def _numbers(batch: Sequence[Piece]) -> list[int]:
-    return [piece.number for piece in batch]
 
 
 def _columns(batch: Sequence[Piece]) -> tuple[list[str], list[int], list[int]]:

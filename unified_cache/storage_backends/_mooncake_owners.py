@@ -5,10 +5,10 @@ Bookkeeping with a clock; nothing here asks anybody.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import Lock
+from types import TracebackType
 from typing import NamedTuple
 
 from unified_cache.storage_backends.wrappers.backoff import Backoff
@@ -144,19 +144,9 @@ class Endpoints:
             known = list(self._standings)
         return [endpoint for endpoint in known if not self.is_up(endpoint)]
 
-    @contextmanager
-    def asking(self, endpoint: str) -> Iterator[None]:
-        """Note that a call to an endpoint is in flight."""
-        started_s = self._clock()
-        with self._guard:
-            standing = self._standings.setdefault(endpoint, _Standing())
-            standing.started_s.append(started_s)
-        try:
-            yield
-        finally:
-            with self._guard:
-                standing.started_s.remove(started_s)
-                self._let_go(endpoint, standing)
+    def asking(self, endpoint: str) -> "_Asking":
+        """Note that a call to an endpoint is in flight, in a ``with`` block around it."""
+        return _Asking(self, endpoint)
 
     def failed(self, endpoint: str) -> None:
         """Let an endpoint rest."""
@@ -176,7 +166,34 @@ class Endpoints:
                 standing.failures_count = 0
                 standing.rests_until_s = 0.0
 
-    def _let_go(self, endpoint: str, standing: _Standing) -> None:
-        """Nodes come back under other ports: one with nothing in flight and no failure needs no entry."""
-        if not standing.started_s and not standing.failures_count:
-            self._standings.pop(endpoint, None)
+    def began(self, endpoint: str) -> float:
+        """Note a call to an endpoint; return when it began."""
+        started_s = self._clock()
+        with self._guard:
+            self._standings.setdefault(endpoint, _Standing()).started_s.append(started_s)
+        return started_s
+
+    def ended(self, endpoint: str, started_s: float) -> None:
+        """Take a call back. Nodes come back under other ports: one without calls and failures needs no entry."""
+        with self._guard:
+            standing = self._standings[endpoint]
+            standing.started_s.remove(started_s)
+            if not standing.started_s and not standing.failures_count:
+                del self._standings[endpoint]
+
+
+class _Asking:
+    """A call in flight. A class, since a generator in its place costs as much as the rest of a call's bookkeeping."""
+
+    __slots__ = ("_endpoint", "_endpoints", "_started_s")
+
+    def __init__(self, endpoints: Endpoints, endpoint: str) -> None:
+        self._endpoints = endpoints
+        self._endpoint = endpoint
+        self._started_s = 0.0
+
+    def __enter__(self) -> None:
+        self._started_s = self._endpoints.began(self._endpoint)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._endpoints.ended(self._endpoint, self._started_s)

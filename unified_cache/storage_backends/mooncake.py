@@ -9,7 +9,8 @@ one.
 
 Mooncake's replicas lie in memory, and the master's directory does as well: a node that dies takes its pages along, a
 master that dies all of them. So nothing here is durable, nor with SSD offload, which comes after a put has returned.
-The cap is the cluster's own. It evicts by itself, in the order of last use, all objects of a page together.
+The cap is the cluster's own: the memory of all its nodes, known if the master's HTTP side is there to say so. It evicts
+by itself, in the order of last use, all objects of a page together.
 """
 
 import time
@@ -25,13 +26,13 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends._calls import Calls
 from unified_cache.storage_backends._file_layout import IDENTITY_BYTES, label_of
 from unified_cache.storage_backends._mooncake_address import MooncakeAddress, address_of_url
-from unified_cache.storage_backends._mooncake_admin import knock
 from unified_cache.storage_backends._mooncake_buffers import piece_of
 from unified_cache.storage_backends._mooncake_client import Client, client_of
 from unified_cache.storage_backends._mooncake_manifest import Manifests, identity_in
 from unified_cache.storage_backends._mooncake_moves import Moves
 from unified_cache.storage_backends._recency import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.catalog import UsedBetween
+from unified_cache.storage_backends.mooncake_hosts import knock
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
 
 __all__ = ["Health", "MooncakeStorage", "open_url"]
@@ -56,12 +57,13 @@ class Health(NamedTuple):
 class MooncakeStorage:
     """Keep sealed pages in the memory of a cluster's nodes.
 
-    Thread-safe. Calls are bounded by the client's own timeouts, see ``_mooncake_library.ENVIRONMENT``, and further by
+    Thread-safe. Calls are bounded by the client's own timeouts, see ``mooncake_library.ENVIRONMENT``, and further by
     the cache's guard. All stores of a process that name one cluster share one client, see ``_mooncake_client``.
     """
 
-    def __init__(self, client: Client, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, client: Client, capacity_bytes: int | None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._client = client
+        self._capability = Capability(NAME, durable=False, bytes_max=capacity_bytes)
         self._moves = Moves(client, sleep)
         self._manifests = Manifests(client)
         self._regions: set[tuple[int, int]] = set()
@@ -77,12 +79,13 @@ class MooncakeStorage:
             ConfigError: Mooncake or a library that it needs is missing, or a host that nobody can resolve.
             StorageError: no master answers there.
         """
-        return cls(client_of(address))
+        client = client_of(address)
+        return cls(client, client.admin.capacity_bytes())
 
     def capability(self) -> Capability:
-        """Say what this backend can do."""
+        """Say what this backend can do; the cap is what all nodes gave together when the store was opened."""
         with self._calls:
-            return Capability(NAME, durable=False, bytes_max=None)
+            return self._capability
 
     def health(self) -> Health:
         """Ask the master for something now; it takes 2 s at most to find that it does not answer."""
@@ -155,10 +158,13 @@ class MooncakeStorage:
             if not pages:
                 return []
             pieces = [piece_of(number, page) for number, page in enumerate(pages)]
-            manifests = self._manifests.names({page.label.identity for page in pages})
-            known = self._client.locate([*manifests, *[piece.name for piece in reversed(pieces)]])
-            self._manifests.put_again(name for name in manifests if name not in known)
-            return self._moves.write(pieces, known)
+            identities = {page.label.identity for page in pages}
+            manifests = self._manifests.names(identities)
+            names = [*manifests, *[piece.name for piece in reversed(pieces)]]
+            there = {name for name, exists in zip(names, self._client.exist(names), strict=True) if exists}
+            self._manifests.put_again(name for name in manifests if name not in there)
+            known = self._client.places_of([name for name in names[len(manifests) :] if name in there])
+            return self._moves.write(pieces, known, grouped=not self._manifests.are_single(identities))
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects, those that somebody is reading too; return how many there were."""
