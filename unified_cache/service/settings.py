@@ -167,7 +167,7 @@ class LimitSettings(_Part):
     identities_max: Count = 256
     """Identities of one tenant known at a time."""
     regions_max: Annotated[int, Field(ge=0)] = 32
-    """Pieces of shared memory of one tenant at a time; 0 to have clients of this machine stream pages like all others."""
+    """Pieces of shared memory of one tenant at a time; 0 to have clients of this machine stream pages, as others do."""
     region_bytes_max: Bytes = ByteSize(256 << 20)
     region_idle_s: Seconds = 60.0
     """Shared memory that no call has named for so long is let go."""
