@@ -51,9 +51,14 @@ def bytes_in(root: Path) -> int:
     return sum_bytes
 
 
-def descriptors() -> list[str]:
-    """List the descriptors that this process has open."""
-    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+def descriptors(root: Path) -> list[str]:
+    """List the descriptors that this process has open below ``root``; others' come and go with their threads."""
+    found: list[str] = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of this listing
+            if path.readlink().is_relative_to(root):
+                found.append(path.name)
+    return sorted(found)
 
 
 class Fault(Enum):

@@ -187,6 +187,17 @@ class CacheHistory(RuleBasedStateMachine):
             self.insert(loser)
 
     @rule(choice=PROMPTS, leaves=LEAVES)
+    def branch(self, choice: int, leaves: Leaves) -> None:
+        """Serve a prompt that leaves another one in its middle, while that one is on its way to the host."""
+        trunk = self.prompt(choice)
+        self.serve_whole(trunk, leaves)
+        self.watch(self.cache.backup(trunk), trunk)
+        page_size = self.cache.layout.page_size
+        other = np.arange(page_size, dtype=np.int32) + 2000
+        head = trunk.tokens[: trunk.pages_count // 2 * page_size * 4]
+        self.serve_whole(Prompt(head + other.tobytes(), page_size, trunk.seed), leaves)
+
+    @rule(choice=PROMPTS, leaves=LEAVES)
     def resume(self, choice: int, leaves: Leaves) -> None:
         """Do what an engine does for a prompt: bring it up tier by tier, with more or less patience, then serve it.
 

@@ -23,15 +23,15 @@ from unified_cache.tree.node import Node
 from unified_cache.tree.recency import Recency
 from unified_cache.tree.state import TreeState
 
-SHARES = 10
+SHARES = 5
 """Tests that share the seeds, so that processes can share the tests."""
-SEEDS_EACH = 20 if LONG else 2
+SEEDS_EACH = 40 if LONG else 4
 OPERATIONS_EACH = 5_000
 
 TRANSFERS_SHARE_MIN = 0.3
 NODES_MEDIAN_MIN = 85
 FILL_MEDIAN_MIN = 0.6
-"""Of two seeds; of many, the median tree has 105 nodes and the emptiest tier is nine tenths full."""
+"""Of four seeds; of many, the median tree has 105 nodes and the emptiest tier is nine tenths full."""
 
 FAULTY_SEEDS = (10, 8, 9, 11, 7, 6)
 """One of every component set."""

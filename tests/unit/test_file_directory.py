@@ -362,22 +362,22 @@ def test_a_manifest_is_written_once_and_a_differing_one_is_refused(storage: File
 
 
 def test_closing_gives_back_every_descriptor(root: Path) -> None:
-    before = descriptors()
+    before = descriptors(root)
     for _ in range(3):
         storage = FileStorage.open(root)
         put(storage, range(20), Level.DURABLE)
         storage.close()
-    assert descriptors() == before
+    assert descriptors(root) == before
 
 
-def test_open_directories_are_bounded(storage: FileStorage) -> None:
-    before = len(descriptors())
+def test_open_directories_are_bounded(storage: FileStorage, root: Path) -> None:
+    before = len(descriptors(root))
     identities = [Identity(f"model {i}").digest(LAYOUT) for i in range(DIRECTORIES_OPEN_MAX // 8)]
     labels = [Label(identity, bytes([fan * 16]) * 32, "kv") for identity in identities for fan in range(16)]
     pages = [PageIO(named, None, (memoryview(bytearray(b"x")),)) for named in labels]
     assert all(storage.put(pages, Level.CACHED))
     assert all(storage.get(pages))
-    assert len(descriptors()) <= before + DIRECTORIES_OPEN_MAX
+    assert len(descriptors(root)) <= before + DIRECTORIES_OPEN_MAX
 
 
 def test_closing_waits_for_calls_in_flight(root: Path) -> None:

@@ -32,7 +32,7 @@ def test_whichever_call_goes_wrong_no_byte_is_wrong_and_nothing_durable_is_lost_
     fault: Fault, bytes_max: int | None, for_good: bool, tmp_path: Path
 ) -> None:
     calls = calls_of(tmp_path / "right", bytes_max)
-    before = descriptors()
+    before = descriptors(tmp_path)
     fired_count = raised_count = 0
     first = (list(Fault).index(fault) + (5 if for_good else 0) + (3 if bytes_max else 0)) % STRIDE
     for number in range(first, len(calls), STRIDE):
@@ -44,7 +44,7 @@ def test_whichever_call_goes_wrong_no_byte_is_wrong_and_nothing_durable_is_lost_
         fired_count += len(disk.calls) > number
         raised_count += bool(history.faults)
         check_service(root, history)
-        assert descriptors() == before
+        assert descriptors(tmp_path) == before
     assert fired_count >= len(calls) // STRIDE - 1
     assert fault is Fault.SHORT or raised_count > fired_count // 4
 
