@@ -35,7 +35,7 @@ class Capability:
     """Whether ``Level.DURABLE`` is honoured; otherwise such a put raises."""
     bytes_max: int | None
     """Cap on the bytes stored; None if there is none."""
-    call_bytes: int = 2 << 20
+    call_bytes: int = 1 << 20
     """What a caller had better ask for in one get, so that pages are still in the processor's caches when verified."""
 
 
