@@ -6,7 +6,6 @@ was written is unlinked outside of the timed part, so that little of it ever has
 file is what a store that packs pages could at best be: no names, no allocation, one descriptor.
 """
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -16,18 +15,12 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
-import numpy as np
-import torch
 from xxhash import xxh3_64_intdigest
 
+from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import Plan
-from unified_cache.components.full import Full
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import Label
 from unified_cache.storage_backends.file import FileStorage
-from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 
@@ -78,21 +71,8 @@ class _FileBench:
     def build(cls, path: Path, page_kib: int, pages_count: int) -> "_FileBench":
         """Make directories, and seal random payloads."""
         (path / "plain").mkdir(parents=True)
-        spec = PoolSpec("kv", page_kib << 10)
-        layout = ModelLayout(64, (Full((spec,)),))
-        identity = Identity("bench")
-        layer = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (pages_count + 1, page_kib << 10), np.uint8))
-        memory = TieredMemory.allocate([DevicePool(spec, [layer])], {spec.name: pages_count})
-        slots = np.arange(1, pages_count + 1, dtype=np.int32)
-        digest = identity.digest(layout)
-        labels = [Label(digest, hashlib.sha256(b"%d" % slot).digest(), spec.name) for slot in slots.tolist()]
-        memory.backup(spec, slots, slots)
-        memory.seal(spec, slots, labels)
         storage = FileStorage.open(path / "store")
-        storage.register(manifest_of(identity, layout), memory.slabs())
-        pages = [
-            PageIO(label, None, memory.buffers(spec, slot)) for label, slot in zip(labels, slots.tolist(), strict=True)
-        ]
+        pages = announced_pages(storage, page_kib, pages_count)
         return cls(path, page_kib, storage, pages)
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ and bytes are copied once. What was put is removed outside of the timed part. A 
 has been told before, by exists, where the pages are.
 """
 
-import hashlib
 import random
 import socket
 import subprocess
@@ -20,22 +19,17 @@ from statistics import median
 from time import perf_counter_ns
 
 import numpy as np
-import torch
 from xxhash import xxh3_64_intdigest
 
+from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import Plan
 from unified_cache.cluster.address import LOOPBACK, Address, free_ports
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.cluster.master import Master, MasterSettings
-from unified_cache.components.full import Full
 from unified_cache.errors import ConfigError
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import Label
 from unified_cache.storage_backends._mooncake_buffers import batches, piece_of
 from unified_cache.storage_backends._mooncake_client import Client
-from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.mooncake import MooncakeStorage, open_url
 from unified_cache.storage_backends.mooncake_library import master_program, new_put_config
 from unified_cache.storage_backends.protocol import Level, PageIO
@@ -131,22 +125,8 @@ class _Bench:
         self._verified = VerifiedStorage(storage)
         self._where = f"{page_kib >> 10} MiB" if page_kib >= 1024 else f"{page_kib} KiB"
         self._where += f", {where}"
-        pages_count = BATCH_BYTES // (page_kib << 10)
-        spec = PoolSpec("kv", page_kib << 10)
-        layout = ModelLayout(64, (Full((spec,)),))
-        identity = Identity("bench")
-        layer = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (pages_count + 1, page_kib << 10), np.uint8))
-        memory = TieredMemory.allocate([DevicePool(spec, [layer])], {spec.name: pages_count})
-        slots = np.arange(1, pages_count + 1, dtype=np.int32)
-        digest = identity.digest(layout)
-        self._labels = [Label(digest, hashlib.sha256(b"%d" % slot).digest(), spec.name) for slot in slots.tolist()]
-        memory.backup(spec, slots, slots)
-        memory.seal(spec, slots, self._labels)
-        storage.register(manifest_of(identity, layout), memory.slabs())
-        self._pages = [
-            PageIO(label, None, memory.buffers(spec, slot))
-            for label, slot in zip(self._labels, slots.tolist(), strict=True)
-        ]
+        self._pages = announced_pages(storage, page_kib, BATCH_BYTES // (page_kib << 10))
+        self._labels = [page.label for page in self._pages]
         self._bytes = sum(page.buffers[0].nbytes for page in self._pages)
         self._bare = _Bare(storage._client, self._pages)
         self._copy = np.empty(self._bytes, np.uint8)

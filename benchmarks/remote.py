@@ -28,10 +28,10 @@ from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.service.allocator import keep_freed_memory
-from unified_cache.storage_backends._remote_url import RemoteOptions
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.remote import RemoteStorage
+from unified_cache.storage_backends.remote_url import RemoteOptions
 from unified_cache.wire.calls import PART_BYTES, Call
 
 __all__ = ["remote_figures"]

@@ -15,9 +15,9 @@ from unified_cache.service.access import Caller, Role
 from unified_cache.service.errors import Refused
 from unified_cache.service.limits import RequestLimits
 from unified_cache.service.servicer import CacheService
-from unified_cache.storage_backends._remote_url import RemoteOptions
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.remote import RemoteStorage
+from unified_cache.storage_backends.remote_url import RemoteOptions
 from unified_cache.wire.calls import Call
 
 THREADS = 24

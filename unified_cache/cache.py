@@ -81,7 +81,7 @@ class UnifiedCache:
         """Put a cache over the engine's own tensors; the calling thread owns it.
 
         ``device_pools`` holds one pool for each of the layout's, with a slot more than ``config.device_pages``.
-        The cache takes ``storage`` over: it verifies every page read from it and closes it in the end.
+        The cache takes ``storage`` over, unless this raises: it verifies every page read and closes it in the end.
 
         Raises:
             ConfigError: pools, layout and sizes do not fit each other, or host memory does not suffice.

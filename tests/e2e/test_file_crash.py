@@ -12,37 +12,12 @@ import pytest
 
 from tests.budget import LONG, examples
 from tests.file_fixture import bytes_in, temps
+from tests.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
 from tests.sources import ROOT
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, listing, sealed_page
-
-PAGES_IN_BATCH = 4
-LARGE_BYTES = 100_000
-"""Of every fourth page."""
-
-WRITER = """
-import sys
-from tests.e2e.test_file_crash import PAGES_IN_BATCH, bytes_of_page
-from unified_cache.storage_backends.file import FileStorage
-from unified_cache.storage_backends.protocol import Level
-from unified_cache.testing.storage_contract import label, sealed_page
-
-batch = int(sys.argv[2])
-storage = FileStorage.open(sys.argv[1], bytes_max=int(sys.argv[3]) or None)
-while True:
-    level = Level.DURABLE if batch % 2 else Level.CACHED
-    numbers = range(batch * PAGES_IN_BATCH, (batch + 1) * PAGES_IN_BATCH)
-    stored = storage.put([sealed_page(label(number), bytes_of_page(number)) for number in numbers], level)
-    assert stored == [True] * PAGES_IN_BATCH
-    print(batch, flush=True)
-    batch += 1
-"""
-
-
-def bytes_of_page(number: int) -> int:
-    return LARGE_BYTES if number % 4 == 0 else PAGE_BYTES
+from unified_cache.testing.storage_contract import blank_page, bytes_of, label, listing, sealed_page
 
 
 def number_of_labels(batches: set[int]) -> dict[bytes, int]:
@@ -52,7 +27,7 @@ def number_of_labels(batches: set[int]) -> dict[bytes, int]:
 
 def write_until_killed(root: Path, first_batch: int, bytes_max: int, batches_min: int) -> set[int]:
     """Let a process write, kill it in the middle of something, and return the batches that it was promised."""
-    command = [sys.executable, "-c", WRITER, str(root), str(first_batch), str(bytes_max)]
+    command = writer_command(str(root), first_batch, bytes_max)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdout is not None
         acknowledged = {int(child.stdout.readline()) for _ in range(batches_min)}

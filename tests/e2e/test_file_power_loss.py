@@ -6,15 +6,14 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_file_crash import PAGES_IN_BATCH, bytes_of_page
 from tests.file_fixture import bytes_in, put, temps
+from tests.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
 from tests.sources import ROOT
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.protocol import Level
@@ -29,30 +28,6 @@ SHUTDOWN = 0x8004587D
 """EXT4_IOC_SHUTDOWN: from now on nothing reaches the disk."""
 NO_LOG_FLUSH = 2
 """Not even what the journal holds in memory, which is what a loss of power leaves."""
-
-WRITER = """
-import sys
-from tests.e2e.test_file_crash import PAGES_IN_BATCH, bytes_of_page
-from unified_cache.errors import StorageError
-from unified_cache.storage_backends.file import FileStorage
-from unified_cache.storage_backends.protocol import Level
-from unified_cache.testing.storage_contract import label, sealed_page
-
-batch = int(sys.argv[2])
-storage = FileStorage.open(sys.argv[1], bytes_max=int(sys.argv[3]) or None)
-while True:
-    level = Level.DURABLE if batch % 2 else Level.CACHED
-    numbers = range(batch * PAGES_IN_BATCH, (batch + 1) * PAGES_IN_BATCH)
-    pages = [sealed_page(label(number), bytes_of_page(number)) for number in numbers]
-    try:
-        stored = storage.put(pages, level)
-    except StorageError:
-        sys.exit(0)
-    if not all(stored):
-        sys.exit(0)  # Nothing can be evicted any more.
-    print(batch, flush=True)
-    batch += 1
-"""
 
 
 class Island:
@@ -114,7 +89,7 @@ def island(tmp_path: Path) -> Iterator[Island]:
 
 def write_until_dark(island: Island, first_batch: int, bytes_max: int, batches_min: int) -> list[int]:
     """Let a process write, take the power from it in the middle of something; return the batches acknowledged."""
-    command = [sys.executable, "-c", WRITER, str(island.place / "store"), str(first_batch), str(bytes_max)]
+    command = writer_command(str(island.place / "store"), first_batch, bytes_max)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdout is not None
         try:

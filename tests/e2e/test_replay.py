@@ -290,6 +290,15 @@ def serve_all(player: Player, requests: list[TraceRequest]) -> None:
     player.settle()
 
 
+@pytest.mark.parametrize(
+    "url", ["grpc://127.0.0.1:1", "grpcs://127.0.0.1:1", "unified_cache.storage_backends.file:open_url:x"]
+)
+def test_without_bytes_no_store_is_opened_and_every_url_does_that_could_be(url: str) -> None:
+    requests = conversations(30)
+    named = run(requests, dataclasses.replace(SMALL, storage=url, with_bytes=False))
+    assert named.hits == run(requests, dataclasses.replace(SMALL, storage="memory:", with_bytes=False)).hits
+
+
 def test_a_store_that_fails_on_the_way_ends_the_run(tmp_path: Path) -> None:
     store = tmp_path / "store"
     requests = conversations(5)

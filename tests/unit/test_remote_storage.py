@@ -12,12 +12,12 @@ from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.storage_backends._remote_filling import Filling
 from unified_cache.storage_backends._remote_placing import Placing
-from unified_cache.storage_backends._remote_server import Server
-from unified_cache.storage_backends._remote_url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.remote import RemoteStorage
+from unified_cache.storage_backends.remote_server import Server
+from unified_cache.storage_backends.remote_url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import (
     LAYOUT,

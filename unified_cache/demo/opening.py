@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -81,10 +81,13 @@ def opened(
         write=WritePolicy.THROUGH if sizes.host_pages else WritePolicy.ON_CALL,
     )
     pages = kept.allocate(config.device_pages)
-    store = None if storage is None else open_storage(storage)
-    with UnifiedCache.open(kept.layout, config, pages.pools, identity=identity_of(name), storage=store) as cache:
+    with ExitStack() as doors:
+        store = None if storage is None else open_storage(storage)
+        if store is not None:
+            doors.callback(store.close)
+        cache = doors.enter_context(
+            UnifiedCache.open(kept.layout, config, pages.pools, identity=identity_of(name), storage=store)
+        )
         engine = Engine(cache, pages, place(translation_of(cache, kept.model.device)), settings, choose=choose)
-        try:
-            yield engine
-        finally:
-            engine.close()
+        doors.callback(engine.close)
+        yield engine

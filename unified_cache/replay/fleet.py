@@ -1,19 +1,16 @@
 """Engines of a replay side by side: each with device and host memory of its own, over one store or a store each."""
 
 from contextlib import ExitStack
-from importlib import import_module
 from types import TracebackType
 from typing import Self
 
-from unified_cache import storage_backends
-from unified_cache.errors import ConfigError
 from unified_cache.replay.plan import Plan
 from unified_cache.replay.player import Player
 from unified_cache.replay.result import Hits
 from unified_cache.replay.trace import TraceRequest
 from unified_cache.storage_backends.keys_only import KeysOnlyStorage
 from unified_cache.storage_backends.protocol import StorageBackend
-from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.url import check_storage_url, open_storage
 
 __all__ = ["Fleet"]
 
@@ -93,26 +90,16 @@ class Fleet:
 
 
 def _open_store(plan: Plan) -> StorageBackend | None:
+    """Open the store of ``plan``; without bytes one of the same cap that remembers names only, if the URL would do.
+
+    Raises:
+        ConfigError: the URL names nothing.
+        StorageError: the store cannot be opened.
+
+    """
     if plan.storage is None:
         return None
     if plan.with_bytes:
         return open_storage(plan.storage, bytes_max=plan.storage_bytes)
-    return _keys_only(plan, plan.storage)
-
-
-def _keys_only(plan: Plan, url: str) -> StorageBackend:
-    """Return a store of the same cap that remembers names only; the URL must be one that could be opened.
-
-    Raises:
-        ConfigError: it could not.
-
-    """
-    scheme, colon, _ = url.partition(":")
-    if "." not in scheme:
-        try:
-            known = "open_url" in vars(import_module(f"{storage_backends.__name__}.{scheme or ' '}"))
-        except ImportError:
-            known = False
-        if not known or not colon:
-            raise ConfigError(f"storage must be a URL like memory: or file:DIR, found {url!r}")
+    check_storage_url(plan.storage)
     return KeysOnlyStorage(plan.storage_bytes, plan.objects())

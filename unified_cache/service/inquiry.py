@@ -16,8 +16,8 @@ from unified_cache.errors import ConfigError
 from unified_cache.page import PageKey
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends._remote_server import Server, storage_error
-from unified_cache.storage_backends._remote_url import parse_rest
+from unified_cache.storage_backends.remote_server import Server, storage_error
+from unified_cache.storage_backends.remote_url import parse_rest
 from unified_cache.wire.calls import Call
 
 __all__ = ["Found", "Inquiry", "Pong", "open_inquiry"]

@@ -27,10 +27,10 @@ from unified_cache.storage_backends._calls import Calls
 from unified_cache.storage_backends._recency import page_bytes
 from unified_cache.storage_backends._remote_filling import Filling
 from unified_cache.storage_backends._remote_placing import Placing
-from unified_cache.storage_backends._remote_server import Server, is_passing, storage_error, wants_hello, wants_stream
 from unified_cache.storage_backends._remote_sharing import Lent
-from unified_cache.storage_backends._remote_url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.remote_server import Server, is_passing, storage_error, wants_hello, wants_stream
+from unified_cache.storage_backends.remote_url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.wrappers.backoff import Backoff
 from unified_cache.wire.calls import PART_BYTES, SHARED_PART_BYTES, Call
 from unified_cache.wire.names import labels_in, named_runs

@@ -22,7 +22,7 @@ from unified_cache import storage_backends
 from unified_cache.errors import ConfigError
 from unified_cache.storage_backends.protocol import StorageBackend
 
-__all__ = ["open_storage"]
+__all__ = ["check_storage_url", "open_storage"]
 
 OPEN_URL = "open_url"
 """What a module in this package offers to be named in a URL."""
@@ -42,6 +42,21 @@ def open_storage(url: str, *, bytes_max: int | None = None) -> StorageBackend:
         ConfigError: no such scheme, module or factory, or a package that it needs is not installed.
         StorageError: the store itself cannot be opened.
     """
+    factory, rest = _factory_of(url)
+    return factory(rest, bytes_max)
+
+
+def check_storage_url(url: str) -> None:
+    """Refuse what ``open_storage`` could not name a store by, without opening one; imports the module as it does.
+
+    Raises:
+        ConfigError: no such scheme, module or factory, or a package that it needs is not installed.
+    """
+    _factory_of(url)
+
+
+def _factory_of(url: str) -> tuple[_Factory, str]:
+    """Return what opens the store that ``url`` names, and the text for it."""
     scheme, colon, rest = url.partition(":")
     if not colon or not scheme:
         raise ConfigError(f"a store is named as {_known()} or package.module:factory, found {url!r}")
@@ -50,12 +65,12 @@ def open_storage(url: str, *, bytes_max: int | None = None) -> StorageBackend:
         factory = _factory_in(scheme, name)
         if factory is None:
             raise ConfigError(f"{url!r} must name a callable after the colon, {scheme} has none called {name!r}")
-        return factory(rest, bytes_max)
+        return factory, rest
     module, offer = ALIASES.get(scheme, (scheme, OPEN_URL))
     factory = _factory_in(f"{storage_backends.__name__}.{module}", offer) if module in _modules() else None
     if factory is None:
         raise ConfigError(f"{url!r} must begin with one of {_known()} or package.module:, found {scheme}:")
-    return factory(rest, bytes_max)
+    return factory, rest
 
 
 def _factory_in(module_name: str, name: str) -> _Factory | None:

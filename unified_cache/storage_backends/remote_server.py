@@ -12,7 +12,7 @@ from unified_cache.errors import StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends._remote_sharing import CALL_BYTES, Granted, Lent, Offer, Sharing
-from unified_cache.storage_backends._remote_url import RemoteOptions
+from unified_cache.storage_backends.remote_url import RemoteOptions
 from unified_cache.storage_backends.wrappers.backoff import Backoff
 from unified_cache.wire.calls import REASON, REASON_HELLO, REASON_SHARE, Call
 from unified_cache.wire.sharing import named_here
