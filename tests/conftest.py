@@ -1,12 +1,19 @@
-"""What every run of the tests says at its end: how many were skipped, and why; and whether it left processes."""
+"""What every run of the tests has in common: interrupts, and what it says at its end of skips and of processes left."""
 
+import signal
 from collections import Counter
 
 import pytest
 
 from tests.leftovers import no_cluster_process_is_left
 
-__all__ = ["no_cluster_process_is_left", "pytest_terminal_summary"]
+__all__ = ["no_cluster_process_is_left", "pytest_configure", "pytest_terminal_summary"]
+
+
+def pytest_configure() -> None:
+    """Have children that are interrupted end, also where whoever started the tests ignores interrupts itself."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

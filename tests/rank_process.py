@@ -131,6 +131,11 @@ def dawdle(ranks: TorchRanks) -> object:
     return [outcome.split(":")[0], time.monotonic() - started_s < 10 * SHORT_DEADLINE_S]
 
 
+def report_of(directory: Path, rank: int) -> Path:
+    """Name the file of what a rank saw."""
+    return directory / f"{rank}.json"
+
+
 def main(play: str, rank: int, size: int, seeds: int, steps: int, directory: Path) -> None:
     """Meet the others, play, report."""
     torch.set_num_threads(1)
@@ -153,8 +158,8 @@ def main(play: str, rank: int, size: int, seeds: int, steps: int, directory: Pat
     report = plays[play]()
     draft = directory / f"{rank}.draft"
     draft.write_text(json.dumps(report))
-    draft.rename(directory / f"{rank}.json")
-    sys.stdout.flush()
+    draft.rename(report_of(directory, rank))
+    sys.stdin.read()  # until the parent closes it: the others may not be done with this one
     os._exit(0)  # a group that has lost a rank does not end by itself
 
 

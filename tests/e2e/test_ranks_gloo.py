@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.rank_process import DEATH
+from tests.rank_process import DEATH, report_of
 from tests.rank_script import compare
 from tests.sources import ROOT
 
@@ -31,14 +31,26 @@ def play(directory: Path, name: str, size: int, *, seeds: int = 0, steps: int = 
             started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stderr=errors))
             stack.enter_context(started[-1])
             stack.callback(started[-1].kill)
+        for rank, running in enumerate(started):
+            if rank == size - 1:
+                let_end(running)  # which it may be waiting for
+            while running.poll() is None and not report_of(directory, rank).exists():
+                assert time.monotonic() < deadline_s, f"rank {rank} hangs"
+                with suppress(subprocess.TimeoutExpired):
+                    running.wait(0.02)
         for running in started:
-            if running is started[-1] and running.stdin is not None:
-                running.stdin.close()  # which the last one may be waiting for
+            let_end(running)
             running.wait(max(1.0, deadline_s - time.monotonic()))
         statuses = [ended.returncode for ended in started]
     assert set(statuses) <= {0, DEATH}, [(directory / f"{rank}.err").read_text()[-3000:] for rank in range(size)]
-    reports = [directory / f"{rank}.json" for rank in range(size)]
+    reports = [report_of(directory, rank) for rank in range(size)]
     return [json.loads(report.read_text()) if report.exists() else None for report in reports]
+
+
+def let_end(running: subprocess.Popen[bytes]) -> None:
+    """Let a process end: none does before the others are done with it."""
+    if running.stdin is not None:
+        running.stdin.close()
 
 
 @pytest.mark.parametrize(

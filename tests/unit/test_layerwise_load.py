@@ -10,6 +10,7 @@ import pytest
 
 from tests.cache_fixture import ToyEngine, oracle, toy_layout
 from tests.operation_fixture import PAGE, SPANS, Clock, Stepped, engine, out_pages, serve, started
+from tests.ranks_fixture import ThreadRanks, digest_of, in_threads, over, ranked, same, served
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.controller import Arrival, Operation, OperationState, ThreadWorkers
 from unified_cache.controller.jobs import LoadJob
@@ -302,3 +303,33 @@ def test_reset_and_close_end_what_is_followed() -> None:
     workers.run()
     assert cache.close() == []
     assert operation.is_released
+
+
+@pytest.mark.parametrize("ending", ["done", "cancelled"])
+def test_ranks_wait_for_the_last_engine_that_follows(ending: str) -> None:
+    def live(ranks: ThreadRanks) -> list[object]:
+        toy = engine()
+        cache = ranked(toy, ranks, None)
+        prompt = served(toy, 4)
+        over(cache, cache.backup(prompt))
+        for component in (1, 0):
+            cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, component, 99))
+        operation = started(cache.load(prompt))
+        arrival = cache.follow(operation) if ranks.rank == 1 else None
+        if ending == "cancelled":
+            cache.cancel(operation)
+        seen: list[object] = []
+        for _ in range(3):
+            cache.poll()
+            seen += [operation.is_released, cache.match(prompt).device_end, digest_of(cache)]
+        if arrival is not None:
+            verify_layers(toy, prompt, arrival, [0, 1, 2])
+            cache.leave(arrival)
+        cache.settle(WAIT_S)
+        seen += [operation.is_released, cache.match(prompt).device_end, digest_of(cache), out_pages(cache)]
+        cache.check()
+        return seen
+
+    seen = same(in_threads(3, live))
+    assert seen[6:8] == [False, 0]
+    assert seen[9:11] + seen[12:] == [True, 4 if ending == "done" else 0, 0]
