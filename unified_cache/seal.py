@@ -99,10 +99,10 @@ def verify(page: memoryview, label: Label) -> Flaw | None:
     if len(page) < HEADER_BYTES:
         return Flaw.LENGTH
     payload = page[HEADER_BYTES:]
-    found = xxh3_64_intdigest(payload)
-    if page[:HEADER_BYTES] == _header(label, len(payload), found):
+    header = page[:HEADER_BYTES].tobytes()
+    if header == _header(label, len(payload), xxh3_64_intdigest(payload)):
         return None
-    claimed = _claim(bytes(page[:HEADER_BYTES]), len(payload), label)
+    claimed = _claim(header, len(payload), label)
     return claimed if isinstance(claimed, Flaw) else Flaw.PAYLOAD
 
 

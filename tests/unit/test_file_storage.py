@@ -4,7 +4,7 @@ import itertools
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +12,8 @@ import pytest
 
 from tests.file_fixture import Fault, FaultyDisk, path_of, put, temps
 from unified_cache.storage_backends._file_room import UNREMOVABLE_MAX
-from unified_cache.storage_backends.file import STAMP_GRAIN_NS, FileStorage
+from unified_cache.storage_backends._file_stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
+from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import (
     PAGE_BYTES,
@@ -171,6 +172,19 @@ def test_an_intruder_in_the_place_of_an_object_is_a_miss_and_is_cleared_away(
     assert temps(root) == []
 
 
+@pytest.mark.parametrize("change_bytes", [-1, 1])
+def test_a_file_of_another_length_is_a_miss_for_more_buffers_than_one_call_takes(
+    change_bytes: int, storage: FileStorage, root: Path
+) -> None:
+    named, page_bytes = label(1), 3000
+    every_byte = range(1, page_bytes)
+    assert storage.put([sealed_page(named, page_bytes)], Level.CACHED) == [True]
+    assert storage.get([blank_page(named, page_bytes, every_byte)]) == [True]
+    os.truncate(path_of(root, named), page_bytes + change_bytes)
+    assert storage.get([blank_page(named, page_bytes, every_byte)]) == [False]
+    assert storage.counts.intruders_count == 1
+
+
 @pytest.mark.parametrize("intrude", INTRUSIONS)
 def test_an_intruder_in_the_place_of_an_object_does_not_block_a_put(
     intrude: Callable[[Path, Path], None], storage: FileStorage, root: Path
@@ -241,18 +255,46 @@ def test_recency_survives_a_restart(root: Path, clock: Callable[[], int]) -> Non
     storage.close()
 
 
-def test_a_page_read_again_within_the_grain_is_not_stamped_again(root: Path) -> None:
+def times_of(root: Path, numbers: Iterable[int]) -> list[int]:
+    return [path_of(root, label(number)).stat().st_mtime_ns for number in numbers]
+
+
+def test_reads_are_stamped_together_when_the_grain_is_over(root: Path) -> None:
     now = [CLOCK_START_NS]
     storage = capped(root, 4, lambda: now[0])
-    put(storage, [1])
-    path = path_of(root, label(1))
-    stamped = path.stat().st_mtime_ns
-    storage.get([blank_page(label(1))])
-    assert path.stat().st_mtime_ns == stamped
+    put(storage, [1, 2, 3])
+    stored = times_of(root, [1, 2, 3])
+    for number in (1, 2, 1):
+        storage.get([blank_page(label(number))])
+    assert times_of(root, [1, 2, 3]) == stored
     now[0] += 2 * STAMP_GRAIN_NS
-    storage.get([blank_page(label(1))])
-    assert path.stat().st_mtime_ns > stamped + STAMP_GRAIN_NS
+    storage.get([blank_page(label(4))])
+    first, second, third = times_of(root, [1, 2, 3])
+    assert stored[0] < second < first < now[0]
+    assert third == stored[2]
     storage.close()
+
+
+def test_no_more_than_so_many_reads_wait_for_their_stamp(root: Path) -> None:
+    with closing(FileStorage.open(root, clock=lambda: CLOCK_START_NS)) as storage:
+        numbers = range(PAGES_WAITING_MAX + 1)
+        put(storage, numbers)
+        stored = times_of(root, numbers)
+        storage.get([blank_page(label(number)) for number in numbers[:-1]])
+        assert times_of(root, numbers) == stored
+        storage.get([blank_page(label(numbers[-1]))])
+        assert all(now > before for now, before in zip(times_of(root, numbers), stored, strict=True))
+
+
+def test_reads_are_stamped_when_the_store_closes(root: Path) -> None:
+    storage = capped(root, 2, lambda: CLOCK_START_NS)
+    put(storage, [1, 2])
+    stored = times_of(root, [1, 2])
+    storage.get([blank_page(label(2))])
+    path_of(root, label(1)).unlink()
+    storage.get([blank_page(label(1))])
+    storage.close()
+    assert times_of(root, [2])[0] > stored[1]
 
 
 def test_of_a_batch_beyond_the_cap_the_first_pages_are_stored(root: Path, clock: Callable[[], int]) -> None:

@@ -33,6 +33,9 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 """Buffers that one readv or writev takes; 1024 on Linux."""
 
+_BEYOND = memoryview(bytearray(1))
+"""For the byte after a page, which is not there; nobody looks at it."""
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PASSING = frozenset(
     {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.ESTALE}
@@ -67,11 +70,14 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> None:
 
 
 def read_all(disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: int) -> bool:
-    """Fill the buffers one after the other; False where the file ends before they are full."""
-    if len(buffers) <= _BUFFERS_MAX:
-        count = disk.readv(fd, buffers)
-        if count == wanted_bytes:
-            return True
+    """Fill the buffers one after the other; False where the file is shorter or longer than they are.
+
+    It asks for a byte more than they hold, which tells so without a look at the file's length.
+    """
+    if len(buffers) < _BUFFERS_MAX:
+        count = disk.readv(fd, (*buffers, _BEYOND))
+        if count >= wanted_bytes:
+            return count == wanted_bytes
     else:
         count = 0
     rest = _Rest(buffers)
@@ -81,7 +87,7 @@ def read_all(disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: i
         if not count:
             return False
         rest.skip(count)
-    return True
+    return not disk.readv(fd, [_BEYOND])
 
 
 def size_of(disk: Disk, directory: "Directory", name: str) -> int | None:

@@ -1,6 +1,6 @@
 """Room in a file store: who has how much of it, and which files go to make more."""
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import suppress
 from threading import Lock
 
@@ -163,7 +163,7 @@ class Room:
         with self._order:
             self._tell(_gone([each for each in dropped if not self._is_there(each.label)]))
 
-    def record(self, pages: Sequence[PageIO], hits: Sequence[bool], told: set[Label]) -> None:
+    def record(self, pages: Sequence[PageIO], hits: Sequence[bool], told: Collection[Label]) -> None:
         """Make hits recent, the first page most of all, and let others know of those in ``told``.
 
         A miss changes nothing: the page may be another process's, granted room and about to be there.
@@ -176,9 +176,16 @@ class Room:
                 self._touch_before(found)
         if not unknown and not told:
             return
-        news = told.union(unknown)
+        news = {*told, *unknown}
         with self._order:
             self._tell(_added([StoredObject(page.label, page_bytes(page)) for page in found if page.label in news]))
+
+    def tell_used(self, labels: Iterable[Label]) -> None:
+        """Let others know what was read, the last label as the most recent."""
+        with self._guard:
+            sizes = [(label, self._recency.size_of(label)) for label in labels]
+        with self._order:
+            self._tell([Change(label, size) for label, size in sizes if size is not None])
 
     def _touch_before(self, pages: Sequence[PageIO]) -> None:
         """Make what stands before pages recent too: a caller who has the head elsewhere asks for the tail alone."""

@@ -37,6 +37,10 @@ class Recency:
     def __len__(self) -> int:
         return len(self._objects)
 
+    def size_of(self, label: Label) -> int | None:
+        """Return the bytes of an object, None if it is not known."""
+        return self._objects.get(label)
+
     def add(self, label: Label, object_bytes: int) -> None:
         """Make an object the most recent one, with this size from now on."""
         self.bytes_used += object_bytes - self._objects.pop(label, 0)

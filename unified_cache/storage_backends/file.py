@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from unified_cache.storage_backends._file_layout import (
 from unified_cache.storage_backends._file_manifest import keep_manifest, manifests_in
 from unified_cache.storage_backends._file_room import Room
 from unified_cache.storage_backends._file_root import Root, open_root
+from unified_cache.storage_backends._file_stamps import Stamps
 from unified_cache.storage_backends._recency import SCAN_OBJECTS_MAX, Recency, page_bytes
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.file_address import FREE_BYTES_MIN, address_of
@@ -47,10 +48,6 @@ __all__ = ["FileCounts", "FileStorage", "open_url"]
 
 DIRECTORIES_OPEN_MAX = 512
 """Fan-out directories kept open: 32 identities in full, and half of the usual limit of 1024 descriptors."""
-
-STAMP_GRAIN_NS = 60_000_000_000
-"""A read stamps a file only once in so long, as relatime does: hot pages cost no metadata writes."""
-
 
 Clock = Callable[[], int]
 """Gives nanoseconds since the epoch."""
@@ -81,8 +78,9 @@ class FileStorage:
     removed is a miss. The cap binds them all together, see ``Room`` for by how much they exceed it at a moment,
     and counts lengths of objects, not blocks. A batch never evicts its own pages, nor an object that another one
     needs before that one: of a chain longer than the cap the first pages are stored, the rest declined.
-    Recency is kept in modification times and survives a restart, to within ``STAMP_GRAIN_NS`` for pages that were
-    only read. Local file systems only: locks and appends on a network are not what they are here.
+    Recency is kept in modification times and survives a restart; a crash forgets when pages were last read, of at
+    most ``PAGES_WAITING_MAX`` of them and no further back than ``STAMP_GRAIN_NS``. Local file systems only: locks and
+    appends on a network are not what they are here.
 
     Thread-safe. Objects are read and written outside the guards.
     """
@@ -95,7 +93,8 @@ class FileStorage:
         self._intruders = Intruders(root)
         self._room = Room(root, recency, self._directories, journal, partial(_stock, root), free_bytes_min)
         self._drafts = Drafts(root, self._directories, self._room, self._intruders)
-        self._stamp_last = 0
+        self._stamp_last = clock()
+        self._stamps = Stamps(root.disk, self._directories, self._stamp_last)
         self._unreadable_count = 0
         self._guard = Lock()
         self._calls = Calls(f"the file store in {root.path}")
@@ -201,12 +200,11 @@ class FileStorage:
     def get(self, pages: Sequence[PageIO]) -> list[bool]:
         """Read each page straight into its buffers; a hit makes it recent."""
         with self._calls:
-            stamp = self._stamps(len(pages))
-            stamped: set[Label] = set()
-            hits = self._read(pages[:FILES_OPEN_MAX], stamp, stamped)
+            hits = self._read(pages[:FILES_OPEN_MAX])
             for start in range(FILES_OPEN_MAX, len(pages), FILES_OPEN_MAX):
-                hits += self._read(pages[start : start + FILES_OPEN_MAX], stamp - start, stamped)
-            self._room.record(pages, hits, stamped)
+                hits += self._read(pages[start : start + FILES_OPEN_MAX])
+            self._room.record(pages, hits, ())
+            self._stamp(self._stamps.note(pages, hits, self._new_stamps(len(pages))))
             return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
@@ -220,7 +218,7 @@ class FileStorage:
             StorageError: another fault. Files of pages before the one that failed may be there.
         """
         with self._calls:
-            return self._drafts.store(pages, self._stamps(len(pages)), durable=level is Level.DURABLE)
+            return self._drafts.store(pages, self._new_stamps(len(pages)), durable=level is Level.DURABLE)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back."""
@@ -288,6 +286,7 @@ class FileStorage:
     def close(self) -> None:
         """Wait for calls in flight, remove this process's temp directory, let go of every descriptor."""
         if self._calls.close():
+            self._stamp(self._stamps.take())
             self._directories.close()
             self._room.close()
             self._root.close()
@@ -295,21 +294,26 @@ class FileStorage:
     def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
         return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
 
-    def _stamps(self, count: int) -> int:
+    def _new_stamps(self, count: int) -> int:
         """Take ``count`` modification times that are later than all before, and return the last of them."""
         with self._guard:
             self._stamp_last = max(self._clock(), self._stamp_last + 1) + count
             return self._stamp_last
 
-    def _read(self, pages: Sequence[PageIO], stamp: int, stamped: set[Label]) -> list[bool]:
+    def _stamp(self, stamps: dict[Label, int]) -> None:
+        """Stamp files that were read, and let other processes know."""
+        if stamps:
+            self._room.tell_used(self._stamps.write(stamps))
+
+    def _read(self, pages: Sequence[PageIO]) -> list[bool]:
         """Read a few pages: open all, then move all bytes, then close all, which keeps the copying loop hot."""
         disk = self._disk
         fds: list[int] = []
         hits = [False] * len(pages)
         try:
-            for number, page in enumerate(pages):
+            for page in pages:
                 try:
-                    fds.append(self._open_object(page, stamp - number, stamped))
+                    fds.append(self._open_object(page))
                 except OSError as error:
                     fds.append(self._miss(page, error))
             for number, page in enumerate(pages):
@@ -317,13 +321,31 @@ class FileStorage:
                 if fd >= 0:
                     try:
                         hits[number] = read_all(disk, fd, page.buffers, page_bytes(page))
+                        if not hits[number]:
+                            self._look_at(page, fd)
                     except OSError as error:
-                        self._miss(page, error)
+                        self._look_at(page, fd, error)
         finally:
             for fd in fds:
                 if fd >= 0:
                     let_go(disk, fd)
         return hits
+
+    def _look_at(self, page: PageIO, fd: int, fault: OSError | None = None) -> None:
+        """Clear away what proved not to be a file of exactly that length; any other ``fault`` is one of the object."""
+        try:
+            status = self._disk.fstat(fd)
+        except OSError as error:
+            self._miss(page, fault or error)
+            return
+        object_bytes = page_bytes(page)
+        if not is_whole(status.st_mode, status.st_size, object_bytes):
+            fan, name = place_of(page.label)
+            directory = self._directories.find(page.label.identity, fan)
+            if directory is not None:
+                self._intruders.clear(directory, name, object_bytes)
+        elif fault is not None:
+            self._miss(page, fault)
 
     def _miss(self, page: PageIO, error: OSError) -> int:
         """Make a miss, -1, of one object that cannot be read; raise where it is not the object's fault."""
@@ -333,15 +355,15 @@ class FileStorage:
             self._unreadable_count += 1
         return -1
 
-    def _open_object(self, page: PageIO, stamp: int, stamped: set[Label]) -> int:
-        """Open a file of exactly that length; -1 where there is none, and then nothing in its place."""
+    def _open_object(self, page: PageIO) -> int:
+        """Open what stands in the place of an object; -1 where there is nothing, or nothing that can be read."""
         label = page.label
         fan, name = place_of(label)
         directory = self._directories.find(label.identity, fan)
         if directory is None:
             return -1
         try:
-            fd = self._disk.open(name, READ_FLAGS, dir_fd=directory.fd)
+            return self._disk.open(name, READ_FLAGS, dir_fd=directory.fd)
         except FileNotFoundError:
             return -1
         except OSError as error:
@@ -349,22 +371,6 @@ class FileStorage:
                 raise
             self._intruders.clear(directory, name, page_bytes(page))
             return -1
-        try:
-            status = self._disk.fstat(fd)
-        except OSError:
-            let_go(self._disk, fd)
-            raise
-        object_bytes = page_bytes(page)
-        if not is_whole(status.st_mode, status.st_size, object_bytes):
-            let_go(self._disk, fd)
-            self._intruders.clear(directory, name, object_bytes)
-            return -1
-        if stamp - status.st_mtime_ns > STAMP_GRAIN_NS:
-            # A time that cannot be set costs recency after a restart, never the hit.
-            with suppress(OSError):
-                self._disk.utime(fd, ns=(stamp, stamp))
-                stamped.add(label)
-        return fd
 
 
 def _stock(root: Root) -> Iterator[StoredObject]:
