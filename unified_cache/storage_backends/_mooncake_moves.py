@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from unified_cache.errors import StorageError
 from unified_cache.storage_backends._mooncake_buffers import Piece, batches
@@ -10,6 +11,10 @@ from unified_cache.storage_backends._mooncake_owners import Place
 from unified_cache.storage_backends.mooncake_library import Code
 
 __all__ = ["Moves"]
+
+Call = Callable[[], list[int]]
+"""A call of the client with all that it takes. Those of a run are made ready before the first one: after it, the
+processor's caches hold pages, and each line of ours costs several times as much."""
 
 PUTS = "puts"
 """Stands for the node that the next put goes to: the master chooses, nobody tells which one it was."""
@@ -56,23 +61,31 @@ class Moves:
         endpoints = self._client.endpoints
         pauses = list(FULL_PAUSES_S)
         accepted: list[Piece] = []
-        for batch in batches(pieces):
+        for batch, put in [(batch, self._put(batch, grouped=grouped)) for batch in batches(pieces)]:
             if not endpoints.is_up(PUTS):
                 break
             with endpoints.asking(PUTS):
-                codes = self._put(batch, grouped=grouped)
-            while pauses and not _NO_ROOM.isdisjoint(codes):
-                self._sleep(pauses.pop(0))
-                declined = [at for at, code in enumerate(codes) if code in _NO_ROOM]
-                again = self._put([batch[at] for at in declined], grouped=grouped)
-                for at, code in zip(declined, again, strict=True):
-                    codes[at] = code
-            accepted += [piece for piece, code in zip(batch, codes, strict=True) if not code]
-            self._judge_put(codes)
+                codes = put()
+            if any(codes):
+                codes = self._put_again(batch, codes, pauses, grouped=grouped)
+                accepted += [piece for piece, code in zip(batch, codes, strict=True) if not code]
+                self._judge_put(set(codes) - {0})
+            else:
+                accepted += batch
+                endpoints.succeeded(PUTS)
         return accepted
 
-    def _judge_put(self, codes: Sequence[int]) -> None:
-        failed = set(codes) - {0}
+    def _put_again(self, batch: Sequence[Piece], codes: list[int], pauses: list[float], *, grouped: bool) -> list[int]:
+        """Put those that had no room again after each of the pauses that are left; return the codes after that."""
+        while pauses and not _NO_ROOM.isdisjoint(codes):
+            self._sleep(pauses.pop(0))
+            declined = [at for at, code in enumerate(codes) if code in _NO_ROOM]
+            again = self._put([batch[at] for at in declined], grouped=grouped)()
+            for at, code in zip(declined, again, strict=True):
+                codes[at] = code
+        return codes
+
+    def _judge_put(self, failed: set[int]) -> None:
         if Code.TRANSFER_FAILED in failed:
             self._client.endpoints.failed(PUTS)
         else:
@@ -81,11 +94,11 @@ class Moves:
         if strange:
             raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
 
-    def _put(self, batch: Sequence[Piece], *, grouped: bool) -> list[int]:
+    def _put(self, batch: Sequence[Piece], *, grouped: bool) -> Call:
         config = self._client.put_config([_page_of(piece.name) for piece in batch] if grouped else ())
         if batch[0].is_whole:
-            return self._client.put(*_columns(batch), config)
-        return self._client.put_pieces(*_columns_of_pieces(batch), config)
+            return partial(self._client.put, *_columns(batch), config)
+        return partial(self._client.put_pieces, *_columns_of_pieces(batch), config)
 
     # ---- get -------------------------------------------------------------------------------------------------
 
@@ -101,11 +114,11 @@ class Moves:
             by_endpoint.setdefault(endpoint, []).append(piece)
         hits: set[int] = set()
         for endpoint, held in by_endpoint.items():
-            for batch in batches(held[::-1]):
+            for batch, get in [(batch, self._get(batch)) for batch in batches(held[::-1])]:
                 if not endpoints.is_up(endpoint):
                     break
                 with endpoints.asking(endpoint):
-                    hits |= self._read(batch, endpoint)
+                    hits |= self._read(batch, get, endpoint)
         return hits
 
     def _found(self, pieces: Sequence[Piece]) -> list[tuple[Piece, str]]:
@@ -125,9 +138,9 @@ class Moves:
             known |= asked
         return [(piece, known[piece.name].endpoint) for piece in pieces if piece.name not in out]
 
-    def _read(self, batch: Sequence[Piece], endpoint: str) -> set[int]:
+    def _read(self, batch: Sequence[Piece], get: Call, endpoint: str) -> set[int]:
         client = self._client
-        codes = self._get(batch)
+        codes = get()
         if codes == [piece.object_bytes for piece in batch]:
             client.endpoints.succeeded(endpoint)
             return {piece.number for piece in batch}
@@ -147,13 +160,13 @@ class Moves:
             # Together they took longer than their lease; each half has a lease of its own.
             middle = len(expired) // 2
             for half in (expired[:middle], expired[middle:]):
-                hits |= self._read(half, endpoint)
+                hits |= self._read(half, self._get(half), endpoint)
         return hits
 
-    def _get(self, batch: Sequence[Piece]) -> list[int]:
+    def _get(self, batch: Sequence[Piece]) -> Call:
         if batch[0].is_whole:
-            return self._client.get(*_columns(batch))
-        return self._client.get_pieces(*_columns_of_pieces(batch))
+            return partial(self._client.get, *_columns(batch))
+        return partial(self._client.get_pieces, *_columns_of_pieces(batch))
 
 
 def _fits(piece: Piece, place: Place) -> bool:

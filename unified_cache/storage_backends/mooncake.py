@@ -39,6 +39,10 @@ __all__ = ["Health", "MooncakeStorage", "open_url"]
 
 NAME = "mooncake"
 
+CALL_BYTES = 64 << 20
+"""Asked for in one get: enough that every node is sent full calls, where a MiB is an object or two for each of a few
+nodes. Nothing is lost by it: what came over the network lies in another core's cache, whatever its size."""
+
 PROBE_NAME = "unified-cache/health"
 """An object that nobody puts: asking for it shows that the master answers."""
 
@@ -63,7 +67,7 @@ class MooncakeStorage:
 
     def __init__(self, client: Client, capacity_bytes: int | None, sleep: Callable[[float], None] = time.sleep) -> None:
         self._client = client
-        self._capability = Capability(NAME, durable=False, bytes_max=capacity_bytes)
+        self._capability = Capability(NAME, durable=False, bytes_max=capacity_bytes, call_bytes=CALL_BYTES)
         self._moves = Moves(client, sleep)
         self._manifests = Manifests(client)
         self._regions: set[tuple[int, int]] = set()
