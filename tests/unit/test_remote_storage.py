@@ -15,7 +15,7 @@ from unified_cache.storage_backends._remote_placing import Placing
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level
-from unified_cache.storage_backends.remote import RemoteStorage
+from unified_cache.storage_backends.remote import Batch, Finish, RemoteStorage
 from unified_cache.storage_backends.remote_server import Server
 from unified_cache.storage_backends.remote_url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.url import open_storage
@@ -28,6 +28,7 @@ from unified_cache.testing.storage_contract import (
     open_for_contract,
     sealed_page,
 )
+from unified_cache.wire.calls import Call
 from unified_cache.wire.parts import Part, decoded, encoded, parts_of
 
 KEYS = [sha256(b"%d" % number).digest() for number in range(3000)]
@@ -189,6 +190,22 @@ def test_where_all_are_gone_it_is_a_retryable_error_after_a_pause(two: TwoServer
     assert caught.value.retryable
     assert len(two.pauses_s) == 1
     assert 0.02 < two.pauses_s[0] < 0.06
+
+
+def test_where_calls_are_refused_all_are_over_before_the_caller_is_told(two: TwoServers) -> None:
+    labels = [label(number) for number in range(40)]
+    waited: list[str] = []
+
+    def begin(batch: Batch) -> Finish:
+        def finish() -> None:
+            waited.append(batch.server.name)
+            raise StorageError("no", retryable=False)
+
+        return finish
+
+    with pytest.raises(StorageError, match="no"):
+        two.storage._ask(labels, [None] * len(labels), Call.EXISTS, begin)
+    assert len(set(waited)) == len(waited) == 2
 
 
 def test_a_server_that_was_restarted_is_greeted_again(two: TwoServers) -> None:

