@@ -1,13 +1,18 @@
 """Pages passed to a service on this machine through shared memory, against the same copies and checks in one process.
 
-The same: each page is written into a file in /dev/shm and read out of it; a put is verified from the copy that is
-kept, in memory that is new for each page, and a get from the copy in the caller's buffers. Ratios are reference / ours,
-so more is better. With two processes the copies of the two ends overlap, which pays for the calls between them.
+The same: as many streams, each with a thread and a file in /dev/shm of its own, whose memory is there before; as much
+at a time as a service tells of is written into the file, then read out of it. A put is verified from the copy that is
+kept, in memory that other pages were in before; a get goes from memory that is not the caller's into the caller's
+buffers, and is verified there. Ratios are reference / ours, so more is better.
+
+What ours does more: calls, a thread on either side of each, names looked up. What it may do better is to copy at both
+ends at a time: that pays for the calls where one stream leaves a core idle, and cannot where streams keep all busy.
 """
 
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from statistics import median
 
 from benchmarks.measure import Comparison, Figure, interleaved
@@ -16,13 +21,14 @@ from benchmarks.remote_pages import MovedPages
 from unified_cache.seal import verify_buffers
 from unified_cache.service.pages import blank
 from unified_cache.storage_backends.protocol import PageIO
-from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, Region
+from unified_cache.wire.calls import SHARED_PART_BYTES
+from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, WINDOW_OFFSET, Region
 
 __all__ = ["shared_figures"]
 
 RATIO_MIN = 0.8
 WINDOW_BYTES = 16 << 20
-"""Of the file, what one stream goes through again and again."""
+"""Of its file, what one stream goes through again and again."""
 
 
 def shared_figures(address: str, page_kib: int, streams: int, plan: Plan) -> Iterator[Figure]:
@@ -36,9 +42,9 @@ class _Shared:
 
     def __init__(self, address: str, page_kib: int, streams: int, opened: ExitStack) -> None:
         self._moved = MovedPages(address, page_kib, streams, opened)
-        name = NAME_PREFIX + secrets.token_hex(16)
-        self._region = Region.create(SHARED_DIRECTORY, name, streams * WINDOW_BYTES, bytes(PROOF_BYTES))
-        (SHARED_DIRECTORY / name).unlink()
+        self._regions = [_unnamed_region() for _ in range(streams)]
+        self._held = [[_copied(page) for page in pages] for pages in self._moved.pages]
+        """By stream, what a service would have of its pages."""
 
     def figures(self, plan: Plan) -> Iterator[Figure]:
         """Measure."""
@@ -50,9 +56,9 @@ class _Shared:
         got, alone, verified, checked = interleaved(
             [
                 moved.each(moved.get),
-                moved.each(lambda stream: self._get(stream, verified=False)),
+                moved.each(partial(self._get, verified=False)),
                 moved.each(moved.get_verified),
-                moved.each(lambda stream: self._get(stream, verified=True)),
+                moved.each(partial(self._get, verified=True)),
             ],
             rounds,
         )
@@ -61,27 +67,25 @@ class _Shared:
         moved.remove_all()
 
     def _put(self, stream: int) -> None:
+        region, pages = self._regions[stream], self._moved.pages[stream]
         kept: list[memoryview] = []
-        for page, start in self._places(stream):
-            self._region.write(page.buffers, start)
-            copy = blank(len(page.buffers[0]))
-            self._region.read_into((copy,), start)
-            assert verify_buffers((copy,), page.label) is None
-            kept.append(copy)
+        for part in _parts(pages):
+            for number, at in part:
+                region.write(pages[number].buffers, at)
+            for number, at in part:
+                copy = blank(len(pages[number].buffers[0]))
+                region.read_into((copy,), at)
+                assert verify_buffers((copy,), pages[number].label) is None
+                kept.append(copy)
 
     def _get(self, stream: int, *, verified: bool) -> None:
-        for page, start in self._places(stream):
-            self._region.write(page.buffers, start)
-            self._region.read_into(page.buffers, start)
-            assert not verified or verify_buffers(page.buffers, page.label) is None
-
-    def _places(self, stream: int) -> Iterator[tuple[PageIO, int]]:
-        start = 0
-        for page in self._moved.pages[stream]:
-            page_bytes = len(page.buffers[0])
-            start = start if start + page_bytes <= WINDOW_BYTES else 0
-            yield page, stream * WINDOW_BYTES + start
-            start += page_bytes
+        region, pages, held = self._regions[stream], self._moved.pages[stream], self._held[stream]
+        for part in _parts(pages):
+            for number, at in part:
+                region.write((held[number],), at)
+            for number, at in part:
+                region.read_into(pages[number].buffers, at)
+                assert not verified or verify_buffers(pages[number].buffers, pages[number].label) is None
 
     def _figure(self, name: str, ours: list[int], alone: list[int]) -> Figure:
         total_bytes = self._moved.total_bytes
@@ -89,3 +93,33 @@ class _Shared:
         compared = Comparison("one process", median(total_bytes / ns for ns in alone), ratio, at_least=RATIO_MIN)
         where = "same machine, server's memory"
         return Figure("remote", f"{name}, {self._moved.name}", "GB/s", self._moved.rate(ours), (compared,), where)
+
+
+def _unnamed_region() -> Region:
+    name = NAME_PREFIX + secrets.token_hex(16)
+    region = Region.create(SHARED_DIRECTORY, name, WINDOW_OFFSET + WINDOW_BYTES, bytes(PROOF_BYTES))
+    (SHARED_DIRECTORY / name).unlink()
+    return region
+
+
+def _copied(page: PageIO) -> memoryview:
+    copy = blank(len(page.buffers[0]))
+    copy[:] = page.buffers[0]
+    return copy
+
+
+def _parts(pages: list[PageIO]) -> Iterator[list[tuple[int, int]]]:
+    """Yield pages by number, each with its place in the file, as many at a time as make a part."""
+    part: list[tuple[int, int]] = []
+    start = 0
+    for number, page in enumerate(pages):
+        page_bytes = len(page.buffers[0])
+        if start + page_bytes > WINDOW_BYTES:
+            start = 0
+        part.append((number, WINDOW_OFFSET + start))
+        start += page_bytes
+        if len(part) * page_bytes >= SHARED_PART_BYTES:
+            yield part
+            part = []
+    if part:
+        yield part

@@ -22,6 +22,7 @@ from unified_cache.storage_backends.remote import RemoteStorage
 from unified_cache.storage_backends.remote_url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, sealed_page
+from unified_cache.wire.sharing import NAME_PREFIX, SHARED_DIRECTORY
 
 PAYLOAD_BYTES = 300_000
 """Several reads of a socket, so that a kill lands inside pages."""
@@ -121,3 +122,53 @@ def test_what_one_process_stored_another_finds_whatever_its_hash_seed(servers: l
     assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
     first.close()
     second.close()
+
+
+def shared_names() -> set[str]:
+    """Names of shared memory on this machine, of whatever runs on it."""
+    return {each.name for each in SHARED_DIRECTORY.iterdir() if each.name.startswith(NAME_PREFIX)}
+
+
+def shared_here() -> int:
+    """Count pieces of shared memory that this process has open."""
+    links = list(Path("/proc/self/fd").iterdir())
+    return sum(link.readlink().name.startswith(NAME_PREFIX) for link in links if link.is_symlink())
+
+
+def test_a_server_killed_while_pages_go_through_shared_memory_costs_misses_and_leaves_no_memory(
+    servers: list[ServerProcess],
+) -> None:
+    names_before = shared_names()
+    pages = pages_of(range(PAGES))
+    expected = [bytes_of(page) for page in pages]
+    for cycle in range(3):
+        storage = client(servers[:1])  # nobody stands in for it
+        assert all(storage.put(pages, Level.DURABLE))
+        assert shared_here() == 1
+        moved = threading.Semaphore(0)
+
+        def move(seed: int, storage: VerifiedStorage = storage, moved: threading.Semaphore = moved) -> None:
+            """Put and get until the server is gone."""
+            fresh = pages_of(range(PAGES * (seed + 1), PAGES * (seed + 2)))
+            with suppress(StorageError):
+                while True:
+                    found = [blank_page(page.label, OBJECT_BYTES) for page in pages]
+                    storage.put(fresh, Level.CACHED)
+                    hits = storage.get(found)
+                    moved.release()
+                    for page, hit, content in zip(found, hits, expected, strict=True):
+                        assert not hit or bytes_of(page) == content
+
+        with ThreadPoolExecutor(2) as movers:
+            moving = [movers.submit(move, 2 * cycle + number) for number in range(2)]
+            for _ in moving:
+                assert moved.acquire(timeout=20.0)
+            servers[0].kill()
+            for each in moving:
+                each.result()
+        servers[0].start()
+        wait_for(partial(all_come, storage, pages))
+        assert storage.flaws_count == {}
+        storage.close()
+        wait_for(lambda: shared_here() == 0)
+        wait_for(lambda: shared_names() <= names_before)

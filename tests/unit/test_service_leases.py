@@ -13,6 +13,7 @@ from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.service.host_tier import HostTier
 from unified_cache.service.leases import Leases
 from unified_cache.service.limits import RequestLimits
+from unified_cache.service.lookup import PrefixLabels
 from unified_cache.service.pages import HeldPage, blank_page, page_in
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
@@ -176,6 +177,16 @@ def test_leases_of_all_tenants_together_keep_no_more_than_their_share() -> None:
     leases = Leases(tier, RequestLimits(leased_share=0.5), ManualClock(), iter("abcdef").__next__)
     assert [leases.grant(tenant, [label(0)], 200, 1.0) for tenant in ("a", "b", "c")] == ["a", "b", ""]
     assert leases.grant("a", [label(1)], 100, 1.0) == ""
+
+
+def test_what_is_leased_is_named_as_what_was_looked_up_however_much_of_it() -> None:
+    labels = PrefixLabels(IDENTITY, [key(number) for number in range(6)])
+
+    def named(pool: str, start: int, end: int) -> list[Label]:
+        return [Label(IDENTITY, key(number), pool) for number in range(start, end)]
+
+    for end in (4, 6, 3, 0):
+        assert labels.of([("kv", 0, end), ("swa", 2, end)]) == named("kv", 0, end) + named("swa", 2, end)
 
 
 def test_a_small_page_does_not_keep_the_message_alive_that_it_came_in() -> None:

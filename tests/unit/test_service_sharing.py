@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,10 +11,8 @@ import pytest
 from tests.service_fixture import ManualClock, Running, Wire, refused, wait_for
 from tests.unit.test_service_requests import BAD, MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import Label
 from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.wire.calls import Call
 from unified_cache.wire.sharing import (
     NAME_PREFIX,
@@ -30,6 +27,8 @@ LIMITS = RequestLimits(host_bytes_max=1 << 20, regions_max=3, region_bytes_max=1
 REGION_BYTES = 64 << 10
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 PROOF = bytes(range(PROOF_BYTES))
+BUFFERS = 2500
+"""More than the system takes at a time."""
 
 
 @pytest.fixture
@@ -109,6 +108,16 @@ def test_pages_go_both_ways_through_a_file_that_has_no_name_any_more(wire: Wire,
     assert put(wire, region, name, 2) == b"\x02"
     assert get(wire, range_of(name, start=8192), 1, 3, 2) == (b"\x01\x00\x01", 2 * OBJECT_BYTES)
     assert bytes_in(region, 8192, 2 * OBJECT_BYTES) == page(1) + page(2)
+
+
+def test_a_region_moves_any_number_of_buffers_in_their_order(path: Path) -> None:
+    region = made(path)
+    content = os.urandom(3 * BUFFERS)
+    view = memoryview(bytearray(content))
+    region.write([view[3 * number : 3 * number + 3] for number in range(BUFFERS)], 7)
+    found = memoryview(bytearray(3 * BUFFERS))
+    region.read_into([found[:4], found[:0], *(found[at : at + 1] for at in range(4, 3 * BUFFERS))], 7)
+    assert bytes(found) == content
 
 
 def as_made(path: Path) -> None:
@@ -359,54 +368,3 @@ def test_only_loopback_and_unix_sockets_are_this_machine(peer: str, is_local: bo
 )
 def test_a_client_offers_memory_to_servers_that_are_named_as_this_machine(server: str, is_here: bool) -> None:
     assert named_here(server) is is_here
-
-
-def pages_of(*numbers: int, blank: bool = False) -> list[PageIO]:
-    def content(number: int) -> memoryview:
-        return memoryview(bytearray(OBJECT_BYTES if blank else page(number)))
-
-    return [PageIO(Label(MANIFEST.identity, key(number), "kv"), None, (content(number),)) for number in numbers]
-
-
-def test_a_client_shares_by_itself_and_lets_go_when_it_is_closed() -> None:
-    running = Running.start(MemoryStorage())
-    before = open_files()
-    storage = running.client()
-    storage.register(MANIFEST, {})
-    assert storage.put(pages_of(1, 2), Level.CACHED) == [True, True]
-    assert running.service._regions.count("default") == 1
-    assert open_files() == before + 2  # this process is both ends
-    found = pages_of(1, 9, 2, blank=True)
-    assert storage.get(found) == [True, False, True]
-    assert [bytes(found[number].buffers[0]) for number in (0, 2)] == [page(1), page(2)]
-    storage.close()
-    assert running.service._regions.count("default") == 0
-    assert open_files() == before
-    running.stop()
-
-
-def test_a_client_whose_memory_the_server_forgot_goes_on() -> None:
-    running = Running.start(MemoryStorage())
-    storage = running.client()
-    storage.register(MANIFEST, {})
-    storage.put(pages_of(1), Level.CACHED)
-    running.service._regions.close()
-    assert storage.put(pages_of(2), Level.CACHED) == [True]
-    assert storage.get(pages_of(1, 2, blank=True)) == [True, True]
-    storage.close()
-    running.stop()
-
-
-def test_a_client_that_is_refused_uses_the_stream() -> None:
-    running = Running.start(MemoryStorage(), RequestLimits(host_bytes_max=1 << 20, region_bytes_max=16 << 20))
-    taken = [running.client() for _ in range(RequestLimits().regions_max + 1)]
-    for number, storage in enumerate(taken):
-        storage.register(MANIFEST, {})
-        assert storage.put(pages_of(number), Level.CACHED) == [True]
-        assert storage.get(pages_of(number, blank=True)) == [True]
-    assert running.service._regions.count("default") == RequestLimits().regions_max
-    for storage in taken:
-        storage.close()
-    assert stat.S_ISDIR(SHARED_DIRECTORY.stat().st_mode)
-    assert not [each for each in SHARED_DIRECTORY.iterdir() if each.name.startswith(NAME_PREFIX)]
-    running.stop()

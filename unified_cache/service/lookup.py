@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.page import PageKey
+from unified_cache.seal import Label
 from unified_cache.window import SPAN_ALL, restorable_ends, window
+from unified_cache.wire.names import labels_of
 
-__all__ = ["Found", "PoolSpan", "Present", "longest_prefix"]
+__all__ = ["Found", "PoolSpan", "PrefixLabels", "Present", "longest_prefix"]
 
 BLOCK_PAGES_MIN = 64
 """Pages before the end at which a windowed pool is looked for first; its window twice, where that is more."""
@@ -42,6 +45,27 @@ class Found:
     """Pool that kept it from being longer; empty where it is the whole prefix."""
     restorable: npt.NDArray[np.bool_]
     """Whether ``i + 1`` pages can be restored, shape (pages,); complete where every end was asked for."""
+
+
+class PrefixLabels:
+    """Labels of one prefix; those from its beginning, which are asked for and then leased, are made once."""
+
+    def __init__(self, identity: bytes, keys: Sequence[PageKey]) -> None:
+        self._identity = identity
+        self._keys = keys
+        self._made: dict[str, list[Label]] = {}
+        """By pool, from the first page on."""
+
+    def of(self, asked: Sequence[tuple[str, int, int]]) -> list[Label]:
+        """Return the labels of pages [start, end) of pools by name, all in one list."""
+        return list(chain.from_iterable(self._of(pool, start, end) for pool, start, end in asked))
+
+    def _of(self, pool: str, start: int, end: int) -> list[Label]:
+        if start:
+            return labels_of(self._identity, self._keys[start:end], pool)
+        if len(self._made.get(pool, ())) < end:
+            self._made[pool] = labels_of(self._identity, self._keys[:end], pool)
+        return self._made[pool][:end]
 
 
 def longest_prefix(pools: Sequence[PoolSpan], pages_count: int, present: Present, *, every_end: bool) -> Found:

@@ -9,7 +9,7 @@ import numpy as np
 
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import FORMAT_VERSION, Flaw, Label
+from unified_cache.seal import FORMAT_VERSION, Flaw
 from unified_cache.service.access import Gate, Observer, Role, Usage
 from unified_cache.service.answers import Answers, Served
 from unified_cache.service.arrivals import Arrivals
@@ -18,7 +18,7 @@ from unified_cache.service.holdings import Holdings
 from unified_cache.service.host_tier import HostTier
 from unified_cache.service.leases import Leases
 from unified_cache.service.limits import RequestLimits
-from unified_cache.service.lookup import longest_prefix
+from unified_cache.service.lookup import PrefixLabels, longest_prefix
 from unified_cache.service.regions import Regions
 from unified_cache.service.registry import Registration, Registry
 from unified_cache.service.requests import (
@@ -37,7 +37,7 @@ from unified_cache.service.streams import StreamWatch
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.window import window
 from unified_cache.wire.calls import SERVICE, SHARED_PART_BYTES, Call
-from unified_cache.wire.names import check_digests, labels_of, named_runs
+from unified_cache.wire.names import check_digests, named_runs
 from unified_cache.wire.parts import decoded, parts_of, shared_parts_of
 from unified_cache.wire.sharing import Window
 
@@ -131,11 +131,7 @@ class CacheService:
         lease_s = checked_lease(request.lease_s, self._limits) if request.HasField("lease_s") else None
         registration = self._registry.find(tenant, request.identity)
         keys, pools = prefix(request, registration, self._limits)
-        identity = registration.stored.identity
-
-        def labels(asked: Sequence[tuple[str, int, int]]) -> list[Label]:
-            return [label for pool, start, end in asked for label in labels_of(identity, keys[start:end], pool)]
-
+        labels = PrefixLabels(registration.stored.identity, keys).of
         found = longest_prefix(
             pools, len(keys), lambda asked: self._store.exists(tenant, labels(asked)), every_end=request.every_end
         )

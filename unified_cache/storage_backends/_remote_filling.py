@@ -48,24 +48,34 @@ class Filling:
         self._copy(part)
 
     def _copy(self, part: Part) -> None:
+        pieces: list[memoryview] = []
+        whole: list[int] = []
+        offset = self._offset
         while self._coming:
             number, buffer = self._coming[0]
             if buffer is None:
-                self.hits[number] = True
+                whole.append(number)
             else:
-                count_bytes = min(len(buffer), part.end - self._offset)
-                self._land(part, buffer[:count_bytes])
-                self._offset += count_bytes
-                if count_bytes < len(buffer):
-                    self._coming[0] = (number, buffer[count_bytes:])
+                piece = buffer[: part.end - offset]
+                pieces.append(piece)
+                offset += len(piece)
+                if len(piece) < len(buffer):
+                    self._coming[0] = (number, buffer[len(piece) :])
                     break
             self._coming.popleft()
-        if self._offset < part.end:
-            raise InputError(f"found {part.end - self._offset} bytes more than the pages have")
+        if offset < part.end:
+            raise InputError(f"found {part.end - offset} bytes more than the pages have")
+        self._land(part, pieces)
+        self._offset = offset
+        for number in whole:
+            self.hits[number] = True
 
-    def _land(self, part: Part, piece: memoryview) -> None:
+    def _land(self, part: Part, pieces: list[memoryview]) -> None:
         if part.shared_bytes and self._window is not None:
-            self._window.read_into(piece, self._offset)
-        else:
-            start = self._offset - part.offset
-            piece[:] = part.content[start : start + len(piece)]
+            self._window.fill(pieces, part.offset)
+            return
+        start = 0
+        for piece in pieces:
+            end = start + len(piece)
+            piece[:] = part.content[start:end]
+            start = end

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import grpc
 
-from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, Region, Window
+from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, WINDOW_OFFSET, Region, Window
 
 __all__ = ["CALL_BYTES", "Granted", "Lent", "Offer", "Sharing"]
 
@@ -18,8 +18,11 @@ REGION_BYTES = 128 << 20
 
 REGION_BYTES_MIN = 8 << 20
 
-CALL_BYTES = 16 << 20
-"""Asked for in one call, about, where memory is shared: some calls are under way at a time, each with a window."""
+CALL_BYTES = (16 << 20) + (128 << 10)
+"""Asked for in one call, about, where memory is shared: some calls are under way at a time, each with a window.
+
+16 MiB of payloads and their headers: a call for the last page of a round number would cost as much as 4 MiB of copies.
+"""
 
 NAME_BYTES = 16
 
@@ -27,7 +30,7 @@ RETRY_S = 30.0
 """Until memory is offered again to a server that did not take it."""
 
 ALIGNMENT = 4096
-"""Windows begin at pages of the machine's memory."""
+"""Windows begin at pages of the machine's memory, ``WINDOW_OFFSET`` further on."""
 
 SAFE_SHARE = 0.5
 """Of the time after which the server lets an unused region go, how long one is taken to be there."""
@@ -62,7 +65,7 @@ class _Open:
 
     def take(self, length: int) -> Window | None:
         """Lend the first gap that is large enough."""
-        start = 0
+        start = WINDOW_OFFSET
         for number, window in enumerate([*self.lent, None]):
             gap_end = self.region.region_bytes if window is None else window.start
             if gap_end - start >= length:
@@ -70,7 +73,7 @@ class _Open:
                 self.lent.insert(number, taken)
                 return taken
             if window is not None:
-                start = -(-(window.start + window.length) // ALIGNMENT) * ALIGNMENT
+                start = -(-(window.start + window.length) // ALIGNMENT) * ALIGNMENT + WINDOW_OFFSET
         return None
 
 

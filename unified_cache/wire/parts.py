@@ -104,24 +104,31 @@ def parts_of(pages: Iterable[tuple[bytes, Sequence[memoryview]]], part_bytes: in
 def shared_parts_of(
     pages: Iterable[tuple[bytes, Sequence[memoryview]]], window: Window, part_bytes: int
 ) -> Iterator[bytes]:
-    """Write pages into shared memory; yield a message that says so whenever there are ``part_bytes`` or more.
+    """Write pages into shared memory, ``part_bytes`` or more at a time; yield a message that says so.
+
+    Pages of a part are copied at once: between two copies of many bytes, every look-up misses the processor's caches.
+    Until a message is asked for, buffers of its pages must stay as they are.
 
     Raises:
         InputError: the window is too small.
         OSError: the memory cannot be had.
     """
-    start = end = 0
+    start = held_bytes = 0
     hits = bytearray()
+    held: list[memoryview] = []
     for hit, buffers in pages:
-        window.write(buffers, end)
-        end += sum(map(len, buffers))
         hits += hit
-        if end - start >= part_bytes:
-            yield encoded_shared(start, bytes(hits), end - start)
-            start = end
+        held += buffers
+        held_bytes += sum(map(len, buffers))
+        if held_bytes >= part_bytes:
+            window.write(held, start)
+            yield encoded_shared(start, bytes(hits), held_bytes)
+            start, held_bytes = start + held_bytes, 0
             hits.clear()
-    if hits or end > start:
-        yield encoded_shared(start, bytes(hits), end - start)
+            held.clear()
+    if hits or held_bytes:
+        window.write(held, start)
+        yield encoded_shared(start, bytes(hits), held_bytes)
 
 
 def pieces_of(buffers: Sequence[memoryview], page_bytes: int, part_bytes: int) -> Iterator[list[memoryview]]:

@@ -11,18 +11,37 @@ import os
 import re
 import stat
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from unified_cache.errors import InputError
 
-__all__ = ["NAME_PREFIX", "PROOF_BYTES", "SHARED_DIRECTORY", "Region", "Window", "is_local_peer", "named_here"]
+__all__ = [
+    "NAME_PREFIX",
+    "PROOF_BYTES",
+    "SHARED_DIRECTORY",
+    "WINDOW_OFFSET",
+    "Region",
+    "Window",
+    "is_local_peer",
+    "named_here",
+]
 
 SHARED_DIRECTORY = Path("/dev/shm")  # noqa: S108  # in memory, on every Linux; names in it are random
 NAME_PREFIX = "unified-cache-"
 PROOF_BYTES = 32
 """What a file begins with, and whoever offers it knows: an accident of names proves nothing."""
+
+WINDOW_OFFSET = 64
+"""Where in a page of the machine's memory a window had better begin.
+
+Zen 3 copies at a third of its speed where the target lies 1 to 16 bytes after the source, multiples of 4 KiB aside.
+Slabs begin 0 or 64 bytes into a page of memory, large arrays of numpy 16; where pages are multiples of 128 bytes long,
+none of theirs ever lies that way to a window that begins here.
+"""
 
 MODE = 0o600
 _BUFFERS_MAX = 1024
@@ -114,14 +133,14 @@ class Region:
             raise InputError("expected the proof at the beginning of the file")
 
     def _move(self, move: Callable[[int, list[memoryview], int], int], buffers: Sequence[memoryview], at: int) -> None:
-        waiting = [buffer for buffer in buffers if len(buffer)]
+        waiting = deque(buffer for buffer in buffers if len(buffer))
         while waiting:
-            moved_bytes = move(self._descriptor, waiting[:_BUFFERS_MAX], at)
+            moved_bytes = move(self._descriptor, list(islice(waiting, _BUFFERS_MAX)), at)
             if not moved_bytes:
                 raise OSError(errno.ENODATA, f"shared memory ends at {at}")
             at += moved_bytes
             while waiting and moved_bytes >= len(waiting[0]):
-                moved_bytes -= len(waiting.pop(0))
+                moved_bytes -= len(waiting.popleft())
             if moved_bytes:
                 waiting[0] = waiting[0][moved_bytes:]
 
@@ -142,8 +161,17 @@ class Window(NamedTuple):
             InputError: it reaches beyond the window.
             OSError: the other end has cut the bytes off.
         """
-        self._check(offset, len(buffer))
-        self.region.read_into((buffer,), self.start + offset)
+        self.fill((buffer,), offset)
+
+    def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """Fill buffers, one after the other, with the bytes from ``offset`` of the call on.
+
+        Raises:
+            InputError: they reach beyond the window.
+            OSError: the other end has cut the bytes off.
+        """
+        self._check(offset, sum(map(len, buffers)))
+        self.region.read_into(buffers, self.start + offset)
 
     def write(self, buffers: Sequence[memoryview], offset: int) -> None:
         """Write buffers, one after the other, from ``offset`` of the call on.
