@@ -14,6 +14,9 @@ from unified_cache.wire.sharing import Window
 
 __all__ = ["Announced", "Arrivals"]
 
+COPIED_BYTES = 1 << 20
+"""Out of shared memory at once, about: between copies, every look-up misses the processor's caches."""
+
 
 @dataclass(frozen=True, slots=True)
 class Announced:
@@ -55,14 +58,11 @@ class Arrivals:
             raise InputError("a part of a put has content")
         if bool(part.shared_bytes) is not (self._window is not None):
             raise InputError("a put has its pages in the stream or in shared memory, found both")
-        while self._offset < part.end:
-            if self._done_count == len(self._announced):
-                raise InputError(f"found more than the {len(self._announced)} pages announced")
+        for piece in self._pieces_in(part):
             expected = self._announced[self._done_count]
-            piece_end = min(part.end, self._offset + expected.object_bytes - self._held_bytes)
-            self._pieces.append(self._piece(part, piece_end))
-            self._held_bytes += piece_end - self._offset
-            self._offset = piece_end
+            self._pieces.append(piece)
+            self._held_bytes += len(piece)
+            self._offset += len(piece)
             if self._held_bytes == expected.object_bytes:
                 yield self._whole(expected)
 
@@ -75,13 +75,31 @@ class Arrivals:
         if self._done_count < len(self._announced):
             raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
 
-    def _piece(self, part: Part, end: int) -> memoryview:
-        """Return the bytes of the put from where it is to ``end``; what is shared is copied, then it is ours."""
-        if self._window is None:
-            return part.content[self._offset - part.offset : end - part.offset]
-        piece = blank(end - self._offset)
-        self._window.read_into(piece, self._offset)
-        return piece
+    def _pieces_in(self, part: Part) -> Iterator[memoryview]:
+        """Cut a part at the ends of pages; what is shared is copied, some of it at once, then it is ours."""
+        offset, end = part.offset, part.offset
+        copies: list[memoryview] = []
+        for size in self._sizes_in(part):
+            end += size
+            if self._window is None:
+                yield part.content[end - size - part.offset : end - part.offset]
+                continue
+            copies.append(blank(size))
+            if end - offset >= COPIED_BYTES or end == part.end:
+                self._window.read_into(copies, offset)
+                yield from copies
+                offset, copies = end, []
+
+    def _sizes_in(self, part: Part) -> Iterator[int]:
+        left_bytes, held_bytes = part.end - part.offset, self._held_bytes
+        for number in range(self._done_count, len(self._announced)):
+            if not left_bytes:
+                return
+            size = min(left_bytes, self._announced[number].object_bytes - held_bytes)
+            yield size
+            left_bytes, held_bytes = left_bytes - size, 0
+        if left_bytes:
+            raise InputError(f"found more than the {len(self._announced)} pages announced")
 
     def _whole(self, expected: Announced) -> Arrived:
         flaw = verify_buffers(self._pieces, expected.label)

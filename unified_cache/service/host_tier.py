@@ -91,9 +91,9 @@ class HostTier:
         """Take back one ``pin`` of the same labels."""
         with self._guard:
             for label in labels:
-                self._pins_count[label] -= 1
-                if not self._pins_count[label]:
-                    del self._pins_count[label]
+                left_count = self._pins_count.pop(label) - 1
+                if left_count:
+                    self._pins_count[label] = left_count
 
     def _make_room(self, needed_bytes: int) -> bool:
         short_bytes = self._bytes_total + needed_bytes - self.bytes_max

@@ -72,7 +72,7 @@ class Filling:
 
     def _land(self, part: Part, pieces: list[memoryview]) -> None:
         if part.shared_bytes and self._window is not None:
-            self._window.fill(pieces, part.offset)
+            self._window.read_into(pieces, part.offset)
             return
         start = 0
         for piece in pieces:

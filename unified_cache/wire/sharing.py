@@ -154,16 +154,7 @@ class Window(NamedTuple):
     start: int
     length: int
 
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes from ``offset`` of the call on.
-
-        Raises:
-            InputError: it reaches beyond the window.
-            OSError: the other end has cut the bytes off.
-        """
-        self.fill((buffer,), offset)
-
-    def fill(self, buffers: Sequence[memoryview], offset: int) -> None:
+    def read_into(self, buffers: Sequence[memoryview], offset: int) -> None:
         """Fill buffers, one after the other, with the bytes from ``offset`` of the call on.
 
         Raises:
