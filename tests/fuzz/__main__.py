@@ -11,6 +11,8 @@ with atheris.instrument_imports(include=["unified_cache"]):
 
 def main() -> None:
     """Fuzz; libFuzzer ends the process."""
+    if len(sys.argv) < 3 or sys.argv[1] not in TARGETS:
+        sys.exit(f"{__doc__}\nTARGET is one of {', '.join(TARGETS)}; found {sys.argv[1:]}")
     name, corpus = sys.argv[1], Path(sys.argv[2])
     target = TARGETS[name]()
     corpus.mkdir(parents=True, exist_ok=True)

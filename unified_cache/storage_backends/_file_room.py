@@ -182,9 +182,10 @@ class Room:
 
     def tell_used(self, labels: Iterable[Label]) -> None:
         """Let others know what was read, the last label as the most recent."""
-        with self._guard:
-            sizes = [(label, self._recency.size_of(label)) for label in labels]
         with self._order:
+            # In here nobody of this process evicts: what is known now is not told of after it went.
+            with self._guard:
+                sizes = [(label, self._recency.size_of(label)) for label in labels]
             self._tell([Change(label, size) for label, size in sizes if size is not None])
 
     def _touch_before(self, pages: Sequence[PageIO]) -> None:

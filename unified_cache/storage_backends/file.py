@@ -1,9 +1,9 @@
 """A store in one directory, one file per page: what an embedded cache keeps beyond its process by default.
 
 A page is written into a temp file of this process, made durable if it must be, and only then renamed to its
-name, so that a name is either absent or whole, whatever crashes. Reads believe nothing: what is not a regular
-file of exactly the expected length is a miss and is cleared away. Bytes that rot in place are not noticed here;
-wrap the store in ``VerifiedStorage`` for that.
+name, so that a name is either absent or whole, whatever crashes. Reads believe nothing: a link, and what does not
+give exactly as many bytes as the page has, is a miss and is cleared away. Bytes that rot in place are not noticed
+here; wrap the store in ``VerifiedStorage`` for that.
 """
 
 import itertools
