@@ -15,7 +15,7 @@ FACADE = "__init__"
 """The package itself, ``unified_cache/__init__.py``, in the table below."""
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "files"),
     ("page",),
     ("window",),
     ("pool",),

@@ -16,7 +16,7 @@ import typer
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError, ConfigError
-from unified_cache.replay.files import check_writable, write_whole
+from unified_cache.files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from types import ModuleType

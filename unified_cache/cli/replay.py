@@ -19,7 +19,7 @@ from unified_cache.cli.progress import progress_on
 from unified_cache.cli.table import print_result
 from unified_cache.config import Retention
 from unified_cache.errors import CacheError, ConfigError
-from unified_cache.replay.files import check_writable, write_whole
+from unified_cache.files import check_writable, write_whole
 from unified_cache.replay.model_settings import (
     DEVICE_BYTES,
     HOST_BYTES,

@@ -11,6 +11,7 @@ from unified_cache.cluster.child import STOP_SIGNALS, Child
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.node import NodeSettings, check_round_trip, start_node
 from unified_cache.errors import StorageError
+from unified_cache.files import write_whole
 
 __all__ = ["run_node"]
 
@@ -51,7 +52,7 @@ def run_node(settings: NodeSettings, patience_s: float, ready_file: Path | None,
         log.write("ready", {**fields, "pid": node.pid})
         _notify("READY=1")
         if ready_file is not None:
-            ready_file.write_text(f"{node.address}\n", encoding="utf-8")
+            write_whole(ready_file, f"{node.address}\n".encode())
         came = _next_stop(node)
         log.write("stopping", {"signal": came})
         _notify("STOPPING=1")

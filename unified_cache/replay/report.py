@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from unified_cache.replay.files import write_whole
+from unified_cache.files import write_whole
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.summary import COLUMNS, COMPONENT_COLUMNS, component_rows, setting_rows, tier_rows, verdict
 

@@ -20,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from unified_cache.errors import ConfigError
+from unified_cache.files import write_whole
 from unified_cache.service.access import Caller, Role
 from unified_cache.service.reloaded import Reloaded
 
@@ -127,10 +128,7 @@ def remove_token(path: Path, token_id: str) -> None:
     kept = [line for line in lines if line.split(" ")[0] != token_id]
     if len(kept) == len(lines):
         raise ConfigError(f"{path} must hold the token {token_id!r}, found none of that ID")
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.writelines(kept)
-    draft.replace(path)
+    write_whole(path, "".join(kept).encode(), mode=0o600)
 
 
 def _entry(line: str, place: str) -> TokenEntry:
