@@ -9,7 +9,7 @@ from tests.file_fixture import FaultyDisk, bytes_in, chain, path_of, put, temps
 from unified_cache.errors import StorageError
 from unified_cache.seal import verify_buffers
 from unified_cache.storage_backends._file_disk import Disk
-from unified_cache.storage_backends._file_stamps import STAMP_GRAIN_NS
+from unified_cache.storage_backends._stamps import STAMP_GRAIN_NS
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level

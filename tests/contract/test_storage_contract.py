@@ -8,6 +8,7 @@ import pytest
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.keys_only import KeysOnlyStorage
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.packed import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import ROOM_BYTES_MAX, KeysOnlyContract, StorageContract
@@ -43,5 +44,21 @@ class TestVerifiedFileStorage(StorageContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[StorageBackend]:
         storage = VerifiedStorage(FileStorage.open(tmp_path / "store", bytes_max=ROOM_BYTES_MAX))
+        yield storage
+        storage.close()
+
+
+class TestPackedStorage(StorageContract):
+    @pytest.fixture(params=[None, ROOM_BYTES_MAX])
+    def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
+        storage = PackedStorage.open(tmp_path / "store", bytes_max=request.param)
+        yield storage
+        storage.close()
+
+
+class TestVerifiedPackedStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Iterator[StorageBackend]:
+        storage = VerifiedStorage(PackedStorage.open(tmp_path / "store", bytes_max=ROOM_BYTES_MAX))
         yield storage
         storage.close()

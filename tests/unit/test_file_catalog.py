@@ -9,7 +9,7 @@ import pytest
 
 from tests.file_fixture import FaultyDisk, put
 from unified_cache.errors import ClosedError, ConfigError, StorageError
-from unified_cache.storage_backends._file_stamps import STAMP_GRAIN_NS
+from unified_cache.storage_backends._stamps import STAMP_GRAIN_NS
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.keys_only import KeysOnlyStorage

@@ -274,7 +274,7 @@ def test_a_store_of_another_format_is_refused(root: Path) -> None:
     FileStorage.open(root).close()
     for text in ('{"format_version": 1}', "[]", "not json"):
         (root / "store.json").write_text(text)
-        with pytest.raises(StorageError, match="must say format_version 2, found"):
+        with pytest.raises(StorageError, match="must be of a file store of format_version 2, found none; open it"):
             FileStorage.open(root)
 
 

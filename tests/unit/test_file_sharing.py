@@ -16,7 +16,7 @@ from tests.budget import examples
 from tests.file_fixture import FaultyDisk, bytes_in, object_paths, path_of, put
 from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends._file_journal import FILE_BYTES_MAX, FILES_BEHIND_MAX, Change, Journal
-from unified_cache.storage_backends._file_stamps import STAMP_GRAIN_NS
+from unified_cache.storage_backends._stamps import STAMP_GRAIN_NS
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page

@@ -12,7 +12,7 @@ import pytest
 
 from tests.file_fixture import Fault, FaultyDisk, path_of, put, temps
 from unified_cache.storage_backends._file_room import UNREMOVABLE_MAX
-from unified_cache.storage_backends._file_stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
+from unified_cache.storage_backends._stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import (

@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from unified_cache.page import PageKey
+from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.window import SPAN_ALL
 
 __all__ = ["Chains", "Link"]
 
@@ -30,9 +32,11 @@ class Chains:
         self._needed_count: dict[Link, int] = {}
         self._windowed: set[tuple[bytes, str]] = set()
 
-    def add_windowed(self, identity: bytes, pool: str) -> None:
-        """Note that a pool needs the last pages of a prefix alone."""
-        self._windowed.add((identity, pool))
+    def learn(self, manifest: Manifest) -> None:
+        """Note which pools of an identity need the last pages of a prefix alone."""
+        for component in manifest.components:
+            if component.span != SPAN_ALL:
+                self._windowed.update((manifest.identity, pool.name) for pool in component.pools)
 
     def link(self, page: PageIO) -> None:
         """Note what a page needs, until ``unlink``."""

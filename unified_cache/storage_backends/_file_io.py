@@ -17,10 +17,13 @@ __all__ = [
     "Directories",
     "Directory",
     "let_go",
+    "missing_bytes",
     "read_all",
+    "read_at",
     "size_of",
     "storage_error",
     "write_all",
+    "write_at",
 ]
 
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -90,6 +93,31 @@ def read_all(disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: i
     return not disk.readv(fd, [_BEYOND])
 
 
+def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
+    """Write the buffers one after the other from an offset on, however many calls it takes."""
+    if len(buffers) == 1 and disk.pwritev(fd, buffers, offset) == buffers[0].nbytes:
+        return
+    rest = _Rest(buffers)
+    while rest.buffers:
+        count = disk.pwritev(fd, rest.buffers[:_BUFFERS_MAX], offset)
+        rest.skip(count)
+        offset += count
+
+
+def read_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> bool:
+    """Fill the buffers one after the other from an offset on; False where the file ends before they do."""
+    if len(buffers) == 1 and disk.preadv(fd, buffers, offset) == buffers[0].nbytes:
+        return True
+    rest = _Rest(buffers)
+    while rest.buffers:
+        count = disk.preadv(fd, rest.buffers[:_BUFFERS_MAX], offset)
+        if not count:
+            return False
+        rest.skip(count)
+        offset += count
+    return True
+
+
 def size_of(disk: Disk, directory: "Directory", name: str) -> int | None:
     """Return the length of a regular file, None where there is none."""
     try:
@@ -97,6 +125,15 @@ def size_of(disk: Disk, directory: "Directory", name: str) -> int | None:
     except FileNotFoundError:
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def missing_bytes(disk: Disk, fd: int, wanted_bytes: int) -> int:
+    """Return how much less than that is free on the file system; a write will say what is wrong with one that fails."""
+    try:
+        status = disk.fstatvfs(fd)
+    except OSError:
+        return 0
+    return wanted_bytes - int(status.f_bavail) * int(status.f_frsize)
 
 
 class _Rest:

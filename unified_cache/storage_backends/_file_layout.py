@@ -25,7 +25,16 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends._file_io import DIRECTORY_FLAGS, let_go
 
-__all__ = ["IDENTITY_BYTES", "MANIFEST_NAME", "Found", "identities_in", "label_of", "objects_in", "place_of"]
+__all__ = [
+    "IDENTITY_BYTES",
+    "MANIFEST_NAME",
+    "Found",
+    "check_label",
+    "identities_in",
+    "label_of",
+    "objects_in",
+    "place_of",
+]
 
 IDENTITY_BYTES = 32
 """SHA-256 over identity and layout, see ``Identity.digest``."""
@@ -49,8 +58,8 @@ class Found(NamedTuple):
     mtime_ns: int
 
 
-def place_of(label: Label) -> tuple[str, str]:
-    """Name the fan-out directory and the file of an object.
+def check_label(label: Label) -> None:
+    """Refuse what names no object.
 
     Raises:
         InputError: a digest of another size, or what cannot be the name of a pool.
@@ -61,6 +70,15 @@ def place_of(label: Label) -> tuple[str, str]:
             f"found {len(label.identity)} and {len(label.key)}"
         )
     _check_pool(label.pool)
+
+
+def place_of(label: Label) -> tuple[str, str]:
+    """Name the fan-out directory and the file of an object.
+
+    Raises:
+        InputError: the label names no object.
+    """
+    check_label(label)
     key = label.key.hex()
     return key[:_FAN_DIGITS], f"{key}.{label.pool}"
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import suppress
 from threading import Lock
 
+from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends._file_io import Directories, size_of
+from unified_cache.storage_backends._file_io import Directories, missing_bytes, size_of
 from unified_cache.storage_backends._file_journal import Change, Journal
 from unified_cache.storage_backends._file_layout import place_of
 from unified_cache.storage_backends._file_root import Root
@@ -95,10 +96,10 @@ class Room:
             self._tell(())
         return self._recency.bytes_used
 
-    def add_windowed(self, identity: bytes, pool: str) -> None:
-        """Note that a pool needs the last pages of a prefix alone."""
+    def learn(self, manifest: Manifest) -> None:
+        """Note which pools of an identity need the last pages of a prefix alone."""
         with self._guard:
-            self._recency.chains.add_windowed(identity, pool)
+            self._recency.chains.learn(manifest)
 
     def reserve(self, fresh: Sequence[StoredObject], batch: Sequence[PageIO]) -> set[Label]:
         """Grant room to the first of ``fresh``, evicting for them; return which these are.
@@ -126,7 +127,7 @@ class Room:
             # What others have used lately is not to go for this batch.
             self._tell(())
             with self._guard:
-                self._link(batch)
+                self._recency.link(batch)
                 self._recency.touch(page.label for page in reversed(batch))
             victims, _ = self._choose(granted, keep, sum(each.object_bytes for each in granted))
             self._tell([*_added(granted), *_gone(victims)])
@@ -172,8 +173,8 @@ class Room:
         with self._guard:
             unknown = self._recency.touch([page.label for page in reversed(found)])
             if self.bytes_max is not None:
-                self._link(found)
-                self._touch_before(found)
+                self._recency.link(found)
+                self._recency.touch_before(found)
         if not unknown and not told:
             return
         news = {*told, *unknown}
@@ -188,15 +189,6 @@ class Room:
                 sizes = [(label, self._recency.size_of(label)) for label in labels]
             self._tell([Change(label, size) for label, size in sizes if size is not None])
 
-    def _touch_before(self, pages: Sequence[PageIO]) -> None:
-        """Make what stands before pages recent too: a caller who has the head elsewhere asks for the tail alone."""
-        chains = self._recency.chains
-        keys = {page.label.key for page in pages}
-        for page in pages:
-            need = chains.need_of(page.label)
-            if need is not None and need[1] not in keys:
-                self._recency.touch(chains.before(page.label))
-
     def forget(self, labels: Sequence[Label]) -> None:
         """Note that objects are about to be removed."""
         if labels:
@@ -207,20 +199,12 @@ class Room:
         """Close the journal."""
         self._journal.close()
 
-    def _link(self, pages: Sequence[PageIO]) -> None:
-        for page in pages:
-            self._recency.chains.link(page)
-
     def _keep_free(self, granted: list[StoredObject]) -> None:
         """Take from the end of ``granted`` what would leave the file system too little room."""
         if not self._free_bytes_min or not granted:
             return
-        try:
-            status = self._root.disk.fstatvfs(self._root.fd)
-        except OSError:
-            return  # The write will say what is wrong.
-        short_bytes = sum(each.object_bytes for each in granted) + self._free_bytes_min
-        short_bytes -= status.f_bavail * status.f_frsize
+        wanted_bytes = sum(each.object_bytes for each in granted)
+        short_bytes = missing_bytes(self._root.disk, self._root.fd, wanted_bytes + self._free_bytes_min)
         while granted and short_bytes > 0:
             short_bytes -= granted.pop().object_bytes
 

@@ -21,18 +21,24 @@ from unified_cache.storage_backends._file_io import (
     write_all,
 )
 
-__all__ = ["Root", "open_root"]
-
-STORE_FORMAT_VERSION = 2
-"""Version of the layout in ``_file_layout``; another one is refused."""
+__all__ = ["Format", "Root", "open_root"]
 
 WRITER_ATTEMPTS_MAX = 16
 """Tries to get a temp directory of our own; one is lost each time another process sweeps it half-made."""
 
 _MARKER_NAME = "store.json"
+_MADE_BY = "unified-cache"
 _MARKER_BYTES_MAX = 4096
 _TMP_NAME = "tmp"
 _LOCK_NAME = "lock"
+
+
+class Format(NamedTuple):
+    """What the marker of a directory says of how things stand in it; whoever knows another format is refused."""
+
+    name: str
+    """Of the store, for people too: ``file store``."""
+    version: int
 
 
 class Root(NamedTuple):
@@ -62,7 +68,7 @@ class Root(NamedTuple):
             let_go(self.disk, fd)
 
 
-def open_root(disk: Disk, path: Path, new_writer: Callable[[], str]) -> Root:
+def open_root(disk: Disk, path: Path, expected: Format, new_writer: Callable[[], str]) -> Root:
     """Open the directory of a store, made if absent, sweep what dead processes left, and enter a temp directory.
 
     Raises:
@@ -77,7 +83,7 @@ def open_root(disk: Disk, path: Path, new_writer: Callable[[], str]) -> Root:
         for parent in changed:
             _sync_path(disk, parent)
         _check_owner(path, disk.fstat(root_fd))
-        _claim_root(disk, path, root_fd, new_writer())
+        _claim_root(disk, path, root_fd, expected, new_writer())
         with suppress(FileExistsError):
             disk.mkdir(_TMP_NAME, 0o700, dir_fd=root_fd)
         tmp_fd = disk.open(_TMP_NAME, DIRECTORY_FLAGS, dir_fd=root_fd)
@@ -87,7 +93,7 @@ def open_root(disk: Disk, path: Path, new_writer: Callable[[], str]) -> Root:
     except OSError as error:
         for fd in opened:
             let_go(disk, fd)
-        raise storage_error(error, f"cannot open a file store in {path}") from error
+        raise storage_error(error, f"cannot open a {expected.name} in {path}") from error
     except StorageError:
         for fd in opened:
             let_go(disk, fd)
@@ -135,7 +141,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
         )
 
 
-def _claim_root(disk: Disk, path: Path, root_fd: int, token: str) -> None:
+def _claim_root(disk: Disk, path: Path, root_fd: int, expected: Format, token: str) -> None:
     """Check the marker, or set it in a directory that holds nothing yet."""
     # lost+found stands in the root of every fresh ext file system.
     names = [name for name in disk.listdir(root_fd) if name != "lost+found"]
@@ -143,16 +149,17 @@ def _claim_root(disk: Disk, path: Path, root_fd: int, token: str) -> None:
     if _MARKER_NAME not in names:
         if len(drafts) != len(names):
             raise StorageError(
-                f"{path} must be empty or a file store, found {len(names)} entries and no {_MARKER_NAME}; "
+                f"{path} must be empty or a {expected.name}, found {len(names)} entries and no {_MARKER_NAME}; "
                 f"name another directory",
                 retryable=False,
             )
-        _write_marker(disk, root_fd, f"{_MARKER_NAME}.{token}")
+        _write_marker(disk, root_fd, expected, f"{_MARKER_NAME}.{token}")
     found = _read_marker(disk, root_fd)
-    if found != STORE_FORMAT_VERSION:
+    if found != expected:
         raise StorageError(
-            f"{path}/{_MARKER_NAME} must say format_version {STORE_FORMAT_VERSION}, found {found}; "
-            f"open it with the version that wrote it or name another directory",
+            f"{path}/{_MARKER_NAME} must be of a {expected.name} of format_version {expected.version}, "
+            f"found {'none' if found is None else f'a {found.name} of {found.version}'}; "
+            f"open it with what wrote it or name another directory",
             retryable=False,
         )
     for draft in drafts:
@@ -160,11 +167,11 @@ def _claim_root(disk: Disk, path: Path, root_fd: int, token: str) -> None:
             disk.unlink(draft, dir_fd=root_fd)
 
 
-def _write_marker(disk: Disk, root_fd: int, draft: str) -> None:
+def _write_marker(disk: Disk, root_fd: int, written: Format, draft: str) -> None:
     """Write the marker whole or not at all; two processes that do so at a time write the same."""
     fd = disk.open(draft, WRITE_FLAGS, 0o600, dir_fd=root_fd)
     try:
-        text = json.dumps({"format": "unified-cache file store", "format_version": STORE_FORMAT_VERSION})
+        text = json.dumps({"format": f"{_MADE_BY} {written.name}", "format_version": written.version})
         write_all(disk, fd, [memoryview(f"{text}\n".encode())])
         disk.fsync(fd)
     finally:
@@ -175,8 +182,8 @@ def _write_marker(disk: Disk, root_fd: int, draft: str) -> None:
     disk.fsync(root_fd)
 
 
-def _read_marker(disk: Disk, root_fd: int) -> object:
-    """Return the format version that the marker says, None where it says none."""
+def _read_marker(disk: Disk, root_fd: int) -> Format | None:
+    """Return the format that the marker says, None where it says none."""
     fd = disk.open(_MARKER_NAME, READ_FLAGS, dir_fd=root_fd)
     try:
         marker: object = json.loads(disk.read(fd, _MARKER_BYTES_MAX))
@@ -184,7 +191,10 @@ def _read_marker(disk: Disk, root_fd: int) -> object:
         return None
     finally:
         let_go(disk, fd)
-    return marker.get("format_version") if isinstance(marker, dict) else None
+    match marker:
+        case {"format": str() as name, "format_version": int() as version}:
+            return Format(name.removeprefix(f"{_MADE_BY} "), version)
+    return None
 
 
 def _enter_writer(disk: Disk, path: Path, tmp_fd: int, new_writer: Callable[[], str]) -> tuple[str, int, int]:

@@ -61,6 +61,19 @@ class Recency:
                 unknown.append(label)
         return unknown
 
+    def link(self, pages: Iterable[PageIO]) -> None:
+        """Note what pages need, until they are forgotten."""
+        for page in pages:
+            self.chains.link(page)
+
+    def touch_before(self, pages: Sequence[PageIO]) -> None:
+        """Make what stands before pages recent too: a caller who has the head elsewhere asks for the tail alone."""
+        keys = {page.label.key for page in pages}
+        for page in pages:
+            need = self.chains.need_of(page.label)
+            if need is not None and need[1] not in keys:
+                self.touch(self.chains.before(page.label))
+
     def forget(self, label: Label) -> int:
         """Drop an object; return the bytes it had, 0 if it was not known."""
         object_bytes = self._objects.pop(label, 0)

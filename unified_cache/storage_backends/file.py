@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,21 +36,20 @@ from unified_cache.storage_backends._file_layout import (
 )
 from unified_cache.storage_backends._file_manifest import keep_manifest, manifests_in
 from unified_cache.storage_backends._file_room import Room
-from unified_cache.storage_backends._file_root import Root, open_root
-from unified_cache.storage_backends._file_stamps import Stamps
+from unified_cache.storage_backends._file_root import Format, Root, open_root
 from unified_cache.storage_backends._recency import SCAN_OBJECTS_MAX, Recency, page_bytes
+from unified_cache.storage_backends._stamps import Clock, Stamps
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.file_address import FREE_BYTES_MIN, address_of
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
-from unified_cache.window import SPAN_ALL
 
 __all__ = ["FileCounts", "FileStorage", "open_url"]
 
+FORMAT = Format("file store", 2)
+"""Of the layout in ``_file_layout``."""
+
 DIRECTORIES_OPEN_MAX = 512
 """Fan-out directories kept open: 32 identities in full, and half of the usual limit of 1024 descriptors."""
-
-Clock = Callable[[], int]
-"""Gives nanoseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +87,11 @@ class FileStorage:
     def __init__(self, root: Root, journal: Journal, recency: Recency, free_bytes_min: int, clock: Clock) -> None:
         self._root = root
         self._disk = root.disk
-        self._clock = clock
         self._directories = Directories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
         self._intruders = Intruders(root)
         self._room = Room(root, recency, self._directories, journal, partial(_stock, root), free_bytes_min)
         self._drafts = Drafts(root, self._directories, self._room, self._intruders)
-        self._stamp_last = clock()
-        self._stamps = Stamps(root.disk, self._directories, self._stamp_last)
+        self._stamps = Stamps(clock)
         self._unreadable_count = 0
         self._guard = Lock()
         self._calls = Calls(f"the file store in {root.path}")
@@ -123,7 +120,7 @@ class FileStorage:
         recency = Recency(bytes_max)
         if free_bytes_min < 0:
             raise ConfigError(f"free_bytes_min must not be negative, found {free_bytes_min}")
-        root = open_root(disk or Disk(), Path(path), new_writer)
+        root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
         try:
             journal = Journal.open(root.disk, root.fd)
         except OSError as error:
@@ -179,10 +176,7 @@ class FileStorage:
             if len(manifest.identity) != IDENTITY_BYTES:
                 raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(manifest.identity)}")
             keep_manifest(self._root, manifest, self._root.new_temp())
-            for component in manifest.components:
-                if component.span != SPAN_ALL:
-                    for pool in component.pools:
-                        self._room.add_windowed(manifest.identity, pool.name)
+            self._room.learn(manifest)
 
     def exists(self, labels: Sequence[Label]) -> list[bool]:
         """Tell for each label whether a file of that name is there. No access; one stat each."""
@@ -204,7 +198,7 @@ class FileStorage:
             for start in range(FILES_OPEN_MAX, len(pages), FILES_OPEN_MAX):
                 hits += self._read(pages[start : start + FILES_OPEN_MAX])
             self._room.record(pages, hits, ())
-            self._stamp(self._stamps.note(pages, hits, self._new_stamps(len(pages))))
+            self._stamp(self._stamps.note(pages, hits))
             return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
@@ -218,7 +212,7 @@ class FileStorage:
             StorageError: another fault. Files of pages before the one that failed may be there.
         """
         with self._calls:
-            return self._drafts.store(pages, self._new_stamps(len(pages)), durable=level is Level.DURABLE)
+            return self._drafts.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back."""
@@ -294,16 +288,18 @@ class FileStorage:
     def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
         return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
 
-    def _new_stamps(self, count: int) -> int:
-        """Take ``count`` modification times that are later than all before, and return the last of them."""
-        with self._guard:
-            self._stamp_last = max(self._clock(), self._stamp_last + 1) + count
-            return self._stamp_last
-
-    def _stamp(self, stamps: dict[Label, int]) -> None:
-        """Stamp files that were read, and let other processes know."""
-        if stamps:
-            self._room.tell_used(self._stamps.write(stamps))
+    def _stamp(self, stamps: Mapping[Label, int]) -> None:
+        """Stamp files that were read, and let other processes know. A time that cannot be set costs recency alone."""
+        written: list[Label] = []
+        for label, stamp in stamps.items():
+            fan, name = place_of(label)
+            with suppress(OSError):
+                directory = self._directories.find(label.identity, fan)
+                if directory is not None:
+                    self._disk.utime(name, ns=(stamp, stamp), dir_fd=directory.fd, follow_symlinks=False)
+                    written.append(label)
+        if written:
+            self._room.tell_used(written)
 
     def _read(self, pages: Sequence[PageIO]) -> list[bool]:
         """Read a few pages: open all, then move all bytes, then close all, which keeps the copying loop hot."""

@@ -1,4 +1,4 @@
-"""Where a file store lies and what it leaves to others: the text after ``file:`` in the name of a store.
+"""Where a store of files lies and what it leaves to others: the text after ``file:`` or ``packed:`` in its name.
 
     DIR                  a directory, relative or absolute
     DIR?free=SIZE        the same, and a put is declined that would leave less than that free on the file system
@@ -29,8 +29,8 @@ class FileAddress(NamedTuple):
     free_bytes_min: int
 
 
-def address_of(rest: str) -> FileAddress:
-    """Read the text after ``file:``.
+def address_of(rest: str, scheme: str = "file") -> FileAddress:
+    """Read the text after ``file:``, or after another scheme with the same forms.
 
     Raises:
         ConfigError: there is no directory, an option is unknown, or a size is none.
@@ -39,15 +39,17 @@ def address_of(rest: str) -> FileAddress:
     if not mark:
         directory, options = rest, ""
     if not directory:
-        raise ConfigError("file: needs a directory after the colon, as in file:/var/cache/pages")
-    return FileAddress(Path(directory), _free_bytes_in(options) if options else FREE_BYTES_MIN)
+        raise ConfigError(f"{scheme}: needs a directory after the colon, as in {scheme}:/var/cache/pages")
+    return FileAddress(Path(directory), _free_bytes_in(options, scheme) if options else FREE_BYTES_MIN)
 
 
-def _free_bytes_in(options: str) -> int:
+def _free_bytes_in(options: str, scheme: str) -> int:
     name, _, size = options.partition("=")
     if name != "free":
-        raise ConfigError(f"file: knows the option free=SIZE alone after the question mark, found {options!r}")
+        raise ConfigError(f"{scheme}: knows the option free=SIZE alone after the question mark, found {options!r}")
     match = _SIZE.fullmatch(size)
     if match is None:
-        raise ConfigError(f"free= of file: takes bytes or a number of KiB, MiB, GiB or TiB, as in 1GiB, found {size!r}")
+        raise ConfigError(
+            f"free= of {scheme}: takes bytes or a number of KiB, MiB, GiB or TiB, as in 1GiB, found {size!r}"
+        )
     return int(match[1]) << _UNIT_BITS[match[2] or ""]
