@@ -1,9 +1,10 @@
-"""Pages put into and got from a file store, against plain files and one preallocated file. Ratios are plain / ours.
+"""Pages put into and got from stores of files, against plain files and one preallocated file. Ratios are plain / ours.
 
 All sides move the same bytes from and into the same buffers on the same file system, in batches that take turns, and
 sync as often: a durable put syncs each plain file and their directory, and the preallocated file once a batch. What
-was written is unlinked outside of the timed part, so that little of it ever has to reach the disk. The preallocated
-file is what a store that packs pages could at best be: no names, no allocation, one descriptor.
+was written is removed outside of the timed part, so that little of it ever has to reach the disk; of that the packed
+store keeps the room for its next put, up to its bound. The preallocated file is what a store that packs pages could at
+best be: no names, no allocation, one descriptor.
 """
 
 import os
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -21,7 +23,8 @@ from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import Plan
 from unified_cache.storage_backends.file import FileStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.packed import PackedStorage
+from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 __all__ = ["files_figures"]
@@ -51,34 +54,45 @@ def files_figures(plan: Plan) -> Iterator[Figure]:
                     bench.close()
 
 
-class _FileBench:
-    """One page size: a store, plain files beside it, and a batch of sealed pages in host memory."""
+class _Store(NamedTuple):
+    """One of the stores that are measured side by side."""
 
-    def __init__(self, path: Path, page_kib: int, storage: FileStorage, pages: Sequence[PageIO]) -> None:
+    prefix: str
+    """What its figures begin with."""
+    storage: StorageBackend
+    verified: VerifiedStorage
+
+
+class _FileBench:
+    """One page size: stores, plain files beside them, and a batch of sealed pages in host memory."""
+
+    def __init__(self, path: Path, page_kib: int, stores: Sequence[_Store], pages: Sequence[PageIO]) -> None:
         self._path = path
         self._page_kib = page_kib
-        self._storage = storage
-        self._verified = VerifiedStorage(storage)
+        self._stores = stores
         self._pages = pages
         self._labels = [page.label for page in pages]
         self._buffers = [page.buffers[0] for page in pages]
         self._plain = [path / "plain" / f"{number}" for number in range(len(pages))]
         self._plain_names = [os.fspath(plain) for plain in self._plain]
-        self._packed_fd = os.open(path / "packed", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.posix_fallocate(self._packed_fd, 0, sum(map(len, self._buffers)))
+        self._allocated_fd = os.open(path / "allocated", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.posix_fallocate(self._allocated_fd, 0, sum(map(len, self._buffers)))
 
     @classmethod
     def build(cls, path: Path, page_kib: int, pages_count: int) -> "_FileBench":
         """Make directories, and seal random payloads."""
         (path / "plain").mkdir(parents=True)
-        storage = FileStorage.open(path / "store")
-        pages = announced_pages(storage, page_kib, pages_count)
-        return cls(path, page_kib, storage, pages)
+        file, packed = FileStorage.open(path / "file"), PackedStorage.open(path / "packed")
+        announced_pages(packed, page_kib, 1)  # of the same identity
+        pages = announced_pages(file, page_kib, pages_count)
+        stores = [_Store("", file, VerifiedStorage(file)), _Store("packed ", packed, VerifiedStorage(packed))]
+        return cls(path, page_kib, stores, pages)
 
     def close(self) -> None:
-        """Close the store and remove what was written."""
-        self._verified.close()
-        os.close(self._packed_fd)
+        """Close the stores and remove what was written."""
+        for store in self._stores:
+            store.verified.close()
+        os.close(self._allocated_fd)
         shutil.rmtree(self._path)
 
     def figures(self, plan: Plan) -> Iterator[Figure]:
@@ -89,29 +103,45 @@ class _FileBench:
         def taken(subjects: Sequence[Subject], rounds: int) -> list[list[int]]:
             return interleaved(subjects, rounds, calls=calls)
 
-        puts = [self._put(Level.CACHED), self._plain_put(sync=False), timed(partial(self._write_packed, sync=False))]
-        put, plain, packed = taken(puts, effort.file_rounds)
-        yield self._figure("put", put, (("create + write + close", plain), ("preallocated", packed)))
-        puts = [self._put(Level.DURABLE), self._plain_put(sync=True), timed(partial(self._write_packed, sync=True))]
-        put, plain, packed = taken(puts, effort.durable_rounds)
-        yield self._figure(
-            "put, durable", put, (("the same and fsync", plain), ("preallocated, fdatasync", packed)), has_target=False
-        )
-        self._storage.put(self._pages, Level.CACHED)
+        puts = [self._put(store, Level.CACHED) for store in self._stores]
+        puts += [self._plain_put(sync=False), timed(partial(self._write_allocated, sync=False))]
+        *ours, plain, allocated = taken(puts, effort.file_rounds)
+        against = (("create + write + close", plain), ("preallocated", allocated))
+        yield from self._figures("put", ours, against)
+        puts = [self._put(store, Level.DURABLE) for store in self._stores]
+        puts += [self._plain_put(sync=True), timed(partial(self._write_allocated, sync=True))]
+        *ours, plain, allocated = taken(puts, effort.durable_rounds)
+        against = (("the same and fsync", plain), ("preallocated, fdatasync", allocated))
+        yield from self._figures("put, durable", ours, against, has_target=False)
+        for store in self._stores:
+            store.storage.put(self._pages, Level.CACHED)
         self._write_plain(sync=False)
-        gets = [
-            self._get(self._storage),
-            timed(partial(self._read_plain, verified=False)),
-            timed(self._read_packed),
-            self._get(self._verified),
-            timed(partial(self._read_plain, verified=True)),
-        ]
-        got, plain, packed, verified, summed = taken(gets, effort.file_rounds)
-        yield self._figure("get", got, (("open + read + close", plain), ("preallocated", packed)))
-        yield self._figure("get, verified", verified, (("the same and xxh3", summed),))
+        gets = [self._get(store.storage) for store in self._stores]
+        gets += [timed(partial(self._read_plain, verified=False)), timed(self._read_allocated)]
+        gets += [self._get(store.verified) for store in self._stores]
+        gets += [timed(partial(self._read_plain, verified=True))]
+        times = taken(gets, effort.file_rounds)
+        stores_count = len(self._stores)
+        plain, allocated = times[stores_count : stores_count + 2]
+        against = (("open + read + close", plain), ("preallocated", allocated))
+        yield from self._figures("get", times[:stores_count], against)
+        verified, summed = times[stores_count + 2 : -1], times[-1]
+        yield from self._figures("get, verified", verified, (("the same and xxh3", summed),))
+
+    def _figures(
+        self,
+        name: str,
+        ours: Sequence[Sequence[int]],
+        against: Sequence[tuple[str, Sequence[int]]],
+        *,
+        has_target: bool = True,
+    ) -> Iterator[Figure]:
+        """Hold what each store took against the same references."""
+        for store, taken in zip(self._stores, ours, strict=True):
+            yield self._figure(f"{store.prefix}{name}", taken, against, has_target=has_target)
 
     def _figure(
-        self, name: str, ours: Sequence[int], against: Sequence[tuple[str, Sequence[int]]], *, has_target: bool = True
+        self, name: str, ours: Sequence[int], against: Sequence[tuple[str, Sequence[int]]], *, has_target: bool
     ) -> Figure:
         """Compare with references; the first one is what the target is about."""
         pages_count = len(self._pages)
@@ -131,13 +161,13 @@ class _FileBench:
         note = f"per page, batches of {pages_count}"
         return Figure("files", f"{name}, {pages_count} of {size}", "us", mine, comparisons, note)
 
-    def _put(self, level: Level) -> Subject:
+    def _put(self, store: _Store, level: Level) -> Subject:
         def subject() -> int:
             start = perf_counter_ns()
-            stored = self._storage.put(self._pages, level)
+            stored = store.storage.put(self._pages, level)
             elapsed = perf_counter_ns() - start
             assert all(stored)
-            assert self._storage.remove(self._labels) == len(stored)
+            assert store.storage.remove(self._labels) == len(stored)
             return elapsed
 
         return subject
@@ -166,7 +196,7 @@ class _FileBench:
             os.fsync(fd)
             os.close(fd)
 
-    def _get(self, storage: FileStorage | VerifiedStorage) -> Subject:
+    def _get(self, storage: StorageBackend) -> Subject:
         def subject() -> int:
             start = perf_counter_ns()
             hits = storage.get(self._pages)
@@ -185,16 +215,16 @@ class _FileBench:
             if verified:
                 xxh3_64_intdigest(buffer)
 
-    def _write_packed(self, *, sync: bool) -> None:
+    def _write_allocated(self, *, sync: bool) -> None:
         offset = 0
         for buffer in self._buffers:
-            offset += os.pwrite(self._packed_fd, buffer, offset)
+            offset += os.pwrite(self._allocated_fd, buffer, offset)
         if sync:
-            os.fdatasync(self._packed_fd)
+            os.fdatasync(self._allocated_fd)
         assert offset == sum(map(len, self._buffers))
 
-    def _read_packed(self) -> None:
+    def _read_allocated(self) -> None:
         offset = 0
         for buffer in self._buffers:
-            offset += os.preadv(self._packed_fd, [buffer], offset)
+            offset += os.preadv(self._allocated_fd, [buffer], offset)
         assert offset == sum(map(len, self._buffers))

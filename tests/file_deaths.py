@@ -1,6 +1,6 @@
 """Die at every n-th call that a history makes on the disk, and check what is left; see ``test_file_crash``.
 
-    python -m tests.file_deaths DIRECTORY STRIDE
+    python -m tests.file_deaths KIND DIRECTORY STRIDE
 
 Forks, so it must be a process of its own, without threads. Prints how many writers died.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.file_fixture import FaultyDisk
 from tests.file_history import History, check_service, prepare
+from tests.store_kinds import StoreKind
 from unified_cache.testing.storage_contract import PAGE_BYTES
 
 DEAD = 9
@@ -34,15 +35,15 @@ class DeadlyDisk(FaultyDisk):
         return call
 
 
-def main(directory: Path, stride: int) -> None:
+def main(kind: StoreKind, directory: Path, stride: int) -> None:
     """Let one writer after the other die, each one call later."""
     died_count = 0
     for bytes_max in (None, 6 * PAGE_BYTES):
         number = 0
         while True:
             root = directory / f"{bytes_max}-{number}"
-            prepare(root)
-            history = History(root, DeadlyDisk(number), bytes_max)
+            prepare(kind, root)
+            history = History(kind, root, DeadlyDisk(number), bytes_max)
             child = os.fork()
             if not child:
                 history.play()
@@ -57,4 +58,4 @@ def main(directory: Path, stride: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(StoreKind(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""Looking into a file store's directory, filling it, and a disk on which one call goes wrong."""
+"""Looking into the directory of a store, filling it, and a disk on which one call goes wrong."""
 
 import errno
 import os
@@ -10,18 +10,17 @@ from pathlib import Path
 
 from unified_cache.seal import Label
 from unified_cache.storage_backends._file_disk import Disk
-from unified_cache.storage_backends.file import FileStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.testing.storage_contract import label, sealed_page
 
 
 def path_of(root: Path, named: Label) -> Path:
-    """Return where an object of that label lies."""
+    """Return where an object of that label lies in a file store."""
     key = named.key.hex()
     return root / named.identity.hex() / key[:1] / f"{key}.{named.pool}"
 
 
-def put(storage: FileStorage, numbers: Sequence[int], level: Level = Level.CACHED) -> list[bool]:
+def put(storage: StorageBackend, numbers: Sequence[int], level: Level = Level.CACHED) -> list[bool]:
     """Put the pages of these numbers."""
     return storage.put([sealed_page(label(number)) for number in numbers], level)
 
@@ -38,12 +37,12 @@ def temps(root: Path) -> list[str]:
 
 
 def object_paths(root: Path) -> list[Path]:
-    """Return every object that lies in the directory."""
+    """Return every object that lies in the directory of a file store."""
     return sorted(path for path in root.glob("?" * 64 + "/?/*") if path.is_file())
 
 
 def bytes_in(root: Path) -> int:
-    """Sum up the objects that lie in the directory; one that goes meanwhile does not count."""
+    """Sum up the objects that lie in the directory of a file store; one that goes meanwhile does not count."""
     sum_bytes = 0
     for path in object_paths(root):
         with suppress(FileNotFoundError):
@@ -102,7 +101,7 @@ class _Call:
 
     def __call__(self, *given: object, **named: object) -> object:
         disk, name = self._disk, self._name
-        right: Callable[..., object] = _no_sync if name == "fsync" else self._right
+        right: Callable[..., object] = _no_sync if name in ("fsync", "fdatasync") else self._right
         if disk.only not in ("", name):
             return right(*given, **named)
         number = len(disk.calls)
@@ -110,6 +109,8 @@ class _Call:
         if number not in disk.failing:
             return right(*given, **named)
         if isinstance(disk.fault.value, int):
+            if named.get("ignore_errors"):
+                return None
             if name == "close":
                 right(*given, **named)
             raise OSError(disk.fault.value, os.strerror(disk.fault.value))
@@ -126,6 +127,10 @@ def _halved(name: str, given: tuple[object, ...]) -> tuple[object, ...]:
             return fd, buffer[: len(buffer) // 2]
         case "writev" | "readv", (fd, [memoryview() as first, *_]):
             return fd, [first[: (len(first) + 1) // 2]]
+        case "preadv" | "pwritev", (fd, [memoryview() as first, *_], offset):
+            return fd, [first[: (len(first) + 1) // 2]], offset
+        case "pwrite", (fd, bytes() as buffer, offset):
+            return fd, buffer[: len(buffer) // 2], offset
         case "read", (fd, int() as count):
             return fd, count // 2
         case "pread", (fd, int() as count, offset):

@@ -1,22 +1,23 @@
-"""What one process does with a file store, and what must hold whatever happens to it on the way."""
+"""What one process does with a store in a directory, and what must hold whatever happens to it on the way."""
 
 import itertools
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from tests.file_fixture import FaultyDisk, bytes_in, chain, path_of, put, temps
+from tests.file_fixture import FaultyDisk, chain, path_of, put, temps
+from tests.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.errors import StorageError
 from unified_cache.seal import verify_buffers
 from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends._stamps import STAMP_GRAIN_NS
-from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
     PAGE_BYTES,
+    POOLS,
     blank_page,
     bytes_of,
     label,
@@ -27,12 +28,14 @@ from unified_cache.testing.storage_contract import (
 KEPT = range(4)
 """Pages in the store before the history begins."""
 PAGES = range(12)
+OF_OTHER_POOL = label(0, POOLS[1])
 
 
 class History:
     """What one process does with a store, and what it was promised meanwhile."""
 
-    def __init__(self, root: Path, disk: Disk, bytes_max: int | None) -> None:
+    def __init__(self, kind: StoreKind, root: Path, disk: Disk, bytes_max: int | None) -> None:
+        self.kind = kind
         self.root = root
         self.disk = disk
         self.bytes_max = bytes_max
@@ -44,22 +47,29 @@ class History:
         """Do every step, going on after one that fails; nothing but a storage error may come out of any."""
         clock = itertools.count(2 * STAMP_GRAIN_NS, 2 * STAMP_GRAIN_NS).__next__
         try:
-            storage = FileStorage.open(self.root, bytes_max=self.bytes_max, clock=clock, disk=self.disk)
+            storage = self.kind.open(self.root, bytes_max=self.bytes_max, clock=clock, disk=self.disk)
         except StorageError as error:
             self.faults.append(error)
             return
-        steps: list[Callable[[FileStorage], object]] = [
+        intrusions: list[Callable[[DirectoryStorage], object]] = [
+            lambda storage: self._intrude(storage, 5, Path.touch),
+            lambda storage: self._intrude(storage, 4, Path.mkdir),
+        ]
+        steps: list[Callable[[DirectoryStorage], object]] = [
             lambda storage: storage.register(manifest_of(MODEL, LAYOUT), {}),
             lambda storage: self._put(storage, [3, 4, 5], Level.CACHED),
             lambda storage: self._put(storage, [4, 6, 7, 6], Level.DURABLE),
             lambda storage: check_reads(storage, range(8)),
-            lambda storage: self._intrude(storage, 5, Path.touch),
-            lambda storage: self._intrude(storage, 4, Path.mkdir),
+            *(intrusions if self.kind is StoreKind.FILE else []),
             lambda storage: storage.exists([label(number) for number in PAGES]),
             lambda storage: self._remove(storage, [3, 9]),
             lambda storage: storage.scan(label(0).identity),
             lambda storage: self._put(storage, [8, 9, 10, 4], Level.DURABLE),
             lambda storage: check_reads(storage, PAGES),
+            # What the store makes for the first page of its kind, and needs no more.
+            lambda storage: storage.put([sealed_page(OF_OTHER_POOL)], Level.CACHED),
+            lambda storage: storage.remove([OF_OTHER_POOL]),
+            lambda storage: self._remove(storage, [7]),
             lambda storage: storage.bytes_used,
         ]
         for step in steps:
@@ -82,12 +92,12 @@ class History:
         with self._log.open("a") as log:
             log.writelines(f"{sign}{number}\n" for number in numbers)
 
-    def _put(self, storage: FileStorage, numbers: list[int], level: Level) -> None:
+    def _put(self, storage: DirectoryStorage, numbers: list[int], level: Level) -> None:
         stored = storage.put(chain(numbers, sealed_page), level)
         if level is Level.DURABLE:
             self.note("+", [number for number, answer in zip(numbers, stored, strict=True) if answer])
 
-    def _intrude(self, storage: FileStorage, number: int, make: Callable[[Path], None]) -> None:
+    def _intrude(self, storage: DirectoryStorage, number: int, make: Callable[[Path], None]) -> None:
         self.note("-", [number])
         path = path_of(self.root, label(number))
         with suppress(FileNotFoundError):
@@ -95,12 +105,12 @@ class History:
             make(path)
         storage.get([blank_page(label(number))])
 
-    def _remove(self, storage: FileStorage, numbers: list[int]) -> None:
+    def _remove(self, storage: DirectoryStorage, numbers: list[int]) -> None:
         self.note("-", numbers)
         storage.remove([label(number) for number in numbers])
 
 
-def check_reads(storage: FileStorage, numbers: range) -> list[bool]:
+def check_reads(storage: DirectoryStorage, numbers: range) -> list[bool]:
     found = [blank_page(label(number)) for number in numbers]
     hits = storage.get(found)
     for page, hit in zip(found, hits, strict=True):
@@ -109,8 +119,8 @@ def check_reads(storage: FileStorage, numbers: range) -> list[bool]:
     return hits
 
 
-def prepare(root: Path) -> None:
-    with closing(FileStorage.open(root, disk=FaultyDisk())) as storage:
+def prepare(kind: StoreKind, root: Path) -> None:
+    with closing(kind.open(root, disk=FaultyDisk())) as storage:
         storage.register(manifest_of(MODEL, LAYOUT), {})
         put(storage, KEPT, Level.DURABLE)
     # A writer that died: what it left is swept by the next to open.
@@ -121,10 +131,9 @@ def prepare(root: Path) -> None:
 
 def check_service(root: Path, history: History) -> None:
     """Check that with the fault gone nothing wrong, nothing half-written and nothing else is left of it."""
-    with closing(FileStorage.open(root, bytes_max=history.bytes_max, disk=FaultyDisk())) as storage:
+    with closing(history.kind.open(root, bytes_max=history.bytes_max, disk=FaultyDisk())) as storage:
         assert temps(root) == []
-        assert storage.bytes_used == bytes_in(root)
-        assert history.bytes_max is None or bytes_in(root) <= history.bytes_max
+        assert history.bytes_max is None or storage.bytes_used <= history.bytes_max
         hits = check_reads(storage, PAGES)
         if history.bytes_max is None:
             assert [number for number in history.durable if not hits[number]] == []
@@ -132,4 +141,6 @@ def check_service(root: Path, history: History) -> None:
             assert check_reads(storage, PAGES) == [True] * len(PAGES)
         assert storage.put([sealed_page(label(99))], Level.CACHED) == [True]
         assert storage.get([blank_page(label(99))]) == [True]
-        assert len(list(listing(storage, label(0).identity))) == storage.bytes_used // PAGE_BYTES
+        bytes_used = storage.bytes_used
+        assert len(list(listing(storage, label(0).identity))) == bytes_used // PAGE_BYTES
+    history.kind.check_room(root, bytes_used)

@@ -1,17 +1,59 @@
 """A disk that knows what a loss of power would leave of a store: nothing is sure to stay but what was synced."""
 
+import errno
 import os
 import random
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from unified_cache.storage_backends._file_disk import Disk
 
 Names = dict[str, int]
 """What is in a directory: the inode under each name."""
+
+
+BLOCK_BYTES = 4096
+"""What a disk writes whole or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is in a file; of large ones, most may never have been written."""
+
+    length: int = 0
+    blocks: Mapping[int, bytes] = field(default_factory=dict)
+    """By their number; those that are zeros may be absent, the last one may be short."""
+
+    @classmethod
+    def of(cls, fd: int) -> "Content":
+        """Read a file, without its holes."""
+        length = os.fstat(fd).st_size
+        blocks: dict[int, bytes] = {}
+        end = 0
+        while end < length:
+            try:
+                start = os.lseek(fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+            first = start // BLOCK_BYTES
+            written = os.pread(fd, end - first * BLOCK_BYTES, first * BLOCK_BYTES)
+            for offset in range(0, len(written), BLOCK_BYTES):
+                blocks[first + offset // BLOCK_BYTES] = written[offset : offset + BLOCK_BYTES]
+        return cls(length, blocks)
+
+    def write(self, path: Path) -> None:
+        """Make a file of it."""
+        with path.open("wb") as file:
+            for number, block in self.blocks.items():
+                file.seek(number * BLOCK_BYTES)
+                file.write(block)
+            file.truncate(self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +63,13 @@ class Photograph:
     top: int
     directories: dict[int, tuple[Names, Names]]
     """What was synced of each directory, and what is in it."""
-    files: dict[int, tuple[bytes, bytes]]
+    files: dict[int, tuple[Content, Content]]
     """What was synced of each file, and what was written."""
     acknowledged: frozenset[int]
     """Pages that had been promised to survive."""
 
     def develop(self, into: Path, choice: random.Random) -> None:
-        """Make the tree that one loss of power leaves: each name, and each file's bytes, as synced or as written."""
+        """Make the tree that one loss of power leaves: each name, and each block of a file, as synced or as written."""
         waiting = [(self.top, into)]
         while waiting:
             inode, path = waiting.pop()
@@ -38,22 +80,29 @@ class Photograph:
                 if found in self.directories:
                     waiting.append((found, path / name))
                 elif found is not None:
-                    (path / name).write_bytes(_left_of(*self.files[found], choice))
+                    _left_of(*self.files[found], choice).write(path / name)
 
 
-def _left_of(synced: bytes, written: bytes, choice: random.Random) -> bytes:
-    """Choose what is left of a file: where it was not synced since it was written, a part, or zeros for a part."""
+def _left_of(synced: Content, written: Content, choice: random.Random) -> Content:
+    """Choose what is left of a file: each block as synced or as written, of what was never synced a part or zeros."""
     if synced == written:
         return synced
-    cut = choice.randrange(len(written) + 1)
-    return choice.choice((synced, written, written[:cut], written[:cut] + bytes(len(written) - cut)))
+    sources = choice.choice(((synced,), (written,), (synced, written)))
+    end = max(synced.length, written.length)
+    cut = choice.choice((end, choice.randrange(synced.length, end + 1)))
+    length = choice.choice((cut, end))
+    blocks: dict[int, bytes] = {}
+    for number in sorted(synced.blocks.keys() | written.blocks.keys()):
+        block = choice.choice(sources).blocks.get(number, b"")
+        blocks[number] = block[: max(cut - number * BLOCK_BYTES, 0)]
+    return Content(length, blocks)
 
 
 class PowerDisk(Disk):
     """A disk that takes a photograph before every ``stride``-th call. Nothing is really synced. Not thread-safe.
 
-    A name is sure to stay, or to be gone, once its directory was synced after the change; the bytes of a file are
-    once the file was. Real file systems promise more, such as that a rename is seen on both sides or on neither.
+    A name is sure to stay, or to be gone, once its directory was synced after the change; a block of a file is once
+    the file was. Real file systems promise more, such as that a rename is seen on both sides or on neither.
     """
 
     def __init__(self, top: Path, stride: int, acknowledged: set[int]) -> None:
@@ -61,11 +110,14 @@ class PowerDisk(Disk):
         self._top = top
         self._stride = stride
         self._acknowledged = acknowledged
-        self._calls_count = 0
+        self.calls_count = 0
+        self.last_call = 0
+        """Number of the call at which the process dies, from 1 on: from then on all fail until somebody revives it."""
+        self.is_dead = False
         self._held: dict[int, int] = {}
         """A descriptor for each inode that was synced or named by a sync, so that no other file gets its number."""
         self._synced_names: dict[int, Names] = {}
-        self._synced_bytes: dict[int, bytes] = {}
+        self._synced_content: dict[int, Content] = {}
         self.photographs: list[Photograph] = []
 
     @classmethod
@@ -81,19 +133,28 @@ class PowerDisk(Disk):
 
     def __getattribute__(self, name: str) -> object:
         if name in Disk.__dict__ and not name.startswith("_"):
-            self._calls_count += 1
-            if self._calls_count % self._stride == 0:
-                self.photographs.append(self._photograph())
+            self.calls_count += 1
+            self.is_dead |= self.calls_count == self.last_call
+            if self.is_dead and name != "close":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if self.calls_count % self._stride == 0:
+                self.photographs.append(self.photograph())
         return object.__getattribute__(self, name)
 
     def fsync(self, fd: int) -> None:  # type: ignore[override]
         """Note what is sure to stay from now on."""
         path = f"/proc/self/fd/{fd}"
+        if not Path(path).readlink().is_relative_to(self._top):
+            return  # What leads here is another's, and there.
         inode = self._hold(path)
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             self._synced_names[inode] = {name: self._hold(f"{path}/{name}") for name in os.listdir(fd)}
         else:
-            self._synced_bytes[inode] = _bytes_in(self._held[inode])
+            self._synced_content[inode] = Content.of(self._held[inode])
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        """Note the same: nothing that the store asks of a file is beside its bytes and its length."""
+        self.fsync(fd)
 
     def _hold(self, path: str) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -104,27 +165,25 @@ class PowerDisk(Disk):
             self._held[inode] = fd
         return inode
 
-    def _photograph(self) -> Photograph:
+    def photograph(self) -> Photograph:
+        """Take a photograph now."""
         live_names: dict[int, Names] = {}
-        live_bytes: dict[int, bytes] = {}
+        live_content: dict[int, Content] = {}
         for directory, _, names in os.walk(self._top):
             with os.scandir(directory) as entries:
                 live_names[Path(directory).stat().st_ino] = {entry.name: entry.inode() for entry in entries}
             for name in names:
                 path = Path(directory, name)
-                live_bytes[path.stat().st_ino] = path.read_bytes()
+                with path.open("rb") as file:
+                    live_content[path.stat().st_ino] = Content.of(file.fileno())
         for inode, fd in self._held.items():
             if stat.S_ISDIR(os.fstat(fd).st_mode):
                 live_names.setdefault(inode, {})
             else:
-                live_bytes.setdefault(inode, _bytes_in(fd))
+                live_content.setdefault(inode, Content.of(fd))
         return Photograph(
             self._top.stat().st_ino,
             {inode: (self._synced_names.get(inode, {}), names) for inode, names in live_names.items()},
-            {inode: (self._synced_bytes.get(inode, b""), written) for inode, written in live_bytes.items()},
+            {inode: (self._synced_content.get(inode, Content()), live) for inode, live in live_content.items()},
             frozenset(self._acknowledged),
         )
-
-
-def _bytes_in(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)

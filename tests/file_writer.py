@@ -1,14 +1,14 @@
 """A process that puts pages until it is killed or the store fails.
 
-    python -m tests.file_writer DIRECTORY FIRST_BATCH BYTES_MAX
+    python -m tests.file_writer KIND DIRECTORY FIRST_BATCH BYTES_MAX
 
 It prints the number of each batch that the store has promised to keep; every second one is DURABLE.
 """
 
 import sys
 
+from tests.store_kinds import StoreKind
 from unified_cache.errors import StorageError
-from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import PAGE_BYTES, label, sealed_page
 
@@ -23,13 +23,13 @@ def bytes_of_page(number: int) -> int:
     return LARGE_BYTES if number % 4 == 0 else PAGE_BYTES
 
 
-def writer_command(directory: str, first_batch: int, bytes_max: int) -> list[str]:
+def writer_command(kind: StoreKind, directory: str, first_batch: int, bytes_max: int) -> list[str]:
     """Return what starts the process; ``bytes_max`` is 0 for no cap."""
-    return [sys.executable, "-m", "tests.file_writer", directory, str(first_batch), str(bytes_max)]
+    return [sys.executable, "-m", "tests.file_writer", kind.value, directory, str(first_batch), str(bytes_max)]
 
 
-def main(directory: str, batch: int, bytes_max: int) -> None:
-    storage = FileStorage.open(directory, bytes_max=bytes_max or None)
+def main(kind: StoreKind, directory: str, batch: int, bytes_max: int) -> None:
+    storage = kind.open(directory, bytes_max=bytes_max or None)
     while True:
         level = Level.DURABLE if batch % 2 else Level.CACHED
         numbers = range(batch * PAGES_IN_BATCH, (batch + 1) * PAGES_IN_BATCH)
@@ -45,4 +45,4 @@ def main(directory: str, batch: int, bytes_max: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(StoreKind(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

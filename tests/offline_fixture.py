@@ -15,6 +15,7 @@ from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.packed import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend, StoredObject
 from unified_cache.testing.storage_contract import listing
 from unified_cache.window import SPAN_ALL
@@ -70,12 +71,21 @@ def shared(rest: str, bytes_max: int | None) -> ListedMemory:
     return _MEMORIES.setdefault(rest, ListedMemory(bytes_max))
 
 
+STORE_KINDS = ("memory", "file", "packed")
+"""What ``open_store`` opens."""
+
+
 def url_of(kind: str, path: Path) -> str:
-    return f"file:{path}" if kind == "file" else f"tests.offline_fixture:shared:{path}"
+    return f"tests.offline_fixture:shared:{path}" if kind == "memory" else f"{kind}:{path}"
 
 
 def open_store(kind: str, path: Path) -> StorageBackend:
-    return FileStorage.open(path) if kind == "file" else shared(str(path), None)
+    match kind:
+        case "file":
+            return FileStorage.open(path)
+        case "packed":
+            return PackedStorage.open(path)
+    return shared(str(path), None)
 
 
 def description_of(layout: ModelLayout) -> Description:

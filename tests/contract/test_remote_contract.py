@@ -11,6 +11,7 @@ from unified_cache.seal import HEADER_BYTES
 from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.packed import PackedStorage
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.storage_backends.remote import RemoteStorage
 from unified_cache.storage_backends.remote_url import RemoteOptions
@@ -37,6 +38,10 @@ def in_directory(path: Path) -> StorageBackend:
     return FileStorage.open(path / "store", bytes_max=ROOM_BYTES_MAX)
 
 
+def in_packed_files(path: Path) -> StorageBackend:
+    return PackedStorage.open(path / "store", bytes_max=ROOM_BYTES_MAX)
+
+
 class ServiceContract(StorageContract):
     def test_an_object_whose_length_differs_from_the_buffers_is_a_miss_and_does_not_block_a_later_put_of_that_page(
         self, storage: StorageBackend
@@ -53,7 +58,7 @@ class ServiceContract(StorageContract):
 
 
 class TestRemoteStorage(ServiceContract):
-    @pytest.fixture(params=[in_memory, in_directory], ids=lambda make: make.__name__)
+    @pytest.fixture(params=[in_memory, in_directory, in_packed_files], ids=lambda make: make.__name__)
     def backend(self, request: pytest.FixtureRequest, tmp_path: Path) -> StorageBackend:
         make: Callable[[Path], StorageBackend] = request.param
         return make(tmp_path)

@@ -1,4 +1,4 @@
-"""The file store under SIGKILL, and how long it takes to come back."""
+"""Stores in a directory under SIGKILL, and how long they take to come back."""
 
 import random
 import signal
@@ -14,7 +14,7 @@ from tests.budget import LONG, examples
 from tests.file_fixture import bytes_in, temps
 from tests.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
 from tests.sources import ROOT
-from unified_cache.storage_backends.file import FileStorage
+from tests.store_kinds import StoreKind
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, listing, sealed_page
@@ -25,9 +25,9 @@ def number_of_labels(batches: set[int]) -> dict[bytes, int]:
     return {label(number).key: number for number in numbers}
 
 
-def write_until_killed(root: Path, first_batch: int, bytes_max: int, batches_min: int) -> set[int]:
+def write_until_killed(kind: StoreKind, root: Path, first_batch: int, bytes_max: int, batches_min: int) -> set[int]:
     """Let a process write, kill it in the middle of something, and return the batches that it was promised."""
-    command = writer_command(str(root), first_batch, bytes_max)
+    command = writer_command(kind, str(root), first_batch, bytes_max)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdout is not None
         acknowledged = {int(child.stdout.readline()) for _ in range(batches_min)}
@@ -50,9 +50,10 @@ def read_everything(storage: VerifiedStorage, numbers: dict[bytes, int]) -> int:
     return count
 
 
+@pytest.mark.parametrize("kind", StoreKind)
 @pytest.mark.parametrize("cycles_count", [8, pytest.param(110, marks=pytest.mark.long)])
 def test_a_writer_killed_again_and_again_tears_no_page_and_loses_none_that_it_acknowledged(
-    cycles_count: int, tmp_path: Path
+    cycles_count: int, kind: StoreKind, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
     choice = random.Random(7)
@@ -61,48 +62,58 @@ def test_a_writer_killed_again_and_again_tears_no_page_and_loses_none_that_it_ac
     reads_count = 0
     for cycle in range(cycles_count):
         first_batch = cycle * 1000
-        batches = write_until_killed(root, first_batch, 0, choice.randrange(1, 12))
+        batches = write_until_killed(kind, root, first_batch, 0, choice.randrange(1, 12))
         acknowledged |= batches
         # The batch after the last one acknowledged may be there in part.
         begun |= batches | {max(batches, default=first_batch - 1) + 1}
-        store = FileStorage.open(root)
+        store = kind.open(root)
         assert temps(root) == []
         assert len(list((root / "tmp").iterdir())) == 1
-        assert store.bytes_used == bytes_in(root)
+        bytes_used = store.bytes_used
         with closing(VerifiedStorage(store)) as storage:
             reads_count += read_everything(storage, number_of_labels(begun))
             assert all(storage.exists([label(number) for number in number_of_labels(acknowledged).values()]))
+        kind.check_room(root, bytes_used)
     assert reads_count >= (50_000 if cycles_count > 100 else 500)
 
 
-def test_a_writer_killed_while_it_evicts_leaves_whole_pages_and_the_next_one_keeps_the_cap(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_writer_killed_while_it_evicts_leaves_whole_pages_and_the_next_one_keeps_the_cap(
+    kind: StoreKind, tmp_path: Path
+) -> None:
     root = tmp_path / "store"
     choice = random.Random(11)
     batch_bytes = sum(map(bytes_of_page, range(PAGES_IN_BATCH)))
     bytes_max = 6 * batch_bytes
     begun: set[int] = set()
     for cycle in range(examples(4, 60)):
-        batches = write_until_killed(root, cycle * 1000, bytes_max, choice.randrange(8, 20))
+        batches = write_until_killed(kind, root, cycle * 1000, bytes_max, choice.randrange(8, 20))
         begun |= batches | {max(batches) + 1}
-        assert bytes_in(root) <= bytes_max + batch_bytes
-        store = FileStorage.open(root, bytes_max=bytes_max)
-        assert store.bytes_used == bytes_in(root) <= bytes_max
+        if kind is StoreKind.FILE:
+            assert bytes_in(root) <= bytes_max + batch_bytes
+        store = kind.open(root, bytes_max=bytes_max)
+        bytes_used = store.bytes_used
+        assert bytes_used <= bytes_max
         with closing(VerifiedStorage(store)) as storage:
             assert read_everything(storage, number_of_labels(begun)) >= 4 * PAGES_IN_BATCH
+        kind.check_room(root, bytes_used)
 
 
-def test_a_writer_that_dies_at_any_call_on_the_disk_leaves_nothing_half_done(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.file_deaths", str(tmp_path), str(1 if examples(0, 1) else 9)]
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_writer_that_dies_at_any_call_on_the_disk_leaves_nothing_half_done(kind: StoreKind, tmp_path: Path) -> None:
+    stride = 1 if LONG else 9
+    command = [sys.executable, "-m", "tests.file_deaths", kind.value, str(tmp_path), str(stride)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) > 50
+    assert int(run.stdout) > {StoreKind.FILE: 50, StoreKind.PACKED: 25}[kind]
 
 
+@pytest.mark.parametrize("kind", StoreKind)
 @pytest.mark.parametrize("objects_count", [5_000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_a_store_is_back_with_its_first_hit_within_five_seconds_of_a_hundred_thousand_objects(
-    objects_count: int, tmp_path: Path
+    objects_count: int, kind: StoreKind, tmp_path: Path
 ) -> None:
-    with closing(FileStorage.open(tmp_path / "store")) as storage:
+    with closing(kind.open(tmp_path / "store")) as storage:
         for start in range(0, objects_count, 1000):
             labels = [label(number) for number in range(start, start + 1000)]
             storage.put([PageIO(named, None, (memoryview(b"x"),)) for named in labels], Level.CACHED)
@@ -110,7 +121,7 @@ def test_a_store_is_back_with_its_first_hit_within_five_seconds_of_a_hundred_tho
     # wall clock of a quarter of a second says little.
     clock = time.monotonic if LONG else time.thread_time
     started_s = clock()
-    with closing(FileStorage.open(tmp_path / "store", bytes_max=2 * objects_count)) as storage:
+    with closing(kind.open(tmp_path / "store", bytes_max=2 * objects_count)) as storage:
         assert storage.get([PageIO(label(7), None, (memoryview(bytearray(1)),))]) == [True]
         taken_s = clock() - started_s
         assert storage.bytes_used == objects_count

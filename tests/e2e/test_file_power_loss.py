@@ -1,4 +1,4 @@
-"""The file store on an ext4 of its own from which the power is taken while a process writes. Needs root."""
+"""Stores in a directory on an ext4 of its own from which the power is taken while a process writes. Needs root."""
 
 import array
 import fcntl
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.file_fixture import bytes_in, put, temps
+from tests.file_fixture import put, temps
 from tests.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
 from tests.sources import ROOT
-from unified_cache.storage_backends.file import FileStorage
+from tests.store_kinds import StoreKind
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
@@ -87,9 +87,9 @@ def island(tmp_path: Path) -> Iterator[Island]:
         island.unmount()
 
 
-def write_until_dark(island: Island, first_batch: int, bytes_max: int, batches_min: int) -> list[int]:
+def write_until_dark(kind: StoreKind, island: Island, first_batch: int, bytes_max: int, batches_min: int) -> list[int]:
     """Let a process write, take the power from it in the middle of something; return the batches acknowledged."""
-    command = writer_command(str(island.place / "store"), first_batch, bytes_max)
+    command = writer_command(kind, str(island.place / "store"), first_batch, bytes_max)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdout is not None
         try:
@@ -118,34 +118,44 @@ def numbers_of(batch: int) -> range:
     return range(batch * PAGES_IN_BATCH, (batch + 1) * PAGES_IN_BATCH)
 
 
+@pytest.mark.parametrize("kind", StoreKind)
 @pytest.mark.parametrize("cycles_count", [2, pytest.param(40, marks=pytest.mark.long)])
-def test_a_loss_of_power_loses_no_durable_page_and_leaves_no_wrong_one(cycles_count: int, island: Island) -> None:
+def test_a_loss_of_power_loses_no_durable_page_and_leaves_no_wrong_one(
+    cycles_count: int, kind: StoreKind, island: Island
+) -> None:
     choice = random.Random(13)
+    root = island.place / "store"
     durable: set[int] = set()
     for cycle in range(cycles_count):
         first_batch = cycle * 1000
-        batches = write_until_dark(island, first_batch, 0, choice.randrange(2, 14))
+        batches = write_until_dark(kind, island, first_batch, 0, choice.randrange(2, 14))
         durable.update(batch for batch in batches if batch % 2)
-        store = FileStorage.open(island.place / "store")
-        assert temps(island.place / "store") == []
-        assert store.bytes_used == bytes_in(island.place / "store")
+        store = kind.open(root)
+        assert temps(root) == []
         with closing(VerifiedStorage(store)) as storage:
             for batch in durable:
                 assert all(read_all(storage, numbers_of(batch))), batch
             for batch in range(first_batch, max(batches) + 2):
                 read_all(storage, numbers_of(batch))
+            bytes_used = store.bytes_used
+        kind.check_room(root, bytes_used)
     assert len(durable) >= 2 * cycles_count
 
 
-def test_a_loss_of_power_while_pages_are_evicted_leaves_whole_pages_and_a_store_that_serves(island: Island) -> None:
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_loss_of_power_while_pages_are_evicted_leaves_whole_pages_and_a_store_that_serves(
+    kind: StoreKind, island: Island
+) -> None:
     root = island.place / "store"
     bytes_max = 6 * sum(map(bytes_of_page, range(PAGES_IN_BATCH)))
-    batches = write_until_dark(island, 0, bytes_max, 20)
-    store = FileStorage.open(root, bytes_max=bytes_max)
+    batches = write_until_dark(kind, island, 0, bytes_max, 20)
+    store = kind.open(root, bytes_max=bytes_max)
     assert temps(root) == []
-    assert store.bytes_used == bytes_in(root) <= bytes_max
     with closing(VerifiedStorage(store)) as storage:
         for batch in range(max(batches) + 2):
             read_all(storage, numbers_of(batch))
         assert put(store, [1_000_001], Level.DURABLE) == [True]
         assert storage.get([blank_page(label(1_000_001))]) == [True]
+        bytes_used = store.bytes_used
+    assert bytes_used <= bytes_max
+    kind.check_room(root, bytes_used)

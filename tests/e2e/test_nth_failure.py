@@ -18,6 +18,7 @@ from tests.budget import LONG
 from tests.cache_fixture import ToyEngine
 from tests.file_fixture import Fault, FaultyDisk
 from tests.operation_fixture import Call
+from tests.store_kinds import StoreKind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
 from unified_cache.errors import CacheError, StorageTimeoutError
@@ -26,8 +27,7 @@ from unified_cache.memory import AT_ONCE, Copied, PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
 from unified_cache.seal import Label
-from unified_cache.storage_backends.file import FileStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 PAGE = 16
@@ -59,9 +59,10 @@ class Trigger:
 
 @dataclass
 class World:
-    """A cache over a file store, and everything that can go wrong with it."""
+    """A cache over a store in a directory, and everything that can go wrong with it."""
 
     root: Path
+    kind: StoreKind = StoreKind.FILE
     disk: FaultyDisk = field(default_factory=FaultyDisk)
     copies: Trigger = field(default_factory=Trigger)
     allocations: Trigger = field(default_factory=Trigger)
@@ -75,7 +76,7 @@ class World:
         self.cache = self.toy.cache
         memory = FaultyMemory(self.cache._memory, self)
         self.cache._memory = self.cache._transfers._memory = memory
-        self.store = SlowStorage(FileStorage.open(self.root, disk=self.disk), self)
+        self.store = SlowStorage(self.kind.open(self.root, disk=self.disk), self)
         self.cache.attach(self.store)
         self.disk.calls.clear()
 
@@ -215,7 +216,7 @@ class FaultyMemory:
 class SlowStorage(VerifiedStorage):
     """A store of which one call does not return in time; the buffers are filled with rubbish until it does."""
 
-    def __init__(self, backend: FileStorage, world: World) -> None:
+    def __init__(self, backend: StorageBackend, world: World) -> None:
         super().__init__(backend)
         self._world = world
 
@@ -328,15 +329,18 @@ def failing_calls(count: int) -> range:
     return range(count % STRIDE, count, STRIDE)
 
 
+@pytest.mark.parametrize("kind", StoreKind)
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("fault", Fault)
-def test_a_file_system_call_that_goes_wrong(history: Callable[[World], None], fault: Fault, tmp_path: Path) -> None:
-    right = World(tmp_path / "right")
+def test_a_file_system_call_that_goes_wrong(
+    history: Callable[[World], None], fault: Fault, kind: StoreKind, tmp_path: Path
+) -> None:
+    right = World(tmp_path / "right", kind)
     history(right)
     count = len(right.disk.calls)
     right.check()
     for number in range(list(Fault).index(fault), count, DISK_STRIDE):
-        world = World(tmp_path / str(number))
+        world = World(tmp_path / str(number), kind)
         world.disk.fault = fault
         world.disk.failing = range(number, number + 1)
         history(world)

@@ -17,6 +17,7 @@ from tests.offline_fixture import (
     LAYOUTS,
     PAGE_SIZE,
     PAGES,
+    STORE_KINDS,
     TOY,
     fill,
     flip,
@@ -35,7 +36,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.testing.storage_contract import listing, sealed_page
 
-KINDS = ("memory", "file")
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
 TIMEOUT_S = 120
 PROGRESS = re.compile(r" *\d+ %  ")
@@ -70,7 +70,7 @@ def tokens_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_stat_backup_prefetch_and_verify_on_every_component_set(
     name: str, kind: str, ask: Ask, tokens_file: Path, tmp_path: Path
 ) -> None:
@@ -114,7 +114,7 @@ def test_stat_backup_prefetch_and_verify_on_every_component_set(
             assert restored_pages(open_store(kind, place), layout, prompt) == PAGES
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_a_flipped_bit_fails_verify_and_backup_is_named_by_both_and_removed_by_scrub(
     kind: str, ask: Ask, tmp_path: Path
 ) -> None:
@@ -155,11 +155,12 @@ def test_backup_of_a_prefix_copies_the_chain_of_its_namespace_alone(
     assert restored_pages(open_store("file", tmp_path / "target"), layout, PROMPTS[1]) == 0
 
 
-def test_gc_collects_and_evicts_down_to_a_cap_and_clear_empties(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "packed"])
+def test_gc_collects_and_evicts_down_to_a_cap_and_clear_empties(kind: str, ask: Ask, tmp_path: Path) -> None:
     layout = LAYOUTS["full_swa"]
-    url = url_of("file", tmp_path / "store")
-    fill(open_store("file", tmp_path / "store"), layout, PROMPTS)
-    storage = open_store("file", tmp_path / "store")
+    url = url_of(kind, tmp_path / "store")
+    fill(open_store(kind, tmp_path / "store"), layout, PROMPTS)
+    storage = open_store(kind, tmp_path / "store")
     storage.remove([Label(TOY.digest(layout), PROMPTS[0].keys[-1], "toy1")])
     before = sum(map(len, objects_of(storage, layout).values()))
     storage.close()
@@ -169,7 +170,7 @@ def test_gc_collects_and_evicts_down_to_a_cap_and_clear_empties(ask: Ask, tmp_pa
     status, out, _ = ask("storage", "gc", url, "--bytes-max", str(before // 2))
     assert status == 0
     assert "evicted" in out
-    storage = open_store("file", tmp_path / "store")
+    storage = open_store(kind, tmp_path / "store")
     assert 0 < sum(map(len, objects_of(storage, layout).values())) <= before // 2
     storage.close()
     identity = TOY.digest(layout).hex()[:8]
@@ -178,6 +179,40 @@ def test_gc_collects_and_evicts_down_to_a_cap_and_clear_empties(ask: Ask, tmp_pa
     status, out, _ = ask("storage", "clear", url, "--identity", identity, "--yes")
     assert status == 0
     assert json.loads(ask("storage", "stat", url, "--json")[1])["objects"] == 0
+
+
+def test_pages_go_from_a_file_store_to_a_packed_one_and_on_to_a_file_store(
+    ask: Ask, tokens_file: Path, tmp_path: Path
+) -> None:
+    layout = LAYOUTS["deepseek_v4"]
+    fill(open_store("file", tmp_path / "first"), layout, PROMPTS)
+    first, packed, last = f"file:{tmp_path / 'first'}", f"packed:{tmp_path / 'packed'}", f"file:{tmp_path / 'last'}"
+    assert ask("backup", first, packed)[0] == 0
+    assert ask("prefetch", packed, "--into", last, "--tokens", tokens_file, "--tenant", "acme")[0] == 0
+    for prompt in PROMPTS:
+        assert restored_pages(open_store("packed", tmp_path / "packed"), layout, prompt) == PAGES
+        assert restored_pages(open_store("file", tmp_path / "last"), layout, prompt) == PAGES
+
+
+def test_a_packed_store_that_is_open_elsewhere_fails_every_command_in_one_line(
+    ask: Ask, tokens_file: Path, tmp_path: Path
+) -> None:
+    url, other = url_of("packed", tmp_path / "store"), url_of("file", tmp_path / "other")
+    fill(open_store("packed", tmp_path / "store"), LAYOUTS["full"], PROMPTS)
+    fill(open_store("file", tmp_path / "other"), LAYOUTS["full"], PROMPTS)
+    storage = open_store("packed", tmp_path / "store")
+    for command in (
+        *(("storage", verb, url) for verb in ("stat", "verify", "scrub", "gc")),
+        ("storage", "clear", url, "--all", "--yes"),
+        ("backup", url, other),
+        ("backup", other, url),
+        ("prefetch", other, "--into", url, "--tokens", tokens_file),
+    ):
+        status, out, err = ask(*command)
+        assert (status, out) == (1, "")
+        assert err.startswith(f"error: {tmp_path / 'store'} must be open once at a time, found another one who has it")
+    storage.close()
+    assert ask("storage", "verify", url)[0] == 0
 
 
 def test_gc_of_a_store_that_does_not_shrink_is_a_failure(ask: Ask, tmp_path: Path) -> None:
@@ -212,8 +247,10 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line_and_makes_no_target(
     words = tmp_path / "words"
     words.write_text("four furlongs", encoding="utf-8")
     nowhere = url_of("file", tmp_path / "nowhere")
+    unpacked = url_of("packed", tmp_path / "nowhere")
     refused: Sequence[tuple[tuple[str | Path, ...], str]] = (
         (("storage", "stat", nowhere), "must be a file store, found nothing there"),
+        (("storage", "stat", unpacked), "must be a packed store, found nothing there"),
         (("storage", "stat", "nonsense:"), "must begin with one of"),
         (("storage", "verify", "memory:"), "memory has no manifests()"),
         (("storage", "verify", url, "--identity", "zz"), "--identity must begin exactly one digest"),
@@ -273,7 +310,7 @@ def verdicts(out: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("bytes_max", [(), ("--bytes-max", "1048576")])
-@pytest.mark.parametrize("kind", ["memory:", "file:{}", "keys_only:"])
+@pytest.mark.parametrize("kind", ["memory:", "file:{}", "packed:{}", "keys_only:"])
 def test_our_backends_keep_every_promise(kind: str, bytes_max: tuple[str, ...], ask: Ask, tmp_path: Path) -> None:
     keys_only = ("--keys-only",) if kind == "keys_only:" else ()
     url = kind.format(tmp_path / "store")

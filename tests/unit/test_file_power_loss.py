@@ -1,13 +1,16 @@
-"""The file store after a loss of power, on a disk that keeps only what was synced and any part of the rest."""
+"""Stores in a directory after a loss of power, on a disk that keeps only what was synced and any part of the rest."""
 
 import random
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+
+import pytest
 
 from tests.budget import examples
 from tests.file_fixture import FaultyDisk, chain, put, temps
 from tests.file_power import Photograph, PowerDisk
-from unified_cache.storage_backends.file import FileStorage
+from tests.store_kinds import StoreKind
+from unified_cache.errors import StorageError
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -22,14 +25,20 @@ from unified_cache.testing.storage_contract import (
 )
 
 PAGES = range(14)
+PHOTOGRAPHS_MIN = {StoreKind.FILE: 100, StoreKind.PACKED: 50}
+"""A packed store makes half as many calls."""
+NEVER = 1 << 30
+"""Between two photographs."""
 STORE = "made/for/a/store"
 """Its name is not there before: what leads to it must survive too."""
 
 
-def play(top: Path, disk: PowerDisk, acknowledged: set[int], bytes_max: int | None) -> None:
+def play(kind: StoreKind, top: Path, disk: PowerDisk, acknowledged: set[int], bytes_max: int | None) -> None:
     """Store pages at both levels, more than once, remove some, come back, and keep book of what is promised."""
     for numbers in (range(4), range(4, 9), range(6, 14)):
-        with closing(FileStorage.open(top / STORE, bytes_max=bytes_max, disk=disk)) as storage:
+        disk.is_dead = False
+        # A process that dies here has an error at every call from then on.
+        with suppress(StorageError), closing(kind.open(top / STORE, bytes_max=bytes_max, disk=disk)) as storage:
             if numbers.start:  # What is put before must not need it to survive.
                 storage.register(manifest_of(MODEL, LAYOUT), {})
             for level in (Level.CACHED, Level.DURABLE):
@@ -43,10 +52,10 @@ def play(top: Path, disk: PowerDisk, acknowledged: set[int], bytes_max: int | No
             storage.get([blank_page(label(number)) for number in numbers])
 
 
-def check_after(photograph: Photograph, top: Path, choice: random.Random) -> int:
+def check_after(kind: StoreKind, photograph: Photograph, top: Path, choice: random.Random) -> int:
     """Lose power at a moment and start again. Returns how many pages were there."""
     photograph.develop(top, choice)
-    with closing(VerifiedStorage(store := FileStorage.open(top / STORE, disk=FaultyDisk()))) as storage:
+    with closing(VerifiedStorage(store := kind.open(top / STORE, disk=FaultyDisk()))) as storage:
         assert temps(top / STORE) == []
         found = [blank_page(label(number)) for number in PAGES]
         hits = storage.get(found)
@@ -59,28 +68,58 @@ def check_after(photograph: Photograph, top: Path, choice: random.Random) -> int
     return sum(hits)
 
 
-def photographs_of(top: Path, stride: int, bytes_max: int | None) -> list[Photograph]:
+def photographs_of(kind: StoreKind, top: Path, stride: int, bytes_max: int | None) -> list[Photograph]:
     top.mkdir()
     acknowledged: set[int] = set()
     with PowerDisk.over(top, stride, acknowledged) as disk:
-        play(top, disk, acknowledged, bytes_max)
+        play(kind, top, disk, acknowledged, bytes_max)
         return disk.photographs
 
 
-def test_power_lost_before_any_call_loses_no_durable_page_and_leaves_no_wrong_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", StoreKind)
+def test_power_lost_before_any_call_loses_no_durable_page_and_leaves_no_wrong_one(
+    kind: StoreKind, tmp_path: Path
+) -> None:
     choice = random.Random(3)
-    photographs = photographs_of(tmp_path / "before", examples(4, 1), None)
+    photographs = photographs_of(kind, tmp_path / "before", examples(4, 1), None)
     there_count = 0
     for number, photograph in enumerate(photographs):
         for again in range(examples(2, 20)):
-            there_count += check_after(photograph, tmp_path / f"{number}-{again}", choice)
-    assert len(photographs) >= 100
+            there_count += check_after(kind, photograph, tmp_path / f"{number}-{again}", choice)
+    assert len(photographs) >= PHOTOGRAPHS_MIN[kind]
     assert there_count >= len(photographs)
     assert max(len(photograph.acknowledged) for photograph in photographs) >= len(PAGES) - 4
 
 
-def test_power_lost_while_pages_are_evicted_leaves_no_wrong_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", StoreKind)
+def test_power_lost_while_pages_are_evicted_leaves_no_wrong_one(kind: StoreKind, tmp_path: Path) -> None:
     choice = random.Random(5)
-    photographs = photographs_of(tmp_path / "before", examples(8, 1), 5 * PAGE_BYTES)
+    photographs = photographs_of(kind, tmp_path / "before", examples(8, 1), 5 * PAGE_BYTES)
     for number, photograph in enumerate(photographs):
-        check_after(photograph, tmp_path / f"{number}", choice)
+        check_after(kind, photograph, tmp_path / f"{number}", choice)
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+@pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
+def test_power_lost_after_a_process_died_at_any_call_loses_no_page_that_was_durable_before_or_after(
+    is_new: bool, kind: StoreKind, tmp_path: Path
+) -> None:
+    choice = random.Random(9)
+    died_count = 0
+    is_over = False
+    while not is_over and died_count < examples(30, NEVER):
+        top = tmp_path / f"before-{died_count}"
+        top.mkdir()
+        acknowledged: set[int] = set()
+        with PowerDisk.over(top, NEVER, acknowledged) as disk:
+            if not is_new:
+                with closing(kind.open(top / STORE, disk=disk)) as storage:
+                    storage.register(manifest_of(MODEL, LAYOUT), {})
+            disk.last_call = disk.calls_count + died_count * examples(2, 1) + 1
+            play(kind, top, disk, acknowledged, None)
+            photograph = disk.photograph()
+            is_over = disk.calls_count < disk.last_call
+        for again in range(examples(1, 20)):
+            check_after(kind, photograph, tmp_path / f"{died_count}-{again}", choice)
+        died_count += 1
+    assert died_count >= 30

@@ -7,6 +7,7 @@ import pytest
 
 from tests.offline_fixture import (
     LAYOUTS,
+    STORE_KINDS,
     TOY,
     ListedMemory,
     description_of,
@@ -27,8 +28,6 @@ from unified_cache.pool import ModelLayout
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StoredObject
 from unified_cache.testing.storage_contract import listing
 
-KINDS = ("memory", "file")
-
 
 def copy(source: StorageBackend, target: StorageBackend, layout: ModelLayout, watch: Watch = unwatched) -> CopyResult:
     description = description_of(layout)
@@ -36,7 +35,7 @@ def copy(source: StorageBackend, target: StorageBackend, layout: ModelLayout, wa
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_a_fresh_cache_on_a_copy_restores_the_same_prefixes_with_the_right_bytes(
     name: str, kind: str, tmp_path: Path
 ) -> None:
@@ -56,7 +55,7 @@ def test_a_fresh_cache_on_a_copy_restores_the_same_prefixes_with_the_right_bytes
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_a_flipped_bit_in_any_pool_is_reported_and_not_copied(name: str, kind: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     fill(open_store(kind, tmp_path / "source"), layout, [prompt_of(1)])
@@ -80,7 +79,7 @@ def test_a_flipped_bit_in_any_pool_is_reported_and_not_copied(name: str, kind: s
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_a_copy_cut_short_anywhere_goes_on_with_the_rest(name: str, kind: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     prompts = [prompt_of(seed) for seed in range(4)]
@@ -127,7 +126,7 @@ def test_kv_is_there_before_its_sidecars_whenever_a_copy_stops(tmp_path: Path) -
     assert set(seen) == set(order)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_an_object_of_another_length_in_the_target_is_replaced(kind: str, tmp_path: Path) -> None:
     layout = LAYOUTS["full"]
     fill(open_store(kind, tmp_path / "source"), layout, [prompt_of(1)])

@@ -9,6 +9,7 @@ import pytest
 from tests.offline_fixture import (
     LAYOUTS,
     PAGES,
+    STORE_KINDS,
     TOY,
     ListedMemory,
     description_of,
@@ -29,8 +30,6 @@ from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.protocol import Level, StorageBackend, StoredObject
 from unified_cache.testing.storage_contract import listing, sealed_page
 from unified_cache.window import window
-
-KINDS = ("memory", "file")
 
 
 def prefetch(
@@ -71,7 +70,7 @@ def fill_densely(storage: StorageBackend, layout: ModelLayout, prompt: Prompt) -
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_a_prefetched_prefix_is_restored_by_a_fresh_cache_and_nothing_else_was_copied(
     name: str, kind: str, tmp_path: Path
 ) -> None:
@@ -131,7 +130,7 @@ def test_a_flawed_window_moves_the_end_to_where_another_window_is_whole() -> Non
     assert needed(layout, prompt, 8) <= objects_of(target, layout).keys()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_what_the_target_has_completes_what_the_source_lacks_and_is_verified_first(kind: str, tmp_path: Path) -> None:
     layout, prompt = LAYOUTS["full"], prompt_of(1)
     source, target = open_store(kind, tmp_path / "source"), open_store(kind, tmp_path / "target")

@@ -7,6 +7,7 @@ import pytest
 
 from tests.offline_fixture import (
     LAYOUTS,
+    STORE_KINDS,
     TOY,
     ListedMemory,
     description_of,
@@ -34,8 +35,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Scan
 from unified_cache.testing.storage_contract import listing
 
-KINDS = ("memory", "file")
-
 
 def filled(kind: str, path: Path, layout: ModelLayout) -> Kept:
     """Fill a store and say whose it is."""
@@ -44,7 +43,7 @@ def filled(kind: str, path: Path, layout: ModelLayout) -> Kept:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_verify_finds_every_flaw_and_changes_nothing_and_scrub_removes_what_it_found(
     name: str, kind: str, tmp_path: Path
 ) -> None:
@@ -91,10 +90,34 @@ def test_reading_all_of_a_file_store_leaves_its_recency_as_it_was(tmp_path: Path
     used = catalog_of(storage).used_between(kept.digest)
     assert used == (min(before.values()), max(before.values()))
     storage.close()
+    assert {path: path.stat().st_mtime_ns for path in files} == before
+
+
+def test_reading_all_of_a_packed_store_leaves_its_pages_and_their_times_of_use_as_they_were(tmp_path: Path) -> None:
+    kept = filled("packed", tmp_path / "store", LAYOUTS["full_swa"])
+    before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.pack")}
+    assert len(before) == len(LAYOUTS["full_swa"].pools)
+    storage = open_to_read(url_of("packed", tmp_path / "store"))
+    used = catalog_of(storage).used_between(kept.digest)
+    assert verify(storage, kept, unwatched).findings == []
+    assert catalog_of(storage).used_between(kept.digest) == used
+    storage.close()
+    assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.pack")} == before
+
+
+def test_a_packed_store_that_is_open_is_refused_to_whoever_looks_and_goes_on(tmp_path: Path) -> None:
+    kept = filled("packed", tmp_path / "store", LAYOUTS["full"])
+    storage = open_store("packed", tmp_path / "store")
+    for opened in (open_to_read, open_existing):
+        with pytest.raises(StorageError, match="must be open once at a time") as refused:
+            opened(url_of("packed", tmp_path / "store"))
+        assert refused.value.retryable
+    assert verify(storage, kept, unwatched).findings == []
+    storage.close()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_gc_removes_what_fits_no_pool_and_what_stands_on_nothing(name: str, kind: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     kept = filled(kind, tmp_path / "store", layout)
@@ -119,7 +142,7 @@ def test_gc_removes_what_fits_no_pool_and_what_stands_on_nothing(name: str, kind
     storage.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_clear_removes_one_identity_and_leaves_the_other(kind: str, tmp_path: Path) -> None:
     for name in ("full", "full_swa"):
         filled(kind, tmp_path / "store", LAYOUTS[name])
@@ -132,7 +155,7 @@ def test_clear_removes_one_identity_and_leaves_the_other(kind: str, tmp_path: Pa
     storage.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
 def test_a_store_names_its_identities_and_what_their_pages_are(kind: str, tmp_path: Path) -> None:
     for layout in LAYOUTS.values():
         filled(kind, tmp_path / "store", layout)
@@ -175,9 +198,10 @@ def test_opening_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
     (tmp_path / "letter").write_text("dear", encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
     for name in ("nothing", "empty", "letter"):
-        for opened in (open_to_read, open_existing):
-            with pytest.raises(ConfigError, match="must be a file store, found"):
-                opened(f"file:{tmp_path / name}")
+        for scheme in ("file", "packed"):
+            for opened in (open_to_read, open_existing):
+                with pytest.raises(ConfigError, match=f"must be a {scheme} store, found"):
+                    opened(f"{scheme}:{tmp_path / name}")
     assert sorted(tmp_path.rglob("*")) == before
 
 

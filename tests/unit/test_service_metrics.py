@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 
 import grpc
 import pytest
@@ -115,6 +116,23 @@ def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: Collec
     value = registry.get_sample_value
     assert value("unified_cache_storage_calls_total", {"store": "memory", "method": "put"}) == 1
     assert value(f"{PREFIX}_store_breaker", {"state": "closed"}) == 1
+    guarded.breaker.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "packed"])
+def test_a_store_of_files_tells_what_made_room_and_what_found_none(
+    kind: str, registry: CollectorRegistry, tmp_path: Path
+) -> None:
+    one, two, three = (sealed_page(label(number)) for number in range(3))
+    page_bytes = one.buffers[0].nbytes
+    settings = load_settings(None, {"storage": f"{kind}:{tmp_path / 'store'}", "storage_bytes_max": page_bytes})
+    guarded = GuardedStore.open(settings, registry)
+    assert guarded.breaker.put([one], Level.CACHED) == [True]
+    assert guarded.breaker.put([two, three], Level.CACHED) == [True, False]
+    value = registry.get_sample_value
+    assert value(f"{PREFIX}_store_evictions_total", {"cause": "room"}) == 1
+    assert value(f"{PREFIX}_store_evictions_total", {"cause": "intruder"}) == 0
+    assert value(f"{PREFIX}_store_declined_total") == 1
     guarded.breaker.close()
 
 

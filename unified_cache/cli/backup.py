@@ -28,8 +28,8 @@ from unified_cache.storage_backends.url import open_storage
 
 __all__ = ["BackupCommand", "PrefetchCommand"]
 
-SOURCE_HELP = "Store to read: file:DIR or package.module:factory."
-TARGET_HELP = "Store to write, made if absent: file:DIR or package.module:factory."
+SOURCE_HELP = "Store to read: file:DIR, packed:DIR or package.module:factory."
+TARGET_HELP = "Store to write, made if absent: file:DIR, packed:DIR or package.module:factory."
 TOKENS_HELP = "Token ids: JSON lists, one or one a line, or ids with spaces between."
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP)]

@@ -9,7 +9,9 @@ from unified_cache.storage_backends.protocol import StorageBackend
 
 __all__ = ["IdentityOption", "JsonOption", "StoreArgument", "selected"]
 
-StoreArgument = Annotated[str, typer.Argument(metavar="URL", help="Store: file:DIR or package.module:factory.")]
+StoreArgument = Annotated[
+    str, typer.Argument(metavar="URL", help="Store: file:DIR, packed:DIR or package.module:factory.")
+]
 IdentityOption = Annotated[
     str | None, typer.Option(metavar="DIGEST", help="One identity alone, by the first digits of its digest.")
 ]

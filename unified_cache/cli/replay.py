@@ -105,7 +105,9 @@ class ReplayCommand:
     ] = True
     storage: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Store (L3): memory: or file:DIR. [default: none; with --model memory:]"),
+        typer.Option(
+            metavar="URL", help="Store (L3): memory:, file:DIR or packed:DIR. [default: none; with --model memory:]"
+        ),
     ] = None
     storage_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Cap on the store, as in 500MB or 4GiB; a model's true bytes.")

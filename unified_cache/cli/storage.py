@@ -1,6 +1,7 @@
 """``unified-cache storage``: what a store holds, whether it is sound, and what keeps it in order.
 
-Every command works on a store that engines are using. What a command removes is a miss from then on.
+Every command works on a store that engines are using, but for a packed one, which is open once at a time. What a
+command removes is a miss from then on.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Stores as tools open them, and the identities in them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unified_cache.errors import ConfigError, StorageError
@@ -9,12 +9,14 @@ from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file import FileStorage
 from unified_cache.storage_backends.file_address import address_of
 from unified_cache.storage_backends.manifest import Description, described_by
+from unified_cache.storage_backends.packed import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 
 __all__ = ["Kept", "Undescribed", "choose", "identities_of", "open_existing", "open_to_read"]
 
-FILE_SCHEME = "file"
+DIRECTORY_STORES: Mapping[str, type[FileStorage | PackedStorage]] = {"file": FileStorage, "packed": PackedStorage}
+"""Stores in a directory, by scheme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
 
     Raises:
         ConfigError: no such scheme, or no store there; nothing was made.
-        StorageError: the store cannot be opened.
+        StorageError: the store cannot be opened, or is a packed one that somebody has open.
     """
     _check_exists(url)
     return open_storage(url, bytes_max=bytes_max)
@@ -66,18 +68,18 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
 def open_to_read(url: str) -> StorageBackend:
     """Open a store that must be there already, and leave its recency as it is; the caller closes it.
 
-    A tool reads in the order of names. Were that use, the store would afterwards evict in the order of names. A file
-    store stamps what is read by its clock; here that clock stands still, long ago. Other stores may note the reads.
+    A tool reads in the order of names. Were that use, the store would afterwards evict in the order of names. A store
+    in a directory does not note them here; other stores may.
 
     Raises:
         ConfigError: no such scheme, or no store there; nothing was made.
-        StorageError: the store cannot be opened.
+        StorageError: the store cannot be opened, or is a packed one that somebody has open.
     """
     _check_exists(url)
     scheme, _, rest = url.partition(":")
-    if scheme == FILE_SCHEME:
-        address = address_of(rest)
-        return FileStorage.open(address.path, free_bytes_min=address.free_bytes_min, clock=_long_ago)
+    if scheme in DIRECTORY_STORES:
+        address = address_of(rest, scheme)
+        return DIRECTORY_STORES[scheme].open(address.path, free_bytes_min=address.free_bytes_min, notes_reads=False)
     return open_storage(url)
 
 
@@ -125,14 +127,10 @@ def _kept(digest: bytes, manifest: Manifest | None) -> Kept:
 def _check_exists(url: str) -> None:
     """Opening makes what is absent; a tool that looks at a store must not."""
     scheme, _, rest = url.partition(":")
-    if scheme != FILE_SCHEME or not rest:
+    if scheme not in DIRECTORY_STORES or not rest:
         return
-    path = address_of(rest).path
+    path = address_of(rest, scheme).path
     if not path.is_dir():
-        raise ConfigError(f"{url} must be a file store, found {'a file' if path.exists() else 'nothing there'}")
+        raise ConfigError(f"{url} must be a {scheme} store, found {'a file' if path.exists() else 'nothing there'}")
     if next(path.iterdir(), None) is None:
-        raise ConfigError(f"{url} must be a file store, found an empty directory")
-
-
-def _long_ago() -> int:
-    return 0
+        raise ConfigError(f"{url} must be a {scheme} store, found an empty directory")

@@ -1,7 +1,8 @@
 """What keeps a store in order: verify and scrub read everything, gc reads nothing, clear removes everything.
 
 None of them moves a page into use: reading for verification leaves the bytes to nobody. All of them work on a store
-that engines use at the same time. What they remove is a miss from then on, never wrong bytes.
+that engines use at the same time, where it may be open more than once. What they remove is a miss from then on, never
+wrong bytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence

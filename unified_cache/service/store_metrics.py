@@ -11,6 +11,7 @@ from unified_cache.seal import Flaw
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import ServiceSettings
 from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.packed import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Backoff, BreakerState, CircuitBreaker, DeadlineStorage, RetryStorage
@@ -53,7 +54,7 @@ class GuardedStore:
         return guarded
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the wrappers and a file store count."""
+        """Yield what the wrappers count, and what a file store or a packed one does."""
         state = GaugeMetricFamily(f"{_PREFIX}_breaker", "1 for the state the breaker is in.", None, ["state"])
         for each in BreakerState:
             state.add_metric([each.value], float(self.breaker.state is each))
@@ -66,7 +67,7 @@ class GuardedStore:
         yield stuck
         evictions = CounterMetricFamily(f"{_PREFIX}_evictions", "Pages that went without being asked.", None, ["cause"])
         declined = CounterMetricFamily(f"{_PREFIX}_declined", "Pages that had no room.")
-        if isinstance(self.backend, FileStorage):
+        if isinstance(self.backend, FileStorage | PackedStorage):
             counts = self.backend.counts
             evictions.add_metric(["room"], counts.evicted_count)
             evictions.add_metric(["intruder"], counts.intruders_count)

@@ -77,11 +77,10 @@ def open_root(disk: Disk, path: Path, expected: Format, new_writer: Callable[[],
     """
     opened: list[int] = []
     try:
-        changed = _make_directory(disk, path)
+        with suppress(FileExistsError):
+            disk.makedirs(path, 0o700)
         root_fd = disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.append(root_fd)
-        for parent in changed:
-            _sync_path(disk, parent)
         _check_owner(path, disk.fstat(root_fd))
         _claim_root(disk, path, root_fd, expected, new_writer())
         with suppress(FileExistsError):
@@ -104,26 +103,15 @@ def open_root(disk: Disk, path: Path, expected: Format, new_writer: Callable[[],
     return root
 
 
-def _make_directory(disk: Disk, path: Path) -> list[Path]:
-    """Make the directory and what leads to it; return those that got a new entry."""
-    changed = [path.parent]
-    for parent in path.parents:
-        if disk.access(parent, os.F_OK):
-            break
-        changed.append(parent.parent)
-    try:
-        disk.makedirs(path, 0o700)
-    except FileExistsError:
-        return []
-    return changed
-
-
-def _sync_path(disk: Disk, path: Path) -> None:
-    fd = disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        disk.fsync(fd)
-    finally:
-        let_go(disk, fd)
+def _sync_parents(disk: Disk, path: Path) -> None:
+    """Let the way to a directory survive a crash, whoever made which part of it; a part that we may not read is old."""
+    for parent in path.absolute().parents:
+        with suppress(PermissionError):
+            fd = disk.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                disk.fsync(fd)
+            finally:
+                let_go(disk, fd)
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
@@ -153,6 +141,7 @@ def _claim_root(disk: Disk, path: Path, root_fd: int, expected: Format, token: s
                 f"name another directory",
                 retryable=False,
             )
+        _sync_parents(disk, path)
         _write_marker(disk, root_fd, expected, f"{_MARKER_NAME}.{token}")
     found = _read_marker(disk, root_fd)
     if found != expected:
@@ -165,6 +154,8 @@ def _claim_root(disk: Disk, path: Path, root_fd: int, expected: Format, token: s
     for draft in drafts:
         with suppress(FileNotFoundError):
             disk.unlink(draft, dir_fd=root_fd)
+    # Whoever set the marker may have died before its name was sure to stay.
+    disk.fsync(root_fd)
 
 
 def _write_marker(disk: Disk, root_fd: int, written: Format, draft: str) -> None:
@@ -179,7 +170,6 @@ def _write_marker(disk: Disk, root_fd: int, written: Format, draft: str) -> None
     # Another process that found the marker in place may have swept our draft.
     with suppress(FileNotFoundError):
         disk.rename(draft, _MARKER_NAME, src_dir_fd=root_fd, dst_dir_fd=root_fd)
-    disk.fsync(root_fd)
 
 
 def _read_marker(disk: Disk, root_fd: int) -> Format | None:

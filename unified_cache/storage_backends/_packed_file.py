@@ -9,6 +9,8 @@ Integers are little-endian. Identity, pool and length of the pages are in the na
 for all. A page is written before its entry: an entry that proves itself is the commit.
 """
 
+import errno
+import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,7 +71,8 @@ def parse_name(identity: bytes, name: str) -> tuple[Shape, int] | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    return Shape(identity, match[1], int(match[2])), int(match[3])
+    shape, number = Shape(identity, match[1], int(match[2])), int(match[3])
+    return (shape, number) if shape.name_of(number) == name else None
 
 
 class Entry(NamedTuple):
@@ -86,7 +89,7 @@ class PackedFile:
     Thread-safe as long as nobody writes a slot that another one writes.
     """
 
-    __slots__ = ("_disk", "_fd", "_pages_offset", "_slot_bytes", "number", "object_bytes", "shape")
+    __slots__ = ("__weakref__", "_disk", "_fd", "_pages_offset", "_slot_bytes", "number", "object_bytes", "shape")
 
     def __init__(self, disk: Disk, fd: int, shape: Shape, number: int) -> None:
         """Own ``fd``, which is open for reading and writing."""
@@ -115,13 +118,22 @@ class PackedFile:
         """Say that slots are free. Slots in ascending order."""
         self._write_lines(slots, [_FREE] * len(slots))
 
-    def stamp(self, slot: int, stamp: int) -> None:
-        """Say when the page in a slot was last used."""
-        self._disk.pwrite(self._fd, _STAMP.pack(stamp), slot * _ENTRY.size + _STAMP_OFFSET)
+    def use(self, slot: int, stamp: int) -> None:
+        """Say when the page in a slot was used, unless it was used later."""
+        offset = slot * _ENTRY.size + _STAMP_OFFSET
+        text = self._disk.pread(self._fd, _STAMP.size, offset)
+        if len(text) == _STAMP.size and _STAMP.unpack(text)[0] < stamp:
+            self._disk.pwrite(self._fd, _STAMP.pack(stamp), offset)
 
     def sync(self) -> None:
-        """Let everything that was written survive a crash."""
+        """Let everything that was written survive a crash.
+
+        Raises:
+            OSError: it could not be written, or somebody removed the file.
+        """
         self._disk.fdatasync(self._fd)
+        if not self._disk.fstat(self._fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shape.name_of(self.number))
 
     def punch(self, slots: Sequence[int]) -> None:
         """Give the room of free slots back to the file system. Slots in ascending order."""
@@ -133,13 +145,18 @@ class PackedFile:
         """Read the table: slots that hold pages, as far as the file reaches."""
         table = bytearray(self.shape.slots_count * _ENTRY.size)
         read_at(self._disk, self._fd, [memoryview(table)], 0)
-        length = self._disk.fstat(self._fd).st_size
-        last = (length - self._pages_offset - self.shape.object_bytes) // self._slot_bytes
+        last = self.reach(self.object_bytes)
         return [
             Entry(slot, key, stamp)
             for slot, (key, check, stamp) in enumerate(_ENTRY.iter_unpack(table))
-            if check and slot <= last and check == xxh3_64_intdigest(key, seed=slot)
+            if check and slot < last and check == xxh3_64_intdigest(key, seed=slot)
         ]
+
+    def reach(self, bytes_min: int) -> int:
+        """Return the first slot that the file has less than ``bytes_min`` of, which are not more than a slot."""
+        length = self._disk.fstat(self._fd).st_size - self._pages_offset
+        reached = (length - bytes_min) // self._slot_bytes + 1 if bytes_min else self.shape.slots_count
+        return min(max(reached, 0), self.shape.slots_count)
 
     def close(self) -> None:
         """Close the descriptor now; nobody may be using it."""

@@ -2,10 +2,11 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import NamedTuple
+from weakref import WeakSet
 
 from unified_cache.seal import Label
 from unified_cache.storage_backends._file_intruders import NOT_A_FILE, Intruders
@@ -43,6 +44,8 @@ class Places:
         self._intruders = Intruders(root)
         self._free: dict[Shape, FreeSlots] = {}
         self._idle_bytes_max = IDLE_BYTES_MAX
+        self._opened: WeakSet[PackedFile] = WeakSet()
+        """Those too that were removed, as long as somebody refers to them."""
         self._guard = Lock()
 
     @property
@@ -58,13 +61,22 @@ class Places:
         """
         kept: list[Kept] = []
         for identity in identities_in(self._disk, self._root.fd):
-            fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
+            try:
+                fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
+            except NotADirectoryError:
+                continue
             directory = Directory(self._disk, fd)
-            for name in self._disk.listdir(directory.fd):
-                parsed = parse_name(identity, name)
-                if parsed is not None:
-                    kept += self._kept_in(directory, name, *parsed)
-            directory.close()
+            try:
+                # A process that made a file may have died before its name was sure to stay.
+                self._disk.fsync(directory.fd)
+                for name in self._disk.listdir(directory.fd):
+                    parsed = parse_name(identity, name)
+                    if parsed is not None:
+                        kept += self._kept_in(directory, name, *parsed)
+            finally:
+                directory.close()
+        self._disk.fsync(self._root.fd)
+        self.give_back()
         return kept
 
     def used_ns(self, identity: bytes) -> list[int]:
@@ -74,7 +86,7 @@ class Places:
         return [entry.stamp for file in files for entry in file.entries()]
 
     def take(self, shape: Shape, count: int) -> list[Slot]:
-        """Take free slots, of new files where that is needed, in ascending order in each file.
+        """Take free slots, of new files where that is needed.
 
         Raises:
             OSError: a file cannot be made. No slot was taken.
@@ -89,17 +101,27 @@ class Places:
                     return taken
                 file = self._make(free)
                 with self._guard:
-                    free.add(file, ())
+                    free.add(file, (), 0)
                     taken += free.take(count - len(taken))
         except OSError:
             self.give(taken)
             raise
 
     def clear(self, slots: Iterable[Slot]) -> None:
-        """Say on the disk that slots are free; they are to be given back then.
+        """Say on the disk that nothing is in slots.
 
         Raises:
-            OSError: some could not be cleared; the others were.
+            OSError: a table cannot be written.
+        """
+        for file, inside in by_file(slots).items():
+            file.clear([slot.number for slot in inside])
+
+    def free(self, slots: Iterable[Slot]) -> None:
+        """Say on the disk that nothing is in slots, then take them back.
+
+        Raises:
+            OSError: a table cannot be written. Its slots are nobody's until the store is opened again: were one used
+                for another page, an entry would say that the former is in it.
         """
         fault: OSError | None = None
         for file, inside in by_file(slots).items():
@@ -107,6 +129,8 @@ class Places:
                 file.clear([slot.number for slot in inside])
             except OSError as error:
                 fault = error
+            else:
+                self.give(inside)
         if fault is not None:
             raise fault
 
@@ -122,11 +146,11 @@ class Places:
             # What cannot be given back, on a file system that has no holes, is not tried again at every put.
             self._idle_bytes_max = self._idle_bytes() + IDLE_BYTES_MAX
 
-    @property
-    def idle_bytes(self) -> int:
-        """Room on the disk that free slots keep."""
+    def new_bytes(self, wanted: Mapping[Shape, int]) -> int:
+        """Return how much more room on the disk so many slots of each shape would take."""
         with self._guard:
-            return self._idle_bytes()
+            idle_count = {shape: free.idle_count for shape, free in self._free.items()}
+        return sum(shape.slot_bytes * max(count - idle_count.get(shape, 0), 0) for shape, count in wanted.items())
 
     def give_back(self) -> None:
         """Give the room of free slots back to the file system: whole files, and holes in the others."""
@@ -134,9 +158,12 @@ class Places:
             empty = [file for free in self._free.values() for file in free.take_empty_files()]
             idle = {shape: by_file(free.take_idle()) for shape, free in self._free.items()}
         for file in empty:
-            # One that cannot be removed stays until the store is opened again; nobody is told of its number.
-            with suppress(OSError):
+            try:
                 self._disk.unlink(_path_of(file.shape, file.number), dir_fd=self._root.fd)
+            except OSError:
+                continue  # It stays, and keeps its number, until the store is opened again.
+            with self._guard:
+                self._free[file.shape].drop(file.number)
         for shape, files in idle.items():
             for file, slots in files.items():
                 try:
@@ -151,16 +178,16 @@ class Places:
     def close(self) -> None:
         """Give back what is idle and close every file; no call may be in flight."""
         self.give_back()
-        for free in self._free.values():
-            for file in free.files:
-                file.close()
+        # A traceback that somebody keeps may refer to a file; its descriptor must not live as long.
+        for file in list(self._opened):
+            file.close()
 
     def _idle_bytes(self) -> int:
-        return sum(free.idle_bytes for free in self._free.values())
+        return sum(free.idle_count * shape.slot_bytes for shape, free in self._free.items())
 
     def _kept_in(self, directory: Directory, name: str, shape: Shape, number: int) -> Iterator[Kept]:
         free = self._free.setdefault(shape, FreeSlots(shape))
-        free.skip(number)
+        free.keep(number)
         try:
             fd = self._disk.open(name, _OPEN_FLAGS, dir_fd=directory.fd)
         except OSError as error:
@@ -168,12 +195,12 @@ class Places:
                 raise
             self._intruders.clear(directory, name, -1)
             return
-        file = PackedFile(self._disk, fd, shape, number)
+        file = self._opened_as(fd, shape, number)
         if not stat.S_ISREG(self._disk.fstat(fd).st_mode):
             self._intruders.clear(directory, name, -1)
             return
         entries = file.entries()
-        free.add(file, [entry.slot for entry in entries])
+        free.add(file, [entry.slot for entry in entries], file.reach(1))
         for entry in entries:
             yield Kept(Label(shape.identity, entry.key, shape.pool), Slot(file, entry.slot), entry.stamp)
 
@@ -192,10 +219,16 @@ class Places:
                 if attempt + 1 == NUMBERS_TAKEN_MAX:
                     raise
                 continue
-            file = PackedFile(self._disk, fd, shape, number)
+            file = self._opened_as(fd, shape, number)
             self._anchor(shape)
             return file
         raise AssertionError("a name was found, or the last one raised")
+
+    def _opened_as(self, fd: int, shape: Shape, number: int) -> PackedFile:
+        file = PackedFile(self._disk, fd, shape, number)
+        with self._guard:
+            self._opened.add(file)
+        return file
 
     def _anchor(self, shape: Shape) -> None:
         fd = self._disk.open(shape.identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)

@@ -1,8 +1,9 @@
 """Which slots of packed files are free, and which of these still take room on the disk."""
 
 import heapq
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from unified_cache.storage_backends._packed_file import PackedFile, Shape, Slot
 
@@ -16,11 +17,10 @@ class FreeSlots:
     and the files at the end become empty.
     """
 
-    __slots__ = ("_files", "_fresh", "_given_back", "_idle", "_next_number", "_slot_bytes", "_slots_count", "shape")
+    __slots__ = ("_files", "_fresh", "_given_back", "_idle", "_numbers", "_slots_count", "shape")
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self._slot_bytes = shape.slot_bytes
         self._slots_count = shape.slots_count
         self._files: dict[int, PackedFile] = {}
         self._idle: list[tuple[int, int]] = []
@@ -29,7 +29,7 @@ class FreeSlots:
         """Heap of those that take none."""
         self._fresh: dict[int, int] = {}
         """First slot of each file from which on none was ever used."""
-        self._next_number = 0
+        self._numbers: set[int] = set()
 
     @property
     def files(self) -> list[PackedFile]:
@@ -37,26 +37,31 @@ class FreeSlots:
         return list(self._files.values())
 
     @property
-    def idle_bytes(self) -> int:
-        """Room that free slots take on the disk."""
-        return len(self._idle) * self._slot_bytes
+    def idle_count(self) -> int:
+        """Free slots that take room on the disk."""
+        return len(self._idle)
 
     def new_number(self) -> int:
-        """Return a number that no file has or had."""
-        self._next_number += 1
-        return self._next_number
+        """Return the lowest number that no file has, and keep it for a new one."""
+        number = next(number for number in itertools.count(1) if number not in self._numbers)
+        self._numbers.add(number)
+        return number
 
-    def skip(self, number: int) -> None:
-        """Give ``number`` and those below it to no file from now on."""
-        self._next_number = max(self._next_number, number)
+    def keep(self, number: int) -> None:
+        """Give ``number`` to no file from now on: something stands under its name."""
+        self._numbers.add(number)
 
-    def add(self, file: PackedFile, used: Sequence[int]) -> None:
-        """Take in a file in which the slots in ``used`` hold pages; free ones below the last of them may take room."""
-        self.skip(file.number)
+    def drop(self, number: int) -> None:
+        """Let a new file have ``number`` again."""
+        self._numbers.discard(number)
+
+    def add(self, file: PackedFile, used: Collection[int], reached: int) -> None:
+        """Take in a file: the slots in ``used`` hold pages, other ones below ``reached`` may take room."""
+        self._numbers.add(file.number)
+        fresh = max(reached, max(used, default=-1) + 1)
         self._files[file.number] = file
-        fresh = self._fresh[file.number] = max(used, default=-1) + 1
-        holes = set(range(fresh)).difference(used)
-        self._idle += [(file.number, slot) for slot in holes]
+        self._fresh[file.number] = fresh
+        self._idle += [(file.number, slot) for slot in set(range(fresh)).difference(used)]
         heapq.heapify(self._idle)
 
     def take(self, count: int) -> list[Slot]:

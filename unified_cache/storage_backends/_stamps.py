@@ -14,6 +14,9 @@ Clock = Callable[[], int]
 STAMP_GRAIN_NS = 60_000_000_000
 """A page is stamped for its reads once in so long, as relatime does: hot pages cost no metadata writes."""
 
+STAMP_MAX_NS = 1 << 62
+"""In the year 2116; what says a later time is damaged."""
+
 PAGES_WAITING_MAX = 512
 """Pages read and not yet stamped, whose use a crash forgets; writing them takes 3 ms."""
 
@@ -21,10 +24,11 @@ PAGES_WAITING_MAX = 512
 class Stamps:
     """Times of use. A read costs no call on the disk for its time, only every so many do. Thread-safe."""
 
-    def __init__(self, clock: Clock, later_than_ns: int = 0) -> None:
-        """``later_than_ns`` is a time that each one is to be later than."""
+    def __init__(self, clock: Clock, newest_ns: int = 0, *, notes_reads: bool = True) -> None:
+        """Each time is later than ``newest_ns``, whatever the clock says. A tool that only looks notes no reads."""
         self._clock = clock
-        self._last_ns = max(clock(), later_than_ns)
+        self._notes_reads = notes_reads
+        self._last_ns = max(clock(), min(newest_ns, STAMP_MAX_NS))
         self._written_ns = self._last_ns
         self._waiting: dict[Label, int] = {}
         self._guard = Lock()
@@ -32,32 +36,31 @@ class Stamps:
     def new(self, count: int) -> int:
         """Take ``count`` times that are later than all before, and return the last of them."""
         with self._guard:
-            return self._new(count)
+            self._last_ns = max(self._clock(), self._last_ns + 1) + count
+            return self._last_ns
 
-    def note(self, pages: Sequence[PageIO], hits: Sequence[bool]) -> dict[Label, int]:
-        """Note that hits were read now, the first page at the latest time, each other one a nanosecond earlier.
+    def note(self, pages: Sequence[PageIO], hits: Sequence[bool], stamp: int) -> dict[Label, int]:
+        """Note that hits were used, the first page at ``stamp``, each other one a nanosecond earlier.
 
-        Return what is to be written now, of this read and of earlier ones, the least recent first.
+        Return what is to be written now, of this use and of earlier ones, the least recent first.
         """
+        if not self._notes_reads:
+            return {}
         with self._guard:
-            stamp = self._new(len(pages))
             waiting = self._waiting
             for number in range(len(pages) - 1, -1, -1):
                 if hits[number]:
                     label = pages[number].label
                     waiting.pop(label, None)
                     waiting[label] = stamp - number
-            is_due = stamp - self._written_ns > STAMP_GRAIN_NS or len(waiting) > PAGES_WAITING_MAX
-            return self._take(stamp) if is_due else {}
+            if stamp - self._written_ns > STAMP_GRAIN_NS or len(waiting) > PAGES_WAITING_MAX:
+                return self._take(stamp)
+            return {}
 
     def take(self) -> dict[Label, int]:
         """Return all that waits to be written, the least recent first."""
         with self._guard:
             return self._take(self._written_ns)
-
-    def _new(self, count: int) -> int:
-        self._last_ns = max(self._clock(), self._last_ns + 1) + count
-        return self._last_ns
 
     def _take(self, now_ns: int) -> dict[Label, int]:
         taken, self._waiting, self._written_ns = self._waiting, {}, now_ns

@@ -84,14 +84,14 @@ class FileStorage:
     Thread-safe. Objects are read and written outside the guards.
     """
 
-    def __init__(self, root: Root, journal: Journal, recency: Recency, free_bytes_min: int, clock: Clock) -> None:
+    def __init__(self, root: Root, journal: Journal, recency: Recency, free_bytes_min: int, stamps: Stamps) -> None:
         self._root = root
         self._disk = root.disk
         self._directories = Directories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
         self._intruders = Intruders(root)
         self._room = Room(root, recency, self._directories, journal, partial(_stock, root), free_bytes_min)
         self._drafts = Drafts(root, self._directories, self._room, self._intruders)
-        self._stamps = Stamps(clock)
+        self._stamps = stamps
         self._unreadable_count = 0
         self._guard = Lock()
         self._calls = Calls(f"the file store in {root.path}")
@@ -104,14 +104,15 @@ class FileStorage:
         bytes_max: int | None = None,
         free_bytes_min: int = FREE_BYTES_MIN,
         clock: Clock = time.time_ns,
+        notes_reads: bool = True,
         new_writer: Callable[[], str] = partial(secrets.token_hex, 8),
         disk: Disk | None = None,
     ) -> "FileStorage":
         """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap. Linear in objects.
 
         A put is declined that would leave less than ``free_bytes_min`` free on the file system. ``clock`` gives
-        nanoseconds for modification times, ``new_writer`` a name that no other process uses, ``disk`` the calls of
-        the operating system.
+        nanoseconds for modification times; without ``notes_reads`` a page that is read is none that is used.
+        ``new_writer`` gives a name that no other process uses, ``disk`` the calls of the operating system.
 
         Raises:
             ConfigError: bytes_max or free_bytes_min is negative.
@@ -126,7 +127,8 @@ class FileStorage:
         except OSError as error:
             root.close()
             raise storage_error(error, f"cannot open the journal of the file store in {path}") from error
-        storage = cls(root, journal, recency, free_bytes_min, clock)
+        stamps = Stamps(clock, notes_reads=notes_reads)
+        storage = cls(root, journal, recency, free_bytes_min, stamps)
         try:
             history = journal.exchange(()) or ()
             # What nobody alive has begun, nobody will finish.
@@ -198,7 +200,7 @@ class FileStorage:
             for start in range(FILES_OPEN_MAX, len(pages), FILES_OPEN_MAX):
                 hits += self._read(pages[start : start + FILES_OPEN_MAX])
             self._room.record(pages, hits, ())
-            self._stamp(self._stamps.note(pages, hits))
+            self._stamp(self._stamps.note(pages, hits, self._stamps.new(len(pages))))
             return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
@@ -289,17 +291,23 @@ class FileStorage:
         return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
 
     def _stamp(self, stamps: Mapping[Label, int]) -> None:
-        """Stamp files that were read, and let other processes know. A time that cannot be set costs recency alone."""
-        written: list[Label] = []
+        """Stamp files that were read, and let other processes know of those that had not been used later.
+
+        A time that cannot be set costs order after a restart, no page.
+        """
+        used: list[Label] = []
         for label, stamp in stamps.items():
             fan, name = place_of(label)
             with suppress(OSError):
                 directory = self._directories.find(label.identity, fan)
-                if directory is not None:
+                if directory is None:
+                    continue
+                status = self._disk.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+                if status.st_mtime_ns < stamp:
                     self._disk.utime(name, ns=(stamp, stamp), dir_fd=directory.fd, follow_symlinks=False)
-                    written.append(label)
-        if written:
-            self._room.tell_used(written)
+                    used.append(label)
+        if used:
+            self._room.tell_used(used)
 
     def _read(self, pages: Sequence[PageIO]) -> list[bool]:
         """Read a few pages: open all, then move all bytes, then close all, which keeps the copying loop hot."""

@@ -3,20 +3,20 @@
 A page is written into a free slot, synced if it must be durable, and only then entered in the table of its file, so a
 page is either entered or not there, whatever kills the process. Where the pages are is read from these tables when the
 store is opened, and known in memory from then on: a read is one call, a write is one and a share in the entries of its
-batch. A loss of power may leave an entry beside bytes that never reached the disk, of a page that was not acknowledged
-as durable; wrap the store in ``VerifiedStorage``, which finds that as it finds bytes that rot.
+batch. A loss of power may leave an entry beside other bytes, of a page that was not acknowledged as durable or that had
+just been evicted; wrap the store in ``VerifiedStorage``, which finds that as it finds bytes that rot.
 """
 
 import fcntl
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
 
 from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -25,16 +25,17 @@ from unified_cache.storage_backends._calls import Calls
 from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends._file_intruders import UNREADABLE
 from unified_cache.storage_backends._file_io import missing_bytes, storage_error
-from unified_cache.storage_backends._file_layout import IDENTITY_BYTES, check_label, label_of
+from unified_cache.storage_backends._file_layout import IDENTITY_BYTES, label_of
 from unified_cache.storage_backends._file_manifest import keep_manifest, manifests_in
 from unified_cache.storage_backends._file_root import Format, Root, open_root
 from unified_cache.storage_backends._packed_file import Entry, PackedFile, Shape, Slot
-from unified_cache.storage_backends._packed_places import Kept, Places
-from unified_cache.storage_backends._recency import Recency, page_bytes
+from unified_cache.storage_backends._packed_index import Batch, Index
+from unified_cache.storage_backends._packed_places import Places
+from unified_cache.storage_backends._recency import Recency
 from unified_cache.storage_backends._stamps import Clock, Stamps
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.file_address import FREE_BYTES_MIN, address_of
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan
 
 __all__ = ["PackedCounts", "PackedStorage", "open_url"]
 
@@ -56,19 +57,6 @@ class PackedCounts:
     """Objects that were there and could not be read."""
 
 
-@dataclass(slots=True)
-class _Batch:
-    """What becomes of the pages of one put."""
-
-    pages: Sequence[PageIO]
-    stored: list[bool]
-    fresh: dict[Label, int]
-    """Pages to write, with their place in the batch."""
-    gone: list[Slot]
-    """Where pages were that are in the store no more."""
-    written: dict[Label, Slot] = field(default_factory=dict)
-
-
 class PackedStorage:
     """Keep sealed pages in slots under one directory, with an optional cap and the least recently used going first.
 
@@ -81,19 +69,13 @@ class PackedStorage:
     Thread-safe. Pages are read and written outside the guards.
     """
 
-    def __init__(self, root: Root, places: Places, recency: Recency, stamps: Stamps, free_bytes_min: int) -> None:
-        """``places`` are those of ``root``; what was found in them is to be told by ``_fill``."""
+    def __init__(self, root: Root, places: Places, index: Index, stamps: Stamps, free_bytes_min: int) -> None:
+        """``places`` are those of ``root``, ``index`` knows what is in them."""
         self._root = root
         self._places = places
-        self._recency = recency
+        self._index = index
         self._stamps = stamps
         self._free_bytes_min = free_bytes_min
-        self._slots: dict[Label, Slot] = {}
-        self._evicted_count = 0
-        self._declined_count = 0
-        self._unreadable_count = 0
-        self._guard = Lock()
-        """Guards the recency, the slots and the counts; never held while a file is waited for."""
         self._calls = Calls(f"the packed store in {root.path}")
 
     @classmethod
@@ -104,20 +86,21 @@ class PackedStorage:
         bytes_max: int | None = None,
         free_bytes_min: int = FREE_BYTES_MIN,
         clock: Clock = time.time_ns,
+        notes_reads: bool = True,
         new_writer: Callable[[], str] = partial(secrets.token_hex, 8),
         disk: Disk | None = None,
     ) -> "PackedStorage":
         """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap. Linear in objects.
 
         A put is declined that would leave less than ``free_bytes_min`` free on the file system. ``clock`` gives
-        nanoseconds for times of use, ``new_writer`` a name that no other process uses, ``disk`` the calls of the
-        operating system.
+        nanoseconds for times of use; without ``notes_reads`` a page that is read is none that is used. ``new_writer``
+        gives a name that no other process uses, ``disk`` the calls of the operating system.
 
         Raises:
             ConfigError: bytes_max or free_bytes_min is negative.
             StorageError: the directory cannot be used, is not ours, or is open already, see its message.
         """
-        recency = Recency(bytes_max)
+        index = Index(Recency(bytes_max))
         if free_bytes_min < 0:
             raise ConfigError(f"free_bytes_min must not be negative, found {free_bytes_min}")
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
@@ -137,9 +120,9 @@ class PackedStorage:
             root.close()
             raise storage_error(error, f"cannot read the packed store in {path}") from error
         kept.sort(key=lambda each: each.stamp)
-        stamps = Stamps(clock, kept[-1].stamp if kept else 0)
-        storage = cls(root, places, recency, stamps, free_bytes_min)
-        storage._fill(kept)
+        stamps = Stamps(clock, kept[-1].stamp if kept else 0, notes_reads=notes_reads)
+        storage = cls(root, places, index, stamps, free_bytes_min)
+        storage._let_go(index.fill((label, slot) for label, slot, _ in kept))
         return storage
 
     @property
@@ -151,23 +134,22 @@ class PackedStorage:
     def bytes_used(self) -> int:
         """Bytes of the objects in the store, and of those that are being written."""
         with self._calls:
-            return self._recency.bytes_used
+            return self._index.bytes_used
 
     @property
     def counts(self) -> PackedCounts:
         """What happened since the store was opened; a copy."""
-        with self._guard:
-            return PackedCounts(
-                evicted_count=self._evicted_count,
-                declined_count=self._declined_count,
-                intruders_count=self._places.intruders_count,
-                unreadable_count=self._unreadable_count,
-            )
+        return PackedCounts(
+            evicted_count=self._index.evicted_count,
+            declined_count=self._index.declined_count,
+            intruders_count=self._places.intruders_count,
+            unreadable_count=self._index.unreadable_count,
+        )
 
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._calls:
-            return Capability("packed", durable=True, bytes_max=self._recency.bytes_max)
+            return Capability("packed", durable=True, bytes_max=self._index.bytes_max)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Write the manifest beside the pages, durably, unless it is there already. The slabs are not needed.
@@ -180,20 +162,21 @@ class PackedStorage:
             if len(manifest.identity) != IDENTITY_BYTES:
                 raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(manifest.identity)}")
             keep_manifest(self._root, manifest, self._root.new_temp())
-            with self._guard:
-                self._recency.chains.learn(manifest)
+            self._index.learn(manifest)
 
     def exists(self, labels: Sequence[Label]) -> list[bool]:
         """Tell for each label whether it has a slot. No access, no call on the disk."""
         with self._calls:
-            return [label in self._slots or _check_absent(label) for label in labels]
+            return [self._index.find(label) is not None for label in labels]
 
     def get(self, pages: Sequence[PageIO]) -> list[bool]:
         """Read each page straight into its buffers; a hit makes it recent. A page of another length is dropped."""
         with self._calls:
+            slots, gone = self._index.look_up(pages)
+            self._let_go(gone)
             hits = [False] * len(pages)
-            lost: dict[Label, Slot] = {}
-            for number, slot in enumerate(self._slots_to_read(pages)):
+            unreadable: dict[Label, Slot] = {}
+            for number, slot in enumerate(slots):
                 if slot is None:
                     continue
                 label = pages[number].label
@@ -204,13 +187,13 @@ class PackedStorage:
                         raise self._cannot("read", label, error) from error
                     is_whole = False
                 if not is_whole:
-                    lost[label] = slot
+                    unreadable[label] = slot
                 else:
                     # One that went while it was read is a miss: its slot may have become another page's.
-                    hits[number] = self._slots.get(label) is slot
-            if lost:
-                self._lose(lost)
-            self._stamp(self._stamps.note(pages, hits))
+                    hits[number] = self._index.find(label) is slot
+            if unreadable:
+                self._index.set_aside(unreadable)
+            self._stamp(self._stamps.note(pages, hits, self._stamps.new(len(pages))))
             return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
@@ -223,37 +206,37 @@ class PackedStorage:
             StorageError: another fault. None of the pages that were not there before is there now.
         """
         with self._calls:
-            stamp = self._stamps.new(len(pages))
-            batch = self._begin(pages)
+            batch = self._index.begin(pages, self._stamps.new(len(pages)))
             self._let_go(batch.gone)
             self._keep_free(batch)
             try:
-                self._write(batch, stamp, durable=level is Level.DURABLE)
-            except OSError as error:
+                self._write(batch, durable=level is Level.DURABLE)
+            except BaseException as error:
                 self._abandon(batch)
-                raise storage_error(error, f"cannot store pages in {self._root.path}") from error
-            self._commit(batch)
+                if isinstance(error, OSError):
+                    raise storage_error(error, f"cannot store pages in {self._root.path}") from error
+                raise
+            self._let_go(self._index.commit(batch))
+            if len(batch.fresh) < len(pages):
+                self._stamp(self._stamps.note(pages, batch.refreshed(), batch.stamp))
             return batch.stored
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back.
 
         Raises:
-            StorageError: the tables cannot be written; the objects are gone until the store is opened again.
+            StorageError: a table cannot be written; what is in it is gone until the store is opened again.
         """
         with self._calls:
             for label in labels:
-                if label not in self._slots:
-                    check_label(label)
-            with self._guard:
-                gone = self._take_out(labels)
+                self._index.find(label)
+            gone, unreadable = self._index.forget(labels)
             try:
-                self._places.clear(gone)
+                self._places.clear(unreadable)
+                self._places.free(gone)
             except OSError as error:
                 raise storage_error(error, f"cannot remove objects from {self._root.path}") from error
-            finally:
-                self._places.give(gone)
-            return len(gone)
+            return len(gone) + len(unreadable)
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed.
@@ -266,9 +249,7 @@ class PackedStorage:
                 raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(identity)}")
             if cursor and label_of(identity, cursor) is None:
                 raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
-            with self._guard:
-                found = self._recency.scan(identity, cursor)
-                return Scan([each for each in found.objects if each.label in self._slots], found.cursor)
+            return self._index.scan(identity, cursor)
 
     def manifests(self) -> dict[bytes, Manifest | None]:
         """Return the manifest of every identity, by its digest; None where there is none that can be read.
@@ -303,180 +284,72 @@ class PackedStorage:
             self._places.close()
             self._root.close()
 
-    def _fill(self, kept: Sequence[Kept]) -> None:
-        """Take in what was found, the least recent first, and evict what exceeds the cap."""
-        gone: list[Slot] = []
-        for label, slot, _ in kept:
-            former = self._slots.pop(label, None)  # of a put that a crash cut short
-            if former is not None:
-                gone.append(former)
-            self._slots[label] = slot
-        self._recency.replace(StoredObject(label, slot.file.object_bytes) for label, slot in self._slots.items())
-        victims, _ = self._recency.victims(0, ())
-        self._evicted_count += len(victims)
-        self._let_go([*gone, *self._take_out([victim.label for victim in victims])])
-
-    def _begin(self, pages: Sequence[PageIO]) -> _Batch:
-        """Grant room to pages that are not there, evicting for them; those that are there become recent."""
-        labels = [page.label for page in pages]
-        sizes = [page_bytes(page) for page in pages]
-        for label in labels:
-            if label not in self._slots:
-                check_label(label)
-        with self._guard:
-            self._recency.link(pages)
-            stored, evicted = self._recency.store(labels, sizes)
-            batch = _Batch(pages, stored, {}, self._take_out(evicted))
-            for number, label in enumerate(labels):
-                slot = self._slots.get(label)
-                if slot is not None and slot.file.object_bytes != sizes[number]:
-                    batch.gone.append(self._slots.pop(label))
-                    slot = None
-                if not stored[number]:
-                    self._recency.chains.unlink(label)
-                elif slot is None:
-                    batch.fresh.setdefault(label, number)
-            self._evicted_count += len(evicted)
-            self._declined_count += stored.count(False)
-        return batch
-
-    def _keep_free(self, batch: _Batch) -> None:
+    def _keep_free(self, batch: Batch) -> None:
         """Decline the last pages where all would leave the file system too little room."""
         if not self._free_bytes_min or not batch.fresh:
             return
-        sizes = {label: page_bytes(batch.pages[number]) for label, number in batch.fresh.items()}
-        wanted_bytes = sum(sizes.values()) + self._free_bytes_min - self._places.idle_bytes
-        short_bytes = missing_bytes(self._root.disk, self._root.fd, wanted_bytes)
-        while short_bytes > 0 and batch.fresh:
-            label, _ = batch.fresh.popitem()
-            short_bytes -= sizes[label]
-            self._decline(batch, label)
+        shapes = {label: batch.shape_of(label) for label in batch.fresh}
+        wanted = Counter(shapes.values())
+        new_bytes = self._places.new_bytes(wanted)
+        short_bytes = missing_bytes(self._root.disk, self._root.fd, new_bytes + self._free_bytes_min)
+        declined: list[Label] = []
+        for label in reversed(shapes):
+            if short_bytes <= 0:
+                break
+            declined.append(label)
+            wanted[shapes[label]] -= 1
+            less_bytes = self._places.new_bytes(wanted)
+            short_bytes -= new_bytes - less_bytes
+            new_bytes = less_bytes
+        self._index.decline(batch, declined)
 
-    def _decline(self, batch: _Batch, label: Label) -> None:
-        with self._guard:
-            self._recency.forget(label)
-            self._declined_count += 1
-        for number, page in enumerate(batch.pages):
-            if page.label == label:
-                batch.stored[number] = False
-
-    def _write(self, batch: _Batch, stamp: int, *, durable: bool) -> None:
-        """Write what is not there, then say where it is; the first page has the time ``stamp``, each other one less."""
+    def _write(self, batch: Batch, *, durable: bool) -> None:
+        """Write what is not there, then say where it is."""
         shapes: dict[Shape, list[Label]] = {}
-        for label, number in batch.fresh.items():
-            shape = Shape(label.identity, label.pool, page_bytes(batch.pages[number]))
-            shapes.setdefault(shape, []).append(label)
+        for label in batch.fresh:
+            shapes.setdefault(batch.shape_of(label), []).append(label)
         for shape, labels in shapes.items():
             batch.written.update(zip(labels, self._places.take(shape, len(labels)), strict=True))
         for label, slot in batch.written.items():
             slot.file.write(slot.number, batch.pages[batch.fresh[label]].buffers)
         entries: dict[PackedFile, list[Entry]] = {}
         for label, slot in batch.written.items():
-            entry = Entry(slot.number, label.key, stamp - batch.fresh[label])
+            entry = Entry(slot.number, label.key, batch.stamp - batch.fresh[label])
             entries.setdefault(slot.file, []).append(entry)
         if durable:
             _sync(entries)
+        batch.is_entered = True
         for file, inside in entries.items():
-            file.enter(inside)
+            file.enter(sorted(inside))
         if durable:
             # Whoever stored those that were there may have stored them CACHED.
-            there = (self._slots.get(page.label) for page in batch.pages if page.label not in batch.written)
+            there = (self._index.find(page.label) for page in batch.pages if page.label not in batch.written)
             _sync({*entries, *(slot.file for slot in there if slot is not None)})
 
-    def _commit(self, batch: _Batch) -> None:
-        """Let others read what was written, unless it was evicted meanwhile or another thread was first."""
-        spare: list[Slot] = []
-        evicted: list[Label] = []
-        with self._guard:
-            for label, slot in batch.written.items():
-                if label in self._slots:
-                    spare.append(slot)
-                elif self._recency.size_of(label) != slot.file.object_bytes:
-                    spare.append(slot)
-                    evicted.append(label)
-                else:
-                    self._slots[label] = slot
-        self._let_go(spare)
-        if evicted:
-            batch.stored = [
-                ok and page.label not in evicted for page, ok in zip(batch.pages, batch.stored, strict=True)
-            ]
-        if len(batch.fresh) < len(batch.pages):
-            there = [ok and page.label not in batch.fresh for page, ok in zip(batch.pages, batch.stored, strict=True)]
-            self._stamp(self._stamps.note(batch.pages, there))
-
-    def _abandon(self, batch: _Batch) -> None:
+    def _abandon(self, batch: Batch) -> None:
         """Leave nothing of pages that could not be written."""
-        with self._guard:
-            for label in batch.fresh:
-                if label not in self._slots:
-                    self._recency.forget(label)
-        self._let_go(list(batch.written.values()))
-
-    def _slots_to_read(self, pages: Sequence[PageIO]) -> list[Slot | None]:
-        """Look pages up and make those that are there recent."""
-        slots: list[Slot | None] = []
-        gone: list[Slot] = []
-        with self._guard:
-            for page in pages:
-                slot = self._slots.get(page.label)
-                if slot is None:
-                    check_label(page.label)
-                elif slot.file.object_bytes != page_bytes(page):
-                    gone += self._take_out((page.label,))
-                    slot = None
-                slots.append(slot)
-            found = [page for page, slot in zip(pages, slots, strict=True) if slot is not None]
-            self._recency.touch([page.label for page in reversed(found)])
-            if self._recency.bytes_max is not None:
-                self._recency.link(found)
-                self._recency.touch_before(found)
-        self._let_go(gone)
-        return slots
-
-    def _take_out(self, labels: Iterable[Label]) -> list[Slot]:
-        """Know objects no more; return the slots that they had. Inside the guard."""
-        slots: list[Slot] = []
-        for label in labels:
-            slot = self._slots.pop(label, None)
-            if slot is not None:
-                self._recency.forget(label)
-                slots.append(slot)
-        return slots
+        self._index.abandon(batch)
+        if batch.is_entered:
+            self._let_go(list(batch.written.values()))
+        else:
+            self._places.give(list(batch.written.values()))
 
     def _let_go(self, slots: Sequence[Slot]) -> None:
-        """Free slots. An entry that cannot be cleared is of a page that a crash may bring back, and harms nobody."""
+        """Free slots. What the tables do not take stays as it is until the store is opened again."""
         if slots:
             with suppress(OSError):
-                self._places.clear(slots)
-            self._places.give(slots)
-
-    def _lose(self, lost: Mapping[Label, Slot]) -> None:
-        """Know objects no more that could not be read; nobody gets their slots until the store is opened again."""
-        with self._guard:
-            for label, slot in lost.items():
-                if self._slots.get(label) is slot:
-                    self._take_out([label])
-                    self._unreadable_count += 1
-        with suppress(OSError):
-            self._places.clear(lost.values())
+                self._places.free(slots)
 
     def _stamp(self, stamps: Mapping[Label, int]) -> None:
         """Write when pages were read. A time that cannot be written costs order after a restart, no page."""
         for label, stamp in stamps.items():
-            slot = self._slots.get(label)
+            slot = self._index.find(label)
             if slot is not None:
                 with suppress(OSError):
-                    slot.file.stamp(slot.number, stamp)
+                    slot.file.use(slot.number, stamp)
 
     def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
         return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
-
-
-def _check_absent(label: Label) -> bool:
-    """Refuse what can be no object; False of what can."""
-    check_label(label)
-    return False
 
 
 def _sync(files: Iterable[PackedFile]) -> None:

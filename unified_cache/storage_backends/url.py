@@ -2,7 +2,8 @@
 
     memory:                        in this process
     file:DIR                       in a directory, relative or absolute
-    file:DIR?free=SIZE             the same, leaving that much of the file system free
+    packed:DIR                     in a directory, for one process at a time; faster for small pages
+    file:DIR?free=SIZE             either of these, leaving that much of the file system free
     grpc://HOST:PORT               behind a service, see ``remote``; grpcs:// with TLS
     NAME:REST                      any module of unified_cache.storage_backends that offers ``open_url``
     package.module:factory         a third party's store

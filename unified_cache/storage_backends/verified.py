@@ -70,18 +70,19 @@ class VerifiedStorage:
 
     def _get(self, pages: Sequence[PageIO]) -> list[bool]:
         hits = self._backend.get(pages)
-        flaws: dict[Label, Flaw] = {}
-        for i, page in enumerate(pages):
-            flaw = verify_buffers(page.buffers, page.label) if hits[i] and page.buffers else None
-            if flaw is not None:
-                hits[i] = False
-                flaws[page.label] = flaw
+        flaws = {
+            number: flaw
+            for number, page in enumerate(pages)
+            if hits[number] and page.buffers and (flaw := verify_buffers(page.buffers, page.label)) is not None
+        }
         if flaws:
+            for number in flaws:
+                hits[number] = False
             with self._guard:
                 self._flaws_count.update(flaws.values())
             # A page that cannot be removed is found flawed again by the next get; the answer here stays right.
             with suppress(StorageError):
-                self._backend.remove(list(flaws))
+                self._backend.remove([pages[number].label for number in flaws])
         return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
