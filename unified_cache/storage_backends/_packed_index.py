@@ -203,7 +203,7 @@ class Index:
             if self._recency.bytes_max is not None:
                 self._recency.link(found)
                 self._recency.touch_before(found)
-            return slots, self._take_out(misfits)
+            return slots, self._take_out(misfits) if misfits else []
 
     def forget(self, labels: Iterable[Label]) -> tuple[list[Slot], list[Slot]]:
         """Know objects no more; return the slots that they had, and those of them that cannot be read."""

@@ -95,7 +95,7 @@ class Places:
         try:
             while True:
                 with self._guard:
-                    free = self._free.setdefault(shape, FreeSlots(shape))
+                    free = self._free.get(shape) or self._free.setdefault(shape, FreeSlots(shape))
                     taken += free.take(count - len(taken))
                 if len(taken) == count:
                     return taken

@@ -36,31 +36,35 @@ class Stamps:
     def new(self, count: int) -> int:
         """Take ``count`` times that are later than all before, and return the last of them."""
         with self._guard:
-            self._last_ns = max(self._clock(), self._last_ns + 1) + count
-            return self._last_ns
+            return self._new(count)
 
-    def note(self, pages: Sequence[PageIO], hits: Sequence[bool], stamp: int) -> dict[Label, int]:
-        """Note that hits were used, the first page at ``stamp``, each other one a nanosecond earlier.
+    def note(self, pages: Sequence[PageIO], hits: Sequence[bool], stamp: int | None = None) -> dict[Label, int]:
+        """Note that hits were used, the first page at ``stamp``, or now, each other one a nanosecond earlier.
 
         Return what is to be written now, of this use and of earlier ones, the least recent first.
         """
         if not self._notes_reads:
             return {}
         with self._guard:
+            latest = self._new(len(pages)) if stamp is None else stamp
             waiting = self._waiting
             for number in range(len(pages) - 1, -1, -1):
                 if hits[number]:
                     label = pages[number].label
                     waiting.pop(label, None)
-                    waiting[label] = stamp - number
-            if stamp - self._written_ns > STAMP_GRAIN_NS or len(waiting) > PAGES_WAITING_MAX:
-                return self._take(stamp)
+                    waiting[label] = latest - number
+            if latest - self._written_ns > STAMP_GRAIN_NS or len(waiting) > PAGES_WAITING_MAX:
+                return self._take(latest)
             return {}
 
     def take(self) -> dict[Label, int]:
         """Return all that waits to be written, the least recent first."""
         with self._guard:
             return self._take(self._written_ns)
+
+    def _new(self, count: int) -> int:
+        self._last_ns = max(self._clock(), self._last_ns + 1) + count
+        return self._last_ns
 
     def _take(self, now_ns: int) -> dict[Label, int]:
         taken, self._waiting, self._written_ns = self._waiting, {}, now_ns

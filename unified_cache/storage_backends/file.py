@@ -200,7 +200,7 @@ class FileStorage:
             for start in range(FILES_OPEN_MAX, len(pages), FILES_OPEN_MAX):
                 hits += self._read(pages[start : start + FILES_OPEN_MAX])
             self._room.record(pages, hits, ())
-            self._stamp(self._stamps.note(pages, hits, self._stamps.new(len(pages))))
+            self._stamp(self._stamps.note(pages, hits))
             return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:

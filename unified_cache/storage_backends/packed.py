@@ -42,6 +42,9 @@ __all__ = ["PackedCounts", "PackedStorage", "open_url"]
 FORMAT = Format("packed store", 1)
 """Of the directory; the files in it are described in ``_packed_file``."""
 
+CALL_BYTES = 2 << 20
+"""Two pages of a MiB: where a read is so little work, a call for each is felt."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedCounts:
@@ -149,7 +152,7 @@ class PackedStorage:
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._calls:
-            return Capability("packed", durable=True, bytes_max=self._index.bytes_max)
+            return Capability("packed", durable=True, bytes_max=self._index.bytes_max, call_bytes=CALL_BYTES)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Write the manifest beside the pages, durably, unless it is there already. The slabs are not needed.
@@ -173,7 +176,8 @@ class PackedStorage:
         """Read each page straight into its buffers; a hit makes it recent. A page of another length is dropped."""
         with self._calls:
             slots, gone = self._index.look_up(pages)
-            self._let_go(gone)
+            if gone:
+                self._let_go(gone)
             hits = [False] * len(pages)
             unreadable: dict[Label, Slot] = {}
             for number, slot in enumerate(slots):
@@ -193,7 +197,9 @@ class PackedStorage:
                     hits[number] = self._index.find(label) is slot
             if unreadable:
                 self._index.set_aside(unreadable)
-            self._stamp(self._stamps.note(pages, hits, self._stamps.new(len(pages))))
+            due = self._stamps.note(pages, hits)
+            if due:
+                self._stamp(due)
             return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
@@ -289,6 +295,9 @@ class PackedStorage:
         if not self._free_bytes_min or not batch.fresh:
             return
         shapes = {label: batch.shape_of(label) for label in batch.fresh}
+        most_bytes = sum([shape.slot_bytes for shape in shapes.values()])
+        if missing_bytes(self._root.disk, self._root.fd, most_bytes + self._free_bytes_min) <= 0:
+            return
         wanted = Counter(shapes.values())
         new_bytes = self._places.new_bytes(wanted)
         short_bytes = missing_bytes(self._root.disk, self._root.fd, new_bytes + self._free_bytes_min)

@@ -70,11 +70,11 @@ class VerifiedStorage:
 
     def _get(self, pages: Sequence[PageIO]) -> list[bool]:
         hits = self._backend.get(pages)
-        flaws = {
-            number: flaw
-            for number, page in enumerate(pages)
-            if hits[number] and page.buffers and (flaw := verify_buffers(page.buffers, page.label)) is not None
-        }
+        flaws: dict[int, Flaw] = {}
+        for number, page in enumerate(pages):
+            flaw = verify_buffers(page.buffers, page.label) if hits[number] and page.buffers else None
+            if flaw is not None:
+                flaws[number] = flaw
         if flaws:
             for number in flaws:
                 hits[number] = False
