@@ -29,7 +29,9 @@ __all__ = [
     "IDENTITY_BYTES",
     "MANIFEST_NAME",
     "Found",
+    "check_identity",
     "check_label",
+    "check_scan",
     "identities_in",
     "label_of",
     "objects_in",
@@ -70,6 +72,27 @@ def check_label(label: Label) -> None:
             f"found {len(label.identity)} and {len(label.key)}"
         )
     _check_pool(label.pool)
+
+
+def check_identity(identity: bytes) -> None:
+    """Refuse what is no digest of an identity.
+
+    Raises:
+        InputError: it has another length.
+    """
+    if len(identity) != IDENTITY_BYTES:
+        raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(identity)}")
+
+
+def check_scan(identity: bytes, cursor: str) -> None:
+    """Refuse what a scan can neither begin nor go on with.
+
+    Raises:
+        InputError: the cursor is not one that a scan returned, or the identity is not a digest.
+    """
+    check_identity(identity)
+    if cursor and label_of(identity, cursor) is None:
+        raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
 
 
 def place_of(label: Label) -> tuple[str, str]:

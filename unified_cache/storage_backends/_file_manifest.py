@@ -15,7 +15,7 @@ from unified_cache.storage_backends._file_io import (
     storage_error,
     write_all,
 )
-from unified_cache.storage_backends._file_layout import MANIFEST_NAME, identities_in
+from unified_cache.storage_backends._file_layout import MANIFEST_NAME, check_identity, identities_in
 from unified_cache.storage_backends._file_root import Root
 
 __all__ = ["keep_manifest", "manifests_in"]
@@ -24,12 +24,14 @@ MANIFEST_BYTES_MAX = 1 << 20
 """A larger manifest is not one of ours."""
 
 
-def keep_manifest(root: Root, manifest: Manifest, temp: str) -> None:
-    """Write a manifest beside its pages, durably, unless the same is there; ``temp`` is a name of its own.
+def keep_manifest(root: Root, manifest: Manifest) -> None:
+    """Write a manifest beside its pages, durably, unless the same is there.
 
     Raises:
+        InputError: the identity in the manifest is not a digest.
         StorageError: what is there says something else under the same digest, or a fault.
     """
+    check_identity(manifest.identity)
     identity_name = manifest.identity.hex()
     path = root.path / identity_name / MANIFEST_NAME
     try:
@@ -39,7 +41,7 @@ def keep_manifest(root: Root, manifest: Manifest, temp: str) -> None:
         try:
             text = _read(root.disk, identity_fd)
             if text is None:
-                _write(root, identity_fd, manifest, temp)
+                _write(root, identity_fd, manifest, root.new_temp())
                 return
         finally:
             let_go(root.disk, identity_fd)
@@ -57,8 +59,15 @@ def manifests_in(root: Root) -> dict[bytes, Manifest | None]:
     """Read the manifest of every identity, None where there is none that can be read.
 
     Raises:
-        OSError: the store cannot be listed.
+        StorageError: the store cannot be listed.
     """
+    try:
+        return _manifests_in(root)
+    except OSError as error:
+        raise storage_error(error, f"cannot list the identities in {root.path}") from error
+
+
+def _manifests_in(root: Root) -> dict[bytes, Manifest | None]:
     found: dict[bytes, Manifest | None] = {}
     for identity in identities_in(root.disk, root.fd):
         try:

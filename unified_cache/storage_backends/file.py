@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from unified_cache.errors import ConfigError, InputError, StorageError
+from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends._calls import Calls
@@ -27,10 +27,9 @@ from unified_cache.storage_backends._file_intruders import NOT_A_FILE, UNREADABL
 from unified_cache.storage_backends._file_io import READ_FLAGS, Directories, let_go, read_all, size_of, storage_error
 from unified_cache.storage_backends._file_journal import Journal
 from unified_cache.storage_backends._file_layout import (
-    IDENTITY_BYTES,
     Found,
+    check_scan,
     identities_in,
-    label_of,
     objects_in,
     place_of,
 )
@@ -175,9 +174,7 @@ class FileStorage:
             StorageError: the manifest that is there says something else under the same digest, or a fault.
         """
         with self._calls:
-            if len(manifest.identity) != IDENTITY_BYTES:
-                raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(manifest.identity)}")
-            keep_manifest(self._root, manifest, self._root.new_temp())
+            keep_manifest(self._root, manifest)
             self._room.learn(manifest)
 
     def exists(self, labels: Sequence[Label]) -> list[bool]:
@@ -242,10 +239,7 @@ class FileStorage:
             InputError: the cursor is not one that a scan returned, or the identity is not a digest.
         """
         with self._calls:
-            if len(identity) != IDENTITY_BYTES:
-                raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(identity)}")
-            if cursor and label_of(identity, cursor) is None:
-                raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
+            check_scan(identity, cursor)
             try:
                 with closing(objects_in(self._disk, self._root.fd, identity, cursor)) as objects:
                     found = list(itertools.islice(objects, SCAN_OBJECTS_MAX))
@@ -261,10 +255,7 @@ class FileStorage:
             StorageError: the directory cannot be listed.
         """
         with self._calls:
-            try:
-                return manifests_in(self._root)
-            except OSError as error:
-                raise storage_error(error, f"cannot list the identities in {self._root.path}") from error
+            return manifests_in(self._root)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare modification times, which are the recency of this store; None without objects. Linear in objects.

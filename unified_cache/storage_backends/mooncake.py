@@ -20,11 +20,11 @@ from contextlib import suppress
 from threading import Lock
 from typing import NamedTuple
 
-from unified_cache.errors import ConfigError, InputError, StorageError
+from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends._calls import Calls
-from unified_cache.storage_backends._file_layout import IDENTITY_BYTES, label_of
+from unified_cache.storage_backends._file_layout import check_identity, check_scan, label_of
 from unified_cache.storage_backends._mooncake_address import MooncakeAddress, address_of_url
 from unified_cache.storage_backends._mooncake_buffers import piece_of
 from unified_cache.storage_backends._mooncake_client import Client, client_of
@@ -110,7 +110,7 @@ class MooncakeStorage:
             StorageError: the manifest that is there says something else under the same digest, or a fault.
         """
         with self._calls:
-            _check_identity(manifest.identity)
+            check_identity(manifest.identity)
             self._manifests.keep(manifest)
             with self._guard:
                 for slab in slabs.values():
@@ -187,9 +187,7 @@ class MooncakeStorage:
             StorageError: the master's HTTP side does not answer.
         """
         with self._calls:
-            _check_identity(identity)
-            if cursor and label_of(identity, cursor) is None:
-                raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
+            check_scan(identity, cursor)
             names = self._names(identity, cursor)
             start = bisect_right(names, cursor)
             found = names[start : start + SCAN_OBJECTS_MAX]
@@ -231,11 +229,6 @@ class MooncakeStorage:
         with self._guard:
             self._listed = (identity, names)
         return names
-
-
-def _check_identity(identity: bytes) -> None:
-    if len(identity) != IDENTITY_BYTES:
-        raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(identity)}")
 
 
 def open_url(rest: str, bytes_max: int | None) -> MooncakeStorage:

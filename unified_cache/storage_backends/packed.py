@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from unified_cache.errors import ConfigError, InputError, StorageError
+from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends._calls import Calls
 from unified_cache.storage_backends._file_disk import Disk
 from unified_cache.storage_backends._file_intruders import UNREADABLE
 from unified_cache.storage_backends._file_io import missing_bytes, storage_error
-from unified_cache.storage_backends._file_layout import IDENTITY_BYTES, label_of
+from unified_cache.storage_backends._file_layout import check_scan
 from unified_cache.storage_backends._file_manifest import keep_manifest, manifests_in
 from unified_cache.storage_backends._file_root import Format, Root, open_root
 from unified_cache.storage_backends._packed_file import Entry, PackedFile, Shape, Slot
@@ -162,9 +162,7 @@ class PackedStorage:
             StorageError: the manifest that is there says something else under the same digest, or a fault.
         """
         with self._calls:
-            if len(manifest.identity) != IDENTITY_BYTES:
-                raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(manifest.identity)}")
-            keep_manifest(self._root, manifest, self._root.new_temp())
+            keep_manifest(self._root, manifest)
             self._index.learn(manifest)
 
     def exists(self, labels: Sequence[Label]) -> list[bool]:
@@ -251,10 +249,7 @@ class PackedStorage:
             InputError: the cursor is not one that a scan returned, or the identity is not a digest.
         """
         with self._calls:
-            if len(identity) != IDENTITY_BYTES:
-                raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(identity)}")
-            if cursor and label_of(identity, cursor) is None:
-                raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
+            check_scan(identity, cursor)
             return self._index.scan(identity, cursor)
 
     def manifests(self) -> dict[bytes, Manifest | None]:
@@ -264,10 +259,7 @@ class PackedStorage:
             StorageError: the directory cannot be listed.
         """
         with self._calls:
-            try:
-                return manifests_in(self._root)
-            except OSError as error:
-                raise storage_error(error, f"cannot list the identities in {self._root.path}") from error
+            return manifests_in(self._root)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare times of use; None without objects. Linear in objects.
