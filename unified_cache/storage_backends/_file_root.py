@@ -1,5 +1,6 @@
 """Who may use the directory of a file store: its marker, its owner, and the writers that live or died in it."""
 
+import errno
 import fcntl
 import itertools
 import json
@@ -106,12 +107,17 @@ def open_root(disk: Disk, path: Path, expected: Format, new_writer: Callable[[],
 def _sync_parents(disk: Disk, path: Path) -> None:
     """Let the way to a directory survive a crash, whoever made which part of it; a part that we may not read is old."""
     for parent in path.absolute().parents:
-        with suppress(PermissionError):
+        try:
             fd = disk.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                disk.fsync(fd)
-            finally:
-                let_go(disk, fd)
+        except PermissionError:
+            continue
+        try:
+            disk.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # A mount point of autofs, say, has no fsync.
+                raise
+        finally:
+            let_go(disk, fd)
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:

@@ -25,7 +25,8 @@ from unified_cache.storage_backends._file_io import let_go, read_at, write_at
 __all__ = ["Entry", "PackedFile", "Shape", "Slot", "by_file", "parse_name"]
 
 FILE_BYTES = 4 << 30
-"""Pages of a file take about as much, so a terabyte has 256 files, all open. What was not written takes no room."""
+"""Pages of a file take about as much, so a terabyte of pages of 64 KiB and more has 256 files, all open; one of 4 KiB
+pages has 4096, see ``SLOTS_MAX``. What was not written takes no room."""
 
 SLOTS_MAX = 65_536
 """Of one file, whose table is read at once when the store is opened: 3 MiB."""

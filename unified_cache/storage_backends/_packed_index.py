@@ -50,7 +50,7 @@ class Index:
     def __init__(self, recency: Recency) -> None:
         self._recency = recency
         self._slots: dict[Label, Slot] = {}
-        self._unreadable: dict[Label, Slot] = {}
+        self._unreadable: dict[Label, list[Slot]] = {}
         """Where pages are that the disk did not give: misses until the store is opened again, or they are put again."""
         self._unreadable_count = 0
         self._evicted_count = 0
@@ -159,11 +159,11 @@ class Index:
         evicted: list[Label] = []
         with self._guard:
             for label, slot in batch.written.items():
-                if label in self._slots:
-                    spare.append(slot)
-                elif self._recency.size_of(label) != slot.file.object_bytes:
+                if self._recency.size_of(label) != slot.file.object_bytes:
                     spare.append(slot)
                     evicted.append(label)
+                elif label in self._slots:
+                    spare.append(slot)
                 else:
                     self._slots[label] = slot
         if evicted:
@@ -205,11 +205,12 @@ class Index:
                 self._recency.touch_before(found)
             return slots, self._take_out(misfits) if misfits else []
 
-    def forget(self, labels: Iterable[Label]) -> tuple[list[Slot], list[Slot]]:
-        """Know objects no more; return the slots that they had, and those of them that cannot be read."""
+    def forget(self, labels: Iterable[Label]) -> tuple[int, list[Slot], list[Slot]]:
+        """Know objects no more; return how many there were, their slots, and those slots that are unreadable."""
         with self._guard:
-            unreadable = [self._unreadable.pop(label) for label in labels if label in self._unreadable]
-            return self._take_out(labels), unreadable
+            there = {label for label in labels if label in self._slots or label in self._unreadable}
+            unreadable = [slot for label in there for slot in self._unreadable.pop(label, ())]
+            return len(there), self._take_out(there), unreadable
 
     def set_aside(self, unreadable: Mapping[Label, Slot]) -> None:
         """Note that the disk did not give pages, those of them that are where they were."""
@@ -217,7 +218,7 @@ class Index:
             for label, slot in unreadable.items():
                 if self._slots.get(label) is slot:
                     self._take_out((label,))
-                    self._unreadable[label] = slot
+                    self._unreadable.setdefault(label, []).append(slot)
                     self._unreadable_count += 1
 
     def scan(self, identity: bytes, cursor: str) -> Scan:

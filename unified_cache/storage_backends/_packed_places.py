@@ -220,7 +220,14 @@ class Places:
                     raise
                 continue
             file = self._opened_as(fd, shape, number)
-            self._anchor(shape)
+            try:
+                self._anchor(shape)
+            except OSError:
+                with suppress(OSError):
+                    self._disk.unlink(_path_of(shape, number), dir_fd=self._root.fd)
+                    with self._guard:
+                        free.drop(number)
+                raise
             return file
         raise AssertionError("a name was found, or the last one raised")
 

@@ -77,8 +77,8 @@ class FileStorage:
     and counts lengths of objects, not blocks. A batch never evicts its own pages, nor an object that another one
     needs before that one: of a chain longer than the cap the first pages are stored, the rest declined.
     Recency is kept in modification times and survives a restart; a crash forgets when pages were last read, of at
-    most ``PAGES_WAITING_MAX`` of them and no further back than ``STAMP_GRAIN_NS``. Local file systems only: locks and
-    appends on a network are not what they are here.
+    most ``PAGES_WAITING_MAX`` of them, no further back than ``STAMP_GRAIN_NS`` before the last call. Local file systems
+    only: locks and appends on a network are not what they are here.
 
     Thread-safe. Objects are read and written outside the guards.
     """

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +67,7 @@ class PackedStorage:
     beyond it a directory takes the tables, the rest of each slot's last block, and the room that free slots keep, see
     ``IDLE_BYTES_MAX``. A batch never evicts its own pages, nor an object that another one needs before that one.
     Recency survives a restart; a crash forgets when pages were last read, of at most ``PAGES_WAITING_MAX`` of them and
-    no further back than ``STAMP_GRAIN_NS``. Local file systems only.
+    no further back than ``STAMP_GRAIN_NS`` before the last call. Local file systems only.
 
     Thread-safe. Pages are read and written outside the guards.
     """
@@ -220,7 +220,14 @@ class PackedStorage:
                 if isinstance(error, OSError):
                     raise storage_error(error, f"cannot store pages in {self._root.path}") from error
                 raise
-            self._let_go(self._index.commit(batch))
+            spare = self._index.commit(batch)
+            try:
+                if spare and level is Level.DURABLE:
+                    self._sync_others(batch, ())
+            except OSError as error:
+                raise storage_error(error, f"cannot store pages in {self._root.path}") from error
+            finally:
+                self._let_go(spare)
             if len(batch.fresh) < len(pages):
                 self._stamp(self._stamps.note(pages, batch.refreshed(), batch.stamp))
             return batch.stored
@@ -234,13 +241,13 @@ class PackedStorage:
         with self._calls:
             for label in labels:
                 self._index.find(label)
-            gone, unreadable = self._index.forget(labels)
+            count, gone, unreadable = self._index.forget(labels)
             try:
                 self._places.clear(unreadable)
                 self._places.free(gone)
             except OSError as error:
                 raise storage_error(error, f"cannot remove objects from {self._root.path}") from error
-            return len(gone) + len(unreadable)
+            return count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed.
@@ -280,6 +287,9 @@ class PackedStorage:
         if self._calls.close():
             self._stamp(self._stamps.take())
             self._places.close()
+            with suppress(OSError):
+                # A child that was forked has the descriptor too, and would keep the lock.
+                self._root.disk.flock(self._root.fd, fcntl.LOCK_UN)
             self._root.close()
 
     def _keep_free(self, batch: Batch) -> None:
@@ -323,9 +333,23 @@ class PackedStorage:
         for file, inside in entries.items():
             file.enter(sorted(inside))
         if durable:
-            # Whoever stored those that were there may have stored them CACHED.
-            there = (self._index.find(page.label) for page in batch.pages if page.label not in batch.written)
-            _sync({*entries, *(slot.file for slot in there if slot is not None)})
+            _sync(entries)
+            self._sync_others(batch, entries)
+
+    def _sync_others(self, batch: Batch, synced: Container[PackedFile]) -> None:
+        """Sync pages that another put stored, before or meanwhile, but in ``synced``: maybe they are CACHED alone."""
+        others: dict[PackedFile, list[tuple[Label, Slot]]] = {}
+        for page in batch.pages:
+            slot = self._index.find(page.label)
+            if slot is not None and slot.file not in synced:
+                others.setdefault(slot.file, []).append((page.label, slot))
+        for file, there in others.items():
+            try:
+                file.sync()
+            except FileNotFoundError:
+                # A file that its last page has left is removed; one from under a page that is there is a fault.
+                if any(self._index.find(label) is slot for label, slot in there):
+                    raise
 
     def _abandon(self, batch: Batch) -> None:
         """Leave nothing of pages that could not be written."""
