@@ -130,7 +130,8 @@ def test_a_store_that_was_closed_can_be_opened_while_a_child_of_its_process_live
         signal.pause()
     try:
         storage.close()
-        opened(tmp_path / "store").close()
+        with closing(opened(tmp_path / "store")) as again:
+            assert put(again, [1]) == [True]
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
