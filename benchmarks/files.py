@@ -22,8 +22,8 @@ from xxhash import xxh3_64_intdigest
 from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import Plan
-from unified_cache.storage_backends.file import FileStorage
-from unified_cache.storage_backends.packed import PackedStorage
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 

@@ -28,10 +28,10 @@ from unified_cache.cluster.address import LOOPBACK, Address, free_ports
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.cluster.master import Master, MasterSettings
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends._mooncake_buffers import batches, piece_of
-from unified_cache.storage_backends._mooncake_client import Client
-from unified_cache.storage_backends.mooncake import MooncakeStorage, open_url
-from unified_cache.storage_backends.mooncake_library import master_program, new_put_config
+from unified_cache.storage_backends.mooncake.buffers import batches, piece_of
+from unified_cache.storage_backends.mooncake.client import Client
+from unified_cache.storage_backends.mooncake.native import master_program, new_put_config
+from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 

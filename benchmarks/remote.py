@@ -27,11 +27,11 @@ from unified_cache.components import Full, SlidingWindow
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES
-from unified_cache.service.allocator import keep_freed_memory
+from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level
-from unified_cache.storage_backends.remote import RemoteStorage
-from unified_cache.storage_backends.remote_url import RemoteOptions
+from unified_cache.storage_backends.remote.store import RemoteStorage
+from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.wire.calls import PART_BYTES, Call
 
 __all__ = ["remote_figures"]

@@ -14,8 +14,8 @@ from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level, PageIO
-from unified_cache.storage_backends.remote import RemoteStorage
-from unified_cache.storage_backends.remote_url import RemoteOptions
+from unified_cache.storage_backends.remote.store import RemoteStorage
+from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 __all__ = ["MovedPages", "sealed"]

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from unified_cache.service.access import Caller, Role
-from unified_cache.service.allocator import keep_freed_memory
+from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.limits import RequestLimits
+from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.service.servicer import CacheService
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import PART_BYTES

@@ -19,7 +19,7 @@ from benchmarks.measure import Comparison, Figure, interleaved
 from benchmarks.plan import Plan
 from benchmarks.remote_pages import MovedPages
 from unified_cache.seal import verify_buffers
-from unified_cache.service.pages import blank
+from unified_cache.service.store.pages import blank
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.wire.calls import SHARED_PART_BYTES
 from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, WINDOW_OFFSET, Region

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 
-from unified_cache.storage_backends.mooncake_library import apt_command, missing_packages
+from unified_cache.storage_backends.mooncake.native import apt_command, missing_packages
 
 __all__ = ["main"]
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.test_remote_contract import ServiceContract
-from tests.mooncake_fixture import open_mooncake, small_cluster
-from tests.mooncake_needed import needs_mooncake
-from tests.service_fixture import Running
+from tests.support.mooncake import open_mooncake, small_cluster
+from tests.support.mooncake_needed import needs_mooncake
+from tests.support.service import Running
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.service.limits import RequestLimits
-from unified_cache.storage_backends.mooncake import MooncakeStorage
+from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import StorageContract, listing

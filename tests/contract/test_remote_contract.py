@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.service_fixture import Running
+from tests.support.service import Running
 from unified_cache.errors import StorageError
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.service.limits import RequestLimits
-from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.packed import PackedStorage
+from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, StorageBackend
-from unified_cache.storage_backends.remote import RemoteStorage
-from unified_cache.storage_backends.remote_url import RemoteOptions
+from unified_cache.storage_backends.remote.store import RemoteStorage
+from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import (
     PAGE_BYTES,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.keys_only import KeysOnlyStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.packed import PackedStorage
+from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import ROOM_BYTES_MAX, KeysOnlyContract, StorageContract

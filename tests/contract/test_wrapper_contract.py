@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.wrapper_fixture import PATIENCE_S, ManualClock
-from unified_cache.storage_backends.file import FileStorage
+from tests.support.wrappers import PATIENCE_S, ManualClock
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage

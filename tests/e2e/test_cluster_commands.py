@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster_fixture import TIMEOUT_S, Running, all_end, ask, ask_apart, descendants, mounted, slowness
-from tests.mooncake_needed import needs_mooncake
+from tests.support.cluster import TIMEOUT_S, Running, all_end, ask, ask_apart, descendants, mounted, slowness
+from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster_fixture import TIMEOUT_S, all_end, descendants, has_ended, mounted, slowness
-from tests.mooncake_needed import needs_mooncake
+from tests.support.cluster import TIMEOUT_S, all_end, descendants, has_ended, mounted, slowness
+from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import Child, wait_until
 from unified_cache.cluster.directory import ClusterDirectory
@@ -22,7 +22,7 @@ from unified_cache.cluster.master import MasterSettings
 from unified_cache.cluster.restarts import DELAYS_S, Phase
 from unified_cache.cluster.supervisor import Supervisor
 from unified_cache.errors import StorageError
-from unified_cache.storage_backends.mooncake_admin import Admin
+from unified_cache.storage_backends.mooncake.admin import Admin
 
 READY_MAX_S = 3.0
 SEGMENT_BYTES = 16 << 20

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_fixture import TIMEOUT_S, Answer, Running, all_end, ask, ask_apart, descendants, mounted, slowness
-from tests.mooncake_needed import needs_mooncake
+from tests.support.cluster import TIMEOUT_S, Answer, Running, all_end, ask, ask_apart, descendants, mounted, slowness
+from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.address import LOOPBACK, Address, claim, free_ports
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.local import LocalCluster

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness import FAMILIES
+from tests.support.exactness import FAMILIES
 from unified_cache.cli.main import run
 from unified_cache.demo.run import DemoSettings, run_demo
 from unified_cache.demo.workload import shown, tokens_of

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.budget import examples
-from tests.exactness import SETTLE_S, kept_by, tokens_of
+from tests.support.budget import examples
+from tests.support.exactness import SETTLE_S, kept_by, tokens_of
 from unified_cache.config import Retention
 from unified_cache.demo.engine import Engine, EngineSettings
 from unified_cache.demo.opening import TierSizes, opened

@@ -12,8 +12,8 @@ from functools import cache
 import pytest
 import torch
 
-from tests.exactness import is_equal, kept_by, tokens_of
-from tests.unit.test_forward_graph import captured
+from tests.support.exactness import is_equal, kept_by, tokens_of
+from tests.unit.forward.test_graph import captured
 from unified_cache.demo.engine import Engine
 from unified_cache.demo.opening import TierSizes, opened
 from unified_cache.demo.placing import PagedPlacing, Placing, WriteLocs

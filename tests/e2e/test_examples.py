@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness import L3
 from tests.sources import ROOT
+from tests.support.exactness import L3
 
 TIMEOUT_S = 240
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.budget import LONG, examples
-from tests.file_fixture import bytes_in, temps
-from tests.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
 from tests.sources import ROOT
-from tests.store_kinds import StoreKind
+from tests.support.budget import LONG, examples
+from tests.support.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
+from tests.support.files import bytes_in, temps
+from tests.support.store_kinds import StoreKind
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, listing, sealed_page
@@ -102,7 +102,7 @@ def test_a_writer_killed_while_it_evicts_leaves_whole_pages_and_the_next_one_kee
 @pytest.mark.parametrize("kind", StoreKind)
 def test_a_writer_that_dies_at_any_call_on_the_disk_leaves_nothing_half_done(kind: StoreKind, tmp_path: Path) -> None:
     stride = 1 if LONG else 9
-    command = [sys.executable, "-m", "tests.file_deaths", kind.value, str(tmp_path), str(stride)]
+    command = [sys.executable, "-m", "tests.support.file_deaths", kind.value, str(tmp_path), str(stride)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) > {StoreKind.FILE: 50, StoreKind.PACKED: 25}[kind]

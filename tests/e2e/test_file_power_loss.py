@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.file_fixture import put, temps
-from tests.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
 from tests.sources import ROOT
-from tests.store_kinds import StoreKind
+from tests.support.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
+from tests.support.files import put, temps
+from tests.support.store_kinds import StoreKind
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness import FAMILIES, L3, SHARED_STORAGE_SCENARIOS, STORAGE_SCENARIOS
-from tests.service_process import ServerProcess
+from tests.support.exactness import FAMILIES, L3, SHARED_STORAGE_SCENARIOS, STORAGE_SCENARIOS
+from tests.support.service_process import ServerProcess
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cache_fixture import ToyEngine
+from tests.support.cache import ToyEngine
 from unified_cache.components.layouts import layout
 from unified_cache.page import Prompt
 from unified_cache.storage_backends.url import open_storage

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.exactness import (
+from tests.sources import ROOT
+from tests.support.exactness import (
     FAMILIES,
     L3,
     SHARED_STORAGE_SCENARIOS,
@@ -22,9 +23,8 @@ from tests.exactness import (
     serve,
     untouched,
 )
-from tests.mooncake_fixture import small_cluster
-from tests.mooncake_needed import needs_mooncake
-from tests.sources import ROOT
+from tests.support.mooncake import small_cluster
+from tests.support.mooncake_needed import needs_mooncake
 
 pytestmark = needs_mooncake
 
@@ -57,7 +57,7 @@ def test_a_fresh_process_continues_bit_by_bit(l3: L3) -> None:
     for family, tokens in prompts.items():
         with engine(family, l3) as ours:
             serve(ours, tokens)
-    command = [sys.executable, "-m", "tests.exactness", l3.url]
+    command = [sys.executable, "-m", "tests.support.exactness", l3.url]
     ended = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S)
     assert json.loads(ended.stdout.splitlines()[-1]) == {
         family: {

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tests.cache_fixture import ToyEngine, toy_layout
-from tests.mooncake_fixture import open_mooncake, small_cluster
-from tests.mooncake_needed import needs_mooncake
+from tests.support.cache import ToyEngine, toy_layout
+from tests.support.mooncake import open_mooncake, small_cluster
+from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.config import StorageGuard
 from unified_cache.controller import Leg

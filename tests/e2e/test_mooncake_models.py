@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.cache_fixture import ToyEngine
-from tests.mooncake_fixture import open_mooncake, small_cluster
-from tests.mooncake_needed import needs_mooncake
 from tests.sources import ROOT
+from tests.support.cache import ToyEngine
+from tests.support.mooncake import open_mooncake, small_cluster
+from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.components.layouts import layout
 from unified_cache.page import Prompt

@@ -11,19 +11,19 @@ from dataclasses import replace
 
 import pytest
 
-from tests.mooncake_fixture import SETTINGS, open_mooncake, small_cluster
-from tests.mooncake_needed import needs_mooncake
 from tests.sources import ROOT
+from tests.support.mooncake import SETTINGS, open_mooncake, small_cluster
+from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.address import LOOPBACK, Address
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.errors import StorageError
 from unified_cache.seal import Flaw
-from unified_cache.storage_backends._mooncake_buffers import pointer_to
-from unified_cache.storage_backends._mooncake_client import AGED_OBJECTS
-from unified_cache.storage_backends.mooncake import MooncakeStorage
-from unified_cache.storage_backends.mooncake_admin import Admin
-from unified_cache.storage_backends.mooncake_library import Code
+from unified_cache.storage_backends.mooncake.admin import Admin
+from unified_cache.storage_backends.mooncake.buffers import pointer_to
+from unified_cache.storage_backends.mooncake.client import AGED_OBJECTS
+from unified_cache.storage_backends.mooncake.native import Code
+from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage

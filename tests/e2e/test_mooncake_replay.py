@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.mooncake_fixture import open_mooncake, small_cluster
-from tests.mooncake_needed import needs_mooncake
 from tests.sources import ROOT
+from tests.support.mooncake import open_mooncake, small_cluster
+from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.local import LocalCluster
 
 pytestmark = needs_mooncake

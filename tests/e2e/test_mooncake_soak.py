@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.mooncake_needed import needs_mooncake
 from tests.soak.mooncake import ENGINES, soak
+from tests.support.mooncake_needed import needs_mooncake
 
 pytestmark = [needs_mooncake, pytest.mark.long]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.budget import LONG
-from tests.cache_fixture import ToyEngine
-from tests.file_fixture import Fault, FaultyDisk
-from tests.operation_fixture import Call
-from tests.store_kinds import StoreKind
+from tests.support.budget import LONG
+from tests.support.cache import ToyEngine
+from tests.support.files import Fault, FaultyDisk
+from tests.support.operations import Call
+from tests.support.store_kinds import StoreKind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
 from unified_cache.errors import CacheError, StorageTimeoutError

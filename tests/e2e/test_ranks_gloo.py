@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rank_process import DEATH, report_of
-from tests.rank_script import compare
 from tests.sources import ROOT
+from tests.support.rank_process import DEATH, report_of
+from tests.support.rank_script import compare
 
 WALL_S = 240.0
 """For all processes of a play; what takes longer hangs."""
@@ -26,7 +26,7 @@ def play(directory: Path, name: str, size: int, *, seeds: int = 0, steps: int = 
     with ExitStack() as stack:
         started: list[subprocess.Popen[bytes]] = []
         for rank in range(size):
-            command = [sys.executable, "-m", "tests.rank_process", name, str(rank), *arguments]
+            command = [sys.executable, "-m", "tests.support.rank_process", name, str(rank), *arguments]
             errors = stack.enter_context((directory / f"{rank}.err").open("wb"))
             started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stderr=errors))
             stack.enter_context(started[-1])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.offline_fixture import LAYOUTS, PAGE_SIZE, PAGES, fill, objects_of, open_store, url_of
-from tests.running_service import Running, running
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill, objects_of, open_store, url_of
+from tests.support.running_service import Running, running
 from unified_cache.cli.main import run
 from unified_cache.page import Prompt
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.service_fixture import wait_for
-from tests.service_process import ServerProcess
+from tests.support.service import wait_for
+from tests.support.service_process import ServerProcess
 from unified_cache.components import Full
 from unified_cache.errors import StorageError
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level, PageIO
-from unified_cache.storage_backends.remote import RemoteStorage
-from unified_cache.storage_backends.remote_url import RemoteOptions
+from unified_cache.storage_backends.remote.store import RemoteStorage
+from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, sealed_page
 from unified_cache.wire.sharing import NAME_PREFIX, SHARED_DIRECTORY

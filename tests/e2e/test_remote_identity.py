@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.service_fixture import Running
+from tests.support.service import Running
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.errors import StorageError
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.service.limits import RequestLimits
-from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level
-from unified_cache.storage_backends.remote import RemoteStorage
-from unified_cache.storage_backends.remote_url import RemoteOptions
+from unified_cache.storage_backends.remote.store import RemoteStorage
+from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.testing.storage_contract import blank_page, bytes_of, sealed_page
 
 PAYLOAD_BYTES = 500

@@ -17,7 +17,7 @@ from unified_cache.replay.runner import replay
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.seal import HEADER_BYTES, Label, seal
-from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.file.store import FileStorage
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 
@@ -291,7 +291,7 @@ def serve_all(player: Player, requests: list[TraceRequest]) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["grpc://127.0.0.1:1", "grpcs://127.0.0.1:1", "unified_cache.storage_backends.file:open_url:x"]
+    "url", ["grpc://127.0.0.1:1", "grpcs://127.0.0.1:1", "unified_cache.storage_backends.file.store:open_url:x"]
 )
 def test_without_bytes_no_store_is_opened_and_every_url_does_that_could_be(url: str) -> None:
     requests = conversations(30)

@@ -16,8 +16,8 @@ from typing import IO
 import grpc
 import pytest
 
-from tests.running_service import CALL_S, called, refusal
-from tests.service_flood import Asker
+from tests.support.running_service import CALL_S, called, refusal
+from tests.support.service_flood import Asker
 from unified_cache.cli.main import run
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.wire.calls import Call
@@ -196,7 +196,7 @@ def test_the_settings_are_printed_as_toml_that_gives_them_again(
 
 @contextmanager
 def flooding(address: str, token: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "tests.service_flood", address, token, str(FLOOD_THREADS)]
+    command = [sys.executable, "-m", "tests.support.service_flood", address, token, str(FLOOD_THREADS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"

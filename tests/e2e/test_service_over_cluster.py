@@ -8,9 +8,9 @@ import pytest
 
 from tests.e2e.test_examples import is_shared_by_two_engines, restarts_on
 from tests.e2e.test_serve_command import Process, serving
-from tests.exactness import L3
-from tests.mooncake_fixture import small_cluster
-from tests.mooncake_needed import needs_mooncake
+from tests.support.exactness import L3
+from tests.support.mooncake import small_cluster
+from tests.support.mooncake_needed import needs_mooncake
 
 pytestmark = needs_mooncake
 

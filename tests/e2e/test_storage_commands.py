@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.offline_fixture import (
+from tests.support.offline import (
     LAYOUTS,
     PAGE_SIZE,
     PAGES,
@@ -30,7 +30,7 @@ from unified_cache.cli.main import run
 from unified_cache.cli.progress import objects_watched, progress_on
 from unified_cache.page import Namespace, Prompt
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.budget import LONG, examples
-from tests.exactness import FAMILIES, L3, SETTLE_S, TIGHT, Shape, engine, page_size_of, prompt_of, serve_exactly
+from tests.support.budget import LONG, examples
+from tests.support.exactness import FAMILIES, L3, SETTLE_S, TIGHT, Shape, engine, page_size_of, prompt_of, serve_exactly
 from unified_cache.integrations.transformers import PrefixCachedModel, Sequence, Stage
 from unified_cache.testing.seeded_workers import SeededWorkers
 from unified_cache.testing.tiny_models import VOCABULARY

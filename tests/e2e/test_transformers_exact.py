@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness import (
+from tests.sources import ROOT
+from tests.support.exactness import (
     FAMILIES,
     L3,
     MEMORY_SCENARIOS,
@@ -22,7 +23,6 @@ from tests.exactness import (
     serve,
     untouched,
 )
-from tests.sources import ROOT
 
 IS_ALIGNED = pytest.mark.parametrize("is_aligned", [True, False], ids=["aligned", "unaligned"])
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -64,7 +64,7 @@ def test_a_fresh_process_continues_bit_by_bit(tmp_path: Path) -> None:
     for family, tokens in prompts.items():
         with engine(family, l3) as ours:
             serve(ours, tokens)
-    command = [sys.executable, "-m", "tests.exactness", l3.url]
+    command = [sys.executable, "-m", "tests.support.exactness", l3.url]
     ended = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=240)
     expected = {
         family: {

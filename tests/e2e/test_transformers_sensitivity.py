@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.exactness import (
+from tests.support.exactness import (
     EVERYWHERE,
     FAMILIES,
     TIGHT,

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from tests.fuzz.context import Aborted, DirectContext
-from tests.service_fixture import CappedUsage, Notes, TokenGate
+from tests.support.service import CappedUsage, Notes, TokenGate
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.errors import InputError
 from unified_cache.page import PAGE_KEY_BYTES

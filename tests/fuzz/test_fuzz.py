@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.budget import LONG
 from tests.sources import ROOT
+from tests.support.budget import LONG
 
 SECONDS = 60 if LONG else 2
 START_S = 120.0

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from tests.budget import PHASES, examples
-from tests.cache_fixture import ToyEngine
-from tests.cache_model import (
+from tests.support.budget import PHASES, examples
+from tests.support.cache import ToyEngine
+from tests.support.cache_model import (
     Census,
     Payloads,
     Pinned,
@@ -25,7 +25,7 @@ from tests.cache_model import (
     verify_map,
     verify_slots_out,
 )
-from tests.components import COMPONENT_SETS
+from tests.support.components import COMPONENT_SETS
 from unified_cache.controller import Operation
 from unified_cache.errors import InputError, StorageError
 from unified_cache.page import Namespace, Prompt

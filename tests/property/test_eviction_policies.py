@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tests.budget import examples
-from tests.components import toy_components
+from tests.support.budget import examples
+from tests.support.components import toy_components
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier

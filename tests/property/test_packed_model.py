@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from tests.budget import PHASES, examples
+from tests.support.budget import PHASES, examples
 from unified_cache.seal import Label
-from unified_cache.storage_backends._file_disk import Disk
-from unified_cache.storage_backends._packed_slots import FreeSlots
-from unified_cache.storage_backends._stamps import STAMP_GRAIN_NS
-from unified_cache.storage_backends.packed import PackedStorage
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
+from unified_cache.storage_backends.packed.free_slots import FreeSlots
+from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, StoredObject
 from unified_cache.testing.storage_contract import OTHER_MODEL, blank_page, bytes_of, label, listing
 
@@ -199,8 +199,8 @@ def check_slots(free: FreeSlots, used: dict[int, int]) -> None:
 
 @pytest.mark.timeout(1800)
 def test_random_histories_agree_with_the_model_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.storage_backends._packed_file.SLOTS_MAX", 8)
-    monkeypatch.setattr("unified_cache.storage_backends._packed_places.IDLE_BYTES_MAX", 600)
+    monkeypatch.setattr("unified_cache.storage_backends.packed.segment.SLOTS_MAX", 8)
+    monkeypatch.setattr("unified_cache.storage_backends.packed.segments.IDLE_BYTES_MAX", 600)
     run_machine(
         PackedHistory,
         settings=settings(

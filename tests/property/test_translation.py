@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.budget import examples
+from tests.support.budget import examples
 from unified_cache.errors import SlotError
 from unified_cache.forward import SwaTranslation
 from unified_cache.pool import Slots

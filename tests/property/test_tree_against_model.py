@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from tests.budget import PHASES, examples
-from tests.components import SPAN_SETS
-from tests.tree_model import Model
+from tests.support.budget import PHASES, examples
+from tests.support.components import SPAN_SETS
+from tests.support.tree_model import Model
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Tier

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.cache_model import Flow, flow_of
 from tests.sim.audit import KEYS_MAX, Audit, Claim, Picture
 from tests.sim.cells import CELLS, Cell
 from tests.sim.engine import SETTLE_S, Engine
@@ -16,6 +15,7 @@ from tests.sim.faults import DecliningStorage, Faults
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FILLING_WEIGHTS, FULL, KINDS, WEIGHTS
 from tests.sim.workers import LaggingWorkers, ManualClock, Task
+from tests.support.cache_model import Flow, flow_of
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig
 from unified_cache.controller import Arrival, Controller, Operation

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tests.budget import LONG
 from tests.sim.memory import ContentMemory
 from tests.sim.report import Report, run_seed, run_seeds
 from tests.sim.simulation import Simulation
 from tests.sources import ROOT
+from tests.support.budget import LONG
 from unified_cache.controller import controller, jobs
 from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.slots import PageMap

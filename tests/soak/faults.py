@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from unified_cache.storage_backends.file import FileStorage
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.testing.faulty_storage import Fault, FaultyStorage, SeededFaults

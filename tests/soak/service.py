@@ -28,8 +28,8 @@ from tests.soak.clients import Engine, Line, Rogue
 from tests.soak.faults import BadTimes
 from tests.soak.tally import Figures, Tally
 from tests.sources import ROOT
-from unified_cache.service.access import Caller, Role
-from unified_cache.service.tokens import add_token, new_token
+from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.tokens import add_token, new_token
 
 __all__ = ["Report", "soak"]
 

@@ -21,7 +21,7 @@ from unified_cache.cluster.local import ClusterPlan
 from unified_cache.cluster.restarts import Phase
 from unified_cache.cluster.supervisor import end_supervisor, start_supervisor, supervise
 from unified_cache.errors import CacheError
-from unified_cache.storage_backends.mooncake_admin import Admin
+from unified_cache.storage_backends.mooncake.admin import Admin
 
 __all__ = ["DownCommand", "StatusCommand", "UpCommand", "cluster_app"]
 

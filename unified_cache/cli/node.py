@@ -14,8 +14,8 @@ from unified_cache.cluster.address import Address, free_ports
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.node import NodeSettings, Transport
 from unified_cache.cluster.production import run_node
-from unified_cache.storage_backends.mooncake_hosts import check_resolves, source_host
-from unified_cache.storage_backends.mooncake_library import master_program
+from unified_cache.storage_backends.mooncake.hosts import check_resolves, source_host
+from unified_cache.storage_backends.mooncake.native import master_program
 
 __all__ = ["NodeCommand"]
 

@@ -28,7 +28,7 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 if TYPE_CHECKING:
-    from unified_cache.service.inquiry import Inquiry
+    from unified_cache.storage_backends.remote.inquiry import Inquiry
 
 __all__ = ["REMOTE_COMMANDS", "GetCommand", "LookupCommand", "PingCommand", "PutCommand", "RemoteStatCommand"]
 
@@ -201,7 +201,7 @@ def _opened(url: str) -> "AbstractContextManager[Inquiry]":
         ConfigError: gRPC is not installed, or the URL names no service.
     """
     try:
-        module = import_module("unified_cache.service.inquiry")
+        module = import_module("unified_cache.storage_backends.remote.inquiry")
     except ImportError as error:
         raise ConfigError(
             f"a service needs {error.name}, which is not installed: pip install 'unified-cache[remote]'"

@@ -103,10 +103,10 @@ class ServeCommand:
             return
         if settings.insecure and not settings.address.is_local:
             sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
-        _service_module("allocator").keep_freed_memory()
-        drains = _service_module("drain")
+        _service_module("operations.allocator").keep_freed_memory()
+        drains = _service_module("operations.drain")
         drain = drains.Drain()
-        log = _service_module("logs").log_to(sys.stderr, settings.log)
+        log = _service_module("operations.logs").log_to(sys.stderr, settings.log)
         with drains.signals_drain(drain):
             service = _service_module("server").Service.open(settings, log, drain)
             log.event("serving", f"{settings.listen} port {service.port}, metrics port {service.metrics_port}")
@@ -134,7 +134,7 @@ class TokenNewCommand:
             ConfigError: no such role, or no name of a tenant.
             OSError: the file cannot be written.
         """
-        tokens, access = _service_module("tokens"), _service_module("access")
+        tokens, access = _service_module("access.tokens"), _service_module("access.callers")
         roles = {role.value: role for role in access.Role}
         if self.role not in roles:
             raise ConfigError(f"--role must be one of {', '.join(roles)}, found {self.role!r}")
@@ -157,7 +157,7 @@ class TokenListCommand:
         Raises:
             ConfigError: it is no file of tokens.
         """
-        for entry in _service_module("tokens").read_tokens(self.tokens, sys.maxsize).values():
+        for entry in _service_module("access.tokens").read_tokens(self.tokens, sys.maxsize).values():
             expires = entry.last_day or "never"
             sys.stdout.write(f"{entry.token_id} {entry.caller.tenant} {entry.caller.role.value} {expires}\n")
 
@@ -176,7 +176,7 @@ class TokenRevokeCommand:
             ConfigError: there is no such token.
             OSError: the file cannot be written.
         """
-        _service_module("tokens").remove_token(self.tokens, self.token_id)
+        _service_module("access.tokens").remove_token(self.tokens, self.token_id)
 
 
 def _service_module(name: str) -> ModuleType:

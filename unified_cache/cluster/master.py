@@ -6,7 +6,7 @@ from pathlib import Path
 from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import Child, wait_until
 from unified_cache.errors import StorageError
-from unified_cache.storage_backends.mooncake_admin import Admin
+from unified_cache.storage_backends.mooncake.admin import Admin
 
 __all__ = ["Master", "MasterSettings"]
 

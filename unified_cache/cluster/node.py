@@ -10,7 +10,7 @@ from pathlib import Path
 from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import PYTHON, Child
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake_library import SEGMENT_BYTES_MIN
+from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 
 __all__ = ["NodeSettings", "Transport", "check_round_trip", "check_segment", "start_node"]
 

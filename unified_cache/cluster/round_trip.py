@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from unified_cache.cluster.child import Report, report_stream
-from unified_cache.storage_backends.mooncake_library import METADATA, Store, load_store, new_put_config
+from unified_cache.storage_backends.mooncake.native import METADATA, Store, load_store, new_put_config
 
 __all__ = ["main", "travel"]
 

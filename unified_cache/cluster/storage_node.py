@@ -14,7 +14,7 @@ from unified_cache.cluster.child import STOP_SIGNALS, Report, report_stream
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.node import NodeSettings
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake_library import METADATA, Store, load_store
+from unified_cache.storage_backends.mooncake.native import METADATA, Store, load_store
 
 __all__ = ["main"]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import catalog_of
-from unified_cache.storage_backends.file import FileStorage
-from unified_cache.storage_backends.file_address import address_of
+from unified_cache.storage_backends.directory.address import address_of
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
-from unified_cache.storage_backends.packed import PackedStorage
+from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 

@@ -13,19 +13,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 from prometheus_client import CollectorRegistry
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access import Caller, Gate
-from unified_cache.service.drain import Drain
-from unified_cache.service.gate import Callers, ServiceGate
-from unified_cache.service.limits import RequestLimits
-from unified_cache.service.logs import Log
-from unified_cache.service.metrics import MetricsListener, ServiceMetrics, TenantNames, UseCollector
-from unified_cache.service.quota import StoredBytes, Turns
-from unified_cache.service.reflecting import BoundedReflection
-from unified_cache.service.reloaded import Reloaded
-from unified_cache.service.servicer import CacheService
-from unified_cache.service.settings import Address, ServiceSettings, TracingExporter
-from unified_cache.service.store_metrics import GuardedStore, LossCollector
-from unified_cache.service.tls import (
+from unified_cache.service.access.callers import Caller, Gate
+from unified_cache.service.access.fairness import StoredBytes, Turns
+from unified_cache.service.access.gate import Callers, ServiceGate
+from unified_cache.service.access.reloaded import Reloaded
+from unified_cache.service.access.tls import (
     Certificates,
     ClientNames,
     files_of,
@@ -33,7 +25,15 @@ from unified_cache.service.tls import (
     read_certificates,
     server_credentials,
 )
-from unified_cache.service.tokens import Tokens, read_tokens
+from unified_cache.service.access.tokens import Tokens, read_tokens
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.operations.drain import Drain
+from unified_cache.service.operations.logs import Log
+from unified_cache.service.operations.metrics import MetricsListener, ServiceMetrics, TenantNames, UseCollector
+from unified_cache.service.operations.reflection import BoundedReflection
+from unified_cache.service.servicer import CacheService
+from unified_cache.service.settings import Address, ServiceSettings, TracingExporter
+from unified_cache.service.store.guarded import GuardedStore, LossCollector
 from unified_cache.wire.calls import SERVICE
 
 __all__ = ["Service", "check_memory"]
@@ -166,7 +166,7 @@ def _traced(gate: ServiceGate, settings: ServiceSettings, opened: ExitStack) -> 
     if settings.tracing.exporter is TracingExporter.NONE:
         return gate
     try:
-        tracing = import_module("unified_cache.service.tracing")
+        tracing = import_module("unified_cache.service.operations.tracing")
     except ImportError as error:
         raise ConfigError(
             f"tracing needs {error.name}, which is not installed: pip install 'unified-cache[tracing]'"

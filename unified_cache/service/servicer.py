@@ -10,18 +10,14 @@ import numpy as np
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import FORMAT_VERSION, Flaw
-from unified_cache.service.access import Gate, Observer, Role, Usage
-from unified_cache.service.answers import Answers, Served
-from unified_cache.service.arrivals import Arrivals
-from unified_cache.service.errors import Refused
-from unified_cache.service.holdings import Holdings
-from unified_cache.service.host_tier import HostTier
-from unified_cache.service.leases import Leases
+from unified_cache.service.access.callers import Gate, Observer, Role, Usage
+from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.registry import Registration, Registry
+from unified_cache.service.access.usage import Holdings
 from unified_cache.service.limits import RequestLimits
-from unified_cache.service.lookup import PrefixLabels, longest_prefix
-from unified_cache.service.regions import Regions
-from unified_cache.service.registry import Registration, Registry
-from unified_cache.service.requests import (
+from unified_cache.service.requests.arrivals import Arrivals
+from unified_cache.service.requests.calls import Answers, Served
+from unified_cache.service.requests.checks import (
     NamedRun,
     all_stored,
     announced,
@@ -32,8 +28,12 @@ from unified_cache.service.requests import (
     parsed,
     prefix,
 )
-from unified_cache.service.store import Arrived, Kept, TieredStore
-from unified_cache.service.streams import StreamWatch
+from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
+from unified_cache.service.requests.shared_memory import Regions
+from unified_cache.service.requests.streams import StreamWatch
+from unified_cache.service.store.host_tier import HostTier
+from unified_cache.service.store.leases import Leases
+from unified_cache.service.store.tiered import Arrived, Kept, TieredStore
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.window import window
 from unified_cache.wire.calls import SERVICE, SHARED_PART_BYTES, Call

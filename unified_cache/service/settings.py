@@ -23,7 +23,7 @@ from pydantic_settings import (
 )
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access import Role
+from unified_cache.service.access.callers import Role
 from unified_cache.wire.calls import PART_BYTES
 
 __all__ = [

@@ -6,7 +6,7 @@ from threading import Lock
 from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends._recency import Recency, page_bytes
+from unified_cache.storage_backends.common.lru import Recency, page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan
 
 __all__ = ["KeysOnlyStorage", "open_url"]

@@ -4,18 +4,19 @@
     file:DIR                       in a directory, relative or absolute
     packed:DIR                     in a directory, for one process at a time; faster for small pages
     file:DIR?free=SIZE             either of these, leaving that much of the file system free
-    grpc://HOST:PORT               behind a service, see ``remote``; grpcs:// with TLS
-    NAME:REST                      any module of unified_cache.storage_backends that offers ``open_url``
+    grpc://HOST:PORT               behind a service, see ``remote.url``; grpcs:// with TLS
+    mooncake://MASTER:PORT         in a Mooncake cluster, see ``mooncake.address``
+    keys_only:                     names and sizes without bytes, for replay and sizing
     package.module:factory         a third party's store
     package.module:factory:REST    the same, with an argument
 
-What stands before the first colon is a third party's module if there is a dot in it, else one of ours or an alias. Both
+What stands before the first colon is a third party's module if there is a dot in it, else one of ``STORES``. Both
 ends have one signature: ``open_url(rest, bytes_max)`` and ``factory(rest, bytes_max)``, where ``rest`` is the
 text after the last colon that the forms above show, empty if there is none.
 """
 
-import pkgutil
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import cast
 
@@ -25,11 +26,16 @@ from unified_cache.storage_backends.protocol import StorageBackend
 
 __all__ = ["check_storage_url", "open_storage"]
 
-OPEN_URL = "open_url"
-"""What a module in this package offers to be named in a URL."""
-
-ALIASES = {"grpc": ("remote", "open_url"), "grpcs": ("remote", "open_secure_url")}
-"""Schemes that have a name of their own elsewhere: the module that serves each, and what it offers."""
+STORES = {
+    "file": ("file.store", "open_url"),
+    "grpc": ("remote.store", "open_url"),
+    "grpcs": ("remote.store", "open_secure_url"),
+    "keys_only": ("keys_only", "open_url"),
+    "memory": ("memory", "open_url"),
+    "mooncake": ("mooncake.store", "open_url"),
+    "packed": ("packed.store", "open_url"),
+}
+"""Scheme of a URL: the module of this package that opens such a store, and its factory."""
 
 _Factory = Callable[[str, int | None], StorageBackend]
 
@@ -67,8 +73,7 @@ def _factory_of(url: str) -> tuple[_Factory, str]:
         if factory is None:
             raise ConfigError(f"{url!r} must name a callable after the colon, {scheme} has none called {name!r}")
         return factory, rest
-    module, offer = ALIASES.get(scheme, (scheme, OPEN_URL))
-    factory = _factory_in(f"{storage_backends.__name__}.{module}", offer) if module in _modules() else None
+    factory = _factory_in(*_named(scheme)) if scheme in STORES else None
     if factory is None:
         raise ConfigError(f"{url!r} must begin with one of {_known()} or package.module:, found {scheme}:")
     return factory, rest
@@ -84,21 +89,16 @@ def _factory_in(module_name: str, name: str) -> _Factory | None:
     return cast("_Factory", found) if callable(found) else None
 
 
-def _modules() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(storage_backends.__path__))
+def _named(scheme: str) -> tuple[str, str]:
+    module, factory = STORES[scheme]
+    return f"{storage_backends.__name__}.{module}", factory
 
 
 def _known() -> str:
-    """List the schemes that work here: modules whose own needs are installed, and that offer ``open_url``."""
+    """List the schemes that work here: those whose packages are installed."""
     known: list[str] = []
-    served = {module for module, _ in ALIASES.values()}
-    named = [(name, name, OPEN_URL) for name in _modules() if name not in served]
-    named += [(scheme, module, offer) for scheme, (module, offer) in ALIASES.items()]
-    for name, module, offer in named:
-        try:
-            offers = _factory_in(f"{storage_backends.__name__}.{module}", offer) is not None
-        except ConfigError:
-            offers = False
-        if offers:
-            known.append(f"{name}:")
+    for scheme in STORES:
+        with suppress(ConfigError):
+            _factory_in(*_named(scheme))
+            known.append(f"{scheme}:")
     return ", ".join(known)

@@ -8,7 +8,7 @@ from threading import Lock
 from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Flaw, Label, verify_buffers
-from unified_cache.storage_backends._recency import page_bytes
+from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
 
 __all__ = ["VerifiedStorage"]

@@ -11,7 +11,7 @@ from typing import Protocol
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends._recency import page_bytes
+from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.wrappers.method import Method
 

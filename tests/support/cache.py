@@ -1,0 +1,139 @@
+"""A cache with real bytes and an oracle: what every page must hold, whoever brings it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tests.support.components import toy_components
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import CacheConfig
+from unified_cache.controller import Workers
+from unified_cache.memory import DevicePool
+from unified_cache.page import PageKey, Prompt
+from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.tree import Lock
+from unified_cache.window import window
+
+IDENTITY = Identity("toy")
+
+
+def toy_layout(spans: tuple[int, ...], page_size: int) -> ModelLayout:
+    """Make a layout of toy components."""
+    return ModelLayout(page_size, toy_components(spans))
+
+
+def payload(key: PageKey, pool: PoolSpec) -> bytes:
+    """Return the only right payload of the page of that key."""
+    return hashlib.shake_128(key + pool.name.encode()).digest(pool.page_bytes)
+
+
+def oracle(prompt: Prompt, page: int, pool: PoolSpec) -> bytes:
+    """Return the only right payload of a page of a prompt."""
+    return payload(prompt.keys[page], pool)
+
+
+@dataclass
+class ToyEngine:
+    """Owns device tensors, writes pages as a forward pass would, and reads them back."""
+
+    layout: ModelLayout
+    device_pages: tuple[int, ...]
+    host_pages: tuple[int, ...]
+    storage: StorageBackend | None
+    workers: Workers | None
+    pools: dict[str, DevicePool] = field(init=False)
+    cache: UnifiedCache = field(init=False)
+    digest: bytes = field(init=False)
+    """Whose pages these are."""
+
+    def __post_init__(self) -> None:
+        self.digest = IDENTITY.digest(self.layout)
+        self.pools = {}
+        for component, pages in zip(self.layout.components, self.device_pages, strict=True):
+            for pool in component.pools:
+                if not pool.page_bytes:
+                    continue  # a logical pool: slots without bytes
+                layers = [
+                    torch.full((pages + 1, pool.page_bytes - 16), 0xDB, dtype=torch.uint8),
+                    torch.full((pages + 1, 8), 0xDB, dtype=torch.uint8).view(torch.int16),
+                    torch.full((pages + 1, 2, 4), 0xDB, dtype=torch.uint8),
+                ]
+                self.pools[pool.name] = DevicePool(pool, layers)
+        self.cache = UnifiedCache.open(
+            self.layout,
+            CacheConfig(device_pages=self.device_pages, host_pages=self.host_pages, guard=None),
+            list(self.pools.values()),
+            identity=IDENTITY,
+            storage=self.storage,
+            workers=self.workers,
+        )
+
+    @property
+    def page_size(self) -> int:
+        return self.layout.page_size
+
+    @property
+    def spans(self) -> list[int]:
+        return [component.span for component in self.layout.components]
+
+    def byte_pools(self, component: int) -> list[PoolSpec]:
+        """Return the pools of a component that hold bytes."""
+        return [pool for pool in self.layout.components[component].pools if pool.page_bytes]
+
+    def write(self, component: int, slot: int, prompt: Prompt, page: int) -> None:
+        """Fill a device page with what a forward pass would compute."""
+        for pool in self.byte_pools(component):
+            computed = np.frombuffer(oracle(prompt, page, pool), np.uint8)
+            offset = 0
+            for layer in self.pools[pool.name].layers:
+                layer.numpy()[slot] = computed[offset : offset + layer.shape[1]]
+                offset += layer.shape[1]
+
+    def write_pages(self, component: int, slots: Slots, prompt: Prompt, start: int) -> None:
+        """Fill the device slots of pages from ``start`` on; -1 for those not computed."""
+        for page, slot in enumerate(slots.tolist(), start):
+            if slot > 0:
+                self.write(component, slot, prompt, page)
+
+    def rows(self, pool: PoolSpec, slots: Sequence[int]) -> npt.NDArray[np.uint8]:
+        """Return the payloads of device pages, shape (pages, page_bytes)."""
+        return np.concatenate([layer.numpy()[slots] for layer in self.pools[pool.name].layers], axis=1)
+
+    def read(self, component: int, slot: int) -> list[bytes]:
+        """Return the payload of a device page in every pool of a component."""
+        return [self.rows(pool, [slot]).tobytes() for pool in self.byte_pools(component)]
+
+    def verify(self, prompt: Prompt, lock: Lock) -> int:
+        """Compare every page a lock makes resumable with the oracle; return how many there were."""
+        count = 0
+        for component in range(len(self.spans)):
+            start = window(lock.end, self.spans[component])
+            slots = self.cache.slots(lock, component)
+            assert len(slots) == lock.end - start
+            for page, slot in enumerate(slots.tolist(), start):
+                if slot < 0:
+                    continue
+                expected = [oracle(prompt, page, pool) for pool in self.byte_pools(component)]
+                assert self.read(component, slot) == expected, "wrong bytes"
+                count += 1
+        return count
+
+    def serve(self, prompt: Prompt) -> Lock | None:
+        """Run a request: reuse what is on the device, compute the rest, insert it; None if there is no room."""
+        cache = self.cache
+        found = cache.match(prompt)
+        ends = cache.resume_ends(found)
+        lock = cache.lock(found)
+        self.verify(prompt, lock)
+        fresh = cache.allocate(cache.needed(lock.end, prompt.pages_count, ends))
+        if fresh is None:
+            cache.release(lock)
+            return None
+        for component, slots in enumerate(fresh):
+            self.write_pages(component, slots, prompt, lock.end)
+        return cache.insert(prompt, fresh, lock)

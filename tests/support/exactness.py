@@ -1,0 +1,362 @@
+"""What "bit-exact" means, as scenarios that any store can be put under: a restored prefix, and one never evicted.
+
+The comparison runs the same stock model over its own untouched cache object, in the same chunks, without any code of
+ours; then both go on for ``STEPS`` greedy tokens. All logits on the way must be equal, bit by bit.
+"""
+
+import copy
+import hashlib
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from tests.support.budget import examples
+from unified_cache import CacheConfig, Identity, Retention, UnifiedCache, open_storage
+from unified_cache.config import WritePolicy
+from unified_cache.controller import Workers
+from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused, Sequence, Stage
+from unified_cache.testing.tiny_models import TINY_MODELS, VOCABULARY, tiny_model
+
+FAMILIES = tuple(TINY_MODELS)
+STEPS_MAX = 64
+"""Greedy tokens after a prompt."""
+STEPS = examples(12, STEPS_MAX)
+"""The same where it is not the point."""
+PAGES = 4
+"""Whole pages of a prompt: more than any window touches."""
+ROOMY, TIGHT = 40, 7
+"""Pages of a tier that holds every prompt of a scenario, and of one that holds about one."""
+SETTLE_S = 30.0
+EVERYWHERE = Retention(tail_tokens=1 << 20)
+"""States and windows at every page boundary."""
+
+
+@dataclass(frozen=True)
+class L3:
+    """A store to run scenarios over. Whoever makes one sees to it that the URL can be opened while it is in use."""
+
+    url: str
+    is_shared: bool
+    """Whether another process finds what this one stored, and a reopened store what the closed one held."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How much room there is, and what is kept."""
+
+    device_pages: int = ROOMY
+    host_pages: int = ROOMY
+    retention: Retention = field(default_factory=Retention)
+    chunk_pages: int = 1
+
+
+@cache
+def model_of(family: str) -> PreTrainedModel:
+    torch.set_num_threads(1)  # how a sum is split among threads shows in its last bits
+    return tiny_model(family)
+
+
+@cache
+def kept_by(family: str) -> KeptState:
+    return KeptState.of(model_of(family), TINY_MODELS[family].page_size)
+
+
+def page_size_of(family: str) -> int:
+    return TINY_MODELS[family].page_size
+
+
+def tokens_of(seed: int, count: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(VOCABULARY) for _ in range(count))
+
+
+def prompt_of(family: str, seed: int, *, is_aligned: bool) -> tuple[int, ...]:
+    page_size = page_size_of(family)
+    return tokens_of(seed, PAGES * page_size + (0 if is_aligned else page_size // 2 + 1))
+
+
+@contextmanager
+def engine(
+    family: str, l3: L3 | None = None, shape: Shape = Shape(), workers: Workers | None = None
+) -> Iterator[PrefixCachedModel]:
+    kept = kept_by(family)
+    components = len(kept.layout.components)
+    config = CacheConfig(
+        device_pages=(shape.device_pages,) * components,
+        host_pages=(shape.host_pages,) * components,
+        retention=shape.retention,
+        write=WritePolicy.THROUGH,
+    )
+    pages = kept.allocate(config.device_pages)
+    storage = None if l3 is None else open_storage(l3.url)
+    with UnifiedCache.open(
+        kept.layout, config, pages.pools, identity=Identity(family), storage=storage, workers=workers
+    ) as opened:
+        chunk_tokens = shape.chunk_pages * kept.layout.page_size
+        yield PrefixCachedModel(model_of(family), opened, pages, chunk_tokens=chunk_tokens)
+
+
+# ---- the model's own cache -----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def forward(family: str, past: DynamicCache, tokens: tuple[int, ...]) -> torch.Tensor:
+    found = model_of(family)(input_ids=torch.tensor([tokens]), past_key_values=past, use_cache=True, logits_to_keep=1)
+    logits: torch.Tensor = found.logits[0, -1]
+    return logits
+
+
+def new_past(family: str) -> DynamicCache:
+    return DynamicCache(config=model_of(family).config)
+
+
+def page_ends(family: str, count: int, start: int = 0) -> list[int]:
+    """Return ``start``, every page boundary after it, and the end of a prompt of ``count`` tokens."""
+    return sorted({*range(start, count, page_size_of(family)), count})
+
+
+def run_on(
+    family: str, past: DynamicCache, tokens: tuple[int, ...], ends: list[int], steps: int = STEPS
+) -> list[torch.Tensor]:
+    """Compute the chunks of a prompt that end at ``ends``, the first of them where ``past`` does; go on greedily."""
+    for start, end in pairwise(ends):
+        logits = forward(family, past, tokens[start:end])
+    found = [logits]
+    for _ in range(steps):
+        found.append(forward(family, past, (int(found[-1].argmax()),)))
+    return found
+
+
+@cache
+def untouched(family: str, tokens: tuple[int, ...], steps: int = STEPS) -> list[torch.Tensor]:
+    """Return the logits of a prompt's last token and of every greedy token after it."""
+    return run_on(family, new_past(family), tokens, page_ends(family, len(tokens)), steps)
+
+
+def is_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    """Compare logits bit by bit, and with them what is greedily chosen."""
+    return all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+# ---- ours ----------------------------------------------------------------------------------------------------
+
+
+def go_on(sequence: Sequence, steps: int = STEPS) -> list[torch.Tensor]:
+    """Feed a request that is ready its own greedy tokens; return all logits."""
+    assert sequence.logits is not None
+    found = [sequence.logits]
+    for _ in range(steps):
+        found.append(sequence.feed(int(found[-1].argmax())))
+    return found
+
+
+def serve(engine: PrefixCachedModel, tokens: tuple[int, ...]) -> None:
+    """Leave a prompt in the cache, and all that is written of it where it belongs."""
+    engine.prefill(tokens).finish()
+    engine.cache.settle(SETTLE_S)
+
+
+def serve_exactly(engine: PrefixCachedModel, family: str, tokens: tuple[int, ...], steps: int = STEPS) -> Reused:
+    """Serve a prompt and go on; every bit must be what the untouched cache gives. Return what was reused."""
+    sequence = engine.prefill(tokens)
+    assert is_equal(go_on(sequence, steps), untouched(family, tokens, steps))
+    sequence.abort()
+    engine.cache.settle(SETTLE_S)
+    engine.cache.check()
+    assert sequence.computed_tokens + sequence.reused.tokens == len(tokens)
+    return sequence.reused
+
+
+def crowd_out(engine: PrefixCachedModel, family: str) -> None:
+    """Serve other prompts until a tight tier holds nothing else."""
+    for seed in (901, 902):
+        serve(engine, prompt_of(family, seed, is_aligned=False))
+
+
+def all_but_last(tokens: tuple[int, ...], family: str) -> int:
+    """Return the most tokens of a prompt that can be reused: whole pages, and not the last token."""
+    return (len(tokens) - 1) // page_size_of(family) * page_size_of(family)
+
+
+# ---- scenarios without a store -------------------------------------------------------------------------------
+
+
+def from_the_device(family: str, *, is_aligned: bool) -> None:
+    tokens = prompt_of(family, 1, is_aligned=is_aligned)
+    with engine(family) as ours:
+        assert serve_exactly(ours, family, tokens, 1) == Reused()
+        assert serve_exactly(ours, family, tokens, STEPS_MAX) == Reused(device_tokens=all_but_last(tokens, family))
+
+
+def from_the_host(family: str, *, is_aligned: bool) -> None:
+    tokens = prompt_of(family, 1, is_aligned=is_aligned)
+    with engine(family, shape=Shape(device_pages=TIGHT)) as ours:
+        serve(ours, tokens)
+        crowd_out(ours, family)
+        reused = serve_exactly(ours, family, tokens, STEPS_MAX)
+        assert reused.tokens == reused.host_tokens == all_but_last(tokens, family)
+
+
+def inside_a_longer_prefix(family: str, *, is_aligned: bool) -> None:
+    shared = 2 * page_size_of(family)
+    tokens = prompt_of(family, 1, is_aligned=True)[:shared] + prompt_of(family, 2, is_aligned=is_aligned)[shared:]
+    with engine(family, shape=Shape(retention=EVERYWHERE)) as ours:
+        serve(ours, prompt_of(family, 1, is_aligned=is_aligned))
+        assert serve_exactly(ours, family, tokens) == Reused(device_tokens=shared)
+
+
+def after_a_branch(family: str, *, is_aligned: bool) -> None:
+    """The second visitor of a branch leaves there what the third one needs."""
+    shared = 3 * page_size_of(family)
+    prompts = [prompt_of(family, seed, is_aligned=is_aligned) for seed in (1, 2, 3)]
+    first, second, third = (prompts[0][:shared] + prompt[shared:] for prompt in prompts)
+    with engine(family) as ours:
+        serve(ours, first)
+        serve_exactly(ours, family, second, 1)
+        assert serve_exactly(ours, family, third) == Reused(device_tokens=shared)
+
+
+def the_next_turn(family: str, *, is_aligned: bool) -> None:
+    """A turn goes on from pages that decoding filled, whose state was captured between two tokens."""
+    page_size = page_size_of(family)
+    tokens = prompt_of(family, 1, is_aligned=is_aligned)
+    past = new_past(family)
+    for start, end in pairwise(page_ends(family, len(tokens))):
+        token = int(forward(family, past, tokens[start:end]).argmax())
+    boundary, spoken = past, list(tokens)
+    for _ in range(page_size - len(tokens) % page_size + 1):
+        spoken.append(token)
+        token = int(forward(family, past, (token,)).argmax())
+        if len(spoken) % page_size == 0:
+            boundary = copy.deepcopy(past)
+    turn = (*spoken, token, *tokens_of(7, page_size))
+    resumed = len(spoken) // page_size * page_size
+
+    with engine(family) as ours:
+        generation = ours.generate(tokens, tokens_max=len(spoken) - len(tokens) + 1)
+        assert [*tokens, *generation] == [*spoken, token]
+        with ours.prefill(turn) as sequence:
+            assert sequence.reused == Reused(device_tokens=resumed)
+            expected = run_on(family, boundary, turn, page_ends(family, len(turn), resumed))
+            assert is_equal(go_on(sequence), expected)
+        ours.cache.check()
+
+
+def in_larger_chunks(family: str, *, is_aligned: bool) -> None:
+    """What is kept does not depend on how a prefill is cut, and a resume is exact from wherever it may begin."""
+    page_size = page_size_of(family)
+    tokens = prompt_of(family, 1, is_aligned=is_aligned)
+    with engine(family, shape=Shape(chunk_pages=3)) as ours:
+        cold = chunk_ends(ours, tokens[: 2 * page_size + 1])
+        assert cold[-2:] == [2 * page_size, 2 * page_size + 1]
+        rest = chunk_ends(ours, tokens)
+        with ours.prefill(tokens) as sequence:
+            resumed = sequence.reused.tokens
+            found = go_on(sequence)
+        ends = [0, *cold[:-1], *(end for end in rest if end <= resumed), len(tokens)]
+        assert is_equal(found, run_on(family, new_past(family), tokens, ends))
+        assert resumed == all_but_last(tokens, family)
+
+
+def chunk_ends(engine: PrefixCachedModel, tokens: tuple[int, ...]) -> list[int]:
+    """Serve a prompt; return where each chunk that was computed ended."""
+    ends: list[int] = []
+    with engine.start(tokens) as sequence:
+        while (stage := sequence.step()) is not Stage.READY:
+            if stage is Stage.COMPUTE:
+                ends.append(sequence.reused.tokens + sequence.computed_tokens)
+    engine.cache.settle(SETTLE_S)
+    return ends
+
+
+Scenario = Callable[..., None]
+
+MEMORY_SCENARIOS: tuple[Scenario, ...] = (
+    from_the_device,
+    from_the_host,
+    inside_a_longer_prefix,
+    after_a_branch,
+    the_next_turn,
+    in_larger_chunks,
+)
+
+
+# ---- scenarios over a store ----------------------------------------------------------------------------------
+
+
+def from_storage(family: str, l3: L3, *, is_aligned: bool) -> None:
+    tokens = prompt_of(family, 1, is_aligned=is_aligned)
+    with engine(family, l3, Shape(device_pages=TIGHT, host_pages=TIGHT)) as ours:
+        serve(ours, tokens)
+        crowd_out(ours, family)
+        reused = serve_exactly(ours, family, tokens, STEPS_MAX)
+        assert reused.tokens == reused.storage_tokens == all_but_last(tokens, family)
+
+
+def from_memory_and_storage(family: str, l3: L3, *, is_aligned: bool) -> None:
+    """Memory has where the prompt begins, storage alone how it goes on."""
+    tokens = prompt_of(family, 1, is_aligned=is_aligned)
+    head = tokens[: 2 * page_size_of(family) + 1]
+    with engine(family, l3) as ours:
+        serve(ours, tokens)
+        ours.cache.reset()
+        serve(ours, head)
+        in_memory = len(head) - 1
+        in_storage = all_but_last(tokens, family) - in_memory
+        assert serve_exactly(ours, family, tokens) == Reused(device_tokens=in_memory, storage_tokens=in_storage)
+
+
+def after_a_restart(family: str, l3: L3, *, is_aligned: bool) -> None:
+    tokens = prompt_of(family, 1, is_aligned=is_aligned)
+    with engine(family, l3) as ours:
+        serve(ours, tokens)
+    with engine(family, l3) as ours:
+        assert serve_exactly(ours, family, tokens) == Reused(storage_tokens=all_but_last(tokens, family))
+
+
+STORAGE_SCENARIOS: tuple[Scenario, ...] = (from_storage, from_memory_and_storage)
+SHARED_STORAGE_SCENARIOS: tuple[Scenario, ...] = (after_a_restart,)
+"""For stores whose pages outlive the process that stored them."""
+
+
+# ---- another process -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a process made of a prompt, small enough to be printed."""
+
+    logits_digest: str
+    storage_tokens: int
+
+
+def digest(logits: list[torch.Tensor]) -> str:
+    hashed = hashlib.sha256()
+    for each in logits:
+        hashed.update(each.contiguous().view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def outcome_of(family: str, l3: L3, tokens: tuple[int, ...]) -> Outcome:
+    with engine(family, l3) as ours, ours.prefill(tokens) as sequence:
+        return Outcome(digest(go_on(sequence, STEPS_MAX)), sequence.reused.storage_tokens)
+
+
+def outcomes(url: str) -> Mapping[str, Outcome]:
+    """Serve every family's prompt from what the store holds."""
+    return {
+        family: outcome_of(family, L3(url, is_shared=True), prompt_of(family, 1, is_aligned=False))
+        for family in FAMILIES
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({family: vars(found) for family, found in outcomes(sys.argv[1]).items()}))

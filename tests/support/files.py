@@ -1,0 +1,138 @@
+"""Looking into the directory of a store, filling it, and a disk on which one call goes wrong."""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+
+from unified_cache.seal import Label
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.testing.storage_contract import label, sealed_page
+
+
+def path_of(root: Path, named: Label) -> Path:
+    """Return where an object of that label lies in a file store."""
+    key = named.key.hex()
+    return root / named.identity.hex() / key[:1] / f"{key}.{named.pool}"
+
+
+def put(storage: StorageBackend, numbers: Sequence[int], level: Level = Level.CACHED) -> list[bool]:
+    """Put the pages of these numbers."""
+    return storage.put([sealed_page(label(number)) for number in numbers], level)
+
+
+def chain(numbers: Sequence[int], make: Callable[[Label], PageIO]) -> list[PageIO]:
+    """Make pages of which each follows the one before it."""
+    pages = [make(label(number)) for number in numbers]
+    return [pages[0], *(page._replace(parent=before.label.key) for before, page in pairwise(pages))]
+
+
+def temps(root: Path) -> list[str]:
+    """Return the names of temp files, of any writer."""
+    return sorted(path.name for path in (root / "tmp").rglob("*") if path.is_file() and path.name != "lock")
+
+
+def object_paths(root: Path) -> list[Path]:
+    """Return every object that lies in the directory of a file store."""
+    return sorted(path for path in root.glob("?" * 64 + "/?/*") if path.is_file())
+
+
+def bytes_in(root: Path) -> int:
+    """Sum up the objects that lie in the directory of a file store; one that goes meanwhile does not count."""
+    sum_bytes = 0
+    for path in object_paths(root):
+        with suppress(FileNotFoundError):
+            sum_bytes += path.stat().st_size
+    return sum_bytes
+
+
+def descriptors(root: Path) -> list[str]:
+    """List the descriptors that this process has open below ``root``; others' come and go with their threads."""
+    found: list[str] = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of this listing
+            if path.readlink().is_relative_to(root):
+                found.append(path.name)
+    return sorted(found)
+
+
+class Fault(Enum):
+    """How a call goes wrong."""
+
+    ENOSPC = errno.ENOSPC
+    EIO = errno.EIO
+    EACCES = errno.EACCES
+    EMFILE = errno.EMFILE
+    SHORT = "short"
+    """It moves half of what it was asked to; calls that move no bytes are right."""
+
+
+class FaultyDisk(Disk):
+    """A disk that counts its calls, and on which those of some numbers go wrong.
+
+    It waits for no sync: without a loss of power nobody sees the difference, and a loop takes seconds, not minutes.
+    """
+
+    def __init__(self, fault: Fault = Fault.EIO, failing: range = range(0), only: str = "") -> None:
+        self.fault = fault
+        self.failing = failing
+        self.only = only
+        """Name of the calls that count; all if empty."""
+        self.calls: list[str] = []
+
+    def __getattribute__(self, name: str) -> object:
+        own = object.__getattribute__(self, name)
+        if name not in Disk.__dict__ or name.startswith("_"):
+            return own
+        return _Call(self, name, own)
+
+
+class _Call:
+    """One call on its way to a faulty disk."""
+
+    def __init__(self, disk: FaultyDisk, name: str, right: Callable[..., object]) -> None:
+        self._disk = disk
+        self._name = name
+        self._right = right
+
+    def __call__(self, *given: object, **named: object) -> object:
+        disk, name = self._disk, self._name
+        right: Callable[..., object] = _no_sync if name in ("fsync", "fdatasync") else self._right
+        if disk.only not in ("", name):
+            return right(*given, **named)
+        number = len(disk.calls)
+        disk.calls.append(name)
+        if number not in disk.failing:
+            return right(*given, **named)
+        if isinstance(disk.fault.value, int):
+            if named.get("ignore_errors"):
+                return None
+            if name == "close":
+                right(*given, **named)
+            raise OSError(disk.fault.value, os.strerror(disk.fault.value))
+        return right(*_halved(name, given), **named)
+
+
+def _no_sync(fd: int) -> None:
+    os.fstat(fd)
+
+
+def _halved(name: str, given: tuple[object, ...]) -> tuple[object, ...]:
+    match name, given:
+        case "write", (fd, bytes() | memoryview() as buffer):
+            return fd, buffer[: len(buffer) // 2]
+        case "writev" | "readv", (fd, [memoryview() as first, *_]):
+            return fd, [first[: (len(first) + 1) // 2]]
+        case "preadv" | "pwritev", (fd, [memoryview() as first, *_], offset):
+            return fd, [first[: (len(first) + 1) // 2]], offset
+        case "pwrite", (fd, bytes() as buffer, offset):
+            return fd, buffer[: len(buffer) // 2], offset
+        case "read", (fd, int() as count):
+            return fd, count // 2
+        case "pread", (fd, int() as count, offset):
+            return fd, count // 2, offset
+    return given

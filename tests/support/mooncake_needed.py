@@ -1,0 +1,20 @@
+"""The mark of tests that run Mooncake for real; where that is impossible, they are skipped and say why."""
+
+import pytest
+
+from unified_cache.errors import ConfigError
+from unified_cache.storage_backends.mooncake.native import master_program
+
+__all__ = ["needs_mooncake"]
+
+
+def why_not() -> str:
+    """Say what Mooncake lacks here; empty if nothing."""
+    try:
+        master_program()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+needs_mooncake = pytest.mark.skipif(bool(why_not()), reason=why_not() or "Mooncake runs")

@@ -1,0 +1,107 @@
+"""Caches whose jobs run, and whose time passes, when a test says so."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tests.support.cache import ToyEngine, toy_layout
+from unified_cache.cache import UnifiedCache
+from unified_cache.controller import InlineWorkers, Operation
+from unified_cache.controller.operation import Job
+from unified_cache.controller.workers import Finished, run_job
+from unified_cache.page import Prompt
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.window import SPAN_ALL
+
+PAGE = 16
+SPANS = (SPAN_ALL, 2)
+
+
+def tokens(pages: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.arange(first, first + pages * PAGE, dtype=np.int32)
+
+
+@dataclass
+class Stepped:
+    """Workers that run a job when the test says so."""
+
+    waiting: deque[tuple[Operation, Job]] = field(default_factory=deque)
+    ended: list[Finished] = field(default_factory=list)
+
+    def submit(self, operation: Operation, job: Job) -> None:
+        self.waiting.append((operation, job))
+
+    def run(self, count: int = 1) -> None:
+        for _ in range(count):
+            operation, job = self.waiting.popleft()
+            self.ended.append((operation, run_job(job)))
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def close(self, timeout_s: float) -> list[str]:
+        self.waiting.clear()
+        return []
+
+
+@dataclass
+class Clock:
+    """Time that passes when the test says so."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Call:
+    """A call that a store does not return from until the test says so."""
+
+    name: str
+    started_s: float = 0.0
+    returned: bool = False
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.returned
+
+
+def engine(storage: MemoryStorage | None = None, *, host: int = 12, workers: Stepped | None = None) -> ToyEngine:
+    return ToyEngine(
+        toy_layout(SPANS, PAGE), (12, 8), (host, host and 8), storage, InlineWorkers() if workers is None else workers
+    )
+
+
+def configured(toy: ToyEngine, **fields: object) -> UnifiedCache:
+    """Return another cache over the same tensors, with a changed configuration."""
+    config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
+    pools = list(toy.pools.values())
+    toy.cache = UnifiedCache.open(toy.layout, config, pools, identity=toy.cache.identity, workers=InlineWorkers())
+    return toy.cache
+
+
+def filled(store: MemoryStorage, pages: int = 6) -> None:
+    """Have another cache store a prompt."""
+    toy = engine(store)
+    serve(toy, pages)
+    toy.cache.backup(toy.cache.prompt(tokens(pages)))
+    toy.cache.settle(1)
+
+
+def serve(toy: ToyEngine, pages: int, first: int = 0) -> Prompt:
+    prompt = toy.cache.prompt(tokens(pages, first))
+    lock = toy.serve(prompt)
+    assert lock is not None
+    toy.cache.release(lock)
+    return prompt
+
+
+def started(operation: Operation | None) -> Operation:
+    assert operation is not None
+    return operation
+
+
+def out_pages(cache: UnifiedCache) -> int:
+    return sum(occupancy.out for occupancy in cache.stats().occupancy)

@@ -1,0 +1,343 @@
+"""One rank under a script: its steps follow from a seed that all ranks share, what befalls it from its own."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field, replace
+
+import numpy as np
+
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.cache_model import Census
+from tests.support.components import SPAN_SETS
+from tests.support.ranks import SETTLE_S, Declining, digest_of, out_pages, ranked
+from unified_cache.config import WritePolicy
+from unified_cache.controller import InlineWorkers, Operation, OperationState
+from unified_cache.controller.jobs import FetchJob, ProbeJob
+from unified_cache.controller.operation import Job, JobQueue
+from unified_cache.controller.workers import Finished
+from unified_cache.errors import SettleTimeoutError
+from unified_cache.page import Prompt
+from unified_cache.pool import Tier
+from unified_cache.ranks import RankGroup
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.testing.faulty_storage import Fault, FaultyStorage, SeededFaults
+from unified_cache.testing.seeded_workers import SeededWorkers
+from unified_cache.window import window
+
+PAGE = 4
+PROMPT_PAGES_MAX = 8
+LAG = 0.4
+"""How often a rank's workers have nothing to show for a call."""
+DECLINE_RATE = 0.1
+"""Per allocation of a transfer."""
+LOSS_RATE = 0.03
+"""Per object of a store that loses some."""
+RATES = {Fault.FAIL: 0.05, Fault.SHORT_READ: 0.05, Fault.FLIPPED_BIT: 0.05, Fault.LOST_WRITE: 0.05}
+WEIGHTS = {
+    "serve": 18,
+    "backup": 8,
+    "load": 16,
+    "prefetch": 24,
+    "poll": 50,
+    "lose": 3,
+    "squeeze": 10,
+    "cancel": 1,
+    "conclude": 1,
+    "settle": 6,
+    "reset": 4,
+}
+
+
+@dataclass
+class Watched:
+    """A job that tells when it begins."""
+
+    job: Job
+    begins: Callable[[], None]
+
+    @property
+    def queue(self) -> JobQueue:
+        return self.job.queue
+
+    def run(self) -> None:
+        self.begins()
+        self.job.run()
+
+    def stop(self) -> None:
+        self.job.stop()
+
+
+@dataclass
+class Probed:
+    """What one prefetch could have known, and what it went for."""
+
+    pages_count: int
+    known_end: int
+    """What memory alone can resume."""
+    host: list[list[int]]
+    """By component: pages that the host holds."""
+    present: list[list[int]]
+    """By component: pages that this rank's store has; none, if it was not asked."""
+    fetched: list[list[int]]
+    """By component: pages that are read; an empty list if nothing is."""
+    cancelled: bool = False
+
+    def wanted(self, spans: Sequence[int], end: int) -> list[list[int]] | None:
+        """Return by component the pages to read for a resume at ``end``; None if this rank could not."""
+        wanted = [
+            [page for page in range(window(end, span), end) if page not in held]
+            for span, held in zip(spans, self.host, strict=True)
+        ]
+        if any(set(pages) - set(there) for pages, there in zip(wanted, self.present, strict=True)):
+            return None
+        return wanted
+
+
+class WatchedWorkers:
+    """Seeded workers that lag, and write down what every prefetch saw and did."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._workers = SeededWorkers(rng)
+        self.probed: dict[Operation, Probed] = {}
+        self.rank: Rank
+        """Whose workers these are; set before the first job."""
+
+    def submit(self, operation: Operation, job: Job) -> None:
+        watched: Job = job
+        if isinstance(job, ProbeJob):
+            probed = self.probed[operation] = self.rank.probed(job)
+            watched = Watched(job, lambda: self.rank.look_into_store(job, probed))
+        elif isinstance(job, FetchJob):
+            self.probed[operation].fetched = [part.pages.tolist() for part in job._batches._parts]
+        self._workers.submit(operation, watched)
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        return [] if self._rng.random() < LAG else self._workers.finished(timeout_s)
+
+    def close(self, timeout_s: float) -> list[str]:
+        return self._workers.close(timeout_s)
+
+
+@dataclass
+class Rank:
+    """One rank under a script."""
+
+    seed: int
+    ranks: RankGroup
+    troubled: bool
+    """Whether stores fail and allocations are declined; otherwise only presence and lag differ."""
+    toy: ToyEngine = field(init=False)
+    digests: list[str] = field(default_factory=list)
+    """After each step."""
+    ends: list[str] = field(default_factory=list)
+    """What came of each transfer, in the order in which they were told."""
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.script = random.Random(self.seed)
+        self.own = random.Random(self.seed * 64 + self.ranks.rank + 1)
+        self.spans = SPAN_SETS[self.seed % len(SPAN_SETS)]
+        roomy = not self.troubled
+        device = tuple(40 if roomy else 14 for _ in self.spans)
+        host = tuple(400 if roomy else 18 for _ in self.spans)
+        self.toy = ToyEngine(toy_layout(self.spans, PAGE), device, host, None, InlineWorkers())
+        self.store = MemoryStorage()
+        self.workers = WatchedWorkers(self.own)
+        self.workers.rank = self
+        identity = replace(IDENTITY, shard=f"rank {self.ranks.rank}")
+        self.cache = ranked(self.toy, self.ranks, None, self.workers, identity, write=WritePolicy.THROUGH)
+        self.cache.attach(self.store)
+        if self.troubled:
+            tier = self.cache._storage
+            assert tier is not None
+            tier.backend._backend = FaultyStorage(self.store, SeededFaults(RATES, self.own), self.own)
+        self.declining = Declining(self.own, DECLINE_RATE if self.troubled else 0.0)
+        self.declining.install(self.cache)
+        self.owner = identity.digest(self.toy.layout)
+        self.live: list[Operation] = []
+        self.known: list[list[int]] = [[]]
+
+    # ---- the script ----------------------------------------------------------------------------------------------
+
+    def run(self, steps: int) -> None:
+        """Take so many steps, each as every other rank does."""
+        for _ in range(steps):
+            (kind,) = self.script.choices(list(WEIGHTS), list(WEIGHTS.values()))
+            self.step(kind)
+            self.cache.check()
+            self.digests.append(digest_of(self.cache))
+
+    def step(self, kind: str) -> None:
+        """Take one step."""
+        cache = self.cache
+        draw = self.script.randrange(1 << 30)
+        if kind in ("backup", "load", "prefetch"):
+            start = {"backup": cache.backup, "load": cache.load, "prefetch": cache.prefetch}
+            with self.declining.armed():
+                self.watch(start[kind](self.prompt(draw)))
+        elif kind in ("poll", "settle"):
+            with self.declining.armed():
+                self.tell(cache.poll() if kind == "poll" else self.settled())
+        elif kind == "serve":
+            lock = self.toy.serve(self.new_prompt(draw))
+            if lock is not None:
+                cache.release(lock)
+        elif kind == "lose":
+            self.lose()
+        elif kind == "squeeze":
+            self.squeeze(draw)
+        elif kind in ("cancel", "conclude") and self.live:
+            operation = self.live[draw % len(self.live)]
+            if kind == "cancel":
+                cache.cancel(operation)
+            else:
+                cache.conclude(operation)
+        elif kind == "reset":
+            with self.declining.armed():
+                self.tell(self.settled())
+            cache.reset()
+            self.lose()
+
+    def new_prompt(self, draw: int) -> Prompt:
+        """Make a prompt that goes on from a known one, or from some page of it."""
+        rng = random.Random(draw)
+        known = rng.choice(self.known)
+        pages = known[: rng.randrange(len(known) + 1)]
+        pages = [*pages, *(rng.randrange(3) for _ in range(rng.randrange(1, 5)))][:PROMPT_PAGES_MAX]
+        self.known = [*self.known[-8:], pages]
+        return self.prompt_of(pages)
+
+    def prompt(self, draw: int) -> Prompt:
+        return self.prompt_of(self.known[draw % len(self.known)])
+
+    def prompt_of(self, pages: Sequence[int]) -> Prompt:
+        return self.cache.prompt(np.repeat(np.array(pages, np.int32), PAGE))
+
+    def lose(self) -> None:
+        """Have this rank's store lose some of what it has."""
+        held = list(self.store._pages)
+        self.store.remove([label for label in held if self.own.random() < LOSS_RATE])
+
+    def squeeze(self, draw: int) -> None:
+        """Have somebody else need room."""
+        tier, component = Tier(draw % 2), draw // 2 % len(self.spans)
+        ledger = self.cache._ledger
+        capacity = ledger.capacity(tier, component)
+        share = capacity if draw // 16 % 3 == 0 else capacity // 2
+        slots = ledger.allocate(tier, component, share)
+        if slots is not None:
+            ledger.free(tier, component, slots)
+
+    def watch(self, operation: Operation | None) -> None:
+        if operation is None:
+            self.ends.append("declined")
+        elif operation.state is OperationState.RUNNING:
+            self.live.append(operation)
+        else:
+            self.tell([operation])
+
+    def tell(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            self.ends.append(f"{operation.leg.value} {operation.state.value} {operation.pages_count}")
+            name = f"{operation.leg.value} {operation.state.value}"
+            self.counts[name] = self.counts.get(name, 0) + 1
+            if operation.pages_count:
+                self.counts[operation.leg.value] = self.counts.get(operation.leg.value, 0) + 1
+            if operation in self.live:
+                self.live.remove(operation)
+
+    def settled(self) -> list[Operation]:
+        try:
+            return self.cache.settle(SETTLE_S)
+        except SettleTimeoutError as error:
+            raise AssertionError("nothing may hang") from error
+
+    # ---- what is looked at ---------------------------------------------------------------------------------------
+
+    def probed(self, job: ProbeJob) -> Probed:
+        """Write down what memory holds of the prompt of a prefetch."""
+        census = Census.take(self.cache._ledger.tree)
+        prompt = job._prompt
+        host = [census.held[census.lane(Tier.HOST, component)] for component in range(len(self.spans))]
+        held = [[page for page, key in enumerate(prompt.keys) if key in pages] for pages in host]
+        nothing: list[list[int]] = [[] for _ in self.spans]
+        return Probed(prompt.pages_count, census.longest(prompt, list(Tier)), held, nothing, [])
+
+    def look_into_store(self, job: ProbeJob, probed: Probed) -> None:
+        """Write down what this rank's store has of those pages."""
+        if job._stopped:
+            return
+        keys = job._prompt.keys
+        probed.present = [
+            [
+                page
+                for page in range(probed.pages_count)
+                if all(Label(self.owner, keys[page], pool.name) in self.store._pages for pool in component.pools)
+            ]
+            for component in self.toy.layout.components
+        ]
+
+    def close(self) -> None:
+        """Let everything come to rest, and see that nothing is left."""
+        self.tell(self.settled())
+        assert not self.live, "a transfer was never told"
+        for pages in self.known:
+            prompt = self.prompt_of(pages)
+            found = self.cache.match(prompt)
+            lock = self.cache.lock(found)
+            self.toy.verify(prompt, lock)
+            self.cache.release(lock)
+        assert out_pages(self.cache) == 0, "slots leaked"
+        self.cache._ledger.check([])
+        self.digests.append(digest_of(self.cache))
+        assert self.cache.close() == []
+
+    def report(self) -> dict[str, object]:
+        """Return what ranks are compared by, as JSON."""
+        return {
+            "digests": self.digests,
+            "ends": self.ends,
+            "counts": self.counts,
+            "spans": list(self.spans),
+            "probed": [
+                [*astuple(probed)[:-1], operation.state is OperationState.CANCELLED]
+                for operation, probed in self.workers.probed.items()
+            ],
+        }
+
+
+def compare(reports: Sequence[dict[str, object]], *, troubled: bool) -> dict[str, int]:
+    """Assert that ranks agree after every step, and went for what all could restore; count what happened.
+
+    Between ranks that differ in presence and lag alone, every prefetch goes for the longest such prefix.
+    """
+    first = reports[0]
+    for name in ("digests", "ends"):
+        for rank, other in enumerate(reports):
+            found, expected = other[name], first[name]
+            assert isinstance(found, list)
+            assert isinstance(expected, list)
+            at = next((at for at, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), None)
+            assert at is None, f"{name} of rank {rank} differ from rank 0's at {at}: {found[at]} and {expected[at]}"
+            assert len(found) == len(expected)
+    spans = first["spans"]
+    assert isinstance(spans, list)
+    happened = {"prefetches": 0, "fetches": 0, "disagreed": 0}
+    listed: list[list[list[object]]] = [report["probed"] for report in reports]  # type: ignore[misc]  # as in report()
+    for views in zip(*listed, strict=True):
+        probes = [Probed(*view) for view in views]
+        ends = range(probes[0].known_end + 1, probes[0].pages_count + 1)
+        views_of = [{end: probe.wanted(spans, end) for end in ends} for probe in probes]
+        sets = [{end for end, wanted in view.items() if wanted is not None} for view in views_of]
+        common = set.intersection(*sets)
+        fetched = probes[0].fetched
+        assert all(probe.fetched == fetched for probe in probes), "ranks fetch different pages"
+        assert not fetched or fetched in [views_of[0][end] for end in common], "some rank could not resume there"
+        if not troubled and not probes[0].cancelled:
+            assert fetched == (views_of[0][max(common)] if common else []), "not the longest"
+        happened["prefetches"] += 1
+        happened["fetches"] += bool(fetched)
+        happened["disagreed"] += len({max(each, default=0) for each in sets}) > 1
+    return happened

@@ -1,0 +1,98 @@
+"""A whole server on loopback, as ``unified-cache serve`` opens it, and calls to it."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from urllib.request import urlopen
+
+import grpc
+from google.protobuf.message import Message
+
+from tests.support.certificates import Authority, Issued
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.service.operations.drain import Drain
+from unified_cache.service.operations.logs import Log, Pace
+from unified_cache.service.server import Service
+from unified_cache.service.settings import load_settings
+from unified_cache.wire.calls import Call
+
+__all__ = ["CALL_S", "REQUESTS", "Running", "called", "credentials", "refusal", "running"]
+
+CALL_S = 20.0
+"""Longest wait for an answer; reached only by a bug."""
+
+REQUESTS: Mapping[Call, type[Message]] = {
+    Call.HELLO: pb.HelloRequest,
+    Call.REMOVE: pb.RemoveRequest,
+    Call.STATS: pb.StatsRequest,
+    Call.CLEAR: pb.ClearRequest,
+    Call.DRAIN: pb.DrainRequest,
+}
+"""Unary calls that mean something without pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server and what it wrote."""
+
+    service: Service
+    log: StringIO
+    drain: Drain
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.service.port}"
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of the lines it has logged."""
+        return [str(json.loads(line)["kind"]) for line in self.log.getvalue().splitlines()]
+
+    def metrics(self) -> dict[str, float]:
+        """Read every series over HTTP."""
+        with urlopen(f"http://127.0.0.1:{self.service.metrics_port}/metrics", timeout=CALL_S) as answer:
+            lines = answer.read().decode().splitlines()
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+@contextmanager
+def running(**settings: object) -> Iterator[Running]:
+    """Open a server over memory; ``settings`` go over that."""
+    flags = {"listen": "127.0.0.1:0", "storage": "memory:", "host_bytes": 1 << 20, "metrics": {"listen": "127.0.0.1:0"}}
+    stream, drain = StringIO(), Drain()
+    log = Log(stream, Pace(100, 1.0, time.monotonic), time.time)
+    service = Service.open(load_settings(None, {**flags, **settings}), log, drain)
+    try:
+        yield Running(service, stream, drain)
+    finally:
+        service.close()
+
+
+def called(channel: grpc.Channel, call: Call, request: Message | None = None, token: str | None = None) -> bytes:
+    """Make a unary call, with an empty request unless there is one, and return the reply's bytes."""
+    message = (request or REQUESTS[call]()).SerializeToString()
+    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(call.path)
+    return ask(message, timeout=CALL_S, metadata=metadata)
+
+
+def refusal(
+    channel: grpc.Channel, call: Call, request: Message | None = None, token: str | None = None
+) -> tuple[grpc.StatusCode, str] | None:
+    """Make a unary call that is to be refused; return status and message, None if it was answered."""
+    try:
+        called(channel, call, request, token)
+    except grpc.RpcError as error:
+        return error.code(), error.details() or ""
+    return None
+
+
+def credentials(authority: Authority, client: Issued | None = None) -> grpc.ChannelCredentials:
+    """Trust servers of an authority, and show a client's certificate."""
+    if client is None:
+        return grpc.ssl_channel_credentials(authority.pem)
+    return grpc.ssl_channel_credentials(authority.pem, client.key, client.chain)

@@ -1,0 +1,195 @@
+"""A server of this process on a port of its own, with a gate that believes what a header says."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.errors import Refused
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.servicer import CacheService
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.remote.store import RemoteStorage
+from unified_cache.storage_backends.remote.url import RemoteOptions
+from unified_cache.wire.calls import Call
+
+THREADS = 24
+NOBODY = Caller("default", Role.ADMIN)
+
+
+class TokenGate:
+    """Admit by ``authorization: Bearer TENANT:ROLE``; without it, everybody is an administrator of ``default``."""
+
+    def __init__(self) -> None:
+        self.in_flight_count = 0
+        self._guard = threading.Lock()
+
+    @contextmanager
+    def admitted(
+        self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
+    ) -> Iterator[Caller]:
+        said = dict(context.invocation_metadata()).get("authorization")
+        caller = NOBODY
+        if isinstance(said, str):
+            tenant, _, role = said.removeprefix("Bearer ").partition(":")
+            caller = Caller(tenant, Role(role))
+        if not caller.role.includes(needs):
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} needs the role {needs.value}")
+        with self._guard:
+            self.in_flight_count += 1
+        try:
+            yield caller
+        finally:
+            with self._guard:
+                self.in_flight_count -= 1
+
+
+@dataclass
+class CappedUsage:
+    """Bytes by tenant, under one cap for each."""
+
+    bytes_max: int = 1 << 40
+    used: dict[str, int] = field(default_factory=dict)
+
+    def reserve(self, tenant: str, count_bytes: int) -> bool:
+        if self.used.get(tenant, 0) + count_bytes > self.bytes_max:
+            return False
+        self.used[tenant] = self.used.get(tenant, 0) + count_bytes
+        return True
+
+    def give_back(self, tenant: str, count_bytes: int) -> None:
+        self.used[tenant] -= count_bytes
+        assert self.used[tenant] >= 0
+
+
+@dataclass
+class Notes:
+    """What an observer was told."""
+
+    codes: list[tuple[str, str, str]] = field(default_factory=list)
+    """Method, tenant, code."""
+    anomalies: list[tuple[str, str]] = field(default_factory=list)
+
+    def served(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+        self.codes.append((method, tenant, code))
+
+    def looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+        assert hits >= 0
+        assert misses >= 0
+
+    def anomaly(self, kind: str, text: str) -> None:
+        self.anomalies.append((kind, text))
+
+
+class Running:
+    """A server that answers on loopback."""
+
+    def __init__(self, service: CacheService, server: grpc.Server, port: int) -> None:
+        self.service = service
+        self.server = server
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+        self.gate = TokenGate()
+        self.usage = CappedUsage()
+        self.notes = Notes()
+        self.drains: list[None] = []
+
+    @classmethod
+    def start(
+        cls,
+        store: StorageBackend,
+        limits: RequestLimits | None = None,
+        *,
+        usage: CappedUsage | None = None,
+        clock: Callable[[], float] | None = None,
+        port: int = 0,
+    ) -> "Running":
+        limits = limits or RequestLimits(host_bytes_max=64 << 20)
+        gate, notes, usage = TokenGate(), Notes(), usage or CappedUsage()
+        drains: list[None] = []
+        service = CacheService(store, gate, usage, notes, limits, lambda: drains.append(None), clock or time.monotonic)
+        server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
+        server.add_generic_rpc_handlers((service.rpc_methods(),))
+        bound = server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+        running = cls(service, server, bound)
+        running.gate, running.usage, running.notes, running.drains = gate, usage, notes, drains
+        return running
+
+    def client(self, token: str = "", timeout_s: float = 10.0, tenant: str = "") -> RemoteStorage:
+        return RemoteStorage.open(RemoteOptions((self.address,), token=token, timeout_s=timeout_s, tenant=tenant))
+
+    def stop(self) -> None:
+        self.server.stop(None).wait()
+        self.service.close()
+
+
+class ManualClock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Wire:
+    """A client that sends what it is told to, right or wrong."""
+
+    def __init__(self, running: Running, token: str = "") -> None:
+        self.running = running
+        self._channel = grpc.insecure_channel(
+            running.address, [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
+        )
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    def ask(self, call: Call, message: Message | bytes, timeout_s: float = 10.0) -> bytes:
+        begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
+        return begin(_bytes_of(message), timeout_s, self._metadata)
+
+    def get(self, message: Message | bytes, timeout_s: float = 10.0) -> list[bytes]:
+        begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(Call.GET.path)
+        return list(begin(_bytes_of(message), timeout_s, self._metadata))
+
+    def put(self, messages: Iterable[Message | bytes], timeout_s: float = 10.0) -> bytes:
+        begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(Call.PUT.path)
+        return begin((_bytes_of(message) for message in messages), timeout_s, self._metadata)
+
+    def begin_put(self, messages: Iterable[Message | bytes], timeout_s: float = 10.0) -> "grpc.Future[bytes]":
+        begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(Call.PUT.path)
+        return begin.future((_bytes_of(message) for message in messages), timeout_s, self._metadata)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _bytes_of(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+@contextmanager
+def refused(code: grpc.StatusCode, text: str = "") -> Iterator[None]:
+    """Expect a status, and ``text`` in what it says."""
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    error = caught.value
+    assert isinstance(error, grpc.Call)
+    assert error.code() is code, f"{error.code()}: {error.details()}"
+    assert text in (error.details() or "")
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Let other threads go on until something holds."""
+    ends_s = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < ends_s, "it did not come to hold in time"
+        pause.wait(0.005)

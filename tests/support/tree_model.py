@@ -1,0 +1,396 @@
+"""A naive model of the tree: one dict entry per page, component and tier; and slots that remember their bytes.
+
+It shares no code with the tree. Restorable ends come from the definition, evictions are checked by counting. In which
+order pages go is looked up by brute force over the nodes; that the nodes' histories are right is another test's.
+"""
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, field
+
+import numpy as np
+
+from tests.support.components import toy_components
+from unified_cache.config import EvictionConfig
+from unified_cache.page import Prompt
+from unified_cache.pool import Slots, Tier
+from unified_cache.tree import Freed, Lock, Pin, RadixTree, Transfer
+from unified_cache.tree.node import Node
+
+Prefix = bytes
+Where = tuple[Tier, int]
+Pinned = tuple[Tier, int, Prefix]
+
+
+@dataclass(eq=False)
+class Held:
+    """A lock that is out, with the pages it pins."""
+
+    lock: Lock
+    prefixes: list[Prefix]
+
+    def pinned(self) -> set[Pinned]:
+        tier = self.lock.tier
+        return {(tier, c, self.prefixes[p]) for c, start in self.lock.held for p in range(start, self.lock.end)}
+
+
+@dataclass(eq=False)
+class Moving:
+    """A transfer in flight, with the pages it pins on both tiers."""
+
+    transfer: Transfer
+    locks: tuple[Held, Held]
+    prefixes: list[Prefix]
+
+
+@dataclass
+class Model:
+    """The tree under test, the naive truth about it, and free lists of slots."""
+
+    spans: tuple[int, ...]
+    page_size: int
+    capacity: dict[Where, int]
+    eviction: EvictionConfig = field(default_factory=EvictionConfig)
+    tree: RadixTree = field(init=False)
+    pages: dict[Where, dict[Prefix, int]] = field(init=False)
+    """The truth: slot of every page held."""
+    content: dict[Where, dict[int, Prefix]] = field(init=False)
+    """What the bytes in a slot are: the prefix they belong to."""
+    free: dict[Where, list[int]] = field(init=False)
+    held: list[Held] = field(default_factory=list)
+    moving: list[Moving] = field(default_factory=list)
+    pins: list[Pin] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        capacity = [[self.capacity[tier, component] for component in range(len(self.spans))] for tier in Tier]
+        self.tree = RadixTree(toy_components(self.spans), self.page_size, self.eviction, capacity)
+        self.pages = {where: {} for where in self.capacity}
+        self.content = {where: {} for where in self.capacity}
+        self.free = {where: list(range(count, 0, -1)) for where, count in self.capacity.items()}
+
+    # ---- the definition ------------------------------------------------------------------------------------
+
+    def window(self, end: int, component: int) -> range:
+        return range(max(0, end - self.spans[component]), end)
+
+    def restorable(self, prefixes: list[Prefix], end: int, tiers: Iterable[Tier]) -> bool:
+        return all(
+            any(prefixes[page] in self.pages[tier, component] for tier in tiers)
+            for component in range(len(self.spans))
+            for page in self.window(end, component)
+        )
+
+    def longest(self, prefixes: list[Prefix], tiers: Iterable[Tier]) -> int:
+        tiers = tuple(tiers)
+        return next(end for end in range(len(prefixes), -1, -1) if self.restorable(prefixes, end, tiers))
+
+    def prefixes(self, prompt: Prompt) -> list[Prefix]:
+        page = self.page_size * 4
+        return [prompt.seed + b"|" + prompt.tokens[: (i + 1) * page] for i in range(prompt.pages_count)]
+
+    def pinned(self) -> set[Pinned]:
+        out: set[Pinned] = set()
+        for held in (*self.held, *(lock for moving in self.moving for lock in moving.locks)):
+            out |= held.pinned()
+        return out
+
+    def locks(self) -> list[Lock]:
+        return [h.lock for h in (*self.held, *(lock for moving in self.moving for lock in moving.locks))]
+
+    # ---- slots -----------------------------------------------------------------------------------------------
+
+    def release(self, where: Where, slots: Slots) -> None:
+        for slot in slots.tolist():
+            assert slot > 0
+            assert slot not in self.free[where], "a slot is freed twice"
+            self.content[where].pop(slot, None)
+            self.free[where].append(slot)
+
+    def allocate(self, where: Where, count: int) -> Slots | None:
+        short = count - len(self.free[where])
+        if short > 0:
+            self.evict(*where, short)
+        if len(self.free[where]) < count:
+            return None
+        return np.array([self.free[where].pop() for _ in range(count)], np.int32)
+
+    def evict(self, tier: Tier, component: int, count: int) -> None:
+        """Evict, and see that exactly what was asked for went, that nothing locked did, and who depended on it."""
+        pinned = self.pinned()
+        free_pages = self._evictable(tier, component, pinned)
+        got = 0
+        if count <= 3:
+            for _ in range(min(count, free_pages)):
+                got += self._evict_one(tier, component, pinned)
+        else:
+            freed = self.tree.evict(tier, component, count)
+            got = self._take_back(freed, tier, component, pinned)
+        assert got == min(count, free_pages), f"evicted {got} of {count}, {free_pages} could go"
+
+    def _evict_one(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
+        """Evict one page, and see that it is one of those that the policy lets go first."""
+        lane = int(tier) * len(self.spans) + component
+        state = self.tree._state
+        owner: dict[int, Node] = {}
+        for node in state.nodes():
+            held = node.slots[lane]
+            if held is not None and state.recency.evictable(node, lane):
+                owner.update(dict.fromkeys(held[held >= 0].tolist(), node))
+        freed = self.tree.evict(tier, component, 1)
+        (slot,) = [slot for slots in freed[lane] for slot in slots.tolist()]
+        turns = {node: self._turn(node, lane) for node in owner.values()}  # read now: choosing a victim may demote
+        assert turns[owner[slot]] == min(turns.values()), "a page went before its turn"
+        return self._take_back(freed, tier, component, pinned)
+
+    def _turn(self, node: Node, lane: int) -> tuple[bool, bool, float]:
+        """Return what orders a node among those that may go, from what the tree remembers of it."""
+        history = (node.history or {}).get(lane)
+        if history is None:
+            return False, False, node.stamps[lane]
+        return history.pins > 0, history.protected, self.tree._state.recency.rank(node, lane)
+
+    def _evictable(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
+        live = self.pages[tier, component]
+        if component:
+            return sum((tier, component, prefix) not in pinned for prefix in live)
+        # Full goes from the tail: a page stays while anything below it is pinned, in any component.
+        keep: set[Prefix] = set()
+        for pinned_tier, _, prefix in pinned:
+            if pinned_tier == tier:
+                keep |= {page for page in live if prefix.startswith(page)}
+        return len(live) - len(keep)
+
+    def _take_back(self, freed: Freed, tier: Tier, component: int, pinned: set[Pinned]) -> int:
+        got = 0
+        for lane, arrays in enumerate(freed):
+            where = Tier(lane // len(self.spans)), lane % len(self.spans)
+            owner = {slot: prefix for prefix, slot in self.pages[where].items()}
+            for slots in arrays:
+                for slot in slots.tolist():
+                    prefix = owner.pop(slot)
+                    assert (*where, prefix) not in pinned, "a pinned page was evicted"
+                    assert where[0] == tier
+                    assert where[1] >= component, "a component was evicted for one that stands on it"
+                    del self.pages[where][prefix]
+                    got += where[1] == component
+                self.release(where, slots)
+        return got
+
+    # ---- operations ------------------------------------------------------------------------------------------
+
+    def match(self, prompt: Prompt) -> None:
+        before = self.snapshot()
+        found = self.tree.match(prompt)
+        prefixes = self.prefixes(prompt)
+        assert found.device_end == self.longest(prefixes, [Tier.DEVICE])
+        assert found.any_end == self.longest(prefixes, [Tier.DEVICE, Tier.HOST])
+        got = self.tree.slots(found, Tier.DEVICE, 0, 0, found.device_end).tolist()
+        assert got == [self.pages[Tier.DEVICE, 0][prefix] for prefix in prefixes[: found.device_end]]
+        assert self.snapshot() == before, "match changed something but recency"
+
+    def insert(self, prompt: Prompt, reuse: bool, floors: list[int], priority: int = 0) -> None:
+        """Run a request: lock what can be reused, allocate the rest, insert it, unlock."""
+        prefixes = self.prefixes(prompt)
+        found = self.tree.match(prompt)
+        start = found.device_end if reuse else 0
+        lock = self.tree.lock(found, start, Tier.DEVICE)
+        held = Held(lock, prefixes)
+        self.held.append(held)
+        count = prompt.pages_count - start
+        slots: list[Slots] = []
+        for component in range(len(self.spans)):
+            given = np.full(count, -1, np.int32)
+            first = 0 if component == 0 else min(count, floors[component % len(floors)])
+            fresh = self.allocate((Tier.DEVICE, component), count - first)
+            if fresh is None:
+                for c, undo in enumerate(slots):
+                    self.release((Tier.DEVICE, c), undo[undo >= 0])
+                self.unlock(held)
+                return
+            given[first:] = fresh
+            slots.append(given)
+        duplicates: list[set[int]] = []
+        for component, given in enumerate(slots):
+            live = self.pages[Tier.DEVICE, component]
+            twice = set()
+            for prefix, slot in zip(prefixes[start:], given.tolist(), strict=True):
+                if slot < 0:
+                    continue
+                self.content[Tier.DEVICE, component][slot] = prefix
+                if prefix in live:
+                    twice.add(slot)
+                else:
+                    live[prefix] = slot
+            duplicates.append(twice)
+        mine = [given.copy() for given in slots]
+        inserted = self.tree.insert(prompt, start, mine, Tier.DEVICE, priority)
+        for given in mine:
+            given[:] = 77_777  # the caller may reuse its arrays
+        for component, returned in enumerate(inserted.duplicates):
+            assert set(returned.tolist()) == duplicates[component]
+            assert len(returned) == len(duplicates[component])
+            self.release((Tier.DEVICE, component), returned)
+        self.unlock(held)
+
+    def use(self, prompt: Prompt) -> None:
+        before = self.snapshot()
+        found = self.tree.match(prompt)
+        self.tree.use(found, found.device_end)
+        assert self.snapshot() == before, "use changed something but history"
+
+    def pin(self, prompt: Prompt, tier: Tier) -> None:
+        found = self.tree.match(prompt)
+        before = self.snapshot()
+        pin = self.tree.pin(found, found.tree_end, tier)
+        if pin is not None:
+            self.pins.append(pin)
+        assert self.snapshot() == before, "pin changed what is held"
+
+    def unpin(self, pin: Pin) -> None:
+        self.tree.unpin(pin)
+        self.pins.remove(pin)
+
+    def lock(self, prompt: Prompt, tier: Tier, share: float) -> None:
+        found = self.tree.match(prompt)
+        histories = self.histories()
+        lock = self.tree.lock(found, int(found.any_end * share), tier)
+        assert self.histories() == histories, "a split is not an access"
+        self.held.append(Held(lock, self.prefixes(prompt)))
+
+    def unlock(self, held: Held, keep: frozenset[int] = frozenset()) -> None:
+        self.tree.unlock(held.lock, keep)
+        if held.lock.released:
+            self.held.remove(held)
+
+    def begin(self, prompt: Prompt, source: Tier, target: Tier) -> None:
+        found = self.tree.match(prompt)
+        end = found.device_end if source is Tier.DEVICE else found.any_end
+        prefixes = self.prefixes(prompt)
+        transfer = self.tree.begin(found, end, source, target)
+        moving = Moving(transfer, (Held(transfer.source, prefixes), Held(transfer.target, prefixes)), prefixes)
+        for other in self.moving:
+            for part in other.transfer.parts:
+                for wanted in transfer.wanted:
+                    if (wanted.component, target) == (part.component, other.transfer.target.tier):
+                        coming = {other.prefixes[page] for page in part.pages.tolist()}
+                        assert not coming & {prefixes[page] for page in wanted.pages.tolist()}, "two bring one page"
+        self.moving.append(moving)
+        targets: list[Slots] = []
+        for wanted in transfer.wanted:
+            fresh = self.allocate((target, wanted.component), len(wanted.pages))
+            if fresh is None:
+                for given, undo in zip(transfer.wanted, targets, strict=False):
+                    self.release((target, given.component), undo)
+                self.moving.remove(moving)
+                assert not any(len(left) for left in self.tree.release(transfer))
+                return
+            targets.append(fresh)
+        self.tree.expect(transfer, targets)
+
+    def finish(self, moving: Moving, ok: bool) -> None:
+        self.moving.remove(moving)
+        transfer = moving.transfer
+        source, target = transfer.source.tier, transfer.target.tier
+        expected: list[set[int]] = [set() for _ in self.spans]
+        for part in transfer.parts:
+            live = self.pages[target, part.component]
+            for page, src, dst in zip(part.pages.tolist(), part.source.tolist(), part.target.tolist(), strict=True):
+                prefix = moving.prefixes[page]
+                assert self.content[source, part.component].get(src) == prefix, "a source slot was reused in flight"
+                if not ok or prefix in live or not self._stands(moving.prefixes, page, part.component, target):
+                    expected[part.component].add(dst)
+                    continue
+                self.content[target, part.component][dst] = prefix
+                live[prefix] = dst
+        if ok:
+            leftovers = self.tree.publish(transfer).leftovers
+            assert not any(len(left) for left in self.tree.release(transfer))
+        else:
+            leftovers = self.tree.release(transfer)
+        for component, left in enumerate(leftovers):
+            assert set(left.tolist()) == expected[component]
+            self.release((target, component), left)
+
+    def _stands(self, prefixes: list[Prefix], page: int, component: int, tier: Tier) -> bool:
+        full = self.pages[tier, 0]
+        return prefixes[page] in full if component else page == 0 or prefixes[page - 1] in full
+
+    def graft(self, prompt: Prompt, floors: list[int]) -> None:
+        """Publish pages that storage brought: from the end of the host-live prefix on, as far as they came."""
+        prefixes = self.prefixes(prompt)
+        found = self.tree.match(prompt)
+        start = self.tree.full_end(found, Tier.HOST)
+        held = Held(self.tree.lock(found, start, Tier.HOST), prefixes)
+        self.held.append(held)
+        slots: list[Slots] = []
+        count = prompt.pages_count - start
+        for component in range(len(self.spans)):
+            given = np.full(count, -1, np.int32)
+            first = 0 if component == 0 else min(count, floors[component % len(floors)])
+            fresh = self.allocate((Tier.HOST, component), count - first)
+            if fresh is None:
+                for c, undo in enumerate(slots):
+                    self.release((Tier.HOST, c), undo[undo >= 0])
+                self.unlock(held)
+                return
+            given[first:] = fresh
+            slots.append(given)
+        for component, given in enumerate(slots):
+            for prefix, slot in zip(prefixes[start:], given.tolist(), strict=True):
+                if slot > 0:
+                    assert prefix not in self.pages[Tier.HOST, component]
+                    self.content[Tier.HOST, component][slot] = prefix
+                    self.pages[Tier.HOST, component][prefix] = slot
+        inserted = self.tree.insert(prompt, start, slots, Tier.HOST)
+        assert not any(len(left) for left in inserted.duplicates)
+        self.unlock(held)
+
+    # ---- proof -----------------------------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Everything the tree says is what the model says, and no slot is lost."""
+        lanes = self.tree.check(self.locks())
+        assert self.snapshot() == self.pages, "the tree differs from the model"
+        for where, pages in self.pages.items():
+            lane = int(where[0]) * len(self.spans) + where[1]
+            assert lanes[lane].tolist() == sorted(pages.values())
+            for prefix, slot in pages.items():
+                assert self.content[where][slot] == prefix, "a slot holds another page's bytes"
+            in_flight = sum(
+                len(part)
+                for moving in self.moving
+                for part in moving.transfer.parts
+                if (moving.transfer.target.tier, part.component) == where
+            )
+            assert len(pages) + len(self.free[where]) + in_flight == self.capacity[where], "a slot is lost"
+
+    def snapshot(self) -> dict[Where, dict[Prefix, int]]:
+        """Read every page's slot straight out of the nodes."""
+        out: dict[Where, dict[Prefix, int]] = {where: {} for where in self.capacity}
+        page = self.page_size * 4
+        for seed, root in self.tree._state.roots.items():
+            todo = [(child, seed + b"|") for child in root.children.values()]
+            while todo:
+                node, above = todo.pop()
+                for lane, slots in enumerate(node.slots):
+                    if slots is None:
+                        continue
+                    where = Tier(lane // len(self.spans)), lane % len(self.spans)
+                    for i, slot in enumerate(slots.tolist()):
+                        if slot >= 0:
+                            out[where][above + node.key[: (i + 1) * page]] = slot
+                todo += [(child, above + node.key) for child in node.children.values()]
+        return out
+
+    def histories(self) -> dict[Prefix, tuple[object, ...]]:
+        """Read every page's history straight out of the nodes."""
+        out: dict[Prefix, tuple[object, ...]] = {}
+        page = self.page_size * 4
+        for seed, root in self.tree._state.roots.items():
+            todo = [(child, seed + b"|") for child in root.children.values()]
+            while todo:
+                node, above = todo.pop()
+                remembered = {lane: astuple(history) for lane, history in (node.history or {}).items()}
+                for i in range(node.pages):
+                    out[above + node.key[: (i + 1) * page]] = (tuple(node.stamps), remembered)
+                todo += [(child, above + node.key) for child in node.children.values()]
+        return out

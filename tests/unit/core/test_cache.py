@@ -1,0 +1,366 @@
+"""What the facade promises an engine."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import unified_cache
+from tests.support.cache import ToyEngine, toy_layout
+from tests.support.components import toy_components
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import CacheConfig
+from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.errors import (
+    ClosedError,
+    ConfigError,
+    InputError,
+    LayoutError,
+    LockError,
+    OwnerThreadError,
+    SlotError,
+    StorageError,
+)
+from unified_cache.memory import DevicePool
+from unified_cache.pool import Identity, ModelLayout, Tier
+from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.window import SPAN_ALL
+
+
+def engine(
+    *, device: int = 8, host: int = 0, storage: StorageBackend | None = None, threads: bool = False
+) -> ToyEngine:
+    workers = None if threads else InlineWorkers()
+    return ToyEngine(toy_layout((SPAN_ALL,), 16), (device,), (host,), storage, workers)
+
+
+def tokens(pages: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.arange(first, first + pages * 16, dtype=np.int32)
+
+
+def serve(toy: ToyEngine, pages: int, first: int = 0) -> None:
+    lock = toy.serve(toy.cache.prompt(tokens(pages, first)))
+    assert lock is not None
+    toy.cache.release(lock)
+
+
+def test_a_prompt_served_twice_is_computed_once() -> None:
+    toy = engine()
+    serve(toy, 4)
+    found = toy.cache.match(toy.cache.prompt(tokens(5)))
+    assert found.device_end == 4
+    lock = toy.cache.lock(found)
+    assert toy.verify(toy.cache.prompt(tokens(4)), lock) == 4
+
+
+def test_a_device_pool_of_n_pages_holds_n_pages() -> None:
+    toy = engine(device=4)
+    serve(toy, 4)
+    assert toy.cache.match(toy.cache.prompt(tokens(4))).device_end == 4
+
+
+def test_allocation_evicts_what_is_short_and_never_what_is_pinned() -> None:
+    toy = engine(device=4)
+    serve(toy, 2)
+    lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(2))))
+    serve(toy, 2, first=1000)
+    assert toy.cache.allocate(toy.cache.needed(0, 3, ())) is None
+    slots = toy.cache.allocate(toy.cache.needed(0, 2, ()))
+    assert slots is not None
+    assert toy.cache.match(toy.cache.prompt(tokens(2))).device_end == 2
+    toy.cache.free(slots)
+    toy.cache.release(lock)
+    toy.cache.check()
+
+
+@pytest.mark.parametrize("url", ["memory:", "file:{}"])
+def test_a_page_comes_back_from_every_tier_byte_by_byte(url: str, tmp_path: Path) -> None:
+    toy = engine(device=4, host=4, storage=open_storage(url.format(tmp_path / "store")), threads=True)
+    cache = toy.cache
+    prompt = cache.prompt(tokens(4))
+    serve(toy, 4)
+    cache.backup(prompt)
+    cache.settle(5)
+    serve(toy, 4, first=1000)
+    found = cache.match(prompt)
+    assert (found.device_end, found.any_end) == (0, 4)
+    cache.backup(cache.prompt(tokens(4, 1000)))
+    cache.settle(5)
+    assert cache.match(prompt).any_end == 0
+    cache.prefetch(prompt)
+    cache.settle(5)
+    cache.load(prompt)
+    (load,) = cache.settle(5)
+    assert (load.leg, load.state, load.pages_count) == (Leg.LOAD, OperationState.DONE, 4)
+    lock = cache.lock(cache.match(prompt))
+    assert toy.verify(prompt, lock) == 4
+    cache.release(lock)
+    assert cache.close() == []
+
+
+def test_a_new_process_finds_what_the_last_one_stored(tmp_path: Path) -> None:
+    for expected in (0, 4):
+        toy = engine(device=4, host=4, storage=open_storage(f"file:{tmp_path / 'store'}"), threads=True)
+        prompt = toy.cache.prompt(tokens(4))
+        toy.cache.prefetch(prompt)
+        toy.cache.settle(5)
+        assert toy.cache.match(prompt).any_end == expected
+        serve(toy, 4)
+        toy.cache.backup(prompt, Level.DURABLE)
+        (backup, *_) = toy.cache.settle(5)
+        assert backup.error is None
+        toy.cache.close()
+
+
+def test_a_load_brings_the_longest_prefix_that_has_room() -> None:
+    toy = engine(device=4, host=8, storage=MemoryStorage())
+    cache = toy.cache
+    serve(toy, 4)
+    cache.backup(cache.prompt(tokens(4)))
+    cache.settle(5)
+    serve(toy, 2, first=1000)
+    pinned = cache.lock(cache.match(cache.prompt(tokens(2, 1000))))
+    mine = cache.allocate(cache.needed(0, 1, ()))
+    assert mine is not None
+    cache.load(cache.prompt(tokens(4)))
+    cache.settle(5)
+    assert cache.match(cache.prompt(tokens(4))).device_end == 1
+    cache.free(mine)
+    cache.release(pinned)
+    cache.check()
+
+
+def test_a_backup_copies_the_longest_prefix_that_the_host_has_room_for() -> None:
+    toy = engine(device=6, host=4, storage=MemoryStorage())
+    serve(toy, 6)
+    backup = toy.cache.backup(toy.cache.prompt(tokens(6)))
+    assert backup is not None
+    toy.cache.settle(5)
+    assert (backup.error, backup.pages_count) == (None, 4)
+
+
+def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
+    storage = MemoryStorage()
+    toy = engine(device=4, host=4, storage=storage)
+    cache = toy.cache
+    serve(toy, 4)
+    prompt = cache.prompt(tokens(4))
+    cache.backup(prompt)
+    cache.settle(5)
+    label = Label(Identity("toy").digest(toy.layout), prompt.keys[2], toy.layout.pools[0].name)
+    page = bytearray(HEADER_BYTES + toy.layout.pools[0].page_bytes)
+    stored = PageIO(label, prompt.keys[1], (memoryview(page),))
+    assert storage.get([stored]) == [True]
+    page[-1] ^= 1
+    assert storage.remove([label]) == 1
+    assert storage.put([stored], Level.CACHED) == [True]
+    serve(toy, 4, first=1000)
+    cache.backup(cache.prompt(tokens(4, 1000)))
+    cache.settle(5)
+    cache.prefetch(prompt)
+    cache.settle(5)
+    assert cache.match(prompt).any_end == 2
+    assert cache.stats().flawed_pages == 1
+    assert storage.exists([label]) == [False]
+
+
+def test_a_second_component_needs_no_change_in_tree_or_controller() -> None:
+    """A windowed toy with a sidecar goes through all tiers; the rooms that carry it know no component by name."""
+    toy = ToyEngine(toy_layout((SPAN_ALL, 2), 16), (6, 4), (6, 4), MemoryStorage(), InlineWorkers())
+    cache = toy.cache
+    prompt = cache.prompt(tokens(5))
+    for first in (0, 1000):
+        serve(toy, 5, first)
+        cache.backup(cache.prompt(tokens(5, first)))
+        cache.settle(5)
+    assert cache.match(prompt).any_end == 0
+    cache.prefetch(prompt)
+    cache.load(prompt)
+    cache.settle(5)
+    cache.load(prompt)
+    cache.settle(5)
+    lock = cache.lock(cache.match(prompt))
+    assert toy.verify(prompt, lock) == 5 + 2
+    for room in ("tree", "controller"):
+        for source in Path(unified_cache.__file__).parent.joinpath(room).glob("*.py"):
+            assert "unified_cache.components" not in source.read_text()
+
+
+def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_hole_later() -> None:
+    toy = ToyEngine(toy_layout((SPAN_ALL, 2), 16), (6, 4), (0, 0), None, InlineWorkers())
+    cache = toy.cache
+    prompt = cache.prompt(tokens(4))
+    lock = cache.lock(cache.match(prompt))
+    pages = cache.allocate(cache.needed(0, 4, range(1, 5)))
+    assert pages is not None
+    assert cache.stats().occupancy[1].free == 0
+    cache.trim(pages, cache.needed(0, 4, [4]))
+    assert cache.stats().occupancy[1].free == 2
+    assert pages[1][:2].tolist() == [-1, -1]
+    stray = [pages[0], np.array([1, 2, 4, 4], np.int32)]
+    with pytest.raises(SlotError, match="free"):
+        cache.trim(stray, cache.needed(0, 4, [4]))
+    with pytest.raises(InputError, match="the first all True"):
+        cache.trim(pages, [np.zeros(4, np.bool_), np.zeros(4, np.bool_)])
+    with pytest.raises(InputError, match="expected slots for 3 pages"):
+        cache.trim(pages, cache.needed(0, 3, [3]))
+    lock = cache.insert(prompt, pages, lock)
+    assert cache.slots(lock, 1).tolist() == pages[1][2:].tolist()
+    assert cache.match(cache.prompt(tokens(3))).device_end == 0, "page 1 has left the window"
+    cache.check()
+    cache.release(lock)
+
+
+class BrokenStorage(MemoryStorage):
+    """Has a bug."""
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        raise ValueError("a bug")
+
+
+def test_a_bug_in_a_backend_fails_its_operation_and_the_worker_lives() -> None:
+    toy = engine(device=4, host=4, storage=BrokenStorage(), threads=True)
+    prompt = toy.cache.prompt(tokens(4))
+    serve(toy, 4)
+    toy.cache.backup(prompt)
+    toy.cache.settle(5)
+    serve(toy, 4, first=1000)
+    toy.cache.backup(toy.cache.prompt(tokens(4, 1000)))
+    toy.cache.settle(5)
+    for _ in range(3):
+        failed = toy.cache.prefetch(prompt)
+        toy.cache.settle(5)
+        assert failed is not None
+        assert isinstance(failed.error, StorageError)
+        assert isinstance(failed.error.__cause__, ValueError)
+    assert toy.cache.stats().operations_failed == 3
+    assert [occupancy.out for occupancy in toy.cache.stats().occupancy] == [0, 0]
+    toy.cache.check()
+    assert toy.cache.close() == []
+
+
+def test_another_thread_than_the_owners_is_refused() -> None:
+    toy = engine()
+    caught: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            toy.cache.match(toy.cache.prompt([1] * 16))
+        except OwnerThreadError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert len(caught) == 1
+
+
+def test_a_closed_cache_says_so_and_may_be_closed_again() -> None:
+    toy = engine()
+    toy.cache.close()
+    with pytest.raises(ClosedError):
+        toy.cache.poll()
+    assert toy.cache.close() == []
+
+
+def test_reset_forgets_everything_and_leaves_requests_their_slots() -> None:
+    toy = engine()
+    serve(toy, 4)
+    lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(4))))
+    mine = toy.cache.allocate(toy.cache.needed(0, 2, ()))
+    assert mine is not None
+    toy.cache.reset()
+    assert toy.cache.match(toy.cache.prompt(tokens(4))).any_end == 0
+    toy.cache.release(lock)
+    toy.cache.free(mine)
+    toy.cache.check()
+    assert toy.cache.stats().occupancy[0].free == 8
+
+
+def test_bad_calls_are_typed_errors_and_change_nothing() -> None:
+    toy = engine()
+    cache = toy.cache
+    prompt = cache.prompt(tokens(2))
+    lock = cache.lock(cache.match(prompt))
+    with pytest.raises(SlotError, match="toy0: slot 1 is free, not out"):
+        cache.insert(prompt, [np.array([1, 2], np.int32)], lock)
+    slots = cache.allocate(cache.needed(0, 2, ()))
+    assert slots is not None
+    with pytest.raises(InputError, match="expected 2 slots"):
+        cache.insert(prompt, [slots[0][:1]], lock)
+    with pytest.raises(InputError, match="0 <= start <= end"):
+        cache.needed(2, 1, ())
+    with pytest.raises(InputError, match="one array for each of toy0"):
+        cache.allocate([np.ones(1, np.bool_), np.ones(1, np.bool_)])
+    with pytest.raises(SlotError):
+        cache.free([np.array([7], np.int32)])
+    cache.free(slots)
+    cache.release(lock)
+    with pytest.raises(LockError):
+        cache.release(lock)
+    cache.check()
+    assert cache.stats().occupancy[0].free == 8
+
+
+def test_too_many_transfers_at_a_time_are_declined() -> None:
+    layout = ModelLayout(16, toy_components((SPAN_ALL,), 16))
+    pool = DevicePool(layout.pools[0], [torch.zeros((3, 16), dtype=torch.uint8)])
+    config = CacheConfig(device_pages=(2,), host_pages=(2,), operations_max=1)
+    cache = UnifiedCache.open(layout, config, [pool], identity=Identity("toy"), storage=MemoryStorage())
+    prompt = cache.prompt(tokens(2))
+    assert cache.prefetch(prompt) is not None
+    assert cache.prefetch(prompt) is None
+    assert cache.stats().operations_declined == 1
+    cache.settle(5)
+    assert cache.prefetch(prompt) is not None
+    cache.close()
+
+
+def test_pools_that_do_not_fit_the_layout_are_refused() -> None:
+    layout = ModelLayout(16, toy_components((SPAN_ALL,), 64))
+    spec = layout.pools[0]
+    with pytest.raises(LayoutError, match="hold 60 bytes a page, not 64"):
+        DevicePool(spec, [torch.zeros((3, 60), dtype=torch.uint8)])
+    with pytest.raises(LayoutError, match="contiguous"):
+        DevicePool(spec, [torch.zeros((64, 3), dtype=torch.uint8).t()])
+    small = DevicePool(spec, [torch.zeros((2, 64), dtype=torch.uint8)])
+    config = CacheConfig(device_pages=(2,), host_pages=(0,))
+    with pytest.raises(ConfigError, match="needs 3 slots"):
+        UnifiedCache.open(layout, config, [small], identity=Identity("toy"))
+    with pytest.raises(ConfigError, match="needs a device pool"):
+        UnifiedCache.open(layout, config, [], identity=Identity("toy"))
+
+
+def test_storage_without_a_host_tier_is_refused() -> None:
+    with pytest.raises(ConfigError, match="host pages"):
+        engine(host=0, storage=MemoryStorage())
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"device_pages": (0,)}, {"host_pages": (-1,)}, {"operations_max": 0}, {"device_pages": (1, 2)}], ids=str
+)
+def test_sizes_that_cannot_work_are_refused(sizes: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(ConfigError):
+        CacheConfig(**{"device_pages": (1,), "host_pages": (1,), **sizes})  # type: ignore[arg-type]
+
+
+def test_pinned_prompts_go_last_and_pins_are_bounded() -> None:
+    toy = engine(device=8)
+    cache = toy.cache
+    serve(toy, 2)
+    serve(toy, 4, first=1000)
+    pin = cache.pin(cache.prompt(tokens(2)), Tier.DEVICE)
+    assert pin is not None
+    assert cache.pin(cache.prompt(tokens(4, 1000)), Tier.DEVICE) is None, "a quarter of the pages at most"
+    serve(toy, 6, first=2000)
+    assert cache.match(cache.prompt(tokens(2))).device_end == 2
+    cache.unpin(pin)
+    serve(toy, 8, first=3000)
+    assert cache.match(cache.prompt(tokens(2))).device_end == 0
+    cache.check()

@@ -1,0 +1,205 @@
+"""Where requests leave windows and recurrent states, and how a request gets a state of its own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.cache import ToyEngine, oracle
+from unified_cache.components import Full, RecurrentState, SlidingWindow
+from unified_cache.config import CacheConfig, Retention
+from unified_cache.controller import InlineWorkers, Leg
+from unified_cache.errors import ConfigError, InputError, SlotError
+from unified_cache.pool import ModelLayout, PoolSpec, Tier
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.window import needed_pages, window
+
+PAGE = 16
+FULL = Full((PoolSpec("kv", 64),))
+WINDOW = SlidingWindow(2 * PAGE, PAGE, (PoolSpec("swa", 32), PoolSpec("swa_sidecar", 24)))
+STATE = RecurrentState((PoolSpec("mamba", 48),))
+
+
+def engine(*components: SlidingWindow | RecurrentState, pages: int = 32, states: int = 8) -> ToyEngine:
+    sizes = (pages, *(states for _ in components))
+    return ToyEngine(ModelLayout(PAGE, (FULL, *components)), sizes, tuple(0 for _ in sizes), None, InlineWorkers())
+
+
+def tokens(*contents: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Make a prompt of whole pages, one number each."""
+    return np.concatenate([np.arange(PAGE, dtype=np.int32) + 1000 * content for content in contents])
+
+
+def serve(toy: ToyEngine, *contents: int) -> int:
+    """Serve a prompt and let it go; return how many pages were resumed."""
+    prompt = toy.cache.prompt(tokens(*contents))
+    resumed = toy.cache.match(prompt).device_end
+    lock = toy.serve(prompt)
+    assert lock is not None
+    toy.cache.release(lock)
+    toy.cache.check()
+    return resumed
+
+
+@pytest.mark.parametrize(
+    ("retention", "pages_count", "branch_end", "ends"),
+    [
+        (Retention(), 10, 0, (10,)),
+        (Retention(), 10, 4, (4, 10)),
+        (Retention(branches=False), 10, 4, (10,)),
+        (Retention(tail_tokens=512), 10, 4, (4, 9, 10)),
+        (Retention(tail_tokens=513), 10, 0, (8, 9, 10)),
+        (Retention(tail_tokens=256), 10, 0, (10,)),
+        (Retention(tail_tokens=10**9), 3, 2, (1, 2, 3)),
+        (Retention(tail_tokens=512), 1, 0, (1,)),
+        (Retention(tail_tokens=512), 0, 0, ()),
+    ],
+)
+def test_a_request_keeps_its_end_its_branch_and_the_boundaries_of_its_tail(
+    retention: Retention, pages_count: int, branch_end: int, ends: tuple[int, ...]
+) -> None:
+    assert retention.ends(pages_count, branch_end, 256) == ends
+
+
+def test_a_negative_tail_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="-1"):
+        Retention(tail_tokens=-1)
+
+
+def test_needed_pages_are_the_windows_before_the_ends() -> None:
+    for start in range(6):
+        for ends in ([6], [2, 6], [3], [1, 2, 3, 4, 5, 6, 7], []):
+            needed = needed_pages(ends, 2, start, 6)
+            pages = {page for end in ends for page in range(window(end, 2), end)}
+            assert needed.tolist() == [page in pages for page in range(start, 6)]
+
+
+def test_a_state_is_left_where_a_prompt_ends_and_where_the_next_one_branches_off() -> None:
+    toy = engine(STATE)
+    assert serve(toy, 1, 2, 3, 4) == 0
+    assert serve(toy, 1, 2, 3, 4, 5) == 4, "continued from where it ended"
+    assert serve(toy, 1, 2, 8, 8) == 0, "nobody has left a state in the middle"
+    assert serve(toy, 1, 2, 9, 9) == 2, "the first to branch off there has"
+    assert serve(toy, 1, 2, 8, 8, 8) == 4
+
+
+def test_a_window_is_left_at_branches_too() -> None:
+    toy = engine(WINDOW)
+    assert serve(toy, 1, 2, 3, 4, 5) == 0
+    assert serve(toy, 1, 2, 3, 8) == 0
+    assert serve(toy, 1, 2, 3, 9) == 3
+
+
+def test_without_branches_every_visitor_pays_again() -> None:
+    toy = engine(STATE)
+    toy.cache.config = CacheConfig((32, 8), (0, 0), retention=Retention(branches=False))
+    for content in (3, 4, 5):
+        assert serve(toy, 1, 2, content, content) == 0
+
+
+def test_a_fork_is_the_requests_own_copy_and_the_trees_state_stays_as_it_was() -> None:
+    toy = engine(WINDOW, STATE)
+    serve(toy, 1, 2, 3)
+    prompt = toy.cache.prompt(tokens(1, 2, 3))
+    lock = toy.cache.lock(toy.cache.match(prompt))
+    fork = toy.cache.fork(lock)
+    assert fork is not None
+    assert [len(slots) for slots in fork] == [0, 0, 1], "full and window pages are never written again"
+    (mine,), (theirs,) = fork[2].tolist(), toy.cache.slots(lock, 2).tolist()
+    assert mine != theirs
+    assert toy.read(2, mine) == toy.read(2, theirs) == [oracle(prompt, 2, STATE.pools[0])]
+    longer = toy.cache.prompt(tokens(1, 2, 3, 4))
+    toy.write(2, mine, longer, 3)
+    assert toy.verify(prompt, lock) == 3 + 2 + 1
+    # The copy becomes the checkpoint at the end of the continuation.
+    pages = toy.cache.allocate(toy.cache.needed(3, 4, []))
+    assert pages is not None
+    toy.write(0, int(pages[0][0]), longer, 3)
+    pages[2][-1] = mine
+    lock = toy.cache.insert(longer, pages, lock)
+    assert toy.cache.slots(lock, 2).tolist() == [mine]
+    with pytest.raises(SlotError, match=r"slot \d+ is the tree's, not out"):
+        toy.cache.free(fork)
+    toy.cache.release(lock)
+    toy.cache.check()
+
+
+def test_a_fork_that_is_not_used_goes_back() -> None:
+    toy = engine(STATE, states=2)
+    serve(toy, 1)
+    lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(1))))
+    fork = toy.cache.fork(lock)
+    assert fork is not None
+    assert toy.cache.fork(lock) is None, "one state is pinned, the other one out"
+    toy.cache.free(fork)
+    assert toy.cache.stats().occupancy[1].out == 0
+    toy.cache.release(lock)
+    toy.cache.check()
+
+
+def test_where_no_state_is_held_there_is_nothing_to_fork() -> None:
+    toy = engine(STATE)
+    prompt = toy.cache.prompt(tokens(1, 2))
+    lock = toy.cache.lock(toy.cache.match(prompt))
+    assert toy.cache.fork(lock) is None
+    pages = toy.cache.allocate(toy.cache.needed(0, 2, []))
+    assert pages is not None
+    lock = toy.cache.insert(prompt, pages, lock)
+    with pytest.raises(InputError, match="mamba: no state is held after 2 pages"):
+        toy.cache.fork(lock)
+    toy.cache.release(lock)
+    toy.cache.check()
+
+
+def test_states_go_first_and_take_nothing_with_them_windows_take_states() -> None:
+    toy = engine(WINDOW, STATE)
+
+    def held() -> list[int]:
+        return [occupancy.capacity - occupancy.free for occupancy in toy.cache.stats().occupancy[:3]]
+
+    def squeeze(component: int) -> None:
+        """Take every page of a component, as others would, and give it back."""
+        ledger = toy.cache._ledger
+        slots = ledger.allocate(Tier.DEVICE, component, ledger.capacity(Tier.DEVICE, component))
+        assert slots is not None
+        ledger.free(Tier.DEVICE, component, slots)
+
+    serve(toy, 1, 2, 3)
+    assert held() == [3, 2, 1]
+    squeeze(2)
+    assert held() == [3, 2, 0]
+    serve(toy, 1, 2, 3)
+    assert held() == [3, 2, 1]
+    squeeze(1)
+    assert held() == [3, 0, 0]
+    toy.cache.check()
+
+
+def test_every_end_that_was_kept_is_backed_up_and_comes_back() -> None:
+    sizes = (32, 16, 8)
+    toy = ToyEngine(ModelLayout(PAGE, (FULL, WINDOW, STATE)), sizes, sizes, MemoryStorage(), InlineWorkers())
+    cache = toy.cache
+    cache.config = replace(cache.config, retention=Retention(tail_tokens=2 * PAGE))
+    serve(toy, 1, 2, 3, 4, 5)
+    serve(toy, 1, 2, 8, 8, 8)
+    longest = cache.prompt(tokens(1, 2, 9, 9, 9, 9))
+    lock = toy.serve(longest)
+    assert lock is not None
+    cache.release(lock)
+    cache.backup(longest)
+    cache.settle(1)
+    cache.check()
+    assert cache.stats().traffic[Leg.BACKUP].component_pages == [6, 2 + 3, 1 + 2], "ends 2, 5 and 6"
+    assert cache.stats().traffic[Leg.STORE].component_pages == [6, 5, 3]
+    cache.reset()
+    for contents, end in (((1, 2), 2), ((1, 2, 9, 9, 9), 5), ((1, 2, 9, 9, 9, 9), 6), ((1, 2, 9, 9), 2)):
+        prompt = cache.prompt(tokens(*contents))
+        for leg in (cache.prefetch, cache.load):
+            leg(prompt)
+            cache.settle(1)
+        lock = cache.lock(cache.match(prompt))
+        assert lock.end == end
+        toy.verify(prompt, lock)
+        cache.release(lock)
+        cache.check()
+        cache.reset()

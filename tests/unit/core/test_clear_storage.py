@@ -1,0 +1,169 @@
+"""A cache that clears its store: its own objects alone, and nothing that was on its way there is left or counted."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, serve, started, tokens
+from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.controller.clearing import Clearing
+from unified_cache.errors import StorageError
+from unified_cache.page import Prompt
+from unified_cache.pool import Identity
+from unified_cache.seal import Label
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+
+OURS = IDENTITY.digest(toy_layout(SPANS, PAGE))
+OTHERS = Identity("another").digest(toy_layout(SPANS, PAGE))
+
+
+def objects(store: StorageBackend, owner: bytes) -> list[Label]:
+    """List all objects of one identity."""
+    found, cursor = [], ""
+    while True:
+        scan = store.scan(owner, cursor)
+        found += [stored.label for stored in scan.objects]
+        cursor = scan.cursor
+        if not cursor:
+            return found
+
+
+def put_for_others(store: StorageBackend) -> None:
+    page = PageIO(Label(OTHERS, b"k" * 32, "kv"), None, (memoryview(bytes(200)),))
+    assert store.put([page], Level.CACHED) == [True]
+
+
+def backed_up(toy: ToyEngine, pages: int = 6) -> Prompt:
+    prompt = serve(toy, pages)
+    operation = started(toy.cache.backup(prompt))
+    toy.cache.settle(1)
+    assert operation.state is OperationState.DONE
+    return prompt
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_clearing_removes_every_object_of_this_identity_and_of_no_other(kind: str, tmp_path: Path) -> None:
+    store: StorageBackend = MemoryStorage() if kind == "memory" else FileStorage.open(tmp_path)
+    toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), store, InlineWorkers())
+    cache = toy.cache
+    prompt = backed_up(toy)
+    put_for_others(store)
+    stored = objects(store, OURS)
+    assert stored
+    operation = started(cache.clear_storage())
+    assert cache.settle(1) == [operation]
+    assert (operation.leg, operation.state, operation.pages_count) == (Leg.CLEAR, OperationState.DONE, len(stored))
+    assert objects(store, OURS) == []
+    assert len(objects(store, OTHERS)) == 1
+    assert cache.match(prompt).any_end == 6, "memory keeps its pages"
+    cache.backup(prompt)
+    cache.settle(1)
+    cache.reset()
+    assert started(cache.prefetch(prompt)).error is None
+    cache.settle(1)
+    assert cache.match(prompt).any_end == 6, "what is backed up later is stored"
+    cache.check()
+    assert cache.close() == []
+
+
+def test_without_a_store_there_is_nothing_to_clear() -> None:
+    assert engine().cache.clear_storage() is None
+
+
+def test_a_store_that_fails_to_remove_fails_the_clear_and_the_next_goes_on() -> None:
+    class Stubborn(MemoryStorage):
+        failing = True
+
+        def remove(self, labels: Sequence[Label]) -> int:
+            if self.failing:
+                raise StorageError("read only", retryable=False)
+            return super().remove(labels)
+
+    store = Stubborn()
+    toy = engine(store)
+    backed_up(toy)
+    operation = started(toy.cache.clear_storage())
+    toy.cache.settle(1)
+    assert operation.state is OperationState.FAILED
+    store.failing = False
+    toy.cache.clear_storage()
+    toy.cache.settle(1)
+    assert objects(store, OURS) == []
+
+
+# ---- what is on its way ------------------------------------------------------------------------------------------
+
+
+def test_a_backup_that_comes_to_the_store_while_it_is_cleared_stores_nothing() -> None:
+    store, workers = MemoryStorage(), Stepped()
+    filled(store)
+    toy = engine(store, workers=workers)
+    cache = toy.cache
+    backup = started(cache.backup(serve(toy, 4, first=1000)))
+    workers.run()
+    cache.poll()
+    clear = started(cache.clear_storage())
+    workers.run(2)  # the put, then the clear
+    assert cache.poll() == [backup, clear]
+    assert (backup.state, clear.state) == (OperationState.DONE, OperationState.DONE)
+    assert objects(store, OURS) == []
+    assert cache.traffic()[Leg.STORE].pages == 0
+    cache.backup(cache.prompt(tokens(4, 1000)))
+    workers.run()
+    cache.poll()
+    assert cache.traffic()[Leg.STORE].pages == 0, "only what is new on the host counts"
+    assert len(objects(store, OURS)) > 0
+
+
+@pytest.mark.parametrize("put_ends_last", [True, False])
+def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
+    put_ends_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
+
+    class Interrupted(MemoryStorage):
+        between: Callable[[], None] | None = None
+
+        def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+            stored = super().put(pages, level)
+            if self.between is not None:
+                between, self.between = self.between, None
+                between()
+            return stored
+
+    def clear() -> None:
+        cache.clear_storage()
+        if put_ends_last:
+            workers.run()
+
+    store, workers = Interrupted(), Stepped()
+    toy = engine(store, workers=workers)
+    cache = toy.cache
+    cache.backup(serve(toy, 6))
+    workers.run()
+    cache.poll()
+    store.between = clear
+    workers.run(2 - put_ends_last)
+    assert len(cache.poll()) == 2
+    assert objects(store, OURS) == []
+    assert cache.traffic()[Leg.STORE].pages == 0
+    cache.check()
+
+
+def test_nothing_is_put_until_what_has_to_be_taken_back_is_gone() -> None:
+    clearing = Clearing()
+    with clearing.put("early") as early:
+        assert early
+        with clearing.clear():
+            assert clearing.is_void("early")
+            with clearing.put("meanwhile") as meanwhile:
+                assert not meanwhile
+        with clearing.put("after") as after:
+            assert not after, "it could be taken back with the first one"
+    with clearing.put("late") as late:
+        assert late
+        assert not clearing.is_void("late")

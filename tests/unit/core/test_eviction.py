@@ -1,0 +1,410 @@
+"""Which page goes first under each policy, and what pins and a time to live change about it."""
+
+import numpy as np
+import pytest
+
+from tests.support.components import toy_components
+from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
+from unified_cache.errors import ConfigError, InputError, StaleMatchError
+from unified_cache.page import Prompt
+from unified_cache.pool import Tier
+from unified_cache.tree import Pin, RadixTree
+from unified_cache.tree.policy import AGES_MAX, Ages, History, Lfu
+from unified_cache.window import SPAN_ALL
+
+HALF_LIFE = 50
+CAPACITY = 40
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Toy:
+    """A tree of one-token pages, with slots given out in turn; slots are asked for by the prompt they belong to."""
+
+    def __init__(
+        self,
+        kind: EvictionPolicy = EvictionPolicy.LRU,
+        spans: tuple[int, ...] = (SPAN_ALL,),
+        ttl_s: float | None = None,
+    ) -> None:
+        self.clock = Clock()
+        config = EvictionConfig(
+            device=(kind,) * len(spans),
+            lfu_half_life_touches=HALF_LIFE,
+            slru_protected_share=0.5,
+            pinned_share=0.25,
+            ttl_s=ttl_s,
+        )
+        self.tree = RadixTree(toy_components(spans), 1, config, [[CAPACITY] * len(spans)] * 2, self.clock)
+
+    def insert(self, *tokens: int, priority: int = 0) -> None:
+        """Insert a prompt; the slot of a page is its token, so that tests read well."""
+        start = self.tree.match(Prompt.of(tokens, 1)).device_end
+        slots = np.array(tokens[start:], np.int32)
+        self.tree.insert(Prompt.of(tokens, 1), start, [slots] * len(self.tree.components), Tier.DEVICE, priority)
+
+    def use(self, *tokens: int) -> None:
+        found = self.tree.match(Prompt.of(tokens, 1))
+        self.tree.use(found, found.device_end)
+
+    def pin(self, *tokens: int) -> Pin | None:
+        found = self.tree.match(Prompt.of(tokens, 1))
+        return self.tree.pin(found, found.device_end, Tier.DEVICE)
+
+    def evict(self, pages: int, component: int = 0) -> list[int]:
+        """Evict one page after the other; return their slots, which are their last tokens."""
+        gone: list[int] = []
+        for _ in range(pages):
+            freed = self.tree.evict(Tier.DEVICE, component, 1)
+            gone += [slot for slots in freed[component] for slot in slots.tolist()]
+            self.tree.check([])
+        return gone
+
+
+def test_lru_lets_go_what_was_used_longest_ago() -> None:
+    toy = Toy()
+    for token in (1, 2, 3):
+        toy.insert(token)
+    toy.tree.match(Prompt.of([1], 1))
+    assert toy.evict(3) == [2, 3, 1]
+
+
+def test_fifo_lets_go_what_came_first_however_often_it_was_used() -> None:
+    toy = Toy(EvictionPolicy.FIFO)
+    for token in (1, 2, 3):
+        toy.insert(token)
+    toy.use(1)
+    assert toy.evict(3) == [1, 2, 3]
+
+
+def test_lfu_lets_go_what_was_used_least() -> None:
+    toy = Toy(EvictionPolicy.LFU)
+    for token in (1, 2, 3):
+        toy.insert(token)
+    toy.use(1)
+    toy.use(1)
+    toy.use(3)
+    toy.tree.match(Prompt.of([2], 1))
+    assert toy.evict(3) == [2, 3, 1], "to match is not to use"
+
+
+def test_lfu_lets_go_in_the_end_what_was_popular_once() -> None:
+    toy = Toy(EvictionPolicy.LFU)
+    toy.insert(1)
+    toy.insert(2)
+    for _ in range(20):
+        toy.use(1)
+    for _ in range(10 * HALF_LIFE):
+        toy.tree.match(Prompt.of([2], 1))
+    toy.insert(3)
+    assert toy.evict(3) == [2, 1, 3]
+
+
+def test_a_prefix_shared_by_many_is_used_as_often_as_all_of_them() -> None:
+    toy = Toy(EvictionPolicy.LFU)
+    toy.insert(9)
+    toy.use(9)
+    toy.use(9)
+    for token in (2, 3, 4, 5):
+        toy.insert(1, token)
+        toy.use(1, token)
+    assert toy.evict(4) == [2, 3, 4, 5]
+    assert toy.evict(2) == [9, 1]
+
+
+def test_slru_keeps_what_was_used_again_over_what_was_used_last() -> None:
+    toy = Toy(EvictionPolicy.SLRU)
+    for token in (1, 2, 3, 4):
+        toy.insert(token)
+    toy.use(1)
+    toy.use(2)
+    toy.tree.match(Prompt.of([3], 1))
+    assert toy.evict(2) == [4, 3]
+
+
+def test_slru_demotes_the_oldest_of_the_protected_beyond_their_share() -> None:
+    toy = Toy(EvictionPolicy.SLRU)
+    for token in (1, 2, 3, 4):
+        toy.insert(token)
+    for token in (1, 2, 3):
+        toy.use(token)
+    assert toy.evict(4) == [4, 1, 2, 3], "1 was demoted, behind 4, when 3 of 4 were protected"
+
+
+def test_a_scan_of_pages_used_once_leaves_the_protected_alone() -> None:
+    toy = Toy(EvictionPolicy.SLRU)
+    for token in (1, 2):
+        toy.insert(token)
+        toy.use(token)
+    for token in range(100, 200):
+        toy.insert(token)
+        if token >= 102:
+            assert toy.evict(1)[0] >= 100
+    assert toy.tree.match(Prompt.of([1], 1)).device_end == 1
+    assert toy.tree.match(Prompt.of([2], 1)).device_end == 1
+
+
+def test_the_lowest_priority_goes_first_and_the_least_recent_within() -> None:
+    toy = Toy(EvictionPolicy.PRIORITY)
+    for token, priority in ((1, 5), (2, -1), (3, 0), (4, 0)):
+        toy.insert(token, priority=priority)
+    toy.tree.match(Prompt.of([3], 1))
+    assert toy.evict(4) == [2, 4, 3, 1]
+
+
+def test_a_match_may_raise_a_priority_and_never_lowers_it() -> None:
+    toy = Toy(EvictionPolicy.PRIORITY)
+    for token in (1, 2, 3):
+        toy.insert(token, priority=1)
+    toy.tree.match(Prompt.of([1], 1), priority=7)
+    toy.tree.match(Prompt.of([1], 1), priority=0)
+    toy.tree.match(Prompt.of([2], 1))
+    assert toy.evict(3) == [3, 2, 1]
+
+
+@pytest.mark.parametrize("kind", EvictionPolicy)
+def test_no_policy_lets_a_page_go_before_those_that_stand_on_it(kind: EvictionPolicy) -> None:
+    toy = Toy(kind)
+    toy.insert(1, priority=-9)
+    toy.insert(1, 2, priority=9)
+    toy.use(1, 2)
+    assert toy.evict(2) == [2, 1]
+
+
+@pytest.mark.parametrize("kind", EvictionPolicy)
+def test_a_locked_page_stays_under_every_policy(kind: EvictionPolicy) -> None:
+    toy = Toy(kind, ttl_s=1.0)
+    toy.insert(1, 2, 3)
+    held = toy.tree.lock(toy.tree.match(Prompt.of([1, 2, 3], 1)), 2, Tier.DEVICE)
+    toy.clock.now_s += 10
+    assert [slot for slots in toy.tree.evict(Tier.DEVICE, 0, 9)[0] for slot in slots.tolist()] == [3]
+    toy.tree.unlock(held)
+
+
+def test_each_component_and_tier_has_a_policy_of_its_own() -> None:
+    config = EvictionConfig(device=(EvictionPolicy.LRU, EvictionPolicy.FIFO))
+    tree = RadixTree(toy_components((SPAN_ALL, 1)), 1, config)
+    for token in (1, 2):
+        tree.insert(Prompt.of([token], 1), 0, [np.array([token], np.int32)] * 2, Tier.DEVICE)
+    tree.match(Prompt.of([1], 1))
+    assert tree.evict(Tier.DEVICE, 1, 1)[1][0].tolist() == [1], "first in, first out"
+    assert tree.evict(Tier.DEVICE, 0, 1)[0][0].tolist() == [2], "least recently used"
+    assert config.policy(Tier.HOST, 1) is EvictionPolicy.LRU
+
+
+# ---- pins ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", EvictionPolicy)
+def test_pinned_pages_go_when_nothing_else_is_left(kind: EvictionPolicy) -> None:
+    toy = Toy(kind)
+    toy.insert(1, 2)
+    assert toy.pin(1, 2) is not None
+    for token in (3, 4):
+        toy.insert(token)
+        toy.use(token)
+    assert toy.evict(4) == [3, 4, 2, 1]
+
+
+def test_a_pin_ends_where_it_says_and_what_hangs_below_is_not_pinned() -> None:
+    toy = Toy()
+    toy.insert(1, 2, 3, 4)
+    found = toy.tree.match(Prompt.of([1, 2, 3, 4], 1))
+    assert toy.tree.pin(found, 2, Tier.DEVICE) is not None
+    toy.insert(5)
+    assert toy.evict(5) == [4, 3, 5, 2, 1]
+
+
+def test_an_unpinned_page_goes_in_its_turn_again() -> None:
+    toy = Toy()
+    toy.insert(1)
+    pin = toy.pin(1)
+    assert pin is not None
+    toy.insert(2)
+    toy.tree.unpin(pin)
+    toy.tree.unpin(pin)
+    assert toy.evict(2) == [1, 2]
+
+
+def test_of_two_pins_on_a_page_one_keeps_it() -> None:
+    toy = Toy()
+    toy.insert(1)
+    first, second = toy.pin(1), toy.pin(1)
+    assert first is not None
+    assert second is not None
+    toy.tree.unpin(first)
+    toy.insert(2)
+    assert toy.evict(1) == [2]
+
+
+def test_one_pin_too_many_is_declined_and_changes_nothing() -> None:
+    toy = Toy()
+    toy.insert(*range(1, 9))
+    toy.insert(21, 22, 23)
+    pin = toy.pin(*range(1, 9))
+    assert pin is not None
+    nodes = toy.tree.nodes_count()
+    found = toy.tree.match(Prompt.of([21, 22, 23], 1))
+    assert toy.tree.pin(found, 3, Tier.DEVICE) is None, "8 and 3 pages are more than a quarter of 40"
+    assert toy.tree.nodes_count() == nodes
+    assert toy.tree.pin(found, 2, Tier.DEVICE) is not None
+    toy.tree.unpin(pin)
+    toy.insert(31, 32, 33)
+    assert toy.pin(31, 32, 33) is not None
+    toy.tree.check([])
+
+
+def test_a_tree_that_was_told_no_capacity_declines_every_pin() -> None:
+    tree = RadixTree(toy_components((SPAN_ALL,)), 1)
+    tree.insert(Prompt.of([1], 1), 0, [np.array([1], np.int32)], Tier.DEVICE)
+    assert tree.pin(tree.match(Prompt.of([1], 1)), 1, Tier.DEVICE) is None
+
+
+def test_pins_vanish_with_clear_and_may_be_taken_back_after_it() -> None:
+    toy = Toy()
+    toy.insert(*range(1, 11))
+    pin = toy.pin(*range(1, 11))
+    assert pin is not None
+    toy.tree.clear()
+    toy.tree.unpin(pin)
+    toy.insert(*range(1, 11))
+    assert toy.pin(*range(1, 11)) is not None
+    toy.tree.check([])
+
+
+def test_a_pinned_page_that_has_gone_is_not_pinned_when_it_comes_back() -> None:
+    toy = Toy()
+    toy.insert(1, 2, 3)
+    pin = toy.pin(1, 2, 3)
+    assert pin is not None
+    assert toy.evict(1) == [3]
+    toy.insert(1, 2, 3)
+    toy.insert(4)
+    assert toy.evict(3) == [3, 4, 2]
+    toy.tree.unpin(pin)
+    assert toy.evict(1) == [1]
+
+
+def test_a_pin_covers_the_window_that_a_resume_at_its_end_needs() -> None:
+    toy = Toy(spans=(SPAN_ALL, 2))
+    toy.insert(1, 2, 3, 4, 5)
+    found = toy.tree.match(Prompt.of([1, 2, 3, 4, 5], 1))
+    assert toy.tree.pin(found, 4, Tier.DEVICE) is not None
+    toy.insert(9)
+    assert toy.evict(4, component=1) == [1, 2, 5, 9]
+    assert set(toy.evict(2, component=1)) == {3, 4}
+
+
+def test_a_pin_of_nothing_is_declined_and_one_of_more_than_there_is_refused() -> None:
+    toy = Toy()
+    toy.insert(1)
+    found = toy.tree.match(Prompt.of([1], 1))
+    assert toy.tree.pin(found, 0, Tier.DEVICE) is None
+    with pytest.raises(InputError):
+        toy.tree.pin(found, 2, Tier.DEVICE)
+    toy.insert(2)
+    with pytest.raises(StaleMatchError):
+        toy.tree.use(found, 1)
+
+
+def test_queues_do_not_grow_with_pins_and_demotions() -> None:
+    toy = Toy(EvictionPolicy.SLRU, ttl_s=5.0)
+    for token in (1, 2, 3, 4):
+        toy.insert(token)
+    for turn in range(500):
+        toy.clock.now_s += 1
+        toy.use(1 + turn % 4)
+        pin = toy.pin(1 + turn % 3)
+        toy.insert(100 + turn)
+        assert toy.evict(1)
+        if pin is not None:
+            toy.tree.unpin(pin)
+    assert toy.tree._state.recency.queue_length(0) < 300
+
+
+# ---- time to live --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", EvictionPolicy)
+def test_what_was_not_used_for_its_time_to_live_goes_first_whatever_the_policy(kind: EvictionPolicy) -> None:
+    toy = Toy(kind, ttl_s=60.0)
+    toy.insert(1, priority=9)
+    toy.use(1)
+    toy.use(1)
+    toy.clock.now_s += 61
+    toy.insert(2)
+    assert toy.evict(2) == [1, 2]
+
+
+def test_nothing_goes_for_its_age_while_there_is_room_or_something_older() -> None:
+    toy = Toy(EvictionPolicy.PRIORITY, ttl_s=60.0)
+    toy.insert(1, priority=9)
+    toy.clock.now_s += 30
+    toy.insert(2, priority=5)
+    toy.clock.now_s += 61
+    assert toy.tree.match(Prompt.of([2], 1)).device_end == 1
+    toy.insert(3)
+    assert toy.evict(3) == [1, 3, 2], "2 was matched again"
+
+
+def test_a_pin_outlasts_the_time_to_live() -> None:
+    toy = Toy(EvictionPolicy.FIFO, ttl_s=60.0)
+    toy.insert(1)
+    pin = toy.pin(1)
+    toy.clock.now_s += 100
+    toy.insert(2)
+    toy.insert(3)
+    assert pin is not None
+    assert toy.evict(1) == [2]
+    toy.tree.unpin(pin)
+    assert toy.evict(1) == [1]
+
+
+def test_ages_are_told_within_a_step_and_kept_in_bounded_room() -> None:
+    clock = Clock()
+    ages = Ages(32.0, clock)
+    for stamp in range(1, 1001):
+        ages.note(stamp)
+        clock.now_s += 0.1
+    newest_expired = 1000 - 320
+    assert newest_expired - 10 * 32 / AGES_MAX - 1 <= ages.expired() <= newest_expired
+    clock.now_s += 33
+    assert ages.expired() == 1000
+
+
+def test_ages_know_nothing_before_the_first_touch() -> None:
+    assert Ages(1.0, Clock()).expired() == 0
+
+
+# ---- policies by themselves ----------------------------------------------------------------------------------
+
+
+def test_the_weight_of_uses_is_their_decayed_count() -> None:
+    policy, history = Lfu(10), History(arrived=0)
+    for now in (10, 20, 20):
+        policy.use(history, now)
+    assert 2 ** policy.rank(history, 0) == pytest.approx(1 + 2 + 4 + 4)
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="half_life"):
+        EvictionConfig(lfu_half_life_touches=0)
+    with pytest.raises(ConfigError, match="protected_share"):
+        EvictionConfig(slru_protected_share=1.5)
+    with pytest.raises(ConfigError, match="pinned_share"):
+        EvictionConfig(pinned_share=-0.1)
+    with pytest.raises(ConfigError, match="ttl_s"):
+        EvictionConfig(ttl_s=float("nan"))
+    two = EvictionConfig(host=(EvictionPolicy.LFU, EvictionPolicy.LFU))
+    with pytest.raises(ConfigError, match="more policies"):
+        CacheConfig((1,), (1,), eviction=two)
+    with pytest.raises(ConfigError, match="1 components"):
+        RadixTree(toy_components((SPAN_ALL,)), 1, two)

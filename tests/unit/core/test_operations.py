@@ -1,0 +1,371 @@
+"""A transfer's life: cancelled, late, stopped, in quarantine, detached."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Event
+
+import pytest
+
+from tests.support.cache import ToyEngine, toy_layout
+from tests.support.operations import (
+    PAGE,
+    Call,
+    Clock,
+    Stepped,
+    configured,
+    engine,
+    filled,
+    out_pages,
+    serve,
+    started,
+    tokens,
+)
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import CacheConfig, Prefetching, StorageGuard
+from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.errors import (
+    CancelledError,
+    OperationTimeoutError,
+    SettleTimeoutError,
+    StateError,
+    StorageError,
+    StorageTimeoutError,
+)
+from unified_cache.page import Prompt
+from unified_cache.pool import Tier
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.window import SPAN_ALL
+
+
+class HangingStorage(MemoryStorage):
+    """Hangs in the call of a given number, counted from when ``hang_at`` was set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hang_at = -1
+        self.hung: list[tuple[Call, Sequence[PageIO]]] = []
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        self._maybe_hang("get", pages)
+        return super().get(pages)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        self._maybe_hang("put", pages)
+        return super().put(pages, level)
+
+    def _maybe_hang(self, name: str, pages: Sequence[PageIO]) -> None:
+        self.hang_at -= 1
+        if self.hang_at == -1:
+            call = Call(name)
+            self.hung.append((call, pages))
+            raise StorageTimeoutError(f"{name} hangs", call)
+
+    def scribble_and_return(self) -> None:
+        """Write to the buffers of the oldest call, as a store may until it returns, and return."""
+        call, pages = self.hung.pop(0)
+        for page in pages:
+            for buffer in page.buffers:
+                buffer[:] = bytes(len(buffer))
+        call.returned = True
+
+
+def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
+    """Return a cache of Full alone whose prompt of six pages lies in storage and nowhere else."""
+    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
+    prompt = serve(toy, 6)
+    toy.cache.backup(prompt)
+    toy.cache.settle(1)
+    toy.cache.reset()
+    return toy, prompt
+
+
+# ---- cancel ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leg", [Leg.BACKUP, Leg.LOAD, Leg.STORE, Leg.PREFETCH])
+@pytest.mark.parametrize("jobs_run", [0, 1])
+def test_a_transfer_cancelled_at_any_job_keeps_nothing_and_gives_all_back(leg: Leg, jobs_run: int) -> None:
+    store, workers = MemoryStorage(), Stepped()
+    filled(store)
+    toy = engine(store, workers=workers)
+    cache = toy.cache
+    prompt = cache.prompt(tokens(6))
+    if leg is not Leg.PREFETCH:
+        serve(toy, 6)
+    if leg is Leg.LOAD:
+        done = started(cache.backup(prompt))
+        while done.state is OperationState.RUNNING:
+            workers.run()
+            cache.poll()
+        cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 0, 12))
+    start = {Leg.BACKUP: cache.backup, Leg.STORE: cache.backup, Leg.LOAD: cache.load, Leg.PREFETCH: cache.prefetch}
+    before = cache.stats().traffic
+    operation = started(start[leg](prompt))
+    if leg is not Leg.LOAD:
+        for _ in range(jobs_run):  # queued, or done but unclaimed after the next job
+            workers.run()
+            cache.poll()
+    assert cache.cancel(operation)
+    assert operation.state is OperationState.CANCELLED
+    assert isinstance(operation.error, CancelledError)
+    assert not operation.is_released, "its job may still run"
+    assert not cache.cancel(operation), "once is enough"
+    assert cache.poll() == [operation]
+    workers.run()
+    assert cache.poll() == [], "it has been told"
+    assert operation.is_released
+    assert out_pages(cache) == 0
+    cache.check()
+    if leg is Leg.LOAD:
+        assert cache.match(prompt).device_end == 0
+        assert cache.stats().traffic[Leg.LOAD] == before[Leg.LOAD]
+    assert cache.close() == []
+
+
+def test_a_transfer_whose_job_has_ended_unclaimed_can_still_be_cancelled_and_a_claimed_one_cannot() -> None:
+    workers = Stepped()
+    toy = engine(workers=workers)
+    prompt = serve(toy, 4)
+    operation = started(toy.cache.backup(prompt))
+    workers.run()
+    assert toy.cache.cancel(operation)
+    toy.cache.poll()
+    assert toy.cache.match(prompt).any_end == 4
+    assert toy.cache.stats().traffic[Leg.BACKUP].pages == 0
+    claimed = started(toy.cache.backup(prompt))
+    workers.run()
+    assert toy.cache.poll() == [claimed]
+    assert not toy.cache.cancel(claimed)
+    assert (claimed.state, claimed.pages_count) == (OperationState.DONE, 6)
+
+
+# ---- time --------------------------------------------------------------------------------------------------------
+
+
+def with_clock(toy: ToyEngine, clock: Clock, **fields: object) -> UnifiedCache:
+    toy.cache.config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
+    controller = toy.cache._controller
+    controller._clock = clock
+    controller._timeout_s = toy.cache.config.operation_timeout_s
+    return toy.cache
+
+
+def test_a_transfer_that_takes_too_long_fails_at_once_and_is_released_when_its_job_ends() -> None:
+    workers, clock = Stepped(), Clock()
+    toy = engine(workers=workers)
+    cache = with_clock(toy, clock, operation_timeout_s=2.0)
+    operation = started(cache.backup(serve(toy, 4)))
+    clock.now_s = 1.9
+    assert cache.poll() == []
+    clock.now_s = 2.0
+    assert cache.poll() == [operation]
+    assert isinstance(operation.error, OperationTimeoutError)
+    assert out_pages(cache) > 0, "a worker may still be copying"
+    workers.run()
+    cache.poll()
+    assert (operation.is_released, out_pages(cache)) == (True, 0)
+    cache.check()
+
+
+def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
+    store, workers, clock = MemoryStorage(), Stepped(), Clock()
+    filled(store)
+    toy = engine(store, workers=workers)
+    cache = with_clock(toy, clock, prefetching=Prefetching(patience_s=1.0, patience_per_1024_tokens_s=1024.0 / 96))
+    prompt = cache.prompt(tokens(6))
+    operation = started(cache.prefetch(prompt))
+    workers.run()
+    clock.now_s = 1.99
+    cache.poll()
+    assert not operation._stopping
+    clock.now_s = 2.0
+    cache.poll()
+    workers.run()
+    assert cache.poll() == [operation]
+    assert (operation.state, operation.pages_count) == (OperationState.DONE, 0), "the fetch had not begun"
+    assert cache.match(prompt).any_end == 0
+    cache.check()
+
+
+def test_a_prefetch_that_is_concluded_keeps_the_batches_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
+
+    class Concluding(MemoryStorage):
+        def get(self, pages: Sequence[PageIO]) -> list[bool]:
+            if self.left == 0:
+                cache.conclude(operation)
+            self.left -= 1
+            return super().get(pages)
+
+        left = 99
+
+    store, workers = Concluding(), Stepped()
+    filled(store, 6)
+    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, workers)
+    store.left = 99
+    other = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
+    serve(other, 6)
+    other.cache.backup(other.cache.prompt(tokens(6)))
+    other.cache.settle(1)
+    cache = toy.cache
+    prompt = cache.prompt(tokens(6))
+    operation = started(cache.prefetch(prompt))
+    workers.run()
+    cache.poll()
+    store.left = 2
+    workers.run()
+    assert cache.poll() == [operation]
+    assert (operation.state, operation.pages_count) == (OperationState.DONE, 3)
+    assert cache.match(prompt).any_end == 3
+    cache.check()
+
+
+# ---- quarantine --------------------------------------------------------------------------------------------------
+
+
+def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns() -> None:
+    store = HangingStorage()
+    filled(store)
+    toy = engine(store)
+    cache = toy.cache
+    prompt = cache.prompt(tokens(6))
+    store.hang_at = 0
+    operation = started(cache.prefetch(prompt))
+    over = cache.poll() + cache.poll()
+    assert over == [operation]
+    assert (operation.state, operation.is_released) == (OperationState.FAILED, False)
+    assert isinstance(operation.error, StorageTimeoutError)
+    assert cache.stats().calls_quarantined == 1
+    held = out_pages(cache)
+    assert held > 0
+    with pytest.raises(SettleTimeoutError):
+        cache.settle(0.05)
+    serve(toy, 4, first=1000)
+    cache.backup(cache.prompt(tokens(4, 1000)))
+    cache.poll()
+    store.scribble_and_return()
+    cache.settle(1)
+    assert (operation.is_released, out_pages(cache), cache.stats().calls_quarantined) == (True, 0, 0)
+    cache.load(cache.prompt(tokens(4, 1000)))
+    cache.settle(1)
+    lock = cache.lock(cache.match(cache.prompt(tokens(4, 1000))))
+    assert toy.verify(cache.prompt(tokens(4, 1000)), lock) > 0
+    cache.release(lock)
+    cache.check()
+
+
+def test_what_came_before_a_store_hung_is_kept_once_it_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
+    store = HangingStorage()
+    toy, prompt = stored_and_forgotten(store)
+    store.hang_at = 2
+    operation = started(toy.cache.prefetch(prompt))
+    toy.cache.poll()
+    toy.cache.poll()
+    assert operation.state is OperationState.FAILED
+    assert toy.cache.match(prompt).any_end == 0
+    store.scribble_and_return()
+    toy.cache.poll()
+    assert toy.cache.match(prompt).any_end == 4
+    toy.cache.check()
+
+
+def test_closing_names_the_call_that_a_store_does_not_return_from() -> None:
+    store = HangingStorage()
+    toy = engine(store)
+    prompt = serve(toy, 4)
+    store.hang_at = 0
+    toy.cache.backup(prompt)
+    toy.cache.poll()
+    toy.cache.poll()
+    toy.cache.config = replace(toy.cache.config, close_timeout_s=0.05)
+    assert toy.cache.close() == ["put of the store"]
+
+
+def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
+    let_go = Event()
+
+    class Stuck(MemoryStorage):
+        def exists(self, labels: Sequence[object]) -> list[bool]:
+            let_go.wait(30)
+            return [False] * len(labels)
+
+    guard = StorageGuard(deadline_s=0.4, calls_max=2, failures_max=2)
+    toy = engine()
+    cache = configured(toy, guard=guard, close_timeout_s=2.0)
+    cache.attach(Stuck())
+    for first in (0, 1000, 2000, 3000):
+        operation = started(cache.prefetch(cache.prompt(tokens(2, first))))
+        cache.poll()
+        assert operation.state in (OperationState.FAILED, OperationState.DONE)
+    serve(toy, 4)
+    (stuck,) = cache.detach()
+    assert "exists" in stuck
+    let_go.set()
+    assert cache.close() == []
+
+
+# ---- storage that comes and goes ---------------------------------------------------------------------------------
+
+
+def test_a_store_can_be_attached_and_detached_while_the_cache_runs() -> None:
+    store, other = MemoryStorage(), MemoryStorage()
+    toy = engine()
+    cache = toy.cache
+    prompt = serve(toy, 4)
+    assert cache.prefetch(cache.prompt(tokens(4, 1000))) is None
+    cache.attach(store)
+    with pytest.raises(StateError, match="detach it first"):
+        cache.attach(other)
+    cache.backup(prompt)
+    cache.settle(1)
+    assert store.bytes_used > 0
+    assert cache.detach() == []
+    assert cache.detach() == []
+    cache.attach(other)
+    assert started(cache.backup(prompt)).error is None
+    cache.settle(1)
+    assert other.bytes_used > 0
+    assert cache.close() == []
+
+
+def test_detaching_ends_what_moves_and_keeps_what_has_come() -> None:
+    store, workers = MemoryStorage(), Stepped()
+    filled(store)
+    toy = engine(store, workers=workers)
+    cache = toy.cache
+    cache.config = replace(cache.config, close_timeout_s=0.05)
+    operation = started(cache.prefetch(cache.prompt(tokens(6))))
+    cache.detach()
+    workers.run(len(workers.waiting))
+    cache.poll()
+    assert (operation.state, operation.pages_count, out_pages(cache)) == (OperationState.DONE, 0, 0)
+    assert cache.prefetch(cache.prompt(tokens(6))) is None
+    cache.check()
+
+
+def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
+
+    class Failing(MemoryStorage):
+        left = 99
+
+        def get(self, pages: Sequence[PageIO]) -> list[bool]:
+            self.left -= 1
+            if self.left < 0:
+                raise StorageError("no more", retryable=False)
+            return super().get(pages)
+
+    store = Failing()
+    toy, prompt = stored_and_forgotten(store)
+    store.left = 1
+    operation = started(toy.cache.prefetch(prompt))
+    toy.cache.settle(1)
+    assert operation.state is OperationState.FAILED
+    assert toy.cache.match(prompt).any_end == 2
+    toy.cache.check()
+
+
+def test_unless_somebody_says_otherwise_a_store_is_guarded() -> None:
+    assert CacheConfig((1,), (1,)).guard == StorageGuard()

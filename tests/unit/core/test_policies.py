@@ -1,0 +1,143 @@
+"""What a cache starts by itself, and when it does not: prefetching and write policies."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.operations import PAGE, Stepped, configured, engine, filled, serve, started, tokens
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import Prefetching, WritePolicy
+from unified_cache.controller import Leg, OperationState
+from unified_cache.errors import ConfigError
+from unified_cache.page import Prompt
+from unified_cache.pool import Tier
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.memory import MemoryStorage
+
+
+def test_a_prefetch_below_the_threshold_is_not_started() -> None:
+    store = MemoryStorage()
+    filled(store)
+    toy = engine(store)
+    toy.cache.config = replace(toy.cache.config, prefetching=Prefetching(threshold_tokens=4 * PAGE + 1))
+    assert toy.cache.prefetch(toy.cache.prompt(tokens(4))) is None
+    assert toy.cache.prefetch(toy.cache.prompt(tokens(5))) is not None
+
+
+def test_prefetches_share_a_budget_of_host_pages_which_comes_back() -> None:
+    store, workers = MemoryStorage(), Stepped()
+    filled(store)
+    toy = engine(store, workers=workers)
+    cache = toy.cache
+    cache._transfers._host_pages_left = 4
+    prompt = cache.prompt(tokens(6))
+    for _ in range(2):
+        operation = started(cache.prefetch(prompt))
+        workers.run()
+        cache.poll()
+        if operation.state is OperationState.RUNNING:
+            assert cache._transfers._host_pages_left == 4 - 4
+            cache.cancel(operation)
+            workers.run()
+            cache.poll()
+        assert cache._transfers._host_pages_left == 4
+    cache.check()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"threshold_tokens": -1}, {"patience_s": -1.0}, {"host_share": 0.0}, {"host_share": 1.5}], ids=str
+)
+def test_prefetching_that_cannot_work_is_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        Prefetching(**fields)  # type: ignore[arg-type]  # fields of Prefetching by name
+
+
+# ---- when prompts are written ------------------------------------------------------------------------------------
+
+
+def host_end(cache: UnifiedCache, prompt: Prompt) -> int:
+    found = cache.match(prompt)
+    return cache._ledger.tree.full_end(found, Tier.HOST)
+
+
+def test_write_through_backs_up_what_is_inserted() -> None:
+    toy = engine()
+    cache = configured(toy, write=WritePolicy.THROUGH)
+    prompt = serve(toy, 4)
+    cache.settle(1)
+    assert host_end(cache, prompt) == 4
+
+
+def test_selective_write_through_waits_for_the_second_use() -> None:
+    toy = engine()
+    cache = configured(toy, write=WritePolicy.SELECTIVE)
+    prompt = serve(toy, 3)
+    cache.settle(1)
+    assert host_end(cache, prompt) == 0
+    longer = serve(toy, 5)
+    cache.settle(1)
+    assert host_end(cache, longer) == 3, "what was used again, and not what is new"
+
+
+def test_write_back_backs_up_the_oldest_when_too_much_waits() -> None:
+    toy = engine()
+    cache = configured(toy, write=WritePolicy.BACK, dirty_share=0.5)
+    prompts = [serve(toy, 3, first=1000 * number) for number in range(2)]
+    cache.settle(1)
+    assert [host_end(cache, prompt) for prompt in prompts] == [0, 0]
+    prompts.append(serve(toy, 1, first=5000))
+    cache.settle(1)
+    assert [host_end(cache, prompt) for prompt in prompts] == [3, 0, 0]
+
+
+def test_changing_the_policy_backs_up_what_the_old_one_had_put_off() -> None:
+    toy = engine()
+    cache = configured(toy, write=WritePolicy.BACK)
+    prompt = serve(toy, 3)
+    cache.set_write_policy(WritePolicy.ON_CALL)
+    cache.settle(1)
+    assert host_end(cache, prompt) == 3
+    other = serve(toy, 3, first=1000)
+    cache.settle(1)
+    assert host_end(cache, other) == 0
+
+
+def test_a_policy_that_writes_needs_a_host() -> None:
+    toy = engine(host=0)
+    with pytest.raises(ConfigError, match="the write policy through needs host pages"):
+        configured(toy, write=WritePolicy.THROUGH)
+    with pytest.raises(ConfigError, match="the write policy back needs host pages"):
+        toy.cache.set_write_policy(WritePolicy.BACK)
+
+
+def test_what_too_many_transfers_put_off_is_backed_up_when_there_is_room_again() -> None:
+    workers = Stepped()
+    toy = engine(workers=workers)
+    cache = toy.cache
+    cache.config = replace(cache.config, operations_max=1)
+    cache._controller._operations_max = 1
+    cache.set_write_policy(WritePolicy.THROUGH)
+    prompts = [serve(toy, 3, first=1000 * number) for number in range(3)]
+    assert len(workers.waiting) == 1, "one at a time"
+    while workers.waiting:
+        workers.run()
+        cache.poll()
+    assert [host_end(cache, prompt) for prompt in prompts] == [3, 3, 3]
+    assert cache.stats().operations_declined == 0
+
+
+def test_closing_stores_what_write_back_has_put_off(tmp_path: Path) -> None:
+    toy = engine()
+    cache = configured(toy, write=WritePolicy.BACK, operations_max=1)
+    cache.attach(FileStorage.open(tmp_path))
+    prompts = [serve(toy, 2, first=1000 * number) for number in range(2)]
+    assert cache.stats().traffic[Leg.STORE].pages == 0
+    assert cache.close() == []
+    other = configured(engine())
+    other.attach(FileStorage.open(tmp_path))
+    for prompt in prompts:
+        other.prefetch(prompt)
+        other.settle(1)
+        assert other.match(prompt).any_end == 2
+    assert other.close() == []

@@ -1,0 +1,442 @@
+"""Ranks decide together: what one cannot do none does, what they hold stays equal, and nobody waits for ever."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from tests.support.cache import ToyEngine, toy_layout
+from tests.support.operations import Clock, Stepped
+from tests.support.rank_script import Rank, compare
+from tests.support.ranks import (
+    Declining,
+    DecliningAllocator,
+    FailingStorage,
+    Meeting,
+    ThreadRanks,
+    digest_of,
+    in_threads,
+    out_pages,
+    over,
+    prompt_of,
+    ranked,
+    same,
+    served,
+)
+from unified_cache.config import EvictionConfig, EvictionPolicy
+from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.errors import (
+    ConfigError,
+    CopyError,
+    OperationTimeoutError,
+    RankError,
+    RankLostError,
+    SettleTimeoutError,
+    StorageError,
+    StorageTimeoutError,
+)
+from unified_cache.pool import Pages, Tier
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.ranks import LocalRanks, RankGroup, check_alike, together
+from unified_cache.ranks.agreement import failed_ranks
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.window import SPAN_ALL
+
+PAGE = 4
+SPANS = (SPAN_ALL, 1)
+
+Result = TypeVar("Result")
+
+
+def bits(text: str) -> Pages:
+    return np.array([letter == "1" for letter in text], np.bool_)
+
+
+def engine(spans: tuple[int, ...] = SPANS, host: int = 24) -> ToyEngine:
+    room = tuple(host for _ in spans)
+    return ToyEngine(toy_layout(spans, PAGE), room, room, None, InlineWorkers())
+
+
+# ---- agreeing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_group_of_one_agrees_with_itself() -> None:
+    ranks: RankGroup = LocalRanks()
+    assert (ranks.rank, ranks.size, ranks.is_lost) == (0, 1, False)
+    assert ranks.agree(bits("101")).tolist() == [True, False, True]
+
+
+def test_what_is_agreed_on_is_true_on_every_rank() -> None:
+    said = ("1101", "1011", "1001")
+    found = in_threads(3, lambda ranks: ranks.agree(bits(said[ranks.rank])).tolist())
+    assert same(found) == bits("1001").tolist()
+
+
+def test_ranks_that_ask_different_questions_are_lost_to_each_other() -> None:
+    def live(ranks: ThreadRanks) -> bool:
+        with pytest.raises(RankLostError):
+            ranks.agree(bits("1" * (3 + ranks.rank)))
+        with pytest.raises(RankLostError):
+            ranks.agree(bits("1"))
+        return ranks.is_lost
+
+    assert same(in_threads(2, live))
+
+
+def test_a_value_that_differs_is_refused_by_all() -> None:
+    def live(ranks: ThreadRanks) -> str:
+        check_alike(ranks, "the name", "same")
+        with pytest.raises(ConfigError, match="the name must be the same on all 3 ranks") as refused:
+            check_alike(ranks, "the name", "a" if ranks.rank < 2 else "b")
+        return str(refused.value)[:-1]
+
+    assert len(in_threads(3, live)) == 3
+
+
+def test_failures_are_told_with_their_ranks() -> None:
+    def live(ranks: ThreadRanks) -> list[list[int]]:
+        return failed_ranks(ranks, [ranks.rank == 1, False, ranks.rank != 1])
+
+    assert same(in_threads(3, live)) == [[1], [], [0, 2]]
+
+
+def test_what_fails_on_one_rank_fails_on_all_with_its_own_error_where_it_did() -> None:
+    def live(ranks: ThreadRanks) -> str:
+        def copy(failing: int) -> None:
+            with together(ranks, "copying"):
+                if ranks.rank == failing:
+                    raise CopyError("no")
+
+        copy(-1)
+        with pytest.raises((CopyError, RankError)) as failed:
+            copy(1)
+        return repr(failed.value)
+
+    other = "RankError('copying failed on ranks [1]')"
+    assert in_threads(3, live) == [other, "CopyError('no')", other]
+
+
+# ---- opening -----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_with_other_sizes_are_refused() -> None:
+    def live(ranks: ThreadRanks) -> None:
+        toy = engine()
+        with pytest.raises(ConfigError, match="the configuration must be the same"):
+            ranked(toy, ranks, None, host_pages=(24, 24 - ranks.rank))
+
+    in_threads(2, live)
+
+
+def test_a_time_to_live_is_refused_since_clocks_differ() -> None:
+    def live(ranks: ThreadRanks) -> None:
+        eviction = EvictionConfig((EvictionPolicy.LFU,), ttl_s=1.0)
+        with pytest.raises(ConfigError, match="clocks differ between ranks"):
+            ranked(engine(), ranks, None, eviction=eviction)
+
+    in_threads(2, live)
+
+
+def test_a_store_that_one_rank_cannot_take_over_is_taken_by_none() -> None:
+    class Refusing(MemoryStorage):
+        def register(self, manifest: Manifest, slabs: object) -> None:
+            raise StorageError("no such layout", retryable=False)
+
+    def live(ranks: ThreadRanks) -> str:
+        cache = ranked(engine(), ranks, None)
+        with pytest.raises((StorageError, RankError)) as failed:
+            cache.attach(Refusing() if ranks.rank == 1 else MemoryStorage())
+        assert cache.prefetch(prompt_of(cache, 2)) is None
+        cache.attach(MemoryStorage())
+        return type(failed.value).__name__
+
+    assert in_threads(2, live) == ["RankError", "StorageError"]
+
+
+# ---- how long a prefix -------------------------------------------------------------------------------------------
+
+
+def prefetched(kept: Sequence[Sequence[int]], spans: tuple[int, ...] = SPANS, pages: int = 6) -> list[int]:
+    """Prefetch a prompt of which rank r's store has Full and, of the window, pages ``kept[r]``; return its ends."""
+
+    def live(ranks: ThreadRanks) -> int:
+        store = MemoryStorage()
+        toy = engine(spans)
+        cache = ranked(toy, ranks, store)
+        prompt = prompt_of(cache, pages)
+        for end in range(1, pages + 1):
+            served(toy, end)
+            over(cache, cache.backup(prompt.head(end)))
+        gone = [
+            Label(toy.digest, prompt.keys[page], pool.name)
+            for page in set(range(pages)) - set(kept[ranks.rank])
+            for pool in toy.layout.components[1].pools
+        ]
+        store.remove(gone)
+        cache.reset()
+        over(cache, cache.prefetch(prompt))
+        cache.check()
+        return cache.match(prompt).any_end
+
+    return in_threads(len(kept), live)
+
+
+def test_the_longest_prefix_is_the_maximum_of_the_intersection_and_no_minimum_of_maxima() -> None:
+    # Ends 2 and 4 here, 2 and 6 there: 4 would be legal here alone.
+    assert prefetched([[1, 3], [1, 5]]) == [2, 2]
+
+
+def test_ranks_that_have_no_end_in_common_fetch_nothing() -> None:
+    assert prefetched([[1, 3], [2, 4], [1, 5]]) == [0, 0, 0]
+
+
+def test_ranks_that_have_the_same_fetch_all_of_it() -> None:
+    assert prefetched([[1, 5], [5]]) == [6, 6]
+
+
+def test_a_page_that_one_rank_does_not_get_ends_the_prefix_on_all() -> None:
+    class Forgetful(MemoryStorage):
+        forgets = False
+
+        def get(self, pages: Sequence[PageIO]) -> list[bool]:
+            hits = super().get(pages)
+            return [hit and not (self.forgets and number >= 2) for number, hit in enumerate(hits)]
+
+    def live(ranks: ThreadRanks) -> tuple[int, int, str]:
+        store = Forgetful()
+        toy = engine((SPAN_ALL,))
+        cache = ranked(toy, ranks, store)
+        prompt = served(toy, 5)
+        over(cache, cache.backup(prompt))
+        cache.reset()
+        store.forgets = ranks.rank == 1
+        fetch = over(cache, cache.prefetch(prompt))
+        return fetch.pages_count, out_pages(cache), digest_of(cache)
+
+    assert same(in_threads(3, live))[:2] == (2, 0)
+
+
+# ---- what fails --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Call:
+    """A call that a store does not return from until the test says so."""
+
+    name: str = "get"
+    started_s: float = 0.0
+    returned: bool = False
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.returned
+
+
+@pytest.mark.parametrize("leg", [Leg.BACKUP, Leg.PREFETCH])
+def test_a_transfer_that_fails_on_one_rank_fails_on_all_and_leaves_the_same(leg: Leg) -> None:
+    def live(ranks: ThreadRanks) -> tuple[str, str, int]:
+        store = FailingStorage()
+        toy = engine()
+        cache = ranked(toy, ranks, store)
+        prompt = served(toy, 4)
+        if leg is Leg.PREFETCH:
+            over(cache, cache.backup(prompt))
+            cache.reset()
+        store.broken = ranks.rank == 2
+        operation = over(cache, cache.prefetch(prompt) if leg is Leg.PREFETCH else cache.backup(prompt))
+        assert operation.state is OperationState.FAILED
+        assert isinstance(operation.error, RankError)
+        assert "failed on ranks [2]" in str(operation.error)
+        assert isinstance(operation.error.__cause__, StorageError) == (ranks.rank == 2)
+        cache.check()
+        return digest_of(cache), str(cache.stats().traffic), out_pages(cache)
+
+    assert same(in_threads(3, live))[2] == 0
+
+
+@pytest.mark.parametrize(("rank", "times", "pages"), [(1, 1, 4), (0, 3, 2), (1, 99, 0)])
+def test_no_room_on_one_rank_is_no_room_on_any(rank: int, times: int, pages: int) -> None:
+    class Times(Declining):
+        left = times
+
+        def strikes(self) -> bool:
+            self.left -= 1
+            return self.left >= 0
+
+    def live(ranks: ThreadRanks) -> tuple[int, int, str]:
+        toy = engine((SPAN_ALL,))
+        cache = ranked(toy, ranks, None)
+        prompt = served(toy, 5)
+        host = cache._ledger._allocators[Tier.HOST]
+        if ranks.rank == rank:
+            host[0] = DecliningAllocator(host[0].capacity, Times(random.Random(0), 1.0))
+        assert over(cache, cache.backup(prompt)).pages_count == pages
+        return cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST), out_pages(cache), digest_of(cache)
+
+    assert same(in_threads(2, live))[:2] == (pages, 0)
+
+
+# ---- time --------------------------------------------------------------------------------------------------------
+
+
+def stepped(ranks: ThreadRanks, store: MemoryStorage | None = None) -> tuple[ToyEngine, Stepped, Clock]:
+    """Return a rank whose jobs run, and whose time passes, when the test says so."""
+    workers, clock = Stepped(), Clock()
+    toy = engine()
+    cache = ranked(toy, ranks, store, workers, operation_timeout_s=2.0)
+    cache._controller._clock = clock
+    return toy, workers, clock
+
+
+def test_a_transfer_goes_on_when_its_job_has_ended_on_every_rank() -> None:
+    def live(ranks: ThreadRanks) -> list[int]:
+        toy, workers, _ = stepped(ranks)
+        toy.cache.backup(served(toy, 4))
+        told: list[int] = []
+        for poll in range(3):
+            if poll == ranks.rank:
+                workers.run()
+            told.append(len(toy.cache.poll()))
+        return told
+
+    assert same(in_threads(3, live)) == [0, 0, 1]
+
+
+def test_a_transfer_that_is_too_late_by_one_clock_is_too_late_by_all() -> None:
+    def live(ranks: ThreadRanks) -> tuple[int, int, str]:
+        toy, workers, clock = stepped(ranks)
+        cache = toy.cache
+        operation = cache.backup(served(toy, 4))
+        assert operation is not None
+        assert cache.poll() == []
+        clock.now_s = 2.0 if ranks.rank == 1 else 0.5
+        assert cache.poll() == [operation]
+        assert isinstance(operation.error, OperationTimeoutError)
+        held = out_pages(cache)
+        if ranks.rank == 0:
+            workers.run()
+        assert cache.poll() == []
+        assert out_pages(cache) == held, "another rank's worker may still be copying"
+        if ranks.rank == 1:
+            workers.run()
+        cache.poll()
+        return held, out_pages(cache), digest_of(cache)
+
+    held, out, _ = same(in_threads(2, live))
+    assert (held > 0, out) == (True, 0)
+
+
+def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all() -> None:
+    class Hanging(MemoryStorage):
+        call: Call | None = None
+
+        def get(self, pages: Sequence[PageIO]) -> list[bool]:
+            if self.call is not None:
+                raise StorageTimeoutError("get hangs", self.call)
+            return super().get(pages)
+
+    def live(ranks: ThreadRanks) -> tuple[int, int, int, str]:
+        store = Hanging()
+        toy = engine()
+        cache = ranked(toy, ranks, store)
+        prompt = served(toy, 4)
+        over(cache, cache.backup(prompt))
+        cache.reset()
+        call = Call()
+        store.call = call if ranks.rank == 1 else None
+        operation = cache.prefetch(prompt)
+        assert operation is not None
+        assert cache.poll() + cache.poll() == [operation]
+        assert isinstance(operation.error, RankError)
+        held = out_pages(cache)
+        assert (operation.is_released, cache.stats().calls_quarantined) == (False, int(ranks.rank == 1))
+        call.returned = True
+        cache.settle(30)
+        cache.check()
+        return held, out_pages(cache), cache.match(prompt).any_end, digest_of(cache)
+
+    held, out, end, _ = same(in_threads(2, live))
+    assert (held > 0, out, end) == (True, 0, 0)
+
+
+def test_when_time_to_settle_is_up_on_one_rank_it_is_up_on_all() -> None:
+    def live(ranks: ThreadRanks) -> None:
+        toy, workers, _ = stepped(ranks)
+        operation = toy.cache.backup(served(toy, 4))
+        with pytest.raises(SettleTimeoutError):
+            toy.cache.settle(0 if ranks.rank == 0 else 1000)
+        workers.run()
+        assert toy.cache.settle(1000) == [operation]
+
+    in_threads(2, live)
+
+
+# ---- a rank that is lost -----------------------------------------------------------------------------------------
+
+
+def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alone() -> None:
+    meeting = Meeting(2, timeout_s=0.2)
+
+    def live(ranks: ThreadRanks) -> None:
+        ranks = ThreadRanks(meeting, ranks.rank)
+        toy, workers, _ = stepped(ranks, MemoryStorage())
+        cache = toy.cache
+        operations = [cache.backup(served(toy, 4)), cache.prefetch(prompt_of(cache, 9))]
+        if ranks.rank == 1:
+            return
+        with pytest.raises(RankLostError):
+            cache.poll()
+        assert cache.poll() == operations
+        for operation in operations:
+            assert operation is not None
+            assert isinstance(operation.error, RankLostError)
+        assert out_pages(cache) > 0, "a worker may still be copying"
+        workers.run(2)
+        cache.settle(1)
+        assert out_pages(cache) == 0
+        prompt = served(toy, 6)
+        assert (cache.load(prompt), cache.backup(prompt), cache.prefetch(prompt)) == (None, None, None)
+        assert cache.stats().operations_declined == 3
+        cache.check()
+        assert cache.close() == []
+
+    in_threads(2, live)
+
+
+def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
+    meeting = Meeting(2, timeout_s=0.2)
+
+    def live(ranks: ThreadRanks) -> None:
+        ranks = ThreadRanks(meeting, ranks.rank)
+        toy = engine()
+        cache = ranked(toy, ranks, None)
+        prompt = served(toy, 4)
+        if ranks.rank == 0:
+            operation = cache.backup(prompt)
+            assert operation is not None
+            assert isinstance(operation.error, RankLostError)
+            assert out_pages(cache) == 0
+            cache.reset()
+            cache.check()
+
+    in_threads(2, live)
+
+
+# ---- anything at any time ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("troubled", [False, True], ids=["lag", "trouble"])
+@pytest.mark.parametrize(("size", "seed"), [(2, 0), (3, 1), (2, 2), (3, 3), (2, 4), (4, 5), (2, 6)])
+def test_ranks_with_other_stores_lag_and_luck_keep_the_same_trees(size: int, seed: int, troubled: bool) -> None:
+    def live(ranks: ThreadRanks) -> dict[str, object]:
+        rank = Rank(seed, ranks, troubled)
+        rank.run(150)
+        rank.close()
+        return rank.report()
+
+    happened = compare(in_threads(size, live), troubled=troubled)
+    assert happened["prefetches"] > 0

@@ -1,0 +1,244 @@
+"""Who holds what, and who stores it: shards named by heads and layers, replicated pools with one writer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.components import ToyComponent
+from tests.support.ranks import FailingStorage, ThreadRanks, in_threads, over, prompt_of, ranked, same, served
+from unified_cache.components.layouts.presets import layout
+from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.errors import LayoutError
+from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.ranks import LocalRanks
+from unified_cache.ranks.shards import Shard, heads_per_unit
+from unified_cache.seal import Label
+from unified_cache.storage_backends.manifest import described_by, manifest_of
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.window import SPAN_ALL
+
+PAGE = 4
+
+Result = TypeVar("Result")
+
+
+def mixed_layout() -> ModelLayout:
+    """Make MLA with recurrent state: what attention keeps is alike on all ranks, the state is not."""
+    full = ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64, True), PoolSpec("index", 40, True)))
+    return ModelLayout(PAGE, (full, ToyComponent("state", 1, (PoolSpec("state", 48),))))
+
+
+class Counting(FailingStorage):
+    """Shared by all ranks; counts the puts of each pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.puts: list[Label] = []
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        self.puts += [page.label for page in pages]
+        return super().put(pages, level)
+
+
+def identity_of(rank: int, size: int) -> Identity:
+    shard = Shard.of_rank(rank, size, 8, 32)
+    return replace(IDENTITY, shard=shard.text, stage=shard.stage)
+
+
+def one_for_all(model: ModelLayout) -> Callable[[int, int], ModelLayout]:
+    return lambda rank, size: model
+
+
+def on_shared_store(
+    store: Counting,
+    live: Callable[[ToyEngine, ThreadRanks], Result],
+    size: int = 2,
+    chosen: Callable[[int, int], ModelLayout] = one_for_all(mixed_layout()),
+) -> list[Result]:
+    """Run ranks over one store; ``chosen`` gives each its layout, by rank and size."""
+
+    def opened(ranks: ThreadRanks) -> Result:
+        model = chosen(ranks.rank, ranks.size)
+        room = tuple(24 for _ in model.components)
+        toy = ToyEngine(model, room, room, None, InlineWorkers())
+        ranked(toy, ranks, None, identity=identity_of(ranks.rank, ranks.size)).attach(store)
+        return live(toy, ranks)
+
+    return in_threads(size, opened)
+
+
+def test_replicated_pools_are_stored_by_one_rank_and_read_by_all() -> None:
+    store = Counting()
+
+    def live(toy: ToyEngine, ranks: ThreadRanks) -> tuple[list[int], int, int]:
+        cache = toy.cache
+        prompt = served(toy, 4)
+        over(cache, cache.backup(prompt))
+        stored = cache.stats().traffic[Leg.STORE].component_pages
+        cache.reset()
+        fetched = over(cache, cache.prefetch(prompt))
+        over(cache, cache.load(prompt))
+        lock = cache.lock(cache.match(prompt))
+        return stored, fetched.pages_count, toy.verify(prompt, lock)
+
+    assert same(on_shared_store(store, live)) == ([4, 1], 4, 5)
+    puts = [label.pool for label in store.puts]
+    assert [puts.count(pool) for pool in ("kv", "index", "state")] == [4, 4, 2]
+    owners = {pool: {label.identity for label in store.puts if label.pool == pool} for pool in puts}
+    assert [len(owners[pool]) for pool in ("kv", "index", "state")] == [1, 1, 2]
+
+
+def test_what_the_one_writer_could_not_store_is_stored_for_nobody() -> None:
+    store = Counting()
+    store.broken = True
+
+    def live(toy: ToyEngine, ranks: ThreadRanks) -> tuple[OperationState, list[int]]:
+        operation = over(toy.cache, toy.cache.backup(served(toy, 4)))
+        return operation.state, toy.cache.stats().traffic[Leg.STORE].component_pages
+
+    latent = ModelLayout(PAGE, mixed_layout().components[:1])
+    assert same(on_shared_store(store, live, 4, one_for_all(latent))) == (OperationState.FAILED, [0])
+    assert store.puts, "the first rank tried"
+
+
+def test_groups_of_other_sizes_share_replicated_pools_and_equal_shards() -> None:
+    mixed = mixed_layout()
+    by_size = {size: [identity_of(rank, size).owners(mixed) for rank in range(size)] for size in (1, 2, 4)}
+    assert len({owners["kv"] for found in by_size.values() for owners in found}) == 1
+    assert len({owners["state"] for found in by_size.values() for owners in found}) == 1 + 2 + 4
+
+
+HEADS, HEADS_PER_UNIT = 8, 2
+
+
+def cut_layout(rank: int, size: int) -> ModelLayout:
+    """Make what a rank keeps of full attention, a window and recurrent state, attention cut into units of heads."""
+    shard = Shard.of_rank(rank, size, HEADS, 32)
+    full = ToyComponent("full", SPAN_ALL, shard.unit_pools("kv", HEADS_PER_UNIT, 64))
+    windowed = ToyComponent("swa", 2, shard.unit_pools("swa", HEADS_PER_UNIT, 40))
+    return ModelLayout(PAGE, (full, windowed, ToyComponent("state", 1, (PoolSpec("state", 48),))))
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(1, 4), (2, 4), (4, 2), (4, 1)])
+def test_groups_of_other_sizes_share_objects_of_some_heads(writers: int, readers: int) -> None:
+    def attention(rank: int, size: int) -> ModelLayout:
+        whole = cut_layout(rank, size)
+        return ModelLayout(PAGE, whole.components[:2])
+
+    def write(toy: ToyEngine, ranks: ThreadRanks) -> OperationState:
+        return over(toy.cache, toy.cache.backup(served(toy, 4))).state
+
+    def read(toy: ToyEngine, ranks: ThreadRanks) -> tuple[int, int]:
+        prompt = prompt_of(toy.cache, 4)
+        fetched = over(toy.cache, toy.cache.prefetch(prompt))
+        over(toy.cache, toy.cache.load(prompt))
+        return fetched.pages_count, toy.verify(prompt, toy.cache.lock(toy.cache.match(prompt)))
+
+    store = Counting()
+    assert same(on_shared_store(store, write, writers, attention)) == OperationState.DONE
+    puts = [label.pool for label in store.puts]
+    assert {pool: puts.count(pool) for pool in puts} == {
+        **{f"kv_h{start}": 4 for start in range(0, HEADS, HEADS_PER_UNIT)},
+        **{f"swa_h{start}": 2 for start in range(0, HEADS, HEADS_PER_UNIT)},
+    }
+    assert same(on_shared_store(store, read, readers, attention)) == (4, 6)
+
+
+def test_what_cannot_be_cut_goes_by_the_whole_shard_beside_what_is_cut() -> None:
+    by_size = {
+        size: [identity_of(rank, size).owners(cut_layout(rank, size)) for rank in range(size)] for size in (2, 4)
+    }
+    cut = [{pool: owner for found in owners for pool, owner in found.items()} for owners in by_size.values()]
+    assert len(cut[0]) == 2 * HEADS // HEADS_PER_UNIT + 1
+    assert {pool: owner for pool, owner in cut[0].items() if pool != "state"} == {
+        pool: owner for pool, owner in cut[1].items() if pool != "state"
+    }
+    assert len({found["state"] for owners in by_size.values() for found in owners}) == 2 + 4
+    identity, whole = identity_of(0, 2), cut_layout(0, 2)
+    for owner, part in identity.parts(whole):
+        assert described_by(manifest_of(owner, part)).identity.shard == owner.shard
+
+
+def test_a_unit_of_heads_that_full_attention_does_not_hold_is_refused() -> None:
+    full = ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64, shard="heads 0-2/8"),))
+    with pytest.raises(LayoutError, match="must be one of full's"):
+        ModelLayout(PAGE, (full, ToyComponent("swa", 2, (PoolSpec("swa", 40, shard="heads 2-4/8"),))))
+
+
+def test_an_identity_that_names_no_shard_owns_everything_under_its_own_digest() -> None:
+    for model in (mixed_layout(), toy_layout((SPAN_ALL, 1), PAGE)):
+        assert set(IDENTITY.owners(model).values()) == {IDENTITY.digest(model)}
+        assert IDENTITY.parts(model) == ((IDENTITY, model),)
+
+
+def test_a_store_is_told_of_both_owners_of_a_mixed_layout() -> None:
+    told: list[bytes] = []
+
+    class Told(MemoryStorage):
+        def register(self, manifest: Manifest, slabs: object) -> None:
+            described_by(manifest)
+            told.append(manifest.identity)
+
+    mixed = mixed_layout()
+    toy = ToyEngine(mixed, (8, 8), (8, 8), None, InlineWorkers())
+    ranked(toy, LocalRanks(), Told(), identity=identity_of(1, 2))
+    owners = identity_of(1, 2).owners(mixed)
+    assert told == [owners["kv"], owners["state"]]
+
+
+def test_a_replicated_pool_beside_sharded_attention_is_refused() -> None:
+    full = ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64),))
+    with pytest.raises(LayoutError, match="those of full must be"):
+        ModelLayout(PAGE, (full, ToyComponent("state", 1, (PoolSpec("state", 48, True),))))
+
+
+@pytest.mark.parametrize(
+    ("model", "replicated"), [("deepseek-v4-flash", True), ("deepseek-v3.2", True), ("qwen3-next-80b-a3b", False)]
+)
+def test_latent_attention_is_replicated_and_heads_are_not(model: str, replicated: bool) -> None:
+    assert {pool.replicated for pool in layout(model).pools} == {replicated}
+
+
+def test_whether_a_pool_is_replicated_changes_no_identity() -> None:
+    assert PoolSpec("kv", 64, True) == PoolSpec("kv", 64)
+    alike = ModelLayout(PAGE, (ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64, True),)),))
+    apart = ModelLayout(PAGE, (ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64),)),))
+    assert IDENTITY.digest(alike) == IDENTITY.digest(apart)
+
+
+# ---- shards ------------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_is_named_by_what_it_holds() -> None:
+    assert Shard.of_rank(1, 4, 8, 32).text == "heads 2-4/8, layers 0-32/32"
+    assert Shard.of_rank(3, 16, 8, 32) == Shard.of_rank(2, 16, 8, 32), "two ranks share a head"
+    assert Shard(0, 8, 8, 16, 32, 32).stage == "layers 16-32/32"
+
+
+def test_groups_of_two_four_and_eight_share_units_of_heads() -> None:
+    unit = heads_per_unit(8, (2, 4, 8))
+    assert unit == 1
+    assert heads_per_unit(32, (2, 4, 8)) == 4
+    assert heads_per_unit(4, (2, 4, 8)) == 1
+    for size in (2, 4, 8):
+        units = [part.text for rank in range(size) for part in Shard.of_rank(rank, size, 32, 9).units(4)]
+        assert units == [part.text for part in Shard(0, 32, 32, 0, 9, 9).units(4)]
+
+
+def test_a_shard_that_cannot_be_is_refused() -> None:
+    for make in (
+        lambda: Shard(2, 2, 8, 0, 1, 1),
+        lambda: Shard(0, 9, 8, 0, 1, 1),
+        lambda: Shard(0, 1, 8, 0, 0, 1),
+        lambda: Shard.of_rank(4, 4, 8, 1),
+        lambda: Shard.of_rank(0, 3, 8, 1),
+        lambda: Shard.of_rank(1, 2, 8, 1).units(3),
+        lambda: heads_per_unit(8, (2, 3)),
+    ):
+        with pytest.raises(LayoutError):
+            make()

@@ -1,0 +1,361 @@
+"""Batches, translation and metadata of one forward. R17 to R21 are rules that SGLang 0.5.23 keeps, in pages."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.forward import (
+    CPU,
+    PAGE_SIZE,
+    ToyPool,
+    allocate,
+    batch_of,
+    diverged,
+    idle,
+    mirrored,
+    naive_locs,
+    paired,
+    shared,
+    slots,
+    token_locs,
+)
+from unified_cache.errors import ConfigError, InputError
+from unified_cache.forward import (
+    AttentionMetadata,
+    ForwardBatch,
+    ForwardMode,
+    HybridAttentionMetadata,
+    LayerKind,
+    SwaTranslation,
+    init_metadata,
+    write_locs,
+)
+from unified_cache.slots import PairedAllocator
+
+MakeTranslation = Callable[[PairedAllocator], SwaTranslation]
+both = pytest.mark.parametrize("make", [shared, mirrored])
+
+
+def test_per_token_the_five_locs_of_r4_translate_to_their_diverged_slots() -> None:
+    allocator = paired(8, 4)
+    allocate(allocator, 3)
+    allocator.free_peers(slots(1, 2))
+    allocate(allocator, 2)
+    translation = SwaTranslation.of(allocator, 1, CPU)
+    assert translation.translate_locs(torch.tensor([1, 2, 3, 4, 5])).tolist() == [0, 0, 3, 1, 2]
+
+
+@both
+def test_offsets_stay_unmapped_pages_are_the_sink_and_no_slot_stays_none(make: MakeTranslation) -> None:
+    allocator = diverged()
+    allocate(allocator, 2)
+    translation = make(allocator)
+    locs = torch.tensor([16, 17, 22, 4, 7, 0, 3, -1])
+    assert translation.translate_locs(locs).tolist() == [8, 9, 6, 0, 3, 0, 3, -1]
+    assert translation.translate_pages(torch.tensor([[4, 5, -1], [1, 3, 0]])).tolist() == [[2, 1, -1], [0, 3, 0]]
+
+
+@both
+def test_whatever_is_below_minus_one_is_no_slot_and_never_a_page_from_the_tables_end(make: MakeTranslation) -> None:
+    allocator = paired(2, 2)
+    allocate(allocator, 2)
+    translation = make(allocator)
+    assert translation.translate_locs(torch.arange(-13, 0)).tolist() == [-1] * 13
+    assert translation.translate_pages(torch.arange(-4, 0)).tolist() == [-1] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_locs_of_any_integer_dtype_become_int32_of_the_same_shape_r19(dtype: torch.dtype) -> None:
+    translation = shared(diverged())
+    locs = torch.tensor([[[12, 13], [14, 0]]], dtype=dtype)
+    for result in (translation.translate_locs(locs), translation.translate_pages(locs)):
+        assert result.dtype == torch.int32
+        assert result.shape == locs.shape
+    assert translation.translate_locs(locs).tolist() == [[[12, 13], [14, 0]]]
+    assert translation.translate_locs(torch.zeros(0, dtype=dtype)).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_locs_that_are_no_integers_are_an_error(dtype: torch.dtype) -> None:
+    with pytest.raises(InputError, match="integers"):
+        shared(paired()).translate_locs(torch.zeros(2, dtype=dtype))
+
+
+@pytest.mark.parametrize(("peer", "page_size"), [(8, 0), (8, -4), (8, 2**28), (2, (2**31 + 1) // 3)])
+def test_a_page_size_that_leaves_no_int32_locs_is_an_error(peer: int, page_size: int) -> None:
+    for make in (SwaTranslation.of, SwaTranslation.mirrored):
+        with pytest.raises(ConfigError):
+            make(paired(8, peer), page_size, CPU)
+
+
+def test_the_last_page_that_int32_can_name_is_translated_exactly() -> None:
+    allocator = paired(8, 7)
+    allocator.map.bind(slots(1), slots(7))
+    translation = SwaTranslation.of(allocator, 2**28, CPU)
+    assert translation.translate_locs(torch.tensor([2**29 - 1])).tolist() == [2**31 - 1]
+
+
+def test_on_the_cpu_the_table_is_the_maps_own_memory() -> None:
+    allocator = paired()
+    assert shared(allocator).table.data_ptr() == torch.from_numpy(allocator.map.table).data_ptr()
+
+
+def test_a_copy_of_the_map_keeps_its_address_and_follows_every_change_r1() -> None:
+    allocator = diverged()
+    translation = mirrored(allocator)
+    address = translation.table.data_ptr()
+    assert address != torch.from_numpy(allocator.map.table).data_ptr()
+    full = allocate(allocator, 3)
+    for change in (lambda: allocator.free_peers(full[:1]), lambda: allocator.free(full[1:2]), allocator.map.clear):
+        change()
+        assert translation.translate_pages(torch.from_numpy(full)).tolist() == allocator.map.peers(full).tolist()
+        assert translation.table.data_ptr() == address
+
+
+def test_a_copy_of_the_map_is_made_only_after_a_change() -> None:
+    allocator = diverged()
+    translation = mirrored(allocator)
+    translation.refresh()
+    written = translation.table._version
+    translation.refresh()
+    translation.translate_locs(torch.tensor([12]))
+    assert translation.table._version == written
+    allocate(allocator, 1)
+    translation.refresh()
+    assert translation.table._version == written + 1
+
+
+@both
+def test_a_forward_is_translated_once_and_every_swa_layer_gets_the_same_tensor_r18(make: MakeTranslation) -> None:
+    allocator = diverged()
+    full = allocate(allocator, 2)
+    translation = make(allocator)
+    batch = batch_of(token_locs(full, 2, 7), [full], ForwardMode.EXTEND)
+    metadata = init_metadata(batch, translation)
+    layers = [write_locs(LayerKind.SWA, batch, metadata, translation) for _ in range(4)]
+    assert all(layer is metadata.swa_out_cache_loc for layer in layers)
+    assert write_locs(LayerKind.FULL, batch, metadata, translation) is batch.out_cache_loc
+    assert metadata.swa_out_cache_loc.tolist() == naive_locs(allocator, batch.out_cache_loc.tolist())
+    assert metadata.swa_page_table.tolist() == [[2, 1]]
+
+
+def test_metadata_of_a_hybrid_model_has_int32_for_swa_and_the_batchs_own_tensors_for_full_r19() -> None:
+    allocator = diverged()
+    full = allocate(allocator, 2)
+    batch = batch_of(token_locs(full, 7, 8), [full])
+    metadata = init_metadata(batch, shared(allocator))
+    assert (metadata.swa_out_cache_loc.dtype, metadata.swa_page_table.dtype) == (torch.int32, torch.int32)
+    assert metadata.out_cache_loc is batch.out_cache_loc
+    assert metadata.page_table is batch.page_table
+    assert metadata.cache_lens is batch.seq_lens
+
+
+def test_metadata_of_a_model_without_windows_has_no_swa_part() -> None:
+    batch = batch_of([4], [slots(1)])
+    metadata = init_metadata(batch, None)
+    assert type(metadata) is AttentionMetadata
+    assert metadata.out_cache_loc is batch.out_cache_loc
+    assert not isinstance(metadata, HybridAttentionMetadata)
+
+
+@both
+def test_a_load_between_two_forwards_moves_the_next_write_and_the_stale_one_corrupts_r17(make: MakeTranslation) -> None:
+    allocator = diverged()
+    pool = ToyPool(allocator)
+    translation = make(allocator)
+    ours = allocate(allocator, 2)
+    first = batch_of(token_locs(ours, 7, 8), [ours])
+    old = init_metadata(first, translation)
+    pool.write(write_locs(LayerKind.SWA, first, old, translation), torch.tensor([100]))
+
+    # Our SWA pages go to the host, and who comes next gets their slots and fills them.
+    allocator.free_peers(ours)
+    theirs = allocate(allocator, 2)
+    extend = batch_of(token_locs(theirs, 0, 8), [theirs], ForwardMode.EXTEND)
+    pool.write(init_metadata(extend, translation).swa_out_cache_loc, torch.arange(200, 208))
+    their_locs = naive_locs(allocator, extend.out_cache_loc.tolist())
+    assert old.swa_out_cache_loc.tolist()[0] in their_locs
+
+    # Ours are loaded into new slots, under the Full slots that we still have.
+    loaded = allocator.peer.allocate(2)
+    assert loaded is not None
+    allocator.map.bind(ours, loaded)
+    now = batch_of(token_locs(ours, 7, 8), [ours])
+    metadata = init_metadata(now, translation)
+    for batch in (now, first):  # a new batch as engines make it, or the old one once more, old metadata and all
+        for known in (metadata, old, None):
+            chosen = write_locs(LayerKind.SWA, batch, known, translation)
+            assert chosen.tolist() == [int(loaded[1]) * PAGE_SIZE + 3]
+    pool.write(write_locs(LayerKind.SWA, now, metadata, translation), torch.tensor([101]))
+    assert pool.read(their_locs) == list(range(200, 208))
+    assert pool.read(naive_locs(allocator, now.out_cache_loc.tolist())) == [101]
+
+    # What this test is about, done wrong: the old translation writes into their page.
+    pool.write(old.swa_out_cache_loc, torch.tensor([666]))
+    assert 666 in pool.read(their_locs)
+
+
+@both
+def test_a_load_of_both_sides_is_written_through_its_new_slots_r17(make: MakeTranslation) -> None:
+    allocator = diverged()
+    translation = make(allocator)
+    before = allocate(allocator, 3)
+    old = init_metadata(batch_of(token_locs(before, 11, 12), [before]), translation)
+    allocator.free(before)
+    allocate(allocator, 1)
+    after = allocate(allocator, 3, 1)
+    batch = batch_of(token_locs(after, 11, 12), [after])
+    metadata = init_metadata(batch, translation)
+    assert metadata.swa_page_table.tolist() == [allocator.map.peers(after).tolist()]
+    assert metadata.swa_page_table.tolist()[0][:2] == [0, 0]
+    assert metadata.swa_out_cache_loc.tolist() == naive_locs(allocator, batch.out_cache_loc.tolist())
+    assert metadata.swa_out_cache_loc.tolist() != old.swa_out_cache_loc.tolist()
+
+
+@both
+def test_a_draft_extend_that_binds_other_locs_of_equal_length_is_translated_now_r21(make: MakeTranslation) -> None:
+    allocator = diverged()
+    pool = ToyPool(allocator)
+    translation = make(allocator)
+    target, draft = allocate(allocator, 2), allocate(allocator, 1)
+    batch = batch_of(token_locs(target, 0, 3), [target], ForwardMode.DRAFT_EXTEND)
+    metadata = init_metadata(batch, translation)
+    rebound = replace(batch, out_cache_loc=torch.tensor(token_locs(draft, 0, 3)))
+    chosen = write_locs(LayerKind.SWA, rebound, metadata, translation)
+    assert chosen.tolist() == naive_locs(allocator, token_locs(draft, 0, 3))
+    # Length alone would have taken the other request's slots.
+    assert metadata.swa_out_cache_loc.shape == rebound.out_cache_loc.shape
+    pool.write(metadata.swa_out_cache_loc, torch.tensor([666, 666, 666]))
+    assert pool.read(naive_locs(allocator, token_locs(target, 0, 3))) == [666] * 3
+    # The batch as it was still has its translation.
+    assert write_locs(LayerKind.SWA, batch, metadata, translation) is metadata.swa_out_cache_loc
+
+
+@both
+def test_a_draft_extend_with_fewer_tokens_than_metadata_was_built_for_is_translated_now_r21(
+    make: MakeTranslation,
+) -> None:
+    allocator = diverged()
+    translation = make(allocator)
+    full = allocate(allocator, 2)
+    batch = batch_of(token_locs(full, 0, 8), [full], ForwardMode.DRAFT_EXTEND)
+    metadata = init_metadata(batch, translation)
+    for start, end in ((5, 8), (0, 3)):  # the second at the very address that was translated
+        shorter = replace(batch, out_cache_loc=batch.out_cache_loc[start:end])
+        chosen = write_locs(LayerKind.SWA, shorter, metadata, translation)
+        assert chosen.tolist() == naive_locs(allocator, token_locs(full, start, end))
+
+
+@both
+def test_locs_written_in_place_after_metadata_was_built_are_translated_now(make: MakeTranslation) -> None:
+    allocator = diverged()
+    translation = make(allocator)
+    full = allocate(allocator, 2)
+    everything = torch.tensor(token_locs(full, 0, 8))
+    batch = replace(batch_of(token_locs(full, 0, 2), [full], ForwardMode.EXTEND), out_cache_loc=everything[:2])
+    # Through the batch's own view, then through another view of the same memory.
+    for target in (batch.out_cache_loc, everything):
+        metadata = init_metadata(batch, translation)
+        assert write_locs(LayerKind.SWA, batch, metadata, translation) is metadata.swa_out_cache_loc
+        target.add_(5)
+        chosen = write_locs(LayerKind.SWA, batch, metadata, translation)
+        assert chosen.tolist() == naive_locs(allocator, batch.out_cache_loc.tolist())
+        assert chosen.tolist() != metadata.swa_out_cache_loc.tolist()
+
+
+@both
+def test_under_inference_mode_the_tensor_itself_still_tells_whose_translation_it_is(make: MakeTranslation) -> None:
+    allocator = diverged()
+    translation = make(allocator)
+    full = allocate(allocator, 2)
+    with torch.inference_mode():
+        batch = batch_of(token_locs(full, 0, 2), [full], ForwardMode.EXTEND)
+        metadata = init_metadata(batch, translation)
+        assert batch.out_cache_loc.is_inference()
+        assert write_locs(LayerKind.SWA, batch, metadata, translation) is metadata.swa_out_cache_loc
+        rebound = replace(batch, out_cache_loc=torch.tensor(token_locs(full, 6, 8)))
+        chosen = write_locs(LayerKind.SWA, rebound, metadata, translation)
+    assert chosen.tolist() == naive_locs(allocator, token_locs(full, 6, 8))
+
+
+@both
+def test_an_idle_batch_never_uses_what_was_translated_before_r21(make: MakeTranslation) -> None:
+    allocator = diverged()
+    translation = make(allocator)
+    full = allocate(allocator, 2)
+    busy = batch_of(token_locs(full, 7, 8), [full])
+    left_behind = init_metadata(busy, translation)
+    batch = ForwardBatch.idle(CPU, 1).padded(1)
+    assert write_locs(LayerKind.SWA, batch, left_behind, translation).tolist() == [0]
+    # Not even where everything else says that it is this batch's.
+    same = idle(busy.out_cache_loc)
+    assert left_behind.is_current(same, translation)
+    assert write_locs(LayerKind.SWA, same, left_behind, translation) is not left_behind.swa_out_cache_loc
+    nothing = ForwardBatch.idle(CPU, 1)
+    assert write_locs(LayerKind.SWA, nothing, left_behind, translation).shape == (0,)
+    assert init_metadata(nothing, translation).swa_page_table.shape == (0, 1)
+
+
+@both
+def test_without_metadata_a_batch_is_translated_now_r21(make: MakeTranslation) -> None:
+    allocator = diverged()
+    translation = make(allocator)
+    full = allocate(allocator, 1)
+    batch = batch_of(token_locs(full, 0, 1), [full], ForwardMode.TARGET_VERIFY)
+    chosen = write_locs(LayerKind.SWA, batch, None, translation)
+    assert (chosen.tolist(), chosen.dtype) == ([8], torch.int32)
+    assert write_locs(LayerKind.FULL, batch, None, translation) is batch.out_cache_loc
+
+
+@both
+@pytest.mark.parametrize("mode", ForwardMode)
+def test_a_batch_padded_after_its_metadata_was_built_is_translated_now_padding_to_the_sink_r21(
+    make: MakeTranslation, mode: ForwardMode
+) -> None:
+    allocator = diverged()
+    translation = make(allocator)
+    rows = [allocate(allocator, 1) for _ in range(2)]
+    batch = batch_of([token_locs(row, 3, 4)[0] for row in rows], rows, mode)
+    metadata = init_metadata(batch, translation)
+    padded = batch.padded(5)
+    chosen = write_locs(LayerKind.SWA, padded, metadata, translation)
+    assert chosen.tolist() == [*metadata.swa_out_cache_loc.tolist(), 0, 0, 0]
+    # Back at its own length, as after data-parallel padding is taken off again: still not the tensor translated.
+    unpadded = batch.padded(2)
+    assert write_locs(LayerKind.SWA, unpadded, metadata, translation).tolist() == metadata.swa_out_cache_loc.tolist()
+    assert not metadata.is_current(unpadded, translation)
+
+
+def test_padding_adds_rows_where_a_token_is_a_request_and_tokens_alone_elsewhere() -> None:
+    rows = [slots(3, 4), slots(5)]
+    decode = batch_of([19, 23], rows).padded(4)
+    assert (decode.tokens_count, decode.requests_count) == (4, 4)
+    assert decode.out_cache_loc.tolist() == [19, 23, 0, 0]
+    assert decode.seq_lens.tolist() == [8, 4, 0, 0]
+    assert decode.page_table.tolist() == [[3, 4], [5, 0], [0, 0], [0, 0]]
+    extend = batch_of([18, 19, 23], rows, ForwardMode.EXTEND).padded(4)
+    assert (extend.tokens_count, extend.requests_count) == (4, 2)
+    assert (extend.out_cache_loc.dtype, extend.seq_lens.dtype) == (torch.int64, torch.int32)
+
+
+def test_a_batch_cannot_be_padded_to_fewer_tokens() -> None:
+    with pytest.raises(InputError, match="2 tokens cannot be padded to 1"):
+        batch_of([19, 23], [slots(4), slots(5)]).padded(1)
+
+
+def test_a_batch_with_wrong_shapes_or_dtypes_is_an_error() -> None:
+    good = batch_of([19, 23], [slots(4), slots(5)])
+    changes: tuple[Callable[[], ForwardBatch], ...] = (
+        lambda: replace(good, out_cache_loc=good.out_cache_loc.to(torch.int32)),
+        lambda: replace(good, out_cache_loc=good.out_cache_loc[None]),
+        lambda: replace(good, out_cache_loc=good.out_cache_loc[:1]),
+        lambda: replace(good, seq_lens=good.seq_lens.to(torch.int64)),
+        lambda: replace(good, page_table=good.page_table[:1]),
+        lambda: replace(good, page_table=good.page_table.to(torch.int64)),
+        lambda: replace(good, page_table=good.page_table.to("meta")),
+    )
+    for change in changes:
+        with pytest.raises(InputError):
+            change()

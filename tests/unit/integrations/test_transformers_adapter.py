@@ -1,0 +1,270 @@
+"""Stock models over the cache: sizes, the seam between cache objects and pages, answers, and what is refused."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
+from transformers.cache_utils import StaticLayer
+
+from tests.support.exactness import (
+    EVERYWHERE,
+    FAMILIES,
+    PAGES,
+    Shape,
+    chunk_ends,
+    engine,
+    forward,
+    go_on,
+    is_equal,
+    kept_by,
+    model_of,
+    new_past,
+    page_size_of,
+    prompt_of,
+    run_on,
+    serve,
+    serve_exactly,
+    tokens_of,
+)
+from unified_cache.errors import ConfigError, InputError, LayoutError, StateError, TokenError
+from unified_cache.integrations.transformers import (
+    KeptState,
+    PrefixCachedModel,
+    Reused,
+    Stage,
+    layer_state,
+)
+from unified_cache.pool import Slots
+from unified_cache.window import window
+
+LLAMA = "tiny-llama"
+WINDOWED = "tiny-gemma3"
+PROMPT = prompt_of(LLAMA, 1, is_aligned=False)
+
+FLOAT, BFLOAT = 4, 2
+HEADS_BYTES = 2 * 16
+"""Values of K, or of V, of one token in one layer of the families that share heads."""
+PAGE_BYTES = {
+    "tiny-llama": {"kv": 32 * 2 * 2 * HEADS_BYTES * FLOAT},
+    "tiny-gemma3": {"kv": 16 * 2 * HEADS_BYTES * FLOAT, "swa": 16 * 2 * 2 * HEADS_BYTES * FLOAT},
+    "tiny-gpt-oss": {"kv": 16 * 2 * HEADS_BYTES * BFLOAT, "swa": 16 * 2 * HEADS_BYTES * BFLOAT},
+    # Four columns of the convolution, of which the model keeps all; and the state of four heads.
+    "tiny-qwen3-next": {"kv": 16 * 2 * HEADS_BYTES * FLOAT, "mamba": (128 * 4 + 4 * 16 * 16) * FLOAT},
+    # K and V of the plain window, one of both in the other layers; kv and gate of the group that overlaps.
+    "tiny-deepseek-v4": {
+        "kv": 0,
+        "deepseek_v4_c4": 32 * 512 * FLOAT,
+        "deepseek_v4_c4_indexer": 32 * 64 * FLOAT,
+        "deepseek_v4_c128": 512 * FLOAT,
+        "swa": 128 * 4 * 512 * FLOAT,
+        "deepseek_v4_c4_state": 2 * 4 * 512 * FLOAT,
+        "deepseek_v4_c4_indexer_state": 2 * 4 * 64 * FLOAT,
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_are_those_of_the_tensors_that_the_model_keeps(family: str) -> None:
+    assert {pool.name: pool.page_bytes for pool in kept_by(family).layout.pools} == PAGE_BYTES[family]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_window_is_kept_one_token_shorter_than_the_config_counts_it(family: str) -> None:
+    rows_max = {strand.rows_max for strand in kept_by(family).strands if strand.pool == "swa"}
+    expected = {"tiny-gemma3": {39}, "tiny-gpt-oss": {24}, "tiny-deepseek-v4": {127}}
+    assert rows_max == expected.get(family, set())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_written_to_their_locations_are_what_is_captured_page_by_page(family: str) -> None:
+    page_size = page_size_of(family)
+    tokens = tokens_of(3, PAGES * page_size)
+    pages = kept_by(family).allocate([2 * PAGES] * len(kept_by(family).layout.components))
+    components = pages.layout.components
+    past, written, captured = new_past(family), np.arange(1, PAGES + 1), np.arange(PAGES + 1, 2 * PAGES + 1)
+    # Two cuts within each page, and one at its end: the compressors are between two rows, the windows overlap.
+    cuts = [0, *(page * page_size + cut for page in range(PAGES) for cut in (3, page_size // 2 + 1, page_size))]
+    for start, end in pairwise(cuts):
+        forward(family, past, tokens[start:end])
+        at = torch.arange(start, end)
+        locs = torch.from_numpy(written)[at // page_size] * page_size + at % page_size
+        pages.write(past, [locs for _ in components])
+        if end % page_size == 0:
+            page = captured[end // page_size - 1 :][:1].astype(np.int32)
+            pages.capture(past, [page for _ in components])
+
+    def restored(slots: Slots) -> list[torch.Tensor]:
+        windows = [slots[window(PAGES, component.span) :] for component in components]
+        return rows_of(pages.restore(windows, PAGES))
+
+    expected = rows_of(past)
+    for slots in (written, captured):
+        found = restored(slots.astype(np.int32))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "pool"), [("tiny-qwen3-next", "mamba"), ("tiny-deepseek-v4", "deepseek_v4_c4_state")]
+)
+def test_state_after_a_boundary_is_not_written_as_that_of_the_boundary(family: str, pool: str) -> None:
+    pages = kept_by(family).allocate([2] * len(kept_by(family).layout.components))
+    past, tokens = new_past(family), tokens_of(3, page_size_of(family) + 4)
+    forward(family, past, tokens)
+    pages.write(past, [torch.arange(len(tokens)) + page_size_of(family) for _ in pages.layout.components])
+    assert not any(tensor.any() for tensor in pages.tensors(pool))
+
+
+def rows_of(past: DynamicCache) -> list[torch.Tensor]:
+    kept = [each for layer in past.layers for each in layer_state(layer).read()]
+    assert all(each.rows is not None for each in kept)
+    return [each.rows for each in kept if each.rows is not None]
+
+
+def test_a_page_that_a_window_has_left_cannot_be_captured() -> None:
+    pages = kept_by(WINDOWED).allocate([PAGES, PAGES])
+    past = new_past(WINDOWED)
+    forward(WINDOWED, past, tokens_of(3, PAGES * page_size_of(WINDOWED)))
+    slots = np.arange(1, PAGES + 1, dtype=np.int32)
+    with pytest.raises(AssertionError, match="let go"):
+        pages.capture(past, [slots, slots])
+
+
+@pytest.mark.parametrize("family", ["tiny-gemma3", "tiny-gpt-oss", "tiny-qwen3-next"])
+def test_a_large_chunk_ends_where_state_is_kept_that_the_model_would_let_go_of(family: str) -> None:
+    shared = 2 * page_size_of(family)
+    first, second = prompt_of(family, 1, is_aligned=False), prompt_of(family, 2, is_aligned=False)
+    tokens = first[:shared] + second[shared:]
+    with engine(family, shape=Shape(retention=EVERYWHERE, chunk_pages=PAGES)) as ours:
+        cold = chunk_ends(ours, first)
+        assert shared in cold
+        rest = chunk_ends(ours, tokens)
+        assert rest[0] > shared
+    with engine(family, shape=Shape(retention=EVERYWHERE, chunk_pages=PAGES)) as ours:
+        serve(ours, first)
+        with ours.prefill(tokens) as sequence:
+            assert sequence.reused == Reused(device_tokens=shared)
+            ends = [0, *(end for end in cold if end <= shared), *rest]
+            assert is_equal(go_on(sequence), run_on(family, new_past(family), tokens, ends))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_without_room_is_computed_and_not_kept(family: str) -> None:
+    tokens = prompt_of(family, 1, is_aligned=False)
+    with engine(family, shape=Shape(device_pages=PAGES - 1)) as ours:
+        assert serve_exactly(ours, family, tokens) == Reused()
+        assert serve_exactly(ours, family, tokens) == Reused()
+
+
+def test_requests_in_any_order_of_steps_are_exact() -> None:
+    prompts = [prompt_of(LLAMA, 1, is_aligned=False), PROMPT, prompt_of(LLAMA, 2, is_aligned=True)]
+    with engine(LLAMA) as ours:
+        under_way = [ours.start(tokens) for tokens in prompts]
+        for _ in range(2 * PAGES):
+            for sequence in under_way:
+                sequence.step()
+        assert {sequence.stage for sequence in under_way} == {Stage.READY}
+        for tokens, sequence in zip(prompts, under_way, strict=True):
+            assert is_equal(go_on(sequence), run_on(LLAMA, new_past(LLAMA), tokens, pages_of(tokens)))
+            sequence.finish()
+        ours.cache.check()
+
+
+def pages_of(tokens: tuple[int, ...]) -> list[int]:
+    page_size = page_size_of(LLAMA)
+    return sorted({*range(0, len(tokens), page_size), len(tokens)})
+
+
+def test_an_answer_says_what_happened() -> None:
+    times = iter([10.0, 12.5])
+    with engine(LLAMA) as ours:
+        timed = PrefixCachedModel(model_of(LLAMA), ours.cache, ours.pages, clock=lambda: next(times))
+        serve(ours, PROMPT)
+        generation = timed.generate(PROMPT, tokens_max=5)
+        assert generation.answer is None
+        tokens = tuple(generation)
+        answer = generation.answer
+        assert answer is not None
+        assert (answer.tokens, len(tokens)) == (tokens, 5)
+        assert answer.reused == Reused(device_tokens=PAGES * page_size_of(LLAMA))
+        assert answer.prompt_tokens == answer.reused.tokens + answer.computed_tokens == len(PROMPT)
+        assert answer.first_token_s == 2.5
+
+
+def test_a_stop_token_is_the_last_one() -> None:
+    with engine(LLAMA) as ours:
+        tokens = list(ours.generate(PROMPT, tokens_max=9))
+        assert list(ours.generate(PROMPT, tokens_max=9, stop={tokens[3]})) == tokens[: tokens.index(tokens[3]) + 1]
+
+
+def test_leaving_an_answer_early_gives_everything_back() -> None:
+    with engine(LLAMA) as ours:
+        generation = ours.generate(PROMPT, tokens_max=90)
+        for _, _ in zip(range(40), generation, strict=False):
+            pass
+        generation.close()
+        assert not ours.cache._locks
+        assert not any(lane.out for lane in ours.cache.stats().occupancy if lane.tier == 0)
+        ours.cache.settle(30)
+        ours.cache.check()
+
+
+def test_a_forward_that_fails_gives_everything_back() -> None:
+    with engine(LLAMA) as ours:
+        with pytest.raises(IndexError):
+            ours.prefill((*PROMPT[:-1], 1 << 20))
+        assert not ours.cache._locks
+        ours.cache.settle(30)
+        assert not any(lane.out for lane in ours.cache.stats().occupancy)
+        ours.cache.check()
+
+
+def test_a_request_goes_on_only_between_its_prompt_and_its_end() -> None:
+    with engine(LLAMA) as ours:
+        sequence = ours.start(PROMPT)
+        with pytest.raises(StateError, match="ready"):
+            sequence.feed(1)
+        while sequence.step() is not Stage.READY:
+            pass
+        sequence.feed(1)
+        sequence.finish()
+        sequence.finish()
+        sequence.abort()
+        for act in (sequence.step, lambda: sequence.feed(1)):
+            with pytest.raises(StateError, match="over"):
+                act()
+
+
+def test_what_is_no_prompt_is_refused() -> None:
+    with engine(LLAMA) as ours:
+        with pytest.raises(InputError, match="at least one token"):
+            ours.prefill([])
+        with pytest.raises(TokenError):
+            ours.prefill([-1])
+        with pytest.raises(InputError, match="tokens_max"):
+            ours.generate(PROMPT, tokens_max=0)
+
+
+def test_a_model_that_is_not_supported_is_refused() -> None:
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32, n_positions=32))
+    with pytest.raises(LayoutError, match="model_type"):
+        KeptState.of(model)
+    with pytest.raises(LayoutError, match="StaticLayer"):
+        layer_state(StaticLayer(max_cache_len=8))
+
+
+def test_a_page_size_that_the_model_cannot_be_kept_in_is_refused() -> None:
+    with pytest.raises(LayoutError, match="128"):
+        KeptState.of(model_of("tiny-deepseek-v4"), 64)
+
+
+def test_a_cache_of_another_layout_and_pages_of_another_model_are_refused() -> None:
+    with engine(LLAMA) as ours:
+        other_size = KeptState.of(model_of(LLAMA), 64).allocate([PAGES])
+        with pytest.raises(ConfigError, match="page_size=32"):
+            PrefixCachedModel(model_of(LLAMA), ours.cache, other_size)
+        with pytest.raises(ConfigError, match="another model"):
+            PrefixCachedModel(model_of(WINDOWED), ours.cache, ours.pages)
+        with pytest.raises(ConfigError, match="chunk_tokens"):
+            PrefixCachedModel(model_of(LLAMA), ours.cache, ours.pages, chunk_tokens=31)

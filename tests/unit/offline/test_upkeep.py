@@ -1,0 +1,268 @@
+"""Verifying, scrubbing, collecting and clearing stores, and finding out what they hold."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.offline import (
+    LAYOUTS,
+    STORE_KINDS,
+    TOY,
+    ListedMemory,
+    description_of,
+    fill,
+    flip,
+    open_store,
+    prompt_of,
+    replace,
+    unwatched,
+    url_of,
+)
+from unified_cache.errors import ConfigError, StorageError, TokenError
+from unified_cache.offline.listing import count_objects, listed
+from unified_cache.offline.prompts import read_prompts
+from unified_cache.offline.reading import Outcome
+from unified_cache.offline.stores import Kept, Undescribed, choose, identities_of, open_existing, open_to_read
+from unified_cache.offline.upkeep import clear, collect, find_garbage, scrub, verify
+from unified_cache.page import Namespace, Prompt
+from unified_cache.pool import Identity, ModelLayout
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import catalog_of
+from unified_cache.storage_backends.manifest import described_by, manifest_of
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Scan
+from unified_cache.testing.storage_contract import listing
+
+
+def filled(kind: str, path: Path, layout: ModelLayout) -> Kept:
+    """Fill a store and say whose it is."""
+    fill(open_store(kind, path), layout, [prompt_of(1), prompt_of(2)])
+    return Kept(TOY.digest(layout), description_of(layout))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
+def test_verify_finds_every_flaw_and_changes_nothing_and_scrub_removes_what_it_found(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    layout = LAYOUTS[name]
+    kept = filled(kind, tmp_path / "store", layout)
+    storage = open_to_read(url_of(kind, tmp_path / "store"))
+    found = sorted(listing(storage, kept.digest))
+    flip(storage, found[0])
+    replace(storage, found[1].label, b"of another length")
+    replace(storage, Label(kept.digest, found[2].label.key, "unheard_of"), b"in a pool of nobody's")
+    before = sorted(listing(storage, kept.digest))
+    result = verify(storage, kept, unwatched)
+    flawed = {found[0].label, found[1].label, Label(kept.digest, found[2].label.key, "unheard_of")}
+    assert {finding.label for finding in result.findings} == flawed
+    assert result.count(Outcome.FLAWED) == 3
+    assert result.read.objects_count == len(before) == result.sound_count + 3
+    assert sorted(listing(storage, kept.digest)) == before
+    result = scrub(storage, kept, unwatched)
+    assert ({finding.label for finding in result.findings}, result.removed_count) == (flawed, 3)
+    assert {known.label for known in listing(storage, kept.digest)} == {known.label for known in before} - flawed
+    assert verify(storage, kept, unwatched).findings == []
+    storage.close()
+
+
+def test_an_identity_without_a_manifest_is_verified_by_its_seals(tmp_path: Path) -> None:
+    layout = LAYOUTS["full"]
+    kept = filled("memory", tmp_path, layout)
+    storage = open_store("memory", tmp_path)
+    flip(storage, min(listing(storage, kept.digest)))
+    result = verify(storage, Kept(kept.digest, Undescribed("lost")), unwatched)
+    assert result.count(Outcome.FLAWED) == 1
+    assert result.sound_count == result.read.objects_count - 1
+
+
+def test_reading_all_of_a_file_store_leaves_its_recency_as_it_was(tmp_path: Path) -> None:
+    kept = filled("file", tmp_path / "store", LAYOUTS["full"])
+    files = list((tmp_path / "store").rglob("*.toy0"))
+    for number, path in enumerate(sorted(files)):
+        os.utime(path, (1_000_000 - number, 1_000_000 - number))
+    storage = open_to_read(url_of("file", tmp_path / "store"))
+    before = {path: path.stat().st_mtime_ns for path in files}
+    assert verify(storage, kept, unwatched).findings == []
+    assert {path: path.stat().st_mtime_ns for path in files} == before
+    used = catalog_of(storage).used_between(kept.digest)
+    assert used == (min(before.values()), max(before.values()))
+    storage.close()
+    assert {path: path.stat().st_mtime_ns for path in files} == before
+
+
+def test_reading_all_of_a_packed_store_leaves_its_pages_and_their_times_of_use_as_they_were(tmp_path: Path) -> None:
+    kept = filled("packed", tmp_path / "store", LAYOUTS["full_swa"])
+    before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.pack")}
+    assert len(before) == len(LAYOUTS["full_swa"].pools)
+    storage = open_to_read(url_of("packed", tmp_path / "store"))
+    used = catalog_of(storage).used_between(kept.digest)
+    assert verify(storage, kept, unwatched).findings == []
+    assert catalog_of(storage).used_between(kept.digest) == used
+    storage.close()
+    assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.pack")} == before
+
+
+def test_a_packed_store_that_is_open_is_refused_to_whoever_looks_and_goes_on(tmp_path: Path) -> None:
+    kept = filled("packed", tmp_path / "store", LAYOUTS["full"])
+    storage = open_store("packed", tmp_path / "store")
+    for opened in (open_to_read, open_existing):
+        with pytest.raises(StorageError, match="must be open once at a time") as refused:
+            opened(url_of("packed", tmp_path / "store"))
+        assert refused.value.retryable
+    assert verify(storage, kept, unwatched).findings == []
+    storage.close()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kind", STORE_KINDS)
+def test_gc_removes_what_fits_no_pool_and_what_stands_on_nothing(name: str, kind: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    kept = filled(kind, tmp_path / "store", layout)
+    storage = open_store(kind, tmp_path / "store")
+    everything = {known.label for known in listing(storage, kept.digest)}
+    assert find_garbage(storage, kept.digest, layout).labels == []
+    key, other = prompt_of(1).keys[-1], prompt_of(2).keys[-1]
+    full = [pool.name for pool in layout.components[0].pools if pool.page_bytes]
+    storage.remove([Label(kept.digest, key, full[-1])])
+    last = layout.components[-1].pools
+    storage.remove([Label(kept.digest, other, last[0].name)])
+    replace(storage, Label(kept.digest, key, "unheard_of"), b"in a pool of nobody's")
+    garbage = find_garbage(storage, kept.digest, layout)
+    assert garbage.misfits == [Label(kept.digest, key, "unheard_of")]
+    lost = {Label(kept.digest, key, full[-1]), Label(kept.digest, other, last[0].name)}
+    useless = {label for label in everything if label.key == key} | {
+        Label(kept.digest, other, pool.name) for pool in last if pool.page_bytes
+    }
+    assert set(garbage.incomplete) == useless - lost
+    assert collect(storage, garbage) == len(garbage.labels)
+    assert {known.label for known in listing(storage, kept.digest)} == everything - useless - lost
+    storage.close()
+
+
+@pytest.mark.parametrize("kind", STORE_KINDS)
+def test_clear_removes_one_identity_and_leaves_the_other(kind: str, tmp_path: Path) -> None:
+    for name in ("full", "full_swa"):
+        filled(kind, tmp_path / "store", LAYOUTS[name])
+    storage = open_store(kind, tmp_path / "store")
+    gone, left = (TOY.digest(LAYOUTS[name]) for name in ("full", "full_swa"))
+    count = len(list(listing(storage, left)))
+    assert clear(storage, gone, unwatched) == 2 * 12
+    assert count_objects(storage, gone) == {}
+    assert len(list(listing(storage, left))) == count
+    storage.close()
+
+
+@pytest.mark.parametrize("kind", STORE_KINDS)
+def test_a_store_names_its_identities_and_what_their_pages_are(kind: str, tmp_path: Path) -> None:
+    for layout in LAYOUTS.values():
+        filled(kind, tmp_path / "store", layout)
+    storage = open_store(kind, tmp_path / "store")
+    found = identities_of(storage)
+    assert [kept.digest for kept in found] == sorted(TOY.digest(layout) for layout in LAYOUTS.values())
+    for kept in found:
+        description = kept.described()
+        assert description.identity.digest(description.layout) == kept.digest
+    assert choose(found, "url", found[2].digest.hex()[:20]) == found[2]
+    for wanted in (None, "", "zz"):
+        with pytest.raises(ConfigError, match="identity"):
+            choose(found, "url", wanted)
+    storage.close()
+
+
+def test_a_manifest_that_is_missing_broken_or_of_another_identity_is_told(tmp_path: Path) -> None:
+    names = ("full", "full_swa", "full_mamba")
+    for name in names:
+        filled("file", tmp_path, LAYOUTS[name])
+    full, swa, mamba = (tmp_path / TOY.digest(LAYOUTS[name]).hex() / "manifest.json" for name in names)
+    full.unlink()
+    swa.write_text("{", encoding="utf-8")
+    mamba.write_text(mamba.read_text(encoding="utf-8").replace("toy1", "toy9"), encoding="utf-8")
+    storage = open_to_read(f"file:{tmp_path}")
+    reasons = {kept.digest: kept.description for kept in identities_of(storage)}
+    assert all(isinstance(reason, Undescribed) for reason in reasons.values())
+    with pytest.raises(StorageError, match="must have that digest"):
+        Kept(TOY.digest(LAYOUTS["full_mamba"]), reasons[TOY.digest(LAYOUTS["full_mamba"])]).described()
+    storage.close()
+
+
+def test_a_store_without_a_catalog_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"memory has no manifests\(\)"):
+        identities_of(MemoryStorage())
+
+
+def test_opening_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "letter").write_text("dear", encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    for name in ("nothing", "empty", "letter"):
+        for scheme in ("file", "packed"):
+            for opened in (open_to_read, open_existing):
+                with pytest.raises(ConfigError, match=f"must be a {scheme} store, found"):
+                    opened(f"{scheme}:{tmp_path / name}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_manifest_comes_back_as_it_was_given_and_one_of_another_format_is_refused() -> None:
+    identity = Identity("model", "revision", "bf16", "heads 0-7")
+    for layout in LAYOUTS.values():
+        manifest = manifest_of(identity, layout)
+        found = described_by(manifest)
+        assert found.identity == identity
+        assert found.layout.transfer_order == layout.transfer_order
+        assert manifest_of(found.identity, found.layout) == manifest
+        assert [component.hit_policy for component in found.layout.components] == [
+            component.hit_policy for component in layout.components
+        ]
+        newer = Manifest()
+        newer.CopyFrom(manifest)
+        newer.format_version += 1
+        with pytest.raises(StorageError, match="format version"):
+            described_by(newer)
+        newer.CopyFrom(manifest)
+        newer.ClearField("components")
+        with pytest.raises(StorageError, match="must describe a layout"):
+            described_by(newer)
+
+
+class Stuck(ListedMemory):
+    """Its scan stays where it is."""
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        return Scan([], "here")
+
+
+def test_a_scan_that_does_not_advance_is_a_fault() -> None:
+    with pytest.raises(StorageError, match="must advance"):
+        list(listed(Stuck(), bytes(32)))
+
+
+@pytest.mark.parametrize(
+    ("text", "prompts"),
+    [
+        ("1 2 3\n4 5", [[1, 2, 3, 4, 5]]),
+        ("[1, 2,\n 3]", [[1, 2, 3]]),
+        ("[[1, 2], [3, 4]]", [[1, 2], [3, 4]]),
+        ("[1, 2]\n\n[3, 4]\n", [[1, 2], [3, 4]]),
+    ],
+)
+def test_prompts_are_read_from_json_json_lines_and_plain_ids(
+    text: str, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(text, encoding="utf-8")
+    namespace = Namespace(tenant="acme")
+    found = read_prompts(path, 2, namespace)
+    assert [prompt.keys for prompt in found] == [Prompt.of(tokens, 2, namespace).keys for tokens in prompts]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "words", "[1, 2.5]", "[true]", '["1"]', "[[1], 2]", '{"ids": [1]}', "[1", "-1 2", "[" * 100_000]
+)
+def test_what_is_no_prompt_is_refused_with_the_name_of_the_file(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(TokenError, match="tokens"):
+        read_prompts(path, 2, Namespace())

@@ -1,0 +1,337 @@
+"""The style of this repository, as far as a machine can read it.
+
+Each rule is a function over one file. A finding that a reason excuses stands in ``ALLOWED`` under the rule's name.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT, Function, Source, python_paths, python_sources, scoped_nodes
+
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+PARAMETERS_MAX = 7
+LINE_COLUMNS_MAX = 120
+
+FORBIDDEN_WORDS = frozenset(
+    ["manager", "managers", "handler", "handlers", "helper", "helpers", "util", "utils", "info", "infos", "data"],
+)
+"""Words that say nothing; forbidden as whole words of snake_case and of class names."""
+
+FORBIDDEN_NAMES = re.compile(r"process|do_.*|.*_impl|.*_v2")
+
+ATTRIBUTE_BUILTINS = frozenset({"getattr", "setattr", "hasattr", "delattr"})
+CATCH_ALLS = frozenset({"Exception", "BaseException"})
+UNSAFE_MODULES = frozenset({"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
+UNSAFE_LOADERS = frozenset(
+    {"torch.load", "np.load", "numpy.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "pandas.read_pickle"},
+)
+NAMELESS_IGNORES = (
+    re.compile(r"#\s*type:\s*ignore(?!\[)"),
+    re.compile(r"#\s*pyright:\s*ignore(?!\[)"),
+    re.compile(r"#\s*noqa\b(?!:)"),
+)
+
+LINTER_SKIPS = frozenset({"unified_cache/proto/__init__.py"})
+"""Beside generated code."""
+
+PACKAGE = "unified_cache/"
+"""Where the rules for what users import hold; the others hold everywhere."""
+
+ALLOWED: Mapping[str, Mapping[str, str]] = {
+    # rule: {"path::name": reason}. An entry that excuses nothing fails, so that the list stays short.
+    "swallowed_exceptions": {
+        "unified_cache/controller/workers.py::run_job": "the one edge where backends' code runs on our threads; "
+        "the exception becomes the operation's error",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One place that breaks a rule. ``name`` is what ``ALLOWED`` knows it by: an identifier or the scope around."""
+
+    path: str
+    line: int
+    name: str
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        """Say where, what was found and what was expected."""
+        return f"{self.path}:{self.line}: found {self.found}; expected {self.expected}  [{self.path}::{self.name}]"
+
+
+def functions(source: Source) -> Iterator[tuple[Function, str]]:
+    for node, scope in scoped_nodes(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, f"{scope}.{node.name}" if scope else node.name
+
+
+def long_files(source: Source) -> Iterator[Finding]:
+    count = len(source.text.splitlines())
+    if count > FILE_LINES_MAX:
+        yield Finding(source.path, count, "", f"{count} lines", f"at most {FILE_LINES_MAX} in a file")
+
+
+def long_lines(source: Source) -> Iterator[Finding]:
+    for line, text in enumerate(source.text.splitlines(), 1):
+        if len(text) > LINE_COLUMNS_MAX:
+            yield Finding(source.path, line, "", f"{len(text)} columns", f"at most {LINE_COLUMNS_MAX}")
+
+
+def long_functions(source: Source) -> Iterator[Finding]:
+    for node, name in functions(source):
+        count = (node.end_lineno or node.lineno) - node.lineno + 1
+        if count > FUNCTION_LINES_MAX:
+            found = f"{name} with {count} lines"
+            yield Finding(source.path, node.lineno, name, found, f"at most {FUNCTION_LINES_MAX} in a function")
+
+
+def many_parameters(source: Source) -> Iterator[Finding]:
+    for node, name in functions(source):
+        positional = [*node.args.posonlyargs, *node.args.args]
+        if positional and positional[0].arg in ("self", "cls"):
+            positional = positional[1:]
+        rest = [arg for arg in (node.args.vararg, node.args.kwarg) if arg is not None]
+        count = len(positional) + len(node.args.kwonlyargs) + len(rest)
+        if count > PARAMETERS_MAX:
+            found = f"{name} with {count} parameters"
+            yield Finding(source.path, node.lineno, name, found, f"at most {PARAMETERS_MAX}; a value type for the rest")
+
+
+def literal_attributes(source: Source) -> Iterator[Finding]:
+    for node, scope in scoped_nodes(source.tree):
+        if not isinstance(node, ast.Call) or dotted(node.func) not in ATTRIBUTE_BUILTINS or len(node.args) < 2:
+            continue
+        if isinstance(node.args[1], ast.Constant):
+            yield Finding(
+                source.path, node.lineno, scope, ast.unparse(node), "the attribute itself, in a type that has it"
+            )
+
+
+def inner_imports(source: Source) -> Iterator[Finding]:
+    names = {id(inner): name for node, name in functions(source) for inner in ast.walk(node)}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) in names:
+            found = f"{ast.unparse(node)!r} inside a function"
+            yield Finding(source.path, node.lineno, names[id(node)], found, "imports at the top of the file")
+
+
+def swallowed_exceptions(source: Source) -> Iterator[Finding]:
+    expected = "narrow types, or a raise in the handler"
+    for node, scope in scoped_nodes(source.tree):
+        if isinstance(node, ast.ExceptHandler) and catches_all(node.type) and not raises(node.body):
+            found = f"except {ast.unparse(node.type)}" if node.type else "a bare except"
+            yield Finding(source.path, node.lineno, scope, f"{found} that goes on", expected)
+        elif isinstance(node, ast.Call) and suppresses_all(node):
+            yield Finding(source.path, node.lineno, scope, ast.unparse(node), expected)
+
+
+def catches_all(caught: ast.expr | None) -> bool:
+    if isinstance(caught, ast.Tuple):
+        return any(catches_all(each) for each in caught.elts)
+    return caught is None or dotted(caught).split(".")[-1] in CATCH_ALLS
+
+
+def suppresses_all(call: ast.Call) -> bool:
+    return dotted(call.func).split(".")[-1] == "suppress" and any(catches_all(arg) for arg in call.args)
+
+
+def raises(body: list[ast.stmt]) -> bool:
+    """Tell whether a raise stands in ``body`` itself; one in a function defined there runs at another time."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Raise):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting.extend(ast.iter_child_nodes(node))
+    return False
+
+
+def nameless_ignores(source: Source) -> Iterator[Finding]:
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        if token.type == tokenize.COMMENT and any(pattern.search(token.string) for pattern in NAMELESS_IGNORES):
+            yield Finding(source.path, token.start[0], "", repr(token.string), "the code of what is ignored")
+
+
+def untyped_annotations(source: Source) -> Iterator[Finding]:
+    if not source.path.startswith(PACKAGE):
+        return
+    for node, scope in scoped_nodes(source.tree):
+        imported = isinstance(node, ast.ImportFrom) and any(alias.name == "Any" for alias in node.names)
+        used = isinstance(node, ast.Name | ast.Attribute) and dotted(node).split(".")[-1] == "Any"
+        if isinstance(node, ast.stmt | ast.expr) and (imported or used):
+            yield Finding(source.path, node.lineno, scope, ast.unparse(node), "a type; object where all fit")
+
+
+def unsafe_loaders(source: Source) -> Iterator[Finding]:
+    if not source.path.startswith(PACKAGE):
+        return
+    expected = "formats that cannot run code when read"
+    for node, scope in scoped_nodes(source.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Attribute):
+            names = [dotted(node)]
+        else:
+            continue
+        if any(name.split(".")[0] in UNSAFE_MODULES or name in UNSAFE_LOADERS for name in names):
+            yield Finding(source.path, node.lineno, scope, ast.unparse(node), expected)
+
+
+def empty_words(source: Source) -> Iterator[Finding]:
+    stem = source.path.rsplit("/", 1)[-1].removesuffix(".py")
+    for line, name in [(1, stem), *((line, name) for node in ast.walk(source.tree) for line, name in defined(node))]:
+        if FORBIDDEN_NAMES.fullmatch(name) or FORBIDDEN_WORDS.intersection(words(name)):
+            yield Finding(source.path, line, name, f"the name {name!r}", "a word that says what it is")
+
+
+def words(identifier: str) -> set[str]:
+    """Split snake_case and CamelCase, acronyms kept whole, into lower-case words."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)}
+
+
+def defined(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the names that ``node`` itself brings into being; names merely used belong to whoever made them."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.lineno, node.name
+    elif isinstance(node, ast.arg):
+        yield node.lineno, node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.lineno, node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.lineno, node.attr
+    elif isinstance(node, ast.alias) and node.asname:
+        yield node.lineno, node.asname
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.lineno, node.name
+
+
+def dotted(node: ast.expr) -> str:
+    """Spell a name or a chain of attributes; empty for any other expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return parts[0] if parts else ""
+    return ".".join([node.id, *reversed(parts)])
+
+
+Rule = Callable[[Source], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    long_files,
+    long_lines,
+    long_functions,
+    many_parameters,
+    literal_attributes,
+    inner_imports,
+    swallowed_exceptions,
+    nameless_ignores,
+    untyped_annotations,
+    unsafe_loaders,
+    empty_words,
+)
+
+
+def name_of(rule: Rule) -> str:
+    return rule.__name__
+
+
+def excused(rule: Rule, finding: Finding) -> bool:
+    return f"{finding.path}::{finding.name}" in ALLOWED.get(name_of(rule), {})
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name_of)
+def test_every_file_keeps_the_rule(rule: Rule) -> None:
+    findings = [finding for source in python_sources() for finding in rule(source) if not excused(rule, finding)]
+    assert not findings, "\n" + "\n".join(map(str, findings))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name_of)
+def test_every_exception_excuses_something(rule: Rule) -> None:
+    findings = [finding for source in python_sources() for finding in rule(source)]
+    stale = set(ALLOWED.get(name_of(rule), {})) - {f"{finding.path}::{finding.name}" for finding in findings}
+    assert not stale, (
+        f"tests/unit/repository/test_tidy.py: ALLOWED[{name_of(rule)!r}] excuses nothing at {sorted(stale)}"
+    )
+
+
+def test_every_exception_names_a_rule_and_a_reason() -> None:
+    assert set(ALLOWED) <= {name_of(rule) for rule in RULES}
+    assert all(reason for entries in ALLOWED.values() for reason in entries.values())
+
+
+def test_the_linter_looks_at_every_file() -> None:
+    # An exclude without a slash hits a directory of that name at any depth.
+    command = [sys.executable, "-m", "ruff", "check", "--show-files"]
+    seen = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    unseen = set(python_paths()) - {Path(name).relative_to(ROOT).as_posix() for name in seen} - LINTER_SKIPS
+    assert not unseen, f"pyproject.toml: found ruff passing over {sorted(unseen)}; expected only LINTER_SKIPS"
+
+
+BAD: tuple[tuple[Rule, str], ...] = (
+    (long_files, "x = 1\n" * (FILE_LINES_MAX + 1)),
+    (long_lines, "x = '" + "y" * LINE_COLUMNS_MAX + "'\n"),
+    (long_functions, "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX),
+    (many_parameters, "def f(a, b, c, d, *, e, f, g, h): ...\n"),
+    (many_parameters, "class C:\n    def f(self, a, b, c, d, e, f, *g, **h): ...\n"),
+    (literal_attributes, "getattr(x, 'name', None)\n"),
+    (literal_attributes, "if hasattr(x, 'name'):\n    setattr(x, y, 1)\n"),
+    (inner_imports, "def f():\n    if x:\n        from os import path\n"),
+    (swallowed_exceptions, "try:\n    f()\nexcept:\n    pass\n"),
+    (swallowed_exceptions, "try:\n    f()\nexcept (KeyError, Exception) as error:\n    log(error)\n"),
+    (swallowed_exceptions, "try:\n    f()\nexcept BaseException:\n    def g():\n        raise\n"),
+    (swallowed_exceptions, "with contextlib.suppress(Exception):\n    f()\n"),
+    (nameless_ignores, "x = 1  # type: ignore\n"),
+    (nameless_ignores, "x = 1  # noqa\n"),
+    (untyped_annotations, "from typing import Any\n"),
+    (untyped_annotations, "def f(x: list[typing.Any]) -> None: ...\n"),
+    (unsafe_loaders, "import pickle\n"),
+    (unsafe_loaders, "from numpy import load\n"),
+    (unsafe_loaders, "page = torch.load(path)\n"),
+    (empty_words, "class CacheManager: ...\n"),
+    (empty_words, "def f(page_data): ...\n"),
+    (empty_words, "def do_it(): ...\n"),
+    (empty_words, "self.load_impl = 1\n"),
+)
+
+
+@pytest.mark.parametrize(("rule", "text"), BAD)
+def test_a_rule_finds_what_breaks_it(rule: Rule, text: str) -> None:
+    (finding,) = rule(Source.of("unified_cache/bad.py", text))
+    assert str(finding).startswith("unified_cache/bad.py:")
+
+
+GOOD: tuple[tuple[Rule, str], ...] = (
+    (long_files, "x = 1\n" * FILE_LINES_MAX),
+    (long_functions, "def f():\n" + "    x = 1\n" * (FUNCTION_LINES_MAX - 1)),
+    (many_parameters, "class C:\n    def f(self, a, b, c, d, *, e, f, g): ...\n"),
+    (literal_attributes, "getattr(module, name)\nobject.__setattr__(self, 'name', 1)\n"),
+    (inner_imports, "if sys.version_info >= (3, 12):\n    import os\n"),
+    (swallowed_exceptions, "try:\n    f()\nexcept Exception as error:\n    raise StorageError('x') from error\n"),
+    (swallowed_exceptions, "try:\n    f()\nexcept (KeyError, OSError):\n    pass\n"),
+    (nameless_ignores, "x = '# type: ignore'  # type: ignore[assignment]  # noqa: S101\n"),
+    (untyped_annotations, "def f(x: object) -> int: ...\nif any(x): ...\n"),
+    (unsafe_loaders, "import torch\npage = np.frombuffer(store.load(key))\n"),
+    (empty_words, "class Metadata(socketserver.BaseRequestHandler): ...\npointer = tensor.data_ptr()\n"),
+)
+
+
+@pytest.mark.parametrize(("rule", "text"), GOOD)
+def test_a_rule_passes_what_keeps_it(rule: Rule, text: str) -> None:
+    assert list(rule(Source.of("unified_cache/good.py", text))) == []

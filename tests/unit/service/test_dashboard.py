@@ -1,0 +1,114 @@
+"""The dashboard asks for metrics that there are, by labels that they have."""
+
+import json
+import re
+from io import StringIO
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.sources import ROOT
+from tests.support.service import TokenGate
+from tests.support.wrappers import ManualClock
+from unified_cache.errors import StorageError
+from unified_cache.service.access.fairness import StoredBytes, Turns
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.operations.logs import Log, Pace
+from unified_cache.service.operations.metrics import ServiceMetrics, TenantNames, UseCollector
+from unified_cache.service.servicer import CacheService
+from unified_cache.service.settings import load_settings
+from unified_cache.service.store.guarded import GuardedStore, LossCollector
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.testing.storage_contract import label, sealed_page
+
+DASHBOARD = ROOT / "dashboards" / "unified-cache.json"
+WORD = re.compile(r"[a-z_][a-z0-9_]*")
+FUNCTIONS = frozenset({"sum", "rate", "max", "min", "increase", "histogram_quantile", "time"})
+GIVEN_BY_PROMETHEUS = frozenset({"instance"})
+
+Known = dict[str, set[str]]
+"""Names of series, and the labels of each."""
+
+
+def queries() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", [])]
+
+
+@pytest.fixture(scope="module")
+def known() -> Known:
+    """Let everything that counts count something, as a server does."""
+    settings = load_settings(None, {"storage": "memory:"})
+    registry, names = CollectorRegistry(), TenantNames(10)
+    metrics = ServiceMetrics(registry, names, Log(StringIO(), Pace(1, 1.0, ManualClock()), lambda: 0.0))
+    turns, stored = Turns(settings.quota), StoredBytes(settings.quota)
+    registry.register(UseCollector(turns, stored, names))
+    store = GuardedStore.open(settings, registry)
+    cache = CacheService(store.breaker, TokenGate(), stored, metrics, RequestLimits(), lambda: None)
+    registry.register(LossCollector(cache))
+    metrics.served("Get", "acme", "OK", 0.1, 1, 1)
+    metrics.looked_up("acme", "kv", "host", 1, 1)
+    metrics.anomaly("odd", "x")
+    stored.reserve("acme", 1)
+    turns.enter("acme", 1)
+    store.breaker.put([sealed_page(label(1))], Level.CACHED)
+    with pytest.raises(StorageError):
+        store.breaker.put([sealed_page(label(1))], Level.DURABLE)
+    found: Known = {}
+    for family in registry.collect():
+        found.setdefault(family.name + "_total" * (family.type == "counter"), set())
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    cache.close()
+    return found
+
+
+def asked_for(query: str) -> tuple[set[str], set[str]]:
+    """Return the series that a query names, and the labels it groups or selects by."""
+    bare = re.sub(r'"[^"]*"|\[[^\]]*\]', "", query)
+    labels = {
+        word for group in re.findall(r"by \(([^)]*)\)|\{([^}]*)\}", bare) for word in WORD.findall(" ".join(group))
+    }
+    rest = re.sub(r"by \([^)]*\)|\{[^}]*\}", "", bare)
+    return set(WORD.findall(rest)) - FUNCTIONS, labels
+
+
+def test_a_query_is_read_for_its_series_and_labels() -> None:
+    query = (
+        'histogram_quantile(0.99, sum by (le, method) (rate(a_bucket{x="y", z=~"b|c"}[$__rate_interval]))) / b_total'
+    )
+    assert asked_for(query) == ({"a_bucket", "b_total"}, {"le", "method", "x", "z"})
+
+
+@pytest.mark.parametrize("query", queries())
+def test_every_query_names_series_and_labels_that_there_are(query: str, known: Known) -> None:
+    series, labels = asked_for(query)
+    assert series
+    for name in series:
+        assert name in known, f"{query}: found no metric {name}"
+        missing = labels - known[name] - GIVEN_BY_PROMETHEUS
+        # A store in memory evicts nothing, and a family without samples tells no labels.
+        assert not missing or not known[name], f"{query}: found no labels {sorted(missing)} of {name}"
+
+
+def test_every_metric_of_ours_is_on_the_dashboard(known: Known) -> None:
+    shown = {name for query in queries() for name in asked_for(query)[0]}
+    roots = {re.sub(r"_(bucket|sum|count|created|total)$", "", name) for name in shown}
+    ours = {name for name in known if name.startswith("unified_cache_service_")}
+    missing = {re.sub(r"_(bucket|sum|count|created|total)$", "", name) for name in ours} - roots
+    assert missing == set()
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not taken & cells
+        taken |= cells

@@ -1,0 +1,198 @@
+"""Leases and the host tier: what is pinned, what goes, and for whom room is made."""
+
+import hashlib
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from tests.support.service import ManualClock, Running, Wire, refused
+from tests.unit.service.test_requests import IDENTITY, MANIFEST, OBJECT_BYTES, key, page, part, run, start
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.requests.lookup import PrefixLabels
+from unified_cache.service.store.host_tier import HostTier
+from unified_cache.service.store.leases import Leases
+from unified_cache.service.store.pages import HeldPage, blank_page, page_in
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.wire.calls import Call
+
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
+
+
+class LeasedWorld:
+    """A server with room for ten pages in memory, and a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        limits = RequestLimits(host_bytes_max=10 * OBJECT_BYTES, leased_share=0.8, lease_s_max=60.0, leases_max=2)
+        self.running = Running.start(MemoryStorage(), limits, clock=self.clock)
+        self.wire = Wire(self.running)
+        self.wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
+
+    def put(self, *numbers: int) -> None:
+        parts = [part(page(number), at * OBJECT_BYTES) for at, number in enumerate(numbers)]
+        assert set(pb.PutReply.FromString(self.wire.put([start(*numbers), *parts])).stored) == {2}
+
+    def lease(self, *numbers: int, lease_s: float = 10.0) -> pb.LookupReply:
+        request = pb.LookupRequest(
+            identity=IDENTITY,
+            keys=pb.Keys(keys=map(key, numbers)),
+            pools=[pb.RequiredPool(name="kv")],
+            lease_s=lease_s,
+        )
+        return pb.LookupReply.FromString(self.wire.ask(Call.LOOKUP, request))
+
+    def tiers(self, *numbers: int) -> list[int]:
+        """Tell where each page is got from: 1 is memory, 2 the store."""
+        request = pb.GetRequest(runs=[run(*map(key, numbers), object_bytes=OBJECT_BYTES)])
+        return [hit for message in self.wire.get(request) for hit in pb.GetPart.FromString(message).hits]
+
+    def release(self, lease: str) -> None:
+        self.wire.ask(Call.RELEASE, pb.ReleaseRequest(lease=lease))
+
+    def leases_count(self) -> int:
+        return pb.StatsReply.FromString(self.wire.ask(Call.STATS, pb.StatsRequest())).leases_count
+
+
+@pytest.fixture
+def world() -> Iterator[LeasedWorld]:
+    world = LeasedWorld()
+    yield world
+    world.wire.close()
+    world.running.stop()
+
+
+def test_a_lease_keeps_what_was_looked_up_in_memory_until_it_is_released(world: LeasedWorld) -> None:
+    world.put(0, 1, 2)
+    reply = world.lease(0, 1, 2)
+    assert (reply.end_max, reply.leased_count) == (3, 3)
+    world.put(*range(10, 19))
+    assert world.tiers(0, 1, 2) == [1, 1, 1]
+    world.release(reply.lease)
+    world.put(*range(20, 30))
+    assert world.tiers(0, 1, 2) == [2, 2, 2]
+
+
+def test_a_lease_ends_by_itself_when_its_time_is_over(world: LeasedWorld) -> None:
+    world.put(0)
+    reply = world.lease(0, lease_s=10.0)
+    world.clock.now_s += 10.0
+    assert world.leases_count() == 0
+    with refused(NOT_FOUND):
+        world.release(reply.lease)
+    world.put(*range(10, 20))
+    assert world.tiers(0) == [2]
+
+
+def test_a_lease_keeps_a_page_that_comes_into_memory_later(world: LeasedWorld) -> None:
+    world.put(0)
+    world.put(*range(10, 20))
+    assert world.lease(0).leased_count == 0
+    reply = world.wire.ask(Call.PREFETCH, pb.PrefetchRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)]))
+    assert pb.PrefetchReply.FromString(reply).held_count == 1
+    world.put(*range(20, 29))
+    assert world.tiers(0) == [1]
+
+
+@pytest.mark.parametrize("name", ["", "x", "0" * 32])
+def test_a_release_of_an_unknown_lease_is_not_found_and_changes_nothing(world: LeasedWorld, name: str) -> None:
+    world.put(0)
+    world.lease(0)
+    with refused(NOT_FOUND):
+        world.release(name)
+    assert world.leases_count() == 1
+
+
+def test_a_release_of_another_tenants_lease_is_not_found_and_changes_nothing(world: LeasedWorld) -> None:
+    world.put(0)
+    reply = world.lease(0)
+    with refused(NOT_FOUND):
+        Wire(world.running, "other:admin").ask(Call.RELEASE, pb.ReleaseRequest(lease=reply.lease))
+    assert world.leases_count() == 1
+    world.release(reply.lease)
+    assert world.leases_count() == 0
+
+
+def test_a_second_release_is_not_found_and_takes_no_other_lease_with_it(world: LeasedWorld) -> None:
+    world.put(0)
+    first, second = world.lease(0), world.lease(0)
+    world.release(first.lease)
+    with refused(NOT_FOUND):
+        world.release(first.lease)
+    world.put(*range(10, 19))
+    assert world.tiers(0) == [1]
+    world.release(second.lease)
+
+
+def test_leases_beyond_the_number_or_the_share_of_memory_are_not_granted(world: LeasedWorld) -> None:
+    world.put(*range(8))
+    assert world.lease(*range(5)).lease == ""
+    assert world.lease(0).lease
+    assert world.lease(0).lease
+    assert world.lease(0).lease == ""
+    assert world.leases_count() == 2
+
+
+def test_nothing_is_leased_where_nothing_can_be_restored(world: LeasedWorld) -> None:
+    reply = world.lease(7)
+    assert (reply.end_max, reply.lease) == (0, "")
+    assert world.leases_count() == 0
+
+
+def label(number: int) -> Label:
+    return Label(bytes(32), hashlib.sha256(b"%d" % number).digest(), "kv")
+
+
+def held(payload_bytes: int = 100) -> HeldPage:
+    return blank_page(HEADER_BYTES + payload_bytes)
+
+
+def test_room_is_made_by_the_tenant_that_holds_most() -> None:
+    tier = HostTier(10 * held().object_bytes)
+    for number in range(3):
+        assert tier.admit("quiet", label(number), held())
+    for number in range(100, 200):
+        assert tier.admit("loud", label(number), held())
+    assert tier.used("quiet") == (3, 3 * held().object_bytes)
+    assert tier.used("loud") == (7, 7 * held().object_bytes)
+
+
+def test_a_page_that_finds_no_room_beside_pinned_ones_is_not_admitted() -> None:
+    tier = HostTier(2 * held().object_bytes)
+    tier.pin([label(0), label(1)])
+    assert tier.admit("a", label(0), held())
+    assert tier.admit("a", label(1), held())
+    assert not tier.admit("b", label(2), held())
+    assert not tier.admit("b", label(3), held(10_000))
+    assert tier.contains("a", [label(0), label(1)]) == [True, True]
+    tier.unpin([label(0)])
+    assert tier.admit("b", label(2), held())
+    assert tier.contains("a", [label(0), label(1)]) == [False, True]
+
+
+def test_leases_of_all_tenants_together_keep_no_more_than_their_share() -> None:
+    tier = HostTier(1000)
+    leases = Leases(tier, RequestLimits(leased_share=0.5), ManualClock(), iter("abcdef").__next__)
+    assert [leases.grant(tenant, [label(0)], 200, 1.0) for tenant in ("a", "b", "c")] == ["a", "b", ""]
+    assert leases.grant("a", [label(1)], 100, 1.0) == ""
+
+
+def test_what_is_leased_is_named_as_what_was_looked_up_however_much_of_it() -> None:
+    labels = PrefixLabels(IDENTITY, [key(number) for number in range(6)])
+
+    def named(pool: str, start: int, end: int) -> list[Label]:
+        return [Label(IDENTITY, key(number), pool) for number in range(start, end)]
+
+    for end in (4, 6, 3, 0):
+        assert labels.of([("kv", 0, end), ("swa", 2, end)]) == named("kv", 0, end) + named("swa", 2, end)
+
+
+def test_a_small_page_does_not_keep_the_message_alive_that_it_came_in() -> None:
+    message = bytes(10_000)
+    small = page_in([memoryview(message)[:500]])
+    large = page_in([memoryview(message)[:9_000]])
+    assert [piece.obj is message for piece in small.payload] == [False]
+    assert [piece.obj is message for piece in large.payload] == [True]
+    assert small.object_bytes == 500

@@ -1,0 +1,161 @@
+"""What the service counts, and the listener where it is read."""
+
+import socket
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.support.running_service import CALL_S, called, running
+from tests.support.wrappers import ManualClock
+from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, page, part, start
+from unified_cache.errors import ConfigError
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.service.access.fairness import StoredBytes, Turns
+from unified_cache.service.operations.logs import Log, Pace
+from unified_cache.service.operations.metrics import OTHER, MetricsListener, ServiceMetrics, TenantNames, UseCollector
+from unified_cache.service.settings import Address, load_settings
+from unified_cache.service.store.guarded import GuardedStore
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.testing.storage_contract import label, sealed_page
+from unified_cache.wire.calls import Call
+
+PREFIX = "unified_cache_service"
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def listener(registry: CollectorRegistry) -> Iterator[MetricsListener]:
+    opened = MetricsListener.open(Address.of("127.0.0.1:0"), registry, None)
+    opened.start()
+    yield opened
+    opened.close()
+
+
+def metrics_in(registry: CollectorRegistry, tenants_max: int = 10) -> ServiceMetrics:
+    log = Log(StringIO(), Pace(10, 1.0, ManualClock()), lambda: 0.0)
+    return ServiceMetrics(registry, TenantNames(tenants_max), log)
+
+
+def asked(listener: MetricsListener, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", listener.port), timeout=CALL_S) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_call_counts_by_status_time_and_bytes(registry: CollectorRegistry) -> None:
+    metrics = metrics_in(registry)
+    metrics.served("Get", "acme", "OK", 0.002, 100, 5_000)
+    metrics.served("Get", "acme", "UNAVAILABLE", 0.2, 100, 0)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"{PREFIX}_{name}", labels)
+
+    assert value("calls_total", method="Get", tenant="acme", code="OK") == 1
+    assert value("calls_total", method="Get", tenant="acme", code="UNAVAILABLE") == 1
+    assert value("call_seconds_bucket", method="Get", le="0.0025") == 1
+    assert value("call_bytes_sum", method="Get", direction="out") == 5_000
+    assert value("bytes_total", tenant="acme", direction="in") == 200
+
+
+def test_pages_count_by_pool_tier_and_tenant(registry: CollectorRegistry) -> None:
+    metrics = metrics_in(registry)
+    metrics.looked_up("acme", "kv", "host", 3, 1)
+    metrics.looked_up("acme", "kv", "storage", 1, 0)
+    value = registry.get_sample_value
+    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "hit"}) == 3
+    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "miss"}) == 1
+    assert value(f"{PREFIX}_tenant_pages_total", {"tenant": "acme", "result": "hit"}) == 4
+
+
+def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) -> None:
+    metrics = metrics_in(registry, tenants_max=2)
+    for number in range(1_000):
+        metrics.served("Get", f"tenant{number}", "OK", 0.1, 0, 0)
+    metrics.served("Get", "tenant1", "OK", 0.1, 0, 0)
+    labels = {"method": "Get", "code": "OK"}
+    value = registry.get_sample_value
+    assert value(f"{PREFIX}_calls_total", {**labels, "tenant": "tenant1"}) == 2
+    assert value(f"{PREFIX}_calls_total", {**labels, "tenant": OTHER}) == 998
+
+
+def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorRegistry) -> None:
+    quota = load_settings(None, {"quota": {"running_max": 1, "tenant_running_max": 1}}).quota
+    turns, stored = Turns(quota), StoredBytes(quota)
+    registry.register(UseCollector(turns, stored, TenantNames(1)))
+    places = [turns.enter(tenant, 10) for tenant in ("acme", "acme", "b", "c")]
+    for tenant in ("acme", "b", "c"):
+        stored.reserve(tenant, 5)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"{PREFIX}_{name}", labels)
+
+    assert value("calls_in_flight", tenant="acme", state="running") == 1
+    assert value("calls_in_flight", tenant="acme", state="waiting") == 1
+    assert value("calls_in_flight", tenant=OTHER, state="waiting") == 2
+    assert value("request_bytes_in_flight", tenant=OTHER) == 20
+    assert value("stored_bytes", tenant=OTHER) == 10
+    for place in places:
+        assert place is not None
+        place.leave()
+    assert value("calls_in_flight", tenant="acme", state="waiting") is None
+
+
+def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: CollectorRegistry) -> None:
+    settings = load_settings(None, {"storage": "memory:", "store": {"breaker_failures_max": 1}})
+    guarded = GuardedStore.open(settings, registry)
+    assert guarded.breaker.put([sealed_page(label(1))], Level.CACHED) == [True]
+    value = registry.get_sample_value
+    assert value("unified_cache_storage_calls_total", {"store": "memory", "method": "put"}) == 1
+    assert value(f"{PREFIX}_store_breaker", {"state": "closed"}) == 1
+    guarded.breaker.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "packed"])
+def test_a_store_of_files_tells_what_made_room_and_what_found_none(
+    kind: str, registry: CollectorRegistry, tmp_path: Path
+) -> None:
+    one, two, three = (sealed_page(label(number)) for number in range(3))
+    page_bytes = one.buffers[0].nbytes
+    settings = load_settings(None, {"storage": f"{kind}:{tmp_path / 'store'}", "storage_bytes_max": page_bytes})
+    guarded = GuardedStore.open(settings, registry)
+    assert guarded.breaker.put([one], Level.CACHED) == [True]
+    assert guarded.breaker.put([two, three], Level.CACHED) == [True, False]
+    value = registry.get_sample_value
+    assert value(f"{PREFIX}_store_evictions_total", {"cause": "room"}) == 1
+    assert value(f"{PREFIX}_store_evictions_total", {"cause": "intruder"}) == 0
+    assert value(f"{PREFIX}_store_declined_total") == 1
+    guarded.breaker.close()
+
+
+def test_pages_that_leave_memory_for_others_are_counted() -> None:
+    with running(host_bytes=2 * OBJECT_BYTES) as server, grpc.insecure_channel(server.address) as channel:
+        called(channel, Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
+        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
+        for number in range(3):
+            put(iter([start(number).SerializeToString(), part(page(number)).SerializeToString()]), timeout=CALL_S)
+        assert server.metrics()[f"{PREFIX}_host_evictions_total"] == 1
+
+
+def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorRegistry) -> None:
+    metrics_in(registry)
+    found = asked(listener, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert found.startswith(b"HTTP/1.0 200")
+    assert b"unified_cache_service_insecure 0.0" in found
+    assert asked(listener, b"GET /../etc/passwd HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 404")
+    assert asked(listener, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 404")
+    assert b"200" not in asked(listener, b"\x16\x03\x01spoiled\r\n\r\n").splitlines()[:1]
+    assert asked(listener, b"GET /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 200")
+
+
+def test_an_address_in_use_is_refused(listener: MetricsListener, registry: CollectorRegistry) -> None:
+    with pytest.raises(ConfigError, match="metrics cannot be served"):
+        MetricsListener.open(Address.of(f"127.0.0.1:{listener.port}"), registry, None)

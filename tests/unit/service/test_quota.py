@@ -1,0 +1,184 @@
+"""What tenants may use, and whose turn it is."""
+
+import random
+from threading import Thread
+
+import pytest
+
+from tests.support.wrappers import ManualClock
+from unified_cache.service.access.fairness import Place, StoredBytes, Turns
+from unified_cache.service.settings import QuotaSettings, load_settings
+
+WAIT_S = 10.0
+
+
+def quota(**settings: object) -> QuotaSettings:
+    return load_settings(None, {"quota": settings}).quota
+
+
+def entered(turns: Turns, tenant: str, request_bytes: int = 0) -> Place:
+    place = turns.enter(tenant, request_bytes)
+    assert place is not None
+    return place
+
+
+def test_bytes_are_counted_up_to_the_cap_of_their_tenant() -> None:
+    stored = StoredBytes(quota(stored_bytes_max=10, tenants={"large": {"stored_bytes_max": 100}}))
+    assert stored.reserve("acme", 10)
+    assert not stored.reserve("acme", 1)
+    assert stored.reserve("large", 100)
+    stored.give_back("acme", 4)
+    assert not stored.reserve("acme", 5)
+    assert stored.reserve("acme", 4)
+    assert stored.by_tenant() == {"acme": 10, "large": 100}
+
+
+def test_bytes_given_back_never_make_more_room_than_the_cap() -> None:
+    stored = StoredBytes(quota(stored_bytes_max=10))
+    stored.give_back("acme", 1_000)
+    assert stored.reserve("acme", 10)
+    assert not stored.reserve("acme", 1)
+
+
+def test_tenants_that_are_counted_are_few() -> None:
+    stored = StoredBytes(quota(tenants_max=2))
+    assert stored.reserve("a", 1)
+    assert stored.reserve("b", 1)
+    assert not stored.reserve("c", 1)
+    stored.give_back("a", 1)
+    assert stored.reserve("c", 1)
+
+
+def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
+    turns = Turns(quota(calls_max=2, bytes_in_flight_max=100))
+    first = entered(turns, "acme", 60)
+    assert turns.enter("acme", 41) is None
+    second = entered(turns, "acme", 40)
+    assert turns.enter("acme", 0) is None
+    assert turns.enter("other", 100) is not None
+    first.leave()
+    assert turns.enter("acme", 61) is None
+    entered(turns, "acme", 60).leave()
+    second.leave()
+    assert set(turns.by_tenant()) == {"other"}
+
+
+def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
+    turns = Turns(quota(running_max=2, tenant_running_max=2, shared_running_max=4))
+    flood = [entered(turns, "flood") for _ in range(10)]
+    assert [place.wait(0) for place in flood] == [True] * 2 + [False] * 8
+    late = entered(turns, "late")
+    assert not late.wait(0)
+    flood[0].leave()
+    assert late.wait(0)
+    assert not flood[2].wait(0)
+    flood[1].leave()
+    assert flood[2].wait(0)
+
+
+def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
+    turns = Turns(quota(running_max=1, tenant_running_max=1, shared_running_max=9))
+    places = {name: [entered(turns, name) for _ in range(2)] for name in ("a", "b", "c")}
+    served: list[str] = []
+    while len(served) < 6:
+        (running,) = [name for name, calls in turns.by_tenant().items() if calls.running_count]
+        served.append(running)
+        places[running].pop(0).leave()
+    assert served == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_no_tenant_takes_every_turn() -> None:
+    turns = Turns(quota(running_max=4, tenant_running_max=3, shared_running_max=9))
+    flood = [entered(turns, "flood") for _ in range(8)]
+    assert sum(place.wait(0) for place in flood) == 3
+    assert entered(turns, "other").wait(0)
+
+
+def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active() -> None:
+    clock = ManualClock()
+    turns = Turns(quota(running_max=8, tenant_running_max=4, shared_running_max=1, active_s=1.0), clock)
+    flood = [entered(turns, "flood") for _ in range(12)]
+    assert sum(place.wait(0) for place in flood) == 4
+    quiet = [entered(turns, "quiet") for _ in range(2)]
+    for place in flood[:4]:
+        place.leave()
+    assert [place.wait(0) for place in quiet] == [True, False]
+    assert not any(place.wait(0) for place in flood)
+    quiet[0].leave()
+    assert sum(place.wait(0) for place in flood) == 1
+    assert not quiet[1].wait(0)
+    flood[4].leave()
+    assert quiet[1].wait(0)
+    quiet[1].leave()
+    clock.sleep(1.1)
+    turns.look()
+    assert sum(place.wait(0) for place in flood) == 4
+
+
+def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
+    clock = ManualClock()
+    turns = Turns(quota(shared_running_max=1, turn_hold_s=0.1, active_s=1.0), clock)
+    slow, quiet, fast = (entered(turns, tenant) for tenant in ("acme", "quiet", "acme"))
+    assert [place.wait(0) for place in (slow, quiet, fast)] == [True, False, False]
+    clock.sleep(0.2)
+    turns.look()
+    assert [place.wait(0) for place in (slow, quiet, fast)] == [True, True, False]
+    quiet.leave()
+    assert fast.wait(0)
+
+
+def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() -> None:
+    turns = Turns(quota(running_max=1, tenant_running_max=1, shared_running_max=9))
+    running, waiting = entered(turns, "acme"), entered(turns, "acme")
+    running.give_up()
+    assert running.wait(0)
+    waiter = Thread(target=waiting.give_up)
+    waiter.start()
+    assert not waiting.wait(WAIT_S)
+    waiter.join()
+    waiting.leave()
+    running.leave()
+    running.leave()
+    assert turns.by_tenant() == {}
+    assert turns.wait_idle(0)
+
+
+def test_idle_is_when_no_call_holds_a_place() -> None:
+    turns = Turns(quota())
+    place = entered(turns, "acme")
+    assert not turns.wait_idle(0)
+    leaver = Thread(target=place.leave)
+    leaver.start()
+    assert turns.wait_idle(WAIT_S)
+    leaver.join()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_and_turns_are_never_lost(seed: int) -> None:
+    rng = random.Random(seed)
+    settings = quota(
+        calls_max=5, running_max=4, tenant_running_max=rng.randint(1, 4), bytes_in_flight_max=50, shared_running_max=100
+    )
+    turns = Turns(settings, ManualClock())
+    places: list[Place] = []
+    for _ in range(500):
+        if rng.random() < 0.5:
+            place = turns.enter(rng.choice("abc"), rng.randint(0, 20))
+            places += [] if place is None else [place]
+        elif places:
+            place = places.pop(rng.randrange(len(places)))
+            place.give_up() if rng.random() < 0.2 else None
+            place.leave()
+        by_tenant = turns.by_tenant()
+        running_count = sum(calls.running_count for calls in by_tenant.values())
+        assert sum(place.wait(0) for place in places) == running_count
+        assert running_count <= settings.running_max
+        for calls in by_tenant.values():
+            assert calls.running_count <= settings.tenant_running_max
+            assert calls.running_count + calls.waiting_count <= settings.calls_max
+            assert calls.bytes_in_flight <= settings.bytes_in_flight_max
+            # Nobody waits while a turn is free.
+            assert not calls.waiting_count or running_count == 4 or calls.running_count == settings.tenant_running_max
+    for place in places:
+        place.leave()
+    assert turns.by_tenant() == {}

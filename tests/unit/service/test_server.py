@@ -1,0 +1,233 @@
+"""The whole server: what it answers besides the cache, its bounds, how it ends, and its spans."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
+
+from tests.support.running_service import CALL_S, Running, called, refusal, running
+from unified_cache.errors import ConfigError
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.service.access.gate import RETRY_KEYS
+from unified_cache.wire.calls import SERVICE, Call
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture
+def server() -> Iterator[Running]:
+    with running(access={"local_role": "admin"}) as server:
+        yield server
+
+
+@pytest.fixture
+def channel(server: Running) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.address) as channel:
+        yield channel
+
+
+class OpenPut:
+    """A put that is under way until told to end."""
+
+    def __init__(self, server: Running, channel: grpc.Channel) -> None:
+        self._go_on = Event()
+        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
+        self._answer = put.future(self._messages(), timeout=CALL_S)
+        while not any(value and "calls_in_flight" in name for name, value in server.metrics().items()):
+            assert not self._answer.done()
+
+    def _messages(self) -> Iterator[bytes]:
+        self._go_on.wait(CALL_S)
+        yield pb.PutPart(start=pb.PutStart()).SerializeToString()
+
+    def end(self) -> grpc.StatusCode:
+        self._go_on.set()
+        code = self._answer.code()
+        assert isinstance(code, grpc.StatusCode)
+        return code
+
+
+def health_of(channel: grpc.Channel, service: str = "") -> int:
+    request = health_pb2.HealthCheckRequest(service=service)
+    status: int = health_pb2_grpc.HealthStub(channel).Check(request, timeout=CALL_S).status
+    return status
+
+
+def test_health_is_served_for_the_server_and_the_service(channel: grpc.Channel) -> None:
+    assert health_of(channel) == health_of(channel, SERVICE) == SERVING
+
+
+def test_reflection_tells_the_service_to_a_few_at_a_time() -> None:
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    stopped = Event()
+
+    def asked() -> Iterator[object]:
+        yield request
+        stopped.wait(CALL_S)
+
+    with running(limits={"reflection_calls_max": 2}) as server, grpc.insecure_channel(server.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        streams = [stub.ServerReflectionInfo(asked(), timeout=CALL_S) for _ in range(2)]
+        for stream in streams:
+            names = [service.name for service in next(stream).list_services_response.service]
+            assert SERVICE in names
+        with pytest.raises(grpc.RpcError) as refused:
+            next(stub.ServerReflectionInfo(iter([request]), timeout=CALL_S))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refusal(channel, Call.HELLO) is None
+        stopped.set()
+        for stream in streams:
+            assert list(stream) == []
+        assert next(stub.ServerReflectionInfo(iter([request]), timeout=CALL_S))
+    with running(reflection=False) as server, grpc.insecure_channel(server.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(stub.ServerReflectionInfo(iter([request]), timeout=CALL_S))
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
+    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Nothing")
+    with pytest.raises(grpc.RpcError) as refused:
+        ask(b"", timeout=CALL_S)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_a_message_over_the_limit_is_refused_also_when_it_arrives_small(
+    channel: grpc.Channel, compression: grpc.Compression
+) -> None:
+    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path)
+    with pytest.raises(grpc.RpcError) as refused:
+        ask(bytes(20 << 20), timeout=CALL_S, compression=compression)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refusal(channel, Call.HELLO) is None
+
+
+def test_metadata_over_the_limit_are_refused(channel: grpc.Channel) -> None:
+    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path)
+    with pytest.raises(grpc.RpcError) as refused:
+        ask(b"", timeout=CALL_S, metadata=(("x", "y" * (64 << 10)),))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refusal(channel, Call.HELLO) is None
+
+
+def test_a_tenant_with_as_many_calls_as_it_may_is_refused_with_a_time_to_come_back() -> None:
+    with running(quota={"calls_max": 1}) as server, grpc.insecure_channel(server.address) as channel:
+        under_way = OpenPut(server, channel)
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path)
+        with pytest.raises(grpc.RpcError) as refused:
+            ask(b"", timeout=CALL_S)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        hints = {str(entry.key): str(entry.value) for entry in refused.value.trailing_metadata()}
+        assert [hints[key] for key in RETRY_KEYS] == ["250", "250"]
+        under_way.end()
+        assert refusal(channel, Call.HELLO) is None
+
+
+def test_a_call_whose_turn_does_not_come_is_refused() -> None:
+    quota = {"running_max": 1, "tenant_running_max": 1, "turn_s_max": 0.05}
+    with running(quota=quota) as server, grpc.insecure_channel(server.address) as channel:
+        under_way = OpenPut(server, channel)
+        refused = refusal(channel, Call.HELLO)
+        assert refused is not None
+        assert refused[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        under_way.end()
+        assert refusal(channel, Call.HELLO) is None
+
+
+def test_a_drain_lets_what_is_in_flight_end_and_refuses_what_is_new(server: Running, channel: grpc.Channel) -> None:
+    under_way = OpenPut(server, channel)
+    finished: list[bool] = []
+    draining = Thread(target=lambda: finished.append(server.service.drain(CALL_S)))
+    draining.start()
+    while health_of(channel) == SERVING:
+        pass
+    while (refused := refusal(channel, Call.HELLO)) is None:
+        pass
+    assert refused == (grpc.StatusCode.UNAVAILABLE, "this server is draining; another may do")
+    assert not finished
+    assert under_way.end() is grpc.StatusCode.OK
+    draining.join(CALL_S)
+    assert finished == [True]
+
+
+def test_a_call_that_outlasts_the_grace_is_cut_off(server: Running, channel: grpc.Channel) -> None:
+    under_way = OpenPut(server, channel)
+    assert not server.service.drain(0.01)
+    assert under_way.end() is not grpc.StatusCode.OK
+
+
+def test_an_administrator_asks_for_the_end(server: Running, channel: grpc.Channel) -> None:
+    assert not server.drain.is_asked
+    called(channel, Call.DRAIN)
+    assert server.drain.wait(CALL_S)
+
+
+def test_an_address_in_use_is_refused_and_nothing_is_left_open(server: Running) -> None:
+    for flags in ({"listen": server.address}, {"metrics": {"listen": f"127.0.0.1:{server.service.metrics_port}"}}):
+        with pytest.raises(ConfigError), running(**flags):
+            pass
+    with running() as other:
+        assert other.address != server.address
+
+
+def test_more_memory_than_the_machine_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="this machine's memory"), running(host_bytes=1 << 59):
+        pass
+
+
+def test_a_socket_of_this_machine_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with running(listen=f"unix:{path}"), grpc.insecure_channel(f"unix:{path}") as channel:
+        assert path.stat().st_mode & 0o077 == 0
+        assert refusal(channel, Call.HELLO) is None
+
+
+def test_connections_that_say_nothing_are_closed() -> None:
+    with running(limits={"handshake_s": 0.2}) as server, grpc.insecure_channel(server.address) as channel:
+        idle = [socket.create_connection(("127.0.0.1", server.service.port), timeout=CALL_S) for _ in range(100)]
+        assert refusal(channel, Call.HELLO) is None
+        for connection in idle:
+            with connection:
+                while connection.recv(4096):
+                    pass
+
+
+def test_insecure_is_visible_in_a_metric() -> None:
+    with running() as server:
+        assert server.metrics()["unified_cache_service_insecure"] == 0
+    with running(listen="0.0.0.0:0", insecure=True) as server:
+        assert server.metrics()["unified_cache_service_insecure"] == 1
+
+
+def test_every_call_is_a_span_in_the_trace_of_its_client(capsys: pytest.CaptureFixture[str]) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    with (
+        running(tracing={"exporter": "console"}, access={"local_role": "reader"}) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        hello: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path)
+        hello(b"", timeout=CALL_S, metadata=(("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),))
+        refusal(channel, Call.CLEAR)
+    written, decoder, spans = capsys.readouterr().err, json.JSONDecoder(), []
+    while written.strip():
+        span, end = decoder.raw_decode(written := written.lstrip())
+        spans.append(span)
+        written = written[end:]
+    assert [span["name"] for span in spans] == ["Hello", "Clear"]
+    assert spans[0]["context"]["trace_id"] == f"0x{trace_id}"
+    assert spans[0]["attributes"]["unified_cache.tenant"] == "default"
+    assert spans[1]["status"]["status_code"] == "ERROR"
+
+
+def test_an_exporter_that_is_not_installed_is_named() -> None:
+    with pytest.raises(ConfigError, match="needs an exporter"), running(tracing={"exporter": "otlp"}):
+        pass

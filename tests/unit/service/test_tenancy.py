@@ -1,0 +1,130 @@
+"""Tenants never share a page, and cannot tell that another has one; what each may store is bounded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.service import CappedUsage, Running, Wire, refused
+from tests.unit.service.test_requests import IDENTITY, LAYOUT, MANIFEST, OBJECT_BYTES, key, page, part, run, start
+from unified_cache.offline.stores import identities_of
+from unified_cache.pool import Identity
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.service.access.registry import Registry
+from unified_cache.service.limits import RequestLimits
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.wire.calls import Call
+
+LIMITS = RequestLimits(host_bytes_max=4 * OBJECT_BYTES)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    running = Running.start(FileStorage.open(tmp_path / "store"), LIMITS, usage=CappedUsage(10 * OBJECT_BYTES))
+    yield running
+    running.stop()
+
+
+def tenant(running: Running, name: str, role: str = "admin") -> Wire:
+    wire = Wire(running, f"{name}:{role}")
+    wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
+    return wire
+
+
+def put(wire: Wire, *numbers: int) -> bytes:
+    parts = [part(page(number), at * OBJECT_BYTES) for at, number in enumerate(numbers)]
+    return pb.PutReply.FromString(wire.put([start(*numbers), *parts])).stored
+
+
+def every_answer(wire: Wire, *numbers: int) -> list[object]:
+    """Ask for pages in every way there is."""
+    runs = [run(*map(key, numbers), object_bytes=OBJECT_BYTES)]
+    keys = pb.Keys(keys=map(key, numbers))
+    pools = [pb.RequiredPool(name="kv")]
+    return [
+        wire.ask(Call.EXISTS, pb.ExistsRequest(runs=runs)),
+        wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=keys, pools=pools, lease_s=1.0)),
+        wire.get(pb.GetRequest(runs=runs)),
+        wire.ask(Call.PREFETCH, pb.PrefetchRequest(runs=runs)),
+        wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY)),
+        wire.ask(Call.REMOVE, pb.RemoveRequest(runs=runs)),
+        wire.ask(Call.CLEAR, pb.ClearRequest(identity=IDENTITY)),
+    ]
+
+
+def test_what_one_tenant_stored_another_sees_no_trace_of(running: Running) -> None:
+    owner, other, nobody = tenant(running, "owner"), tenant(running, "other"), tenant(running, "nobody")
+    assert put(owner, 0, 1) == b"\x02\x02"
+    absent = every_answer(nobody, 7, 8)
+    assert every_answer(other, 0, 1) == absent
+    assert pb.StatsReply.FromString(other.ask(Call.STATS, pb.StatsRequest())) == pb.StatsReply()
+    runs = [run(key(0), key(1), object_bytes=OBJECT_BYTES)]
+    assert pb.ExistsReply.FromString(owner.ask(Call.EXISTS, pb.ExistsRequest(runs=runs))).found == b"\x01\x01"
+
+
+def test_two_tenants_store_the_same_page_each_for_itself(running: Running) -> None:
+    first, second = tenant(running, "a"), tenant(running, "a.b")
+    assert put(first, 0) == put(second, 0) == b"\x02"
+    assert running.usage.used == {"a": OBJECT_BYTES, "a.b": OBJECT_BYTES}
+    first.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(0))]))
+    (answer,) = map(pb.GetPart.FromString, second.get(pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)])))
+    assert answer.content == page(0)
+
+
+def test_a_tenant_whose_name_and_model_read_like_anothers_shares_nothing() -> None:
+    named = [("a", "model"), ("b", "model"), ("a", "@b/model"), ("b", "@a/model"), ("a", "a/model")]
+    registry = Registry(LIMITS)
+    digests = {registry.add(tenant, manifest_of(Identity(model), LAYOUT), 0).stored.identity for tenant, model in named}
+    assert len(digests) == len(named)
+
+
+def test_what_lies_in_the_store_can_be_read_by_tools_and_says_whose_it_is(running: Running, tmp_path: Path) -> None:
+    put(tenant(running, "team-a"), 0)
+    put(tenant(running, "team-b"), 0)
+    with_tools = FileStorage.open(tmp_path / "store")
+    assert sorted(kept.name for kept in identities_of(with_tools)) == ["@team-a/model", "@team-b/model"]
+    for kept in identities_of(with_tools):
+        assert [found.object_bytes for found in with_tools.scan(kept.digest).objects] == [OBJECT_BYTES]
+    with_tools.close()
+
+
+def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(running: Running) -> None:
+    full, other = tenant(running, "full"), tenant(running, "other")
+    put(full, *range(10))
+    with pytest.raises(grpc.RpcError) as caught:
+        put(full, 10)
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert dict(caught.value.trailing_metadata() or ())["retry-after-ms"] == "1000"
+    assert put(full, 0) == b"\x02"
+    assert put(other, 10) == b"\x02"
+    full.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(3))]))
+    assert put(full, 10) == b"\x02"
+
+
+def test_bytes_that_the_store_evicted_are_given_back_when_room_is_short() -> None:
+    backend = MemoryStorage()
+    running = Running.start(backend, RequestLimits(host_bytes_max=0), usage=CappedUsage(5 * OBJECT_BYTES))
+    wire = tenant(running, "a")
+    put(wire, *range(5))
+    backend.remove(list(backend._pages)[:2])
+    assert put(wire, 5, 6) == b"\x02\x02"
+    with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+        put(wire, 7)
+    running.stop()
+
+
+def test_clear_removes_what_is_the_callers_and_lets_the_model_have_another_layout(running: Running) -> None:
+    mine, other = tenant(running, "mine"), tenant(running, "other")
+    put(mine, 0, 1, 2)
+    put(other, 0)
+    assert pb.ClearReply.FromString(mine.ask(Call.CLEAR, pb.ClearRequest())).removed_count == 3
+    assert running.usage.used["mine"] == 0
+    assert put(other, 0) == b"\x02"
+    fp8 = manifest_of(Identity("model", "r1", "fp8"), LAYOUT)
+    mine.ask(Call.HELLO, pb.HelloRequest(manifest=fp8))
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, "dtype: expected bf16, found fp8"):
+        other.ask(Call.HELLO, pb.HelloRequest(manifest=fp8))

@@ -1,0 +1,165 @@
+"""The Mooncake store without Mooncake: addresses, batches, and what is known of nodes."""
+
+import pytest
+
+from tests.support.wrappers import ManualClock
+from unified_cache.errors import ConfigError, StorageError
+from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
+from unified_cache.storage_backends.mooncake.buffers import BATCH_BYTES, BATCH_OBJECTS, Piece, batches
+from unified_cache.storage_backends.mooncake.endpoints import (
+    ABSENT_S,
+    FORGET_S,
+    PATIENCE_S,
+    PLACE_FRESH_S,
+    PLACES_MAX,
+    REST,
+    Endpoints,
+    Place,
+    Places,
+)
+from unified_cache.storage_backends.url import open_storage
+
+PORT_OF_NOBODY = 1
+
+
+def piece(number: int, object_bytes: int, name: str = "") -> Piece:
+    return Piece(number, name or f"{number}", object_bytes, [0], [object_bytes])
+
+
+# ---- addresses -----------------------------------------------------------------------------------------------------
+
+
+def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
+    assert address_of_url("//10.0.0.1:50051") == MooncakeAddress("10.0.0.1", 50051)
+    full = address_of_url("//master:1?admin=10.0.0.2:2&protocol=rdma&devices=mlx5_0&host=here&segment_bytes=16777216")
+    assert full == MooncakeAddress("master", 1, "10.0.0.2", 2, "rdma", "mlx5_0", "here", 1 << 24)
+    assert address_of_url("//master:1?admin=2") == MooncakeAddress("master", 1, admin_port=2)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "",
+        "127.0.0.1:50051",
+        "//127.0.0.1",
+        "//127.0.0.1:0",
+        "//127.0.0.1:70000",
+        "//127.0.0.1:50051/path",
+        "//127.0.0.1:50051#there",
+        "//user@127.0.0.1:50051",
+        "//127.0.0.1:50051?colour=red",
+        "//127.0.0.1:50051?admin=none",
+        "//127.0.0.1:50051?protocol=carrier",
+        "//127.0.0.1:50051?segment_bytes=1048576",
+        "//127.0.0.1:50051?segment_bytes=-1",
+    ],
+)
+def test_a_url_of_another_form_is_refused_in_one_line(rest: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        address_of_url(rest)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_host_that_nobody_can_resolve_is_refused() -> None:
+    address = MooncakeAddress("127.0.0.1", 1, local_host="nobody.invalid")
+    with pytest.raises(ConfigError, match=r"nobody\.invalid"):
+        address.resolved_host()
+    assert MooncakeAddress("127.0.0.1", 1).resolved_host() == "127.0.0.1"
+
+
+def test_no_master_at_the_address_is_an_error_at_once() -> None:
+    with pytest.raises(StorageError, match="no Mooncake master answers"):
+        open_storage(f"mooncake://127.0.0.1:{PORT_OF_NOBODY}")
+
+
+def test_a_cap_of_our_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cap"):
+        open_storage("mooncake://127.0.0.1:50051", bytes_max=1)
+
+
+# ---- batches -------------------------------------------------------------------------------------------------------
+
+
+def test_batches_keep_order_and_bounds_and_a_large_object_goes_alone() -> None:
+    pieces = [piece(n, size) for n, size in enumerate([1 << 20] * 3 + [BATCH_BYTES * 2] + [10] * (BATCH_OBJECTS + 1))]
+    cut = list(batches(pieces))
+    assert [each for batch in cut for each in batch] == pieces
+    assert [len(batch) for batch in cut] == [2, 1, 1, BATCH_OBJECTS, 1]
+    assert list(batches([])) == []
+
+
+def test_no_batch_names_an_object_twice() -> None:
+    cut = list(batches([piece(0, 1, "a"), piece(1, 1, "a"), piece(2, 1, "b"), piece(3, 1, "a")]))
+    assert [[each.number for each in batch] for batch in cut] == [[0], [1, 2], [3]]
+
+
+def test_a_batch_is_of_objects_in_one_buffer_or_of_objects_in_several() -> None:
+    several = Piece(1, "1", 30, [0, 8], [10, 20])
+    cut = list(batches([piece(0, 1), several, piece(2, 1), piece(3, 1)]))
+    assert [[each.number for each in batch] for batch in cut] == [[0], [1], [2, 3]]
+
+
+# ---- nodes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_place_is_known_while_it_is_fresh_and_until_it_is_forgotten() -> None:
+    clock = ManualClock()
+    places = Places(clock)
+    places.learn([("a", Place("node", 1)), ("b", Place("node", 2))])
+    places.forget(["b"])
+    assert places.find(["a", "b", "c"]) == {"a": Place("node", 1)}
+    clock.sleep(PLACE_FRESH_S + 1)
+    assert places.find(["a"]) == {}
+
+
+def test_what_cannot_be_read_is_absent_for_a_while_or_until_it_is_put_again() -> None:
+    clock = ManualClock()
+    places = Places(clock)
+    places.make_absent(["a", "b"])
+    assert places.absent(["a", "b", "c"]) == {"a", "b"}
+    places.forget(["b"])
+    assert places.absent(["a", "b"]) == {"a"}
+    clock.sleep(ABSENT_S)
+    assert places.absent(["a"]) == set()
+
+
+def test_places_are_bounded_and_the_oldest_go() -> None:
+    places = Places(ManualClock())
+    places.learn((f"{number}", Place("node", 1)) for number in range(PLACES_MAX + 1))
+    assert list(places.find(["0", "1"])) == ["1"]
+
+
+def test_a_node_rests_after_a_failure_longer_each_time_and_is_asked_again() -> None:
+    clock = ManualClock()
+    endpoints = Endpoints(clock)
+    for failures_count in (1, 2, 3, 4):
+        endpoints.failed("node")
+        assert not endpoints.is_up("node")
+        assert endpoints.resting() == ["node"]
+        clock.sleep(REST.pause_s(failures_count))
+        assert endpoints.is_up("node")
+    endpoints.succeeded("node")
+    endpoints.failed("node")
+    clock.sleep(REST.first_s)
+    assert endpoints.is_up("node")
+    assert endpoints.is_up("another")
+
+
+def test_a_node_in_whose_call_somebody_hangs_is_not_asked_until_it_returns() -> None:
+    clock = ManualClock()
+    endpoints = Endpoints(clock)
+    with endpoints.asking("node"):
+        assert endpoints.is_up("node")
+        clock.sleep(PATIENCE_S + 1)
+        assert not endpoints.is_up("node")
+    assert endpoints.is_up("node")
+    assert endpoints.resting() == []
+
+
+def test_a_node_that_never_comes_back_is_forgotten() -> None:
+    clock = ManualClock()
+    endpoints = Endpoints(clock)
+    endpoints.failed("gone")
+    clock.sleep(FORGET_S + REST.max_s + 1)
+    endpoints.failed("another")
+    assert list(endpoints._standings) == ["another"]

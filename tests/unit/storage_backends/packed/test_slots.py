@@ -1,0 +1,357 @@
+"""Which slots of packed files are free, what the names of the files say, and the room that free slots keep."""
+
+import errno
+import os
+import random
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.files import FaultyDisk, descriptors, put
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.packed.free_slots import FreeSlots
+from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, PackedFile, Shape, Slot, parse_name
+from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX
+from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, label, sealed_page
+
+IDENTITY = b"i" * 32
+SHAPE = Shape(IDENTITY, "kv", 1 << 30)
+"""Of large pages: four in a file."""
+
+SLOT_BYTES = 1152
+"""Of a page of ``PAGE_BYTES``."""
+
+LARGE_BYTES = 4 << 20
+
+
+def new_file(free: FreeSlots, used: Sequence[int] = (), reached: int = 0) -> PackedFile:
+    file = PackedFile(Disk(), -1, SHAPE, free.new_number())
+    free.add(file, used, reached)
+    return file
+
+
+def places(slots: Sequence[Slot]) -> list[tuple[int, int]]:
+    return [(slot.file.number, slot.number) for slot in slots]
+
+
+@pytest.fixture
+def free() -> FreeSlots:
+    return FreeSlots(SHAPE)
+
+
+# Taking and giving
+
+
+def test_without_files_there_are_no_slots(free: FreeSlots) -> None:
+    assert free.take(3) == []
+    assert free.take_empty_files() == []
+    assert free.idle_count == 0
+
+
+def test_a_file_has_as_many_slots_as_its_shape_says_and_the_first_go_first(free: FreeSlots) -> None:
+    new_file(free)
+    assert places(free.take(3)) == [(1, 0), (1, 1), (1, 2)]
+    assert places(free.take(3)) == [(1, 3)]
+    new_file(free)
+    assert places(free.take(9)) == [(2, 0), (2, 1), (2, 2), (2, 3)]
+
+
+def test_what_was_used_goes_before_what_never_was_and_the_lowest_first(free: FreeSlots) -> None:
+    new_file(free)
+    slots = free.take(3)
+    free.give([slots[2], slots[0]])
+    assert places(free.take(3)) == [(1, 0), (1, 2), (1, 3)]
+
+
+def test_what_takes_room_goes_before_what_takes_none(free: FreeSlots) -> None:
+    new_file(free)
+    slots = free.take(4)
+    free.give(slots[:1])
+    free.give_emptied(free.take_idle())
+    free.give(slots[2:3])
+    assert places(free.take(1)) == [(1, 2)]
+    assert places(free.take(1)) == [(1, 0)]
+
+
+def test_the_holes_of_a_file_that_was_found_are_free_and_may_take_room(free: FreeSlots) -> None:
+    new_file(free, [0, 2])
+    assert free.idle_count == 1
+    assert places(free.take(9)) == [(1, 1), (1, 3)]
+    new_file(free, [0], reached=3)
+    assert free.idle_count == 2
+    assert places(free.take(9)) == [(2, 1), (2, 2), (2, 3)]
+
+
+def test_no_slot_is_ever_with_two(free: FreeSlots) -> None:
+    choice = random.Random(3)
+    held: list[Slot] = []
+    for _ in range(2000):
+        match choice.randrange(5):
+            case 0 | 1:
+                wanted = choice.randrange(6)
+                taken = free.take(wanted)
+                if len(taken) < wanted:
+                    new_file(free)
+                held += taken
+            case 2 | 3:
+                choice.shuffle(held)
+                count = choice.randrange(len(held) + 1) // 2
+                free.give(held[:count])
+                del held[:count]
+            case _:
+                empty = free.take_empty_files()
+                assert not set(empty) & {slot.file for slot in held}
+                for file in empty:
+                    free.drop(file.number)
+                free.give_emptied(free.take_idle())
+        assert len(set(places(held))) == len(held)
+    free.give(held)
+    free.take_empty_files()
+    assert free.files == []
+    assert free.take(1) == []
+
+
+# Slots that take room
+
+
+def test_idle_are_the_free_slots_that_were_used_and_not_emptied(free: FreeSlots) -> None:
+    new_file(free)
+    slots = free.take(3)
+    assert free.idle_count == 0
+    free.give(slots[:2])
+    assert free.idle_count == 2
+    taken = free.take_idle()
+    assert free.idle_count == 0
+    free.give_emptied(taken[:1])
+    assert free.idle_count == 0
+    free.give(taken[1:])
+    assert free.idle_count == 1
+
+
+def test_a_slot_that_is_being_emptied_is_with_nobody(free: FreeSlots) -> None:
+    new_file(free)
+    free.give(free.take(4))
+    emptied = free.take_idle()
+    assert free.take(4) == []
+    assert free.take_empty_files() == []
+    free.give_emptied(emptied)
+    assert [file.number for file in free.take_empty_files()] == [1]
+
+
+def test_a_file_without_pages_is_given_away_and_one_with_a_page_is_not(free: FreeSlots) -> None:
+    files = [new_file(free) for _ in range(3)]
+    slots = free.take(8)
+    free.give(slots[:7])
+    assert sorted(file.number for file in free.take_empty_files()) == [1, 3]
+    assert free.files == files[1:2]
+    assert free.idle_count == 3
+    assert places(free.take(9)) == [(2, 0), (2, 1), (2, 2)]
+
+
+# Numbers and names
+
+
+def test_a_new_file_has_the_lowest_number_that_stands_for_none(free: FreeSlots) -> None:
+    files = [new_file(free) for _ in range(3)]
+    assert [file.number for file in files] == [1, 2, 3]
+    free.keep(4)
+    free.take_empty_files()
+    assert free.new_number() == 5
+    free.drop(2)
+    assert [free.new_number(), free.new_number()] == [2, 6]
+
+
+@pytest.mark.parametrize("object_bytes", [0, 1, 1128, 8 * BLOCK_BYTES, 5 << 30])
+@pytest.mark.parametrize("number", [1, 999_999_999])
+def test_a_name_is_read_back_into_what_it_was_made_of(object_bytes: int, number: int) -> None:
+    shape = Shape(IDENTITY, "kv_index", object_bytes)
+    assert parse_name(IDENTITY, shape.name_of(number)) == (shape, number)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "kv.1128.pack", "KV.1128.1.pack", "kv.1128.1.pack.bak", "kv.-1.1.pack", ".1128.1.pack", "0"],
+)
+def test_other_names_are_of_no_file(name: str) -> None:
+    assert parse_name(IDENTITY, name) is None
+
+
+@pytest.mark.parametrize("name", ["kv.1128.01.pack", "kv.01128.1.pack"])
+def test_a_second_way_to_write_a_name_is_none(name: str) -> None:
+    assert parse_name(IDENTITY, name) is None
+
+
+@pytest.mark.parametrize("object_bytes", [0, 1, 127, 1128, 32_767, 32_768, 100_000, 1 << 22, 5 << 30])
+def test_slots_have_room_for_their_page_and_waste_less_than_an_eighth_of_what_is_large(object_bytes: int) -> None:
+    shape = Shape(IDENTITY, "kv", object_bytes)
+    assert object_bytes <= shape.slot_bytes <= max(object_bytes * 9 // 8, object_bytes + 128)
+    assert shape.slot_bytes % (BLOCK_BYTES if object_bytes >= 8 * BLOCK_BYTES else 1) == 0
+    assert shape.slots_count >= 1
+
+
+# Room on the disk
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def opened(
+    root: Path, bytes_max: int | None = None, disk: Disk | None = None, free_bytes_min: int = 0
+) -> PackedStorage:
+    return PackedStorage.open(root, bytes_max=bytes_max, disk=disk or FaultyDisk(), free_bytes_min=free_bytes_min)
+
+
+def held(storage: PackedStorage, count: int) -> list[int]:
+    return [number for number, found in enumerate(storage.exists([label(n) for n in range(count)])) if found]
+
+
+def packs(root: Path) -> list[str]:
+    return sorted(path.name for path in root.glob("*/*.pack"))
+
+
+def room_bytes(root: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in root.rglob("*"))
+
+
+class MeasuredDisk(FaultyDisk):
+    """A disk that has so much room."""
+
+    def __init__(self, free_bytes: int) -> None:
+        super().__init__()
+        self.free_bytes = free_bytes
+
+    def fstatvfs(self, fd: int) -> os.statvfs_result:
+        """Count in bytes."""
+        return os.statvfs_result((1, 1, 0, 0, self.free_bytes, 0, 0, 0, 0, 255))
+
+
+def test_the_free_space_floor_declines_the_last_pages_of_a_batch(root: Path) -> None:
+    disk = MeasuredDisk(1 << 30)
+    with closing(opened(root, disk=disk, free_bytes_min=1 << 20)) as storage:
+        put(storage, [0])
+        disk.free_bytes = (1 << 20) + 2 * SLOT_BYTES
+        assert put(storage, range(1, 5)) == [True, True, False, False]
+        assert (held(storage, 5), storage.bytes_used) == ([0, 1, 2], 3 * PAGE_BYTES)
+        disk.free_bytes = 0
+        assert put(storage, [1, 5, 2]) == [True, False, True]
+        assert storage.counts.declined_count == 3
+
+
+def test_the_free_space_floor_counts_room_that_free_slots_keep(root: Path) -> None:
+    disk = MeasuredDisk(1 << 30)
+    with closing(opened(root, disk=disk, free_bytes_min=1 << 20)) as storage:
+        put(storage, range(3))
+        storage.remove([label(0), label(1)])
+        disk.free_bytes = 1 << 20
+        assert put(storage, range(3, 6)) == [True, True, False]
+
+
+def test_the_free_space_floor_counts_no_room_of_slots_in_which_the_page_has_no_place(root: Path) -> None:
+    disk = MeasuredDisk(1 << 30)
+    with closing(opened(root, disk=disk, free_bytes_min=1 << 20)) as storage:
+        storage.put([sealed_page(label(number), 3000) for number in range(3)], Level.CACHED)
+        storage.remove([label(0), label(1)])
+        disk.free_bytes = 1 << 20
+        assert put(storage, [3]) == [False]
+
+
+def test_the_free_space_floor_counts_no_room_that_was_given_back_before_a_restart(root: Path) -> None:
+    disk = MeasuredDisk(1 << 30)
+    with closing(opened(root, disk=disk)) as storage:
+        put(storage, range(5))
+        storage.remove([label(number) for number in range(4)])
+    disk.free_bytes = 1 << 20
+    with closing(opened(root, disk=disk, free_bytes_min=1 << 20)) as storage:
+        assert put(storage, [5]) == [False]
+
+
+def test_a_page_stored_while_another_put_of_it_is_declined_is_counted(root: Path) -> None:
+    class LateDisk(MeasuredDisk):
+        """A disk that fills up as somebody else has stored the page."""
+
+        def fstatvfs(self, fd: int) -> os.statvfs_result:
+            if self.free_bytes == 1 << 21:
+                self.free_bytes = 1 << 30
+                assert put(storage, [1]) == [True]
+                self.free_bytes = 0
+            return super().fstatvfs(fd)
+
+    with closing(opened(root, PAGE_BYTES, disk=LateDisk(1 << 21), free_bytes_min=1 << 20)) as storage:
+        put(storage, [1])
+        assert storage.bytes_used == PAGE_BYTES * len(held(storage, 2))
+
+
+def test_room_beyond_what_free_slots_may_keep_goes_back_to_the_file_system(root: Path) -> None:
+    page = memoryview(bytearray(LARGE_BYTES))
+    pages = [PageIO(label(number), None, (page,)) for number in range(IDLE_BYTES_MAX // LARGE_BYTES + 4)]
+    with closing(opened(root)) as storage:
+        storage.put(pages, Level.CACHED)
+        full_bytes = room_bytes(root)
+        storage.remove([page.label for page in pages[:-4]])
+        assert room_bytes(root) == full_bytes > IDLE_BYTES_MAX
+        storage.remove([pages[-4].label])
+        assert room_bytes(root) < 4 * LARGE_BYTES
+        assert all(storage.get(pages[-3:]))
+        storage.remove([pages[-3].label])
+    assert room_bytes(root) < 3 * LARGE_BYTES
+    with closing(opened(root)) as storage:
+        assert all(storage.get(pages[-2:]))
+        storage.remove([page.label for page in pages])
+    assert packs(root) == []
+
+
+def test_a_file_all_of_whose_slots_are_free_is_removed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.storage_backends.packed.segment.SLOTS_MAX", 4)
+    monkeypatch.setattr("unified_cache.storage_backends.packed.segments.IDLE_BYTES_MAX", 4 * SLOT_BYTES - 1)
+    with closing(opened(root)) as storage:
+        put(storage, range(10))
+        assert packs(root) == [f"kv.{PAGE_BYTES}.{number}.pack" for number in (1, 2, 3)]
+        storage.remove([label(number) for number in (4, 5, 6, 0)])
+        assert len(packs(root)) == 3
+        storage.remove([label(7)])
+        storage.remove([label(number) for number in (1, 2, 3)])
+        assert packs(root) == [f"kv.{PAGE_BYTES}.3.pack"]
+        put(storage, range(20, 24))
+        assert packs(root) == [f"kv.{PAGE_BYTES}.{number}.pack" for number in (1, 3)]
+        assert held(storage, 24) == [8, 9, 20, 21, 22, 23]
+        assert len(descriptors(root)) == 2 + 4
+
+
+def test_slots_are_used_again_the_lowest_first(root: Path) -> None:
+    with closing(opened(root)) as storage:
+        put(storage, range(10))
+        storage.remove([label(number) for number in (7, 2, 4)])
+        put(storage, [10])
+        put(storage, [11, 12, 13])
+        assert [storage._index._slots[label(number)].number for number in range(10, 14)] == [2, 4, 7, 10]
+
+
+def test_where_no_hole_can_be_made_slots_are_used_again_all_the_same(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SolidDisk(FaultyDisk):
+        """A disk whose files have no holes."""
+
+        @staticmethod
+        def punch(fd: int, start: int, count: int) -> None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr("unified_cache.storage_backends.packed.segments.IDLE_BYTES_MAX", 3 * SLOT_BYTES)
+    for turn in range(3):
+        with closing(opened(root, disk=SolidDisk())) as storage:
+            put(storage, range(10))
+            length = next(root.glob("*/*.pack")).stat().st_size
+            for number in range(10, 30):
+                storage.remove([label(number % 9), label(number % 9 + 1)])
+                assert put(storage, [number % 9, number % 9 + 1]) == [True, True]
+                assert all(storage.get([blank_page(label(n)) for n in range(10)]))
+            assert next(root.glob("*/*.pack")).stat().st_size == length, turn
+            storage.remove([label(number) for number in range(1, 9)])
+    with closing(opened(root)) as storage:
+        assert held(storage, 10) == [0, 9]

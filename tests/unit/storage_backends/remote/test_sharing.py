@@ -1,0 +1,171 @@
+"""Clients that share memory: with whom they do, and what they do instead where they cannot."""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.certificates import Authority
+from tests.support.running_service import called, credentials, refusal
+from tests.support.running_service import running as serving
+from tests.support.service import ManualClock, Running, wait_for
+from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page
+from tests.unit.service.test_sharing import made, offer, open_files
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.seal import Label
+from unified_cache.service.limits import RequestLimits
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN, Granted, Sharing
+from unified_cache.storage_backends.remote.store import RemoteStorage, open_secure_url
+from unified_cache.wire.calls import Call
+from unified_cache.wire.sharing import NAME_PREFIX, SHARED_DIRECTORY
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    running = Running.start(MemoryStorage())
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def tls(authority: Authority, tmp_path: Path) -> dict[str, str]:
+    certificate, key_file = authority.issue("server").write(tmp_path, "server")
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.pem)
+    return {"certificate": str(certificate), "key": str(key_file), "client_ca": str(ca)}
+
+
+def pages_of(*numbers: int, blank: bool = False) -> list[PageIO]:
+    def content(number: int) -> memoryview:
+        return memoryview(bytearray(OBJECT_BYTES if blank else page(number)))
+
+    return [PageIO(Label(MANIFEST.identity, key(number), "kv"), None, (content(number),)) for number in numbers]
+
+
+def come_and_go(storage: RemoteStorage) -> None:
+    """Put pages and get them back."""
+    storage.register(MANIFEST, {})
+    assert storage.put(pages_of(1, 2), Level.CACHED) == [True, True]
+    found = pages_of(1, 9, 2, blank=True)
+    assert storage.get(found) == [True, False, True]
+    assert [bytes(found[number].buffers[0]) for number in (0, 2)] == [page(1), page(2)]
+
+
+def test_a_client_shares_by_itself_and_lets_go_when_it_is_closed(running: Running) -> None:
+    before = open_files()
+    storage = running.client()
+    come_and_go(storage)
+    assert running.service._regions.count("default") == 1
+    assert open_files() == before + 2  # this process is both ends
+    storage.close()
+    assert running.service._regions.count("default") == 0
+    assert open_files() == before
+
+
+def test_a_client_whose_memory_the_server_forgot_goes_on(running: Running) -> None:
+    storage = running.client()
+    storage.register(MANIFEST, {})
+    storage.put(pages_of(1), Level.CACHED)
+    running.service._regions.close()
+    assert storage.put(pages_of(2), Level.CACHED) == [True]
+    assert storage.get(pages_of(1, 2, blank=True)) == [True, True]
+    storage.close()
+
+
+def test_a_client_that_is_refused_uses_the_stream() -> None:
+    running = Running.start(MemoryStorage(), RequestLimits(host_bytes_max=1 << 20, region_bytes_max=16 << 20))
+    taken = [running.client() for _ in range(RequestLimits().regions_max + 1)]
+    for number, storage in enumerate(taken):
+        storage.register(MANIFEST, {})
+        assert storage.put(pages_of(number), Level.CACHED) == [True]
+        assert storage.get(pages_of(number, blank=True)) == [True]
+    assert running.service._regions.count("default") == RequestLimits().regions_max
+    for storage in taken:
+        storage.close()
+    wait_for(no_name_is_left)
+    running.stop()
+
+
+def no_name_is_left() -> bool:
+    """Tell whether shared memory has no name any more; that of other processes has one for a moment."""
+    return not any(each.name.startswith(NAME_PREFIX) for each in SHARED_DIRECTORY.iterdir())
+
+
+def leave_room(monkeypatch: pytest.MonkeyPatch, room_bytes: int) -> None:
+    """Let the file system of shared memory be full, but for this."""
+    allocate = os.posix_fallocate
+
+    def allocated(descriptor: int, offset: int, length: int) -> None:
+        if length > room_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(descriptor, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocated)
+
+
+@pytest.mark.parametrize(("room_bytes", "regions_count"), [(REGION_BYTES_MIN - 1, 0), (REGION_BYTES_MIN, 1)])
+def test_where_shared_memory_is_full_a_client_shares_less_or_uses_the_stream(
+    running: Running, monkeypatch: pytest.MonkeyPatch, room_bytes: int, regions_count: int
+) -> None:
+    leave_room(monkeypatch, room_bytes)
+    storage = running.client()
+    come_and_go(storage)
+    assert running.service._regions.count("default") == regions_count
+    wait_for(no_name_is_left)
+    storage.close()
+
+
+def test_a_call_that_a_small_region_has_no_room_for_uses_the_stream_and_others_go_on_sharing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    leave_room(monkeypatch, REGION_BYTES_MIN)
+    sharing = Sharing(lambda offer: Granted("region", 60.0), ManualClock(), tmp_path)
+    assert sharing.lend(REGION_BYTES_MIN, 1 << 30) is None
+    first = sharing.lend(REGION_BYTES_MIN // 2, 1 << 30)
+    assert first is not None
+    assert sharing.lend(REGION_BYTES_MIN // 2, 1 << 30) is None
+    with sharing.over(first):
+        assert list(tmp_path.iterdir()) == []
+    assert sharing.lend(REGION_BYTES_MIN // 2, 1 << 30) is not None
+
+
+def test_a_client_of_this_machine_shares_memory_over_tls_too(
+    authority: Authority, tls: dict[str, str], tmp_path: Path
+) -> None:
+    certificate, key_file = authority.issue("acme/writer").write(tmp_path, "acme")
+    with serving(tls=tls) as server:
+        before = open_files()
+        query = f"ca_file={tls['client_ca']}&cert_file={certificate}&key_file={key_file}"
+        storage = open_secure_url(f"//{server.address}?{query}", None)
+        come_and_go(storage)
+        assert open_files() == before + 2
+        storage.close()
+        wait_for(lambda: open_files() == before)
+        wait_for(no_name_is_left)
+
+
+def test_a_region_belongs_to_the_tenant_of_the_certificate_that_it_was_offered_with(
+    authority: Authority, tls: dict[str, str]
+) -> None:
+    path = SHARED_DIRECTORY / (NAME_PREFIX + secrets.token_hex(16))
+    made(path)
+    with (
+        serving(tls=tls) as server,
+        grpc.secure_channel(server.address, credentials(authority, authority.issue("acme/writer"))) as own,
+        grpc.secure_channel(server.address, credentials(authority, authority.issue("other/writer"))) as foreign,
+    ):
+        name = pb.ShareReply.FromString(called(own, Call.SHARE, offer(path))).region
+        unshare = pb.UnshareRequest(region=name)
+        assert refusal(foreign, Call.UNSHARE, unshare) == (grpc.StatusCode.NOT_FOUND, "no such region")
+        assert refusal(own, Call.UNSHARE, unshare) is None

@@ -1,0 +1,245 @@
+"""The client of the service: its URL, where pages go, and what it makes of servers that fail."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from hashlib import sha256
+
+import pytest
+
+from tests.support.service import ManualClock, Running
+from unified_cache.errors import ConfigError, InputError, StorageError
+from unified_cache.seal import HEADER_BYTES
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.remote.rendezvous import Placing
+from unified_cache.storage_backends.remote.scatter import Filling
+from unified_cache.storage_backends.remote.server import Server
+from unified_cache.storage_backends.remote.store import Batch, Finish, RemoteStorage
+from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.testing.storage_contract import (
+    LAYOUT,
+    MODEL,
+    blank_page,
+    bytes_of,
+    label,
+    open_for_contract,
+    sealed_page,
+)
+from unified_cache.wire.calls import Call
+from unified_cache.wire.parts import Part, decoded, encoded, parts_of
+
+KEYS = [sha256(b"%d" % number).digest() for number in range(3000)]
+
+
+def test_a_url_says_servers_and_options() -> None:
+    options = parse_rest("//a:1,b:2?timeout_s=0.5&channels=3&retries=0&tenant=t", secure=False)
+    assert options == RemoteOptions(("a:1", "b:2"), tenant="t", timeout_s=0.5, channels=3, retries=0)
+    assert parse_rest("//a:1", secure=True).credentials is not None
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "",
+        "a:1",
+        "//",
+        "//a",
+        "//a:1,a:1",
+        "//a:1?x=1",
+        "//a:1?timeout_s=0",
+        "//a:1?timeout_s=x",
+        "//a:1?channels=0",
+        "//a:1?retries=-1",
+        "//a:1?ca_file=x",
+        "//a:1?token_file=/nowhere/at/all",
+        "//a:1?timeout_s",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_a_config_error(rest: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_rest(rest, secure=False)
+
+
+def test_a_token_is_read_from_a_file_and_never_shown(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("token") / "token"
+    path.write_text("secret\n")
+    options = parse_rest(f"//a:1?token_file={path}", secure=False)
+    assert options.token == "secret"
+    assert "secret" not in repr(options)
+
+
+def test_a_service_is_opened_by_its_url() -> None:
+    running = Running.start(MemoryStorage())
+    storage = open_for_contract(open_storage(f"grpc://{running.address}"))
+    assert storage.put([sealed_page(label(1))], Level.CACHED) == [True]
+    assert storage.exists([label(1)]) == [True]
+    storage.close()
+    running.stop()
+    with pytest.raises(ConfigError, match="cap of its own"):
+        open_storage("grpc://127.0.0.1:1", bytes_max=5)
+    with pytest.raises(ConfigError, match=r"grpc:, grpcs:"):
+        open_storage("nonsense:")
+
+
+def test_pages_spread_evenly_and_only_those_of_a_server_that_left_move() -> None:
+    three, two = Placing(["a:1", "b:1", "c:1"]), Placing(["a:1", "c:1"])
+    shares = Counter(three.ranked(key)[0] for key in KEYS)
+    assert all(900 < count < 1100 for count in shares.values())
+    for key in KEYS:
+        ranked = [number for number in three.ranked(key) if number != 1]
+        assert [[0, 2].index(number) for number in ranked] == two.ranked(key)
+
+
+def test_parts_are_what_protobuf_would_write_and_come_back_whole() -> None:
+    choice = random.Random(3)
+    for _ in range(100):
+        pages = [choice.randbytes(choice.choice([0, 1, 50, 99, 100, 101, 950])) for _ in range(choice.randrange(1, 9))]
+        messages = list(parts_of(((b"\1", (memoryview(page),)) for page in pages), 100))
+        parts = [decoded(message) for message in messages]
+        assert b"".join(part.content for part in parts) == b"".join(pages)
+        assert b"".join(part.hits for part in parts) == b"\1" * len(pages)
+        assert all(len(part.content) <= 100 for part in parts)
+        assert [part.offset for part in parts] == [sum(len(p.content) for p in parts[:n]) for n in range(len(parts))]
+        for message, part in zip(messages, parts, strict=True):
+            assert decoded(b"\x1a\x00" + message) == part
+
+
+@pytest.mark.parametrize(
+    "message", [b"\x08", b"\x08\xff\xff", b"\x1a\x05abc", b"\x12\x09ab", b"\x0c", b"\x08" + b"\xff" * 11]
+)
+def test_what_is_no_part_is_an_input_error(message: bytes) -> None:
+    with pytest.raises(InputError):
+        decoded(message)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part(1, b"\1", memoryview(b"")),
+        Part(0, b"\1\1", memoryview(b"")),
+        Part(0, b"\0", memoryview(b"x")),
+        Part(0, b"\1", memoryview(bytes(HEADER_BYTES + 1001))),
+    ],
+)
+def test_a_stream_that_is_not_what_was_asked_for_is_an_input_error(part: Part) -> None:
+    filling = Filling([blank_page(label(1))])
+    with pytest.raises(InputError):
+        filling.take(part)
+
+
+class TwoServers:
+    """Two servers with one store each, and a client whose pauses nobody waits for."""
+
+    def __init__(self) -> None:
+        self.servers = [Running.start(MemoryStorage()) for _ in range(2)]
+        self.clock = ManualClock()
+        self.pauses_s: list[float] = []
+        options = RemoteOptions(tuple(running.address for running in self.servers), timeout_s=5.0)
+        connected = [Server.connect(name, options) for name in options.servers]
+        self.storage = RemoteStorage(options, connected, self.clock, self.pauses_s.append, random.Random(1))
+        open_for_contract(self.storage)
+
+
+@pytest.fixture
+def two() -> Iterator[TwoServers]:
+    two = TwoServers()
+    yield two
+    two.storage.close()
+    for running in two.servers:
+        running.stop()
+
+
+def test_pages_are_spread_over_servers_and_listed_once(two: TwoServers) -> None:
+    pages = [sealed_page(label(number)) for number in range(40)]
+    assert all(two.storage.put(pages, Level.CACHED))
+    assert all(0 < running.usage.used["default"] < 40 * len(bytes_of(pages[0])) for running in two.servers)
+    listed, cursor = [], ""
+    while True:
+        found = two.storage.scan(label(0).identity, cursor)
+        listed += [stored.label for stored in found.objects]
+        cursor = found.cursor
+        if not cursor:
+            break
+    assert sorted(listed) == sorted(page.label for page in pages)
+    assert two.storage.remove(listed) == 40
+    with pytest.raises(InputError):
+        two.storage.scan(label(0).identity, "9:")
+
+
+def test_where_one_server_is_gone_the_other_stands_in(two: TwoServers) -> None:
+    pages = [sealed_page(label(number)) for number in range(40)]
+    two.servers[0].stop()
+    assert all(two.storage.put(pages, Level.CACHED))
+    found = [blank_page(page.label) for page in pages]
+    assert all(two.storage.get(found))
+    assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
+    assert two.pauses_s == []
+    with pytest.raises(StorageError) as caught:
+        two.storage.remove([label(1)])
+    assert caught.value.retryable
+
+
+def test_where_all_are_gone_it_is_a_retryable_error_after_a_pause(two: TwoServers) -> None:
+    for running in two.servers:
+        running.stop()
+    with pytest.raises(StorageError) as caught:
+        two.storage.exists([label(number) for number in range(9)])
+    assert caught.value.retryable
+    assert len(two.pauses_s) == 1
+    assert 0.02 < two.pauses_s[0] < 0.06
+
+
+def test_where_calls_are_refused_all_are_over_before_the_caller_is_told(two: TwoServers) -> None:
+    labels = [label(number) for number in range(40)]
+    waited: list[str] = []
+
+    def begin(batch: Batch) -> Finish:
+        def finish() -> None:
+            waited.append(batch.server.name)
+            raise StorageError("no", retryable=False)
+
+        return finish
+
+    with pytest.raises(StorageError, match="no"):
+        two.storage._ask(labels, [None] * len(labels), Call.EXISTS, begin)
+    assert len(set(waited)) == len(waited) == 2
+
+
+def test_a_server_that_was_restarted_is_greeted_again(two: TwoServers) -> None:
+    pages = [sealed_page(label(number)) for number in range(20)]
+    assert all(two.storage.put(pages, Level.CACHED))
+    port = two.servers[0].port
+    two.servers[0].stop()
+    two.servers[0] = Running.start(MemoryStorage(), port=port)
+    two.clock.now_s += 60
+    hits = two.storage.get([blank_page(page.label) for page in pages])
+    assert 0 < sum(hits) < 20
+    assert all(two.storage.put(pages, Level.CACHED))
+    assert all(two.storage.get([blank_page(page.label) for page in pages]))
+
+
+def test_a_layout_that_no_server_takes_is_an_error_that_says_why(two: TwoServers) -> None:
+    other = manifest_of(MODEL.__class__(MODEL.model, dtype="fp8"), LAYOUT)
+    with pytest.raises(StorageError, match="dtype: expected none, found fp8") as caught:
+        two.storage.register(other, {})
+    assert not caught.value.retryable
+
+
+def test_a_page_that_was_not_registered_cannot_be_put_and_is_absent(two: TwoServers) -> None:
+    foreign = label(1)._replace(identity=bytes(32))
+    with pytest.raises(InputError):
+        two.storage.put([sealed_page(foreign)], Level.CACHED)
+    assert two.storage.exists([foreign]) == [False]
+    assert two.storage.get([blank_page(foreign)]) == [False]
+    assert two.storage.remove([foreign]) == 0
+
+
+def test_a_tenant_that_the_credentials_do_not_stand_for_is_refused(two: TwoServers) -> None:
+    storage = RemoteStorage.open(RemoteOptions((two.servers[0].address,), token="a:writer", tenant="b"))
+    with pytest.raises(StorageError, match="PERMISSION_DENIED"):
+        open_for_contract(storage)
+    storage.close()
+    assert encoded(0, b"", ()) == b""

@@ -1,0 +1,75 @@
+"""The verifying wrapper: no flawed page is ever a hit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unified_cache.seal import HEADER_BYTES, Flaw
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
+
+
+def flip(page: PageIO, offset: int) -> PageIO:
+    page.buffers[0][offset] ^= 1
+    return page
+
+
+def foreign() -> PageIO:
+    return PageIO(label(1), None, sealed_page(label(2)).buffers)
+
+
+@pytest.mark.parametrize(
+    ("make", "flaw"),
+    [
+        (lambda: flip(sealed_page(label(1)), 0), Flaw.HEADER),
+        (lambda: flip(sealed_page(label(1)), HEADER_BYTES), Flaw.PAYLOAD),
+        (lambda: flip(sealed_page(label(1)), PAGE_BYTES - 1), Flaw.PAYLOAD),
+        (lambda: blank_page(label(1)), Flaw.HEADER),
+        (foreign, Flaw.FOREIGN),
+    ],
+)
+def test_a_flawed_page_is_a_miss_is_removed_and_counted(make: Callable[[], PageIO], flaw: Flaw) -> None:
+    backend = MemoryStorage()
+    storage = VerifiedStorage(backend)
+    storage.put([sealed_page(label(0)), make(), sealed_page(label(3))], Level.CACHED)
+    found = [blank_page(label(number)) for number in (0, 1, 3)]
+    assert storage.get(found) == [True, False, True]
+    assert storage.flaws_count == {flaw: 1}
+    assert backend.exists([label(0), label(1), label(3)]) == [True, False, True]
+    assert storage.put([sealed_page(label(1))], Level.CACHED) == [True]
+    assert storage.get(found) == [True, True, True]
+    assert storage.flaws_count == {flaw: 1}
+
+
+def test_a_page_in_several_buffers_is_verified_without_regard_to_its_cuts() -> None:
+    storage = VerifiedStorage(MemoryStorage())
+    page = sealed_page(label(1), cuts=(HEADER_BYTES, 600))
+    bad = sealed_page(label(2), cuts=(HEADER_BYTES, 600))
+    bad.buffers[2][-1] ^= 0x80
+    storage.put([page, bad], Level.CACHED)
+    found = [blank_page(label(number), cuts=(3, 700)) for number in (1, 2)]
+    assert storage.get(found) == [True, False]
+    assert bytes_of(found[0]) == bytes_of(page)
+
+
+def test_a_bit_that_rots_on_disk_is_found(tmp_path: Path) -> None:
+    storage = VerifiedStorage(FileStorage.open(tmp_path / "store"))
+    storage.put([sealed_page(label(1))], Level.DURABLE)
+    (path,) = (tmp_path / "store").rglob("*.kv")
+    page = bytearray(path.read_bytes())
+    page[500] ^= 4
+    path.write_bytes(page)
+    assert storage.get([blank_page(label(1))]) == [False]
+    assert storage.flaws_count == {Flaw.PAYLOAD: 1}
+    assert not path.exists()
+    storage.close()
+
+
+def test_misses_are_not_flaws() -> None:
+    storage = VerifiedStorage(MemoryStorage())
+    assert storage.get([blank_page(label(1))]) == [False]
+    assert storage.flaws_count == {}

@@ -1,0 +1,230 @@
+"""The breaker: a store that keeps failing is absent, and one call at a time finds out whether it is back."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.support.wrappers import PATIENCE_S, ManualClock, blank, scripted, sealed
+from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, Scan
+from unified_cache.storage_backends.wrappers import Backoff, BreakerState, CircuitBreaker, DeadlineStorage, Method
+from unified_cache.testing.faulty_storage import Fault, FaultyStorage
+from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
+
+PAUSES = Backoff(10.0, 35.0)
+
+
+def failing(breaker: CircuitBreaker, times: int) -> None:
+    for _ in range(times):
+        with pytest.raises(StorageError):
+            breaker.exists([label(1)])
+
+
+def test_after_failures_in_a_row_the_store_is_absent() -> None:
+    backend = MemoryStorage()
+    backend.put(sealed([1]), Level.CACHED)
+    faulty = scripted({0: Fault.FAIL, 2: Fault.FAIL, 3: Fault.FAIL}, backend)
+    breaker = CircuitBreaker(faulty, 2, PAUSES, ManualClock())
+    failing(breaker, 1)
+    assert breaker.exists([label(1)]) == [True]
+    failing(breaker, 2)
+    assert breaker.state is BreakerState.OPEN
+    assert breaker.exists([label(1), label(2)]) == [False, False]
+    assert breaker.get(blank([1])) == [False]
+    assert breaker.put(sealed([1, 2]), Level.CACHED) == [False, False]
+    assert breaker.remove([label(1)]) == 0
+    with pytest.raises(StorageError, match="left alone after 2 failures") as raised:
+        breaker.scan(label(1).identity)
+    assert raised.value.retryable
+    with pytest.raises(StorageError, match="left alone"):
+        breaker.register(manifest_of(MODEL, LAYOUT), {})
+    assert breaker.capability().name == "memory"
+    assert (faulty.calls_count, breaker.refused_count, breaker.changes_count) == (4, 6, 1)
+
+
+def test_the_pause_doubles_with_every_probe_that_fails_up_to_its_bound_and_starts_anew_after_success() -> None:
+    clock = ManualClock()
+    faulty = scripted(dict.fromkeys([0, 1, 2, 3, 5], Fault.FAIL))
+    breaker = CircuitBreaker(faulty, 1, PAUSES, clock)
+    failing(breaker, 1)
+    for pause_s in (10.0, 20.0, 35.0):
+        clock.sleep(pause_s - 0.5)
+        assert breaker.exists([label(1)]) == [False]
+        assert breaker.state is BreakerState.OPEN
+        clock.sleep(0.5)
+        failing(breaker, 1)
+    clock.sleep(35.0)
+    assert breaker.exists([label(1)]) == [False]
+    assert (breaker.state, faulty.calls_count) == (BreakerState.CLOSED, 5)
+    failing(breaker, 1)
+    clock.sleep(10.0)
+    assert breaker.remove([]) == 0
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_while_the_probe_is_out_every_other_call_finds_the_store_absent() -> None:
+    backend = MemoryStorage()
+    backend.put(sealed([1]), Level.CACHED)
+    clock = ManualClock()
+    faulty = scripted({0: Fault.FAIL, 1: Fault.HANG}, backend)
+    breaker = CircuitBreaker(faulty, 1, PAUSES, clock)
+    failing(breaker, 1)
+    clock.sleep(10.0)
+    with ThreadPoolExecutor(1) as caller:
+        probe = caller.submit(breaker.exists, [label(1)])
+        assert faulty.wait_until_hung(1, PATIENCE_S)
+        during = breaker.state
+        clock.sleep(1000.0)
+        assert breaker.exists([label(1)]) == [False]
+        faulty.release()
+        assert probe.result(PATIENCE_S) == [True]
+    assert (during, breaker.state) == (BreakerState.HALF_OPEN, BreakerState.CLOSED)
+    assert breaker.exists([label(1)]) == [True]
+    assert faulty.calls_count == 3
+
+
+@pytest.mark.parametrize("late", [Fault.FAIL, None])
+def test_what_began_before_the_breaker_opened_neither_closes_it_nor_counts_against_the_probe(
+    late: Fault | None,
+) -> None:
+    clock = ManualClock()
+    backend = MemoryStorage()
+    faulty = scripted({0: Fault.HANG, 1: Fault.FAIL}, backend)
+    breaker = CircuitBreaker(faulty, 1, PAUSES, clock)
+    with ThreadPoolExecutor(1) as caller:
+        slow = caller.submit(breaker.put, sealed([1]), Level.DURABLE if late else Level.CACHED)
+        assert faulty.wait_until_hung(1, PATIENCE_S)
+        failing(breaker, 1)
+        faulty.release()
+        assert (slow.exception(PATIENCE_S) is not None) == (late is not None)
+    assert (breaker.state, breaker.changes_count) == (BreakerState.OPEN, 1)
+    clock.sleep(10.0)
+    assert breaker.exists([label(2)]) == [False]
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_timeouts_open_it_and_then_nobody_waits_for_the_deadline() -> None:
+    faulty = scripted({0: Fault.HANG, 1: Fault.HANG})
+    deadline = DeadlineStorage(faulty, 0.02, calls_max=4)
+    breaker = CircuitBreaker(deadline, 2, PAUSES, ManualClock())
+    failing(breaker, 2)
+    assert breaker.exists([label(1)]) == [False]
+    assert faulty.wait_until_hung(2, PATIENCE_S)
+    assert faulty.calls_count == 2
+    faulty.release()
+    deadline.close(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_failure"),
+    [
+        (StorageError("gone", retryable=False), True),
+        (OSError("what a third party's store lets through"), True),
+        (KeyboardInterrupt(), True),
+        (StorageFullError("full"), False),
+        (InputError("a cursor that is none"), False),
+    ],
+)
+def test_only_what_speaks_against_the_store_is_a_failure(error: BaseException, is_failure: bool) -> None:
+    class Raising(MemoryStorage):
+        def scan(self, identity: bytes, cursor: str = "") -> Scan:
+            raise error
+
+    breaker = CircuitBreaker(Raising(), 1, PAUSES, ManualClock())
+    with pytest.raises(type(error)):
+        breaker.scan(label(1).identity)
+    assert (breaker.state is BreakerState.OPEN) == is_failure
+
+
+def test_a_closed_store_is_closed_in_every_state() -> None:
+    breaker = CircuitBreaker(scripted({0: Fault.FAIL}), 1, PAUSES, ManualClock())
+    failing(breaker, 1)
+    breaker.close()
+    with pytest.raises(ClosedError):
+        breaker.exists([label(1)])
+    with pytest.raises(ClosedError):
+        breaker.capability()
+
+
+@pytest.mark.parametrize(("first_s", "max_s"), [(-1.0, 1.0), (2.0, 1.0)])
+def test_a_backoff_that_shrinks_is_an_error(first_s: float, max_s: float) -> None:
+    with pytest.raises(ConfigError, match="first_s <= max_s"):
+        Backoff(first_s, max_s)
+
+
+def test_a_backoff_doubles_up_to_its_bound_however_often() -> None:
+    assert [Backoff(1.0, 5.0).pause_s(count) for count in (1, 2, 3, 4, 10_000)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_a_breaker_needs_a_failure_to_open() -> None:
+    with pytest.raises(ConfigError, match="failures_max >= 1"):
+        CircuitBreaker(MemoryStorage(), 0, PAUSES)
+
+
+class Switched:
+    """A plan whose next call goes wrong or not as the test says."""
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    def fault_of(self, number: int, method: Method) -> Fault | None:
+        return Fault.FAIL if self.fails else None
+
+
+class BreakerMachine(RuleBasedStateMachine):
+    """The breaker against a model of three numbers: failures in a row, openings in a row, and when to probe."""
+
+    @initialize(failures_max=st.integers(1, 4))
+    def begin(self, failures_max: int) -> None:
+        self.clock = ManualClock()
+        self.plan = Switched()
+        self.faulty = FaultyStorage(MemoryStorage(), self.plan, random.Random(0))
+        self.breaker = CircuitBreaker(self.faulty, failures_max, PAUSES, self.clock)
+        self.failures_max = failures_max
+        self.failures = self.openings = self.asked = self.refused = self.changes = 0
+        self.probe_at_s: float | None = None
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 9.0, 10.0, 20.0, 35.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+
+    @rule(fails=st.booleans())
+    def a_page_is_put(self, fails: bool) -> None:
+        self.plan.fails = fails
+        if self.probe_at_s is not None and self.clock.now_s < self.probe_at_s:
+            assert self.breaker.put(sealed([1]), Level.CACHED) == [False]
+            self.refused += 1
+            return
+        probing = self.probe_at_s is not None
+        self.asked += 1
+        self.changes += probing
+        if not fails:
+            assert self.breaker.put(sealed([1]), Level.CACHED) == [True]
+            self.failures = self.openings = 0
+            self.probe_at_s = None
+            self.changes += probing
+            return
+        with pytest.raises(StorageError, match="on purpose"):
+            self.breaker.put(sealed([1]), Level.CACHED)
+        self.failures += 1
+        if probing or self.failures >= self.failures_max:
+            self.probe_at_s = self.clock.now_s + min(35.0, 10.0 * 2**self.openings)
+            self.openings += 1
+            self.changes += 1
+
+    @invariant()
+    def it_agrees_with_the_model(self) -> None:
+        assert self.breaker.state is (BreakerState.CLOSED if self.probe_at_s is None else BreakerState.OPEN)
+        assert self.breaker.changes_count == self.changes
+        assert self.breaker.refused_count == self.refused
+        assert self.faulty.calls_count == self.asked
+
+
+TestBreakerAgainstItsModel = BreakerMachine.TestCase
+TestBreakerAgainstItsModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,254 @@
+"""Deadlines: no caller waits long, and what still hangs says so until it has let go."""
+
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+from tests.support.wrappers import PATIENCE_S, ManualClock, scripted, sealed
+from unified_cache.errors import ClosedError, ConfigError, StorageError, StorageTimeoutError
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.wrappers import DeadlineStorage, Method, StuckCall
+from unified_cache.testing.faulty_storage import Fault, FaultyStorage
+from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
+
+SHORT_S = 0.02
+"""A deadline that only calls that hang are given."""
+
+
+class SlowToClose(MemoryStorage):
+    """A store whose close waits to be allowed, and says when it has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_close = Event()
+        self.has_closed = Event()
+
+    def close(self) -> None:
+        self.may_close.wait(PATIENCE_S)
+        super().close()
+        self.has_closed.set()
+
+
+def filled(backend: MemoryStorage) -> MemoryStorage:
+    backend.put(sealed(range(3)), Level.CACHED)
+    return backend
+
+
+def timed_out(storage: DeadlineStorage, page: PageIO) -> StorageTimeoutError:
+    with pytest.raises(StorageTimeoutError) as raised:
+        storage.get([page])
+    return raised.value
+
+
+def let_go(faulty: FaultyStorage, calls_count: int) -> None:
+    """Release so many calls; each may have timed out before it came to hang."""
+    assert faulty.wait_until_hung(calls_count, PATIENCE_S)
+    faulty.release()
+
+
+def test_an_answer_in_time_is_the_stores_and_so_is_an_error() -> None:
+    storage = DeadlineStorage(filled(MemoryStorage()), PATIENCE_S, calls_max=1)
+    assert storage.exists([label(1), label(7)]) == [True, False]
+    with pytest.raises(StorageError, match="DURABLE") as raised:
+        storage.put(sealed([4]), Level.DURABLE)
+    assert not raised.value.retryable
+    assert storage.stuck_calls() == []
+    storage.close()
+
+
+def test_the_buffers_of_a_call_that_timed_out_are_written_later_and_its_call_says_when_that_is_over() -> None:
+    faulty = scripted({0: Fault.HANG}, filled(MemoryStorage()))
+    clock = ManualClock()
+    clock.now_s = 100.0
+    storage = DeadlineStorage(faulty, SHORT_S, calls_max=2, clock=clock)
+    page = blank_page(label(1))
+    error = timed_out(storage, page)
+    assert error.retryable
+    assert (error.call.name, error.call.started_s) == ("get", 100.0)
+    assert not error.call.returned
+    assert not error.call.wait(0.0)
+    assert not any(bytes_of(page))
+    let_go(faulty, 1)
+    assert error.call.wait(PATIENCE_S)
+    assert error.call.returned
+    assert bytes_of(page) == bytes_of(sealed_page(label(1)))
+    storage.close(PATIENCE_S)
+
+
+def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() -> None:
+    faulty = scripted({0: Fault.HANG, 1: Fault.HANG}, filled(MemoryStorage()))
+    clock = ManualClock()
+    storage = DeadlineStorage(faulty, SHORT_S, calls_max=2, clock=clock)
+    page = blank_page(label(1))
+    calls = [timed_out(storage, page).call]
+    clock.now_s = 5.0
+    calls.append(timed_out(storage, page).call)
+    clock.now_s = 6.0
+    assert storage.stuck_calls() == [StuckCall(Method.GET, 6.0), StuckCall(Method.GET, 1.0)]
+    assert faulty.wait_until_hung(2, PATIENCE_S)
+    with pytest.raises(StorageError, match=r"exists was not started.*get for 6\.0 s, get for 1\.0 s") as raised:
+        storage.exists([label(1)])
+    assert raised.value.retryable
+    assert not isinstance(raised.value, StorageTimeoutError)
+    assert faulty.calls_count == 2
+    let_go(faulty, 2)
+    assert all(call.wait(PATIENCE_S) for call in calls)
+    assert storage.stuck_calls() == []
+    storage.close(PATIENCE_S)
+
+
+def test_a_thread_is_free_again_once_its_call_has_returned() -> None:
+    faulty = scripted(dict.fromkeys(range(10), Fault.HANG), filled(MemoryStorage()))
+    storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
+    for started_count in range(1, 4):
+        error = timed_out(storage, blank_page(label(1)))
+        let_go(faulty, 1)
+        assert error.call.wait(PATIENCE_S)
+        assert faulty.calls_count == started_count
+    storage.close(PATIENCE_S)
+
+
+def test_a_late_error_reaches_nobody() -> None:
+    backend = filled(MemoryStorage())
+    faulty = scripted({0: Fault.HANG}, backend)
+    storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
+    error = timed_out(storage, blank_page(label(1)))
+    backend.close()
+    let_go(faulty, 1)
+    assert error.call.wait(PATIENCE_S)
+    assert storage.stuck_calls() == []
+    storage.close(PATIENCE_S)
+
+
+def test_callers_beyond_the_threads_wait_for_one_that_is_free() -> None:
+    faulty = scripted({0: Fault.HANG}, filled(MemoryStorage()))
+    storage = DeadlineStorage(faulty, PATIENCE_S, calls_max=1)
+    with ThreadPoolExecutor(4) as callers:
+        first = callers.submit(storage.exists, [label(1)])
+        assert faulty.wait_until_hung(1, PATIENCE_S)
+        others = [callers.submit(storage.exists, [label(number)]) for number in (2, 3, 4)]
+        let_go(faulty, 1)
+        assert first.result(PATIENCE_S) == [True]
+        assert [other.result(PATIENCE_S) for other in others] == [[True], [False], [False]]
+    storage.close()
+
+
+def test_a_caller_that_waits_for_a_thread_is_told_when_the_last_one_gets_stuck() -> None:
+    faulty = scripted({0: Fault.HANG}, filled(MemoryStorage()))
+    storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
+    with ThreadPoolExecutor(2) as callers:
+        first = callers.submit(storage.exists, [label(1)])
+        assert faulty.wait_until_hung(1, PATIENCE_S)
+        second = callers.submit(storage.exists, [label(2)])
+        assert isinstance(first.exception(PATIENCE_S), StorageTimeoutError)
+        assert type(second.exception(PATIENCE_S)) is StorageError
+    assert faulty.calls_count == 1
+    let_go(faulty, 1)
+    storage.close(PATIENCE_S)
+
+
+def test_closing_over_a_call_that_hangs_ends_names_it_and_leaves_the_store_open_until_it_returns() -> None:
+    backend = SlowToClose()
+    backend.may_close.set()
+    faulty = scripted({0: Fault.HANG}, filled(backend))
+    storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
+    error = timed_out(storage, blank_page(label(1)))
+    for _ in range(2):
+        with pytest.raises(StorageTimeoutError, match="not closed within 0 s: get for ") as raised:
+            storage.close(0)
+        assert raised.value.call is error.call
+    assert backend.exists([label(1)]) == [True]
+    with pytest.raises(ClosedError):
+        storage.exists([label(1)])
+    let_go(faulty, 1)
+    assert backend.has_closed.wait(PATIENCE_S)
+    storage.close(PATIENCE_S)
+    with pytest.raises(ClosedError):
+        backend.exists([label(1)])
+
+
+def test_a_store_that_hangs_in_close_is_named_too() -> None:
+    backend = SlowToClose()
+    storage = DeadlineStorage(backend, SHORT_S, calls_max=1)
+    with pytest.raises(StorageTimeoutError, match="close for ") as raised:
+        storage.close()
+    assert raised.value.call.name == "close"
+    backend.may_close.set()
+    storage.close(PATIENCE_S)
+    assert raised.value.call.returned
+    assert backend.has_closed.is_set()
+
+
+def test_an_error_of_close_is_raised_once() -> None:
+    class Broken(MemoryStorage):
+        def close(self) -> None:
+            raise StorageError("the disk is gone", retryable=False)
+
+    storage = DeadlineStorage(Broken(), PATIENCE_S, calls_max=1)
+    with pytest.raises(StorageError, match="gone"):
+        storage.close()
+    storage.close()
+
+
+def test_a_caller_that_waits_for_a_thread_finds_the_store_closed() -> None:
+    faulty = scripted({0: Fault.HANG}, filled(MemoryStorage()))
+    storage = DeadlineStorage(faulty, PATIENCE_S, calls_max=1)
+    with ThreadPoolExecutor(2) as callers:
+        first = callers.submit(storage.exists, [label(1)])
+        assert faulty.wait_until_hung(1, PATIENCE_S)
+        second = callers.submit(storage.exists, [label(2)])
+        with pytest.raises(StorageTimeoutError):
+            storage.close(0)
+        assert isinstance(second.exception(PATIENCE_S), ClosedError)
+        let_go(faulty, 1)
+        assert first.result(PATIENCE_S) == [True]
+    storage.close(PATIENCE_S)
+
+
+def test_threads_are_daemons_no_more_than_allowed_and_end_with_the_store() -> None:
+    before = set(threading.enumerate())
+
+    def threads() -> set[threading.Thread]:
+        return {each for each in set(threading.enumerate()) - before if each.name.startswith("storage-call")}
+
+    faulty = scripted(dict.fromkeys(range(3), Fault.HANG), filled(MemoryStorage()))
+    storage = DeadlineStorage(faulty, PATIENCE_S, calls_max=3)
+    with ThreadPoolExecutor(5) as callers:
+        calls = [callers.submit(storage.exists, [label(1)]) for _ in range(5)]
+        let_go(faulty, 3)
+        assert [call.result(PATIENCE_S) for call in calls] == [[True]] * 5
+    at_work = threads()
+    assert len(at_work) == 3
+    assert all(thread.daemon for thread in at_work)
+    storage.close()
+    for thread in at_work:
+        thread.join(PATIENCE_S)
+    assert threads() == set()
+
+
+@pytest.mark.parametrize("level", [Level.CACHED, Level.DURABLE])
+def test_nothing_of_a_call_is_kept_once_it_has_been_answered(level: Level) -> None:
+    storage = DeadlineStorage(MemoryStorage(), PATIENCE_S, calls_max=1)
+    view = memoryview(bytearray(bytes_of(sealed_page(label(1)))))
+    seen = weakref.ref(view)
+    gc.disable()
+    try:
+        storage.put([PageIO(label(1), None, (view,))], level)
+    except StorageError:
+        assert level is Level.DURABLE
+    finally:
+        gc.enable()
+    del view
+    assert seen() is None
+    storage.close()
+
+
+@pytest.mark.parametrize(("deadline_s", "calls_max"), [(0.0, 1), (1.0, 0)])
+def test_a_deadline_needs_time_and_a_thread(deadline_s: float, calls_max: int) -> None:
+    with pytest.raises(ConfigError, match="deadline_s > 0 and calls_max >= 1"):
+        DeadlineStorage(MemoryStorage(), deadline_s, calls_max)

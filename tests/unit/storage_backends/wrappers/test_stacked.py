@@ -1,0 +1,130 @@
+"""Wrappers on top of each other: whatever the store does, a hit is right, and it comes back when the store does."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.support.wrappers import PATIENCE_S, ManualClock
+from unified_cache.errors import StorageError, StorageTimeoutError
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import (
+    Backoff,
+    BreakerState,
+    CircuitBreaker,
+    DeadlineStorage,
+    Rate,
+    RateLimit,
+    RetryStorage,
+)
+from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
+from unified_cache.testing.faulty_storage import Fault, FaultyStorage, SeededFaults
+from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
+
+OPERATIONS = 2_000
+PAGES = 40
+SEALED = [sealed_page(label(number)) for number in range(PAGES)]
+CONTENTS = [bytes_of(page) for page in SEALED]
+
+RATES = {
+    Fault.FAIL: 0.08,
+    Fault.DELAY: 0.02,
+    Fault.SHORT_READ: 0.08,
+    Fault.FLIPPED_BIT: 0.08,
+    Fault.MISDIRECTED_READ: 0.08,
+    Fault.LOST_WRITE: 0.08,
+    Fault.TORN_WRITE: 0.08,
+    Fault.PARTIAL_WRITE: 0.08,
+}
+
+
+def use(storage: StorageBackend, clock: ManualClock, rng: random.Random) -> tuple[int, int]:
+    """Put, get and remove at random; return how many pages were hits and how many of these were wrong."""
+    hits_count = wrong_count = 0
+    for _ in range(OPERATIONS):
+        clock.now_s += 1.0
+        numbers = rng.sample(range(PAGES), rng.randint(1, 6))
+        action = rng.random()
+        try:
+            if action < 0.45:
+                storage.put([SEALED[number] for number in numbers], Level.CACHED)
+            elif action < 0.9:
+                found = [blank_page(label(number)) for number in numbers]
+                for number, page, hit in zip(numbers, found, storage.get(found), strict=True):
+                    hits_count += hit
+                    wrong_count += hit and bytes_of(page) != CONTENTS[number]
+            elif action < 0.95:
+                storage.exists([label(number) for number in numbers])
+            else:
+                storage.remove([label(number) for number in numbers])
+        except StorageError as error:
+            if not error.retryable:
+                raise
+    return hits_count, wrong_count
+
+
+def faulty(clock: ManualClock, seed: int) -> FaultyStorage:
+    plan = SeededFaults(RATES, random.Random(seed))
+    backend = MemoryStorage(PAGES * PAGE_BYTES * 3 // 4)
+    return FaultyStorage(backend, plan, random.Random(seed + 1), delay_s=0.1, sleep=clock.sleep)
+
+
+def verified(store: StorageBackend, clock: ManualClock) -> StorageBackend:
+    return VerifiedStorage(store)
+
+
+def stacked(store: StorageBackend, clock: ManualClock) -> StorageBackend:
+    metered = MeteredStorage(store, StorageMetrics(CollectorRegistry()), "faulty", clock)
+    deadline = DeadlineStorage(metered, PATIENCE_S, calls_max=2)
+    retry = RetryStorage(deadline, 2, Backoff(0.1, 1.0), random.Random(9), clock.sleep)
+    breaker = CircuitBreaker(retry, 2, Backoff(2.0, 8.0), clock)
+    rate = Rate(calls_per_s=1.0, bytes_per_s=4.0 * PAGE_BYTES, burst_s=5.0)
+    return VerifiedStorage(RateLimit(breaker, gets=rate, puts=rate, wait_max_s=0.5, clock=clock, sleep=clock.sleep))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("wrap", [verified, stacked])
+def test_no_wrong_byte_comes_through_whatever_faults_the_store_has(
+    wrap: Callable[[StorageBackend, ManualClock], StorageBackend], seed: int
+) -> None:
+    clock = ManualClock()
+    store = faulty(clock, seed)
+    storage = wrap(store, clock)
+    hits_count, wrong_count = use(storage, clock, random.Random(seed + 2))
+    assert wrong_count == 0
+    assert hits_count > OPERATIONS / 4
+    assert set(store.fired_count) == set(RATES)
+    storage.close()
+
+
+def test_without_the_check_the_same_faults_are_seen() -> None:
+    clock = ManualClock()
+    _, wrong_count = use(faulty(clock, 0), clock, random.Random(2))
+    assert wrong_count > 50
+
+
+def test_a_store_that_hangs_costs_two_deadlines_and_is_a_miss_from_then_on() -> None:
+    clock = ManualClock()
+    backend = MemoryStorage()
+    backend.put(SEALED[:2], Level.CACHED)
+    store = FaultyStorage(backend, SeededFaults({Fault.HANG: 1.0}, random.Random(0)), random.Random(0))
+    deadline = DeadlineStorage(store, 0.05, calls_max=3)
+    retry = RetryStorage(deadline, 3, Backoff(0.1, 1.0), random.Random(0), clock.sleep)
+    breaker = CircuitBreaker(retry, 2, Backoff(1.0, 1.0), clock)
+    storage = VerifiedStorage(breaker)
+    quarantined = [blank_page(label(1)) for _ in range(2)]
+    for page in quarantined:
+        with pytest.raises(StorageTimeoutError):
+            storage.get([page])
+    for _ in range(50):
+        assert storage.get([blank_page(label(1))]) == [False]
+    assert store.wait_until_hung(2, PATIENCE_S)
+    assert (breaker.state, store.calls_count, len(deadline.stuck_calls())) == (BreakerState.OPEN, 2, 2)
+    with pytest.raises(StorageTimeoutError, match=r"get for .*, get for "):
+        deadline.close(0)
+    store.release()
+    deadline.close(PATIENCE_S)
+    assert [bytes_of(page) for page in quarantined] == [CONTENTS[1]] * 2

@@ -1,0 +1,123 @@
+"""The one way into every call: who calls, whether they may, and a turn among all who do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import grpc
+
+from unified_cache.service.access.callers import Caller, Observer, Role
+from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.fairness import Turns
+from unified_cache.service.access.tls import ClientNames
+from unified_cache.service.access.tokens import Tokens
+from unified_cache.service.settings import QuotaSettings
+from unified_cache.wire.calls import RETRY_AFTER
+
+__all__ = ["RETRY_KEYS", "Callers", "ServiceGate"]
+
+RETRY_KEYS = (RETRY_AFTER, "grpc-retry-pushback-ms")
+"""Trailing metadata that says when to come back; the second is what gRPC's own retries obey."""
+
+_AUTHORIZATION = "authorization"
+_BEARER = "bearer "
+
+
+class Callers:
+    """Tell who calls, by a token if the call has one, else by the certificate of its connection.
+
+    A token that is wrong is never made up for by a certificate. With neither ``tokens`` nor ``names``, everybody is
+    ``local``; None is nobody.
+    """
+
+    def __init__(self, tokens: Tokens | None, names: ClientNames | None, local: Caller | None) -> None:
+        self._tokens = tokens
+        self._names = names
+        self._local = local
+
+    def caller(self, context: grpc.ServicerContext) -> Caller | None:
+        """Return whom the transport vouches for; None if nobody."""
+        token = _token_in(context)
+        if token is not None:
+            return None if self._tokens is None else self._tokens.caller(token)
+        return self._local if self._names is None else self._names.caller(context)
+
+
+class ServiceGate:
+    """Admit calls, see ``Gate``. Thread-safe."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        turns: Turns,
+        quota: QuotaSettings,
+        observer: Observer,
+    ) -> None:
+        self._callers = callers
+        self._turns = turns
+        self._quota = quota
+        self._observer = observer
+        self._closed = False
+
+    def close(self) -> None:
+        """Admit no further call; those that hold a place go on."""
+        self._closed = True
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for all admitted calls to end; tell whether they have."""
+        return self._turns.wait_idle(timeout_s)
+
+    @contextmanager
+    def admitted(
+        self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
+    ) -> Iterator[Caller]:
+        """Authenticate the caller, check its role, wait for its turn, and hold it for the length of the with block.
+
+        Raises:
+            Refused: not authenticated, not allowed, over a quota, or closed. Nothing is held.
+        """
+        if self._closed:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "this server is draining; another may do")
+        caller = self._permitted(context, needs, method)
+        place = self._turns.enter(caller.tenant, request_bytes)
+        if place is None:
+            self._exhausted(method, caller, "the tenant has as many calls in flight as it may")
+        try:
+            if not context.add_callback(place.give_up):
+                raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
+            if not place.wait(self._patience_s(context)):
+                if not context.is_active():
+                    raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
+                self._exhausted(method, caller, "the call's turn did not come in time")
+            yield caller
+        finally:
+            place.leave()
+
+    def _permitted(self, context: grpc.ServicerContext, needs: Role, method: str) -> Caller:
+        caller = self._callers.caller(context)
+        if caller is None:
+            self._observer.anomaly("unauthenticated", f"{method} from {context.peer()} without valid credentials")
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")
+        if not caller.role.includes(needs):
+            self._observer.anomaly("permission_denied", f"{method} by a {caller.role.value} of {caller.tenant}")
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} needs the role {needs.value}")
+        return caller
+
+    def _patience_s(self, context: grpc.ServicerContext) -> float:
+        remaining_s = context.time_remaining()
+        return self._quota.turn_s_max if remaining_s is None else min(self._quota.turn_s_max, remaining_s)
+
+    def _exhausted(self, method: str, caller: Caller, reason: str) -> NoReturn:
+        self._observer.anomaly("over_quota", f"{method} by {caller.tenant}: {reason}")
+        retry_ms = str(round(self._quota.retry_s * 1000))
+        hints = [(key, retry_ms) for key in RETRY_KEYS]
+        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {retry_ms} ms", hints)
+
+
+def _token_in(context: grpc.ServicerContext) -> str | None:
+    """Return what the call presents as a token; None if it presents none."""
+    presented = [value for key, value in context.invocation_metadata() if key == _AUTHORIZATION]
+    if not presented:
+        return None
+    text = presented[0] if len(presented) == 1 and isinstance(presented[0], str) else ""
+    return text[len(_BEARER) :] if text.lower().startswith(_BEARER) else ""

@@ -1,0 +1,146 @@
+"""Tokens: 256 random bits that name a tenant, of which the server keeps only digests.
+
+The file has one line for each token::
+
+    ID SHA256 TENANT ROLE EXPIRES
+
+``ID`` is the part of the token that is no secret, ``SHA256`` the digest of all of it in hex, ``EXPIRES`` a date as in
+2026-11-21 (the token's last day, UTC) or ``never``. Two tokens of a tenant may hold at the same time, so that one can
+be replaced by the other.
+"""
+
+import hmac
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from hashlib import sha256
+from pathlib import Path
+
+from unified_cache.errors import ConfigError
+from unified_cache.files import write_whole
+from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.reloaded import Reloaded
+
+__all__ = ["TENANT_NAME", "TokenEntry", "Tokens", "add_token", "new_token", "read_tokens", "remove_token"]
+
+TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+"""What a tenant may be called, wherever its name comes from."""
+
+_TOKEN = re.compile(r"uc1_([0-9a-f]{16})_[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NEVER = "never"
+_FILE_BYTES_MAX = 16 << 20
+_NOBODY = sha256(b"").digest()
+"""Compared with where no token has the ID, so that this takes as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """What the server knows of one token."""
+
+    token_id: str
+    digest: bytes
+    """SHA-256 of the token."""
+    caller: Caller
+    last_day: date | None
+    """None if it does not expire."""
+
+    def __str__(self) -> str:
+        """Return the line of the file."""
+        expires = self.last_day.isoformat() if self.last_day else _NEVER
+        return f"{self.token_id} {self.digest.hex()} {self.caller.tenant} {self.caller.role.value} {expires}"
+
+
+class Tokens:
+    """The tokens of a file, asked for callers. Thread-safe. ``wall_clock`` gives seconds since the epoch."""
+
+    def __init__(self, entries: Reloaded[dict[str, TokenEntry]], wall_clock: Callable[[], float]) -> None:
+        self._entries = entries
+        self._wall_clock = wall_clock
+
+    def caller(self, token: str) -> Caller | None:
+        """Return whom a token speaks for; None if it is malformed, unknown or expired, in the same time."""
+        entries = self._entries.current()
+        found = _TOKEN.fullmatch(token)
+        entry = entries.get(found[1]) if found else None
+        presented = sha256(token.encode("utf-8", "surrogatepass")).digest()
+        if not hmac.compare_digest(presented, entry.digest if entry else _NOBODY) or entry is None:
+            return None
+        today = datetime.fromtimestamp(self._wall_clock(), UTC).date()
+        return None if entry.last_day is not None and entry.last_day < today else entry.caller
+
+
+def new_token(caller: Caller, last_day: date | None, random_bytes: Callable[[int], bytes]) -> tuple[str, TokenEntry]:
+    """Make a token; return its text, which is to be shown once, and what the server is to keep.
+
+    Raises:
+        ConfigError: no name of a tenant.
+    """
+    if not TENANT_NAME.fullmatch(caller.tenant):
+        raise ConfigError(f"a tenant is named by up to 64 of a-z, 0-9, '.', '_' and '-', found {caller.tenant!r}")
+    token_id = random_bytes(8).hex()
+    token = f"uc1_{token_id}_{random_bytes(32).hex()}"
+    return token, TokenEntry(token_id, sha256(token.encode()).digest(), caller, last_day)
+
+
+def read_tokens(path: Path, entries_max: int) -> dict[str, TokenEntry]:
+    """Read a file of tokens, by ID.
+
+    Raises:
+        ConfigError: it cannot be read, others may write it, it has too many lines, or one makes no sense.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise ConfigError(f"{path} must be writable by its owner alone, found {stat.filemode(status.st_mode)}")
+            text = file.read(_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} must be a file of tokens: {error.strerror}") from error
+    lines = text.decode("utf-8", "replace").splitlines()
+    entries: dict[str, TokenEntry] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            entry = _entry(line, f"{path}:{number}")
+            entries[entry.token_id] = entry
+        if len(entries) > entries_max or len(text) > _FILE_BYTES_MAX:
+            raise ConfigError(f"{path} must hold at most {entries_max} tokens")
+    return entries
+
+
+def add_token(path: Path, entry: TokenEntry) -> None:
+    """Append a token to a file, made with mode 0600 if absent."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(f"{entry}\n")
+
+
+def remove_token(path: Path, token_id: str) -> None:
+    """Take a token out of a file, which is replaced whole.
+
+    Raises:
+        ConfigError: no token of that ID is in it.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.split(" ")[0] != token_id]
+    if len(kept) == len(lines):
+        raise ConfigError(f"{path} must hold the token {token_id!r}, found none of that ID")
+    write_whole(path, "".join(kept).encode(), mode=0o600)
+
+
+def _entry(line: str, place: str) -> TokenEntry:
+    fields = line.split()
+    roles = {role.value: role for role in Role}
+    if len(fields) != 5 or not _DIGEST.fullmatch(fields[1]) or fields[3] not in roles:
+        raise ConfigError(f"{place} must be ID SHA256 TENANT ROLE EXPIRES, with a role of {', '.join(roles)}")
+    token_id, digest, tenant, role, expires = fields
+    if not TENANT_NAME.fullmatch(tenant):
+        raise ConfigError(f"{place} must name a tenant by up to 64 of a-z, 0-9, '.', '_' and '-'")
+    try:
+        last_day = None if expires == _NEVER else date.fromisoformat(expires)
+    except ValueError as error:
+        raise ConfigError(f"{place} must end with a date as in 2026-11-21 or never, found {expires!r}") from error
+    return TokenEntry(token_id, bytes.fromhex(digest), Caller(tenant, roles[role]), last_day)

@@ -1,0 +1,219 @@
+"""What the service counts, for Prometheus, and the listener where it is read."""
+
+import socket
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from threading import Lock, Thread
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from unified_cache.errors import ConfigError
+from unified_cache.service.access.fairness import StoredBytes, Turns
+from unified_cache.service.operations.logs import Log
+from unified_cache.service.settings import Address
+from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse
+
+__all__ = ["OTHER", "MetricsListener", "ServiceMetrics", "TenantNames", "UseCollector"]
+
+OTHER = "other"
+"""Label of tenants beyond those with series of their own."""
+
+_BYTES_BUCKETS = tuple(float(1 << shift) for shift in range(8, 31, 2))
+"""256 B to 1 GiB, four times as much each."""
+
+_PREFIX = "unified_cache_service"
+_REQUEST_S = 5.0
+"""What a reader of metrics is given for each request; one is served at a time."""
+
+_LOOK_S = 0.1
+"""How often the listener looks whether it is to stop."""
+
+
+class TenantNames:
+    """Keep labels few: the first so many tenants have their names, all others together are ``other``. Thread-safe."""
+
+    def __init__(self, tenants_max: int) -> None:
+        self._tenants_max = tenants_max
+        self._names: set[str] = set()
+        self._guard = Lock()
+
+    def label(self, tenant: str) -> str:
+        """Return what a tenant is called in metrics."""
+        with self._guard:
+            if tenant not in self._names:
+                if len(self._names) >= self._tenants_max:
+                    return OTHER
+                self._names.add(tenant)
+            return tenant
+
+
+class ServiceMetrics:
+    """Count calls, pages and anomalies in ``registry``, which must not have them yet; an ``Observer``."""
+
+    def __init__(self, registry: CollectorRegistry, names: TenantNames, log: Log) -> None:
+        self._names = names
+        self._log = log
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{_PREFIX}_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"{_PREFIX}_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
+            return Histogram(f"{_PREFIX}_{name}", text, labels, registry=registry, buckets=tuple(buckets))
+
+        self.calls = counter("calls", "Calls that ended, by status.", "method", "tenant", "code")
+        self.seconds = histogram("call_seconds", "Time from a call to its end.", LATENCY_BUCKETS_S, "method")
+        self.sizes = histogram("call_bytes", "Bytes of a call.", _BYTES_BUCKETS, "method", "direction")
+        self.bytes = counter("bytes", "Bytes received and sent.", "tenant", "direction")
+        self.pages = counter("pages", "Pages that a tier was asked for.", "pool", "tier", "result")
+        self.tenant_pages = counter("tenant_pages", "Pages that tenants asked for.", "tenant", "result")
+        self.anomalies = counter("anomalies", "What should not happen.", "kind")
+        self.insecure = gauge("insecure", "1 where other machines may call without client certificates.")
+        self.draining = gauge("draining", "1 from when no further call is admitted.")
+        self.certificate_expiry = gauge("certificate_expiry_timestamp_seconds", "When the server's certificate ends.")
+        for collector in (ProcessCollector, PlatformCollector):
+            collector(registry=registry)
+
+    def served(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+        """Count a call that has ended; ``code`` is the name of its status."""
+        name = self._names.label(tenant)
+        self.calls.labels(method, name, code).inc()
+        self.seconds.labels(method).observe(seconds)
+        for direction, count_bytes in (("in", bytes_in), ("out", bytes_out)):
+            self.sizes.labels(method, direction).observe(count_bytes)
+            self.bytes.labels(name, direction).inc(count_bytes)
+
+    def looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+        """Count pages of one pool that a tier was asked for."""
+        name = self._names.label(tenant)
+        for result, count in (("hit", hits), ("miss", misses)):
+            self.pages.labels(pool, tier, result).inc(count)
+            self.tenant_pages.labels(name, result).inc(count)
+
+    def anomaly(self, kind: str, text: str) -> None:
+        """Count and log what should not happen."""
+        self.anomalies.labels(kind).inc()
+        self._log.anomaly(kind, text)
+
+
+class UseCollector:
+    """Say what tenants use and what waits at the moment of being asked."""
+
+    def __init__(self, turns: Turns, stored: StoredBytes, names: TenantNames) -> None:
+        self._turns = turns
+        self._stored = stored
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield gauges of bytes stored and calls in flight, by tenant."""
+        stored = GaugeMetricFamily(f"{_PREFIX}_stored_bytes", "Bytes stored, not known to be gone.", None, ["tenant"])
+        for tenant, count_bytes in self._summed(self._stored.by_tenant()).items():
+            stored.add_metric([tenant], count_bytes)
+        yield stored
+        calls = self._turns.by_tenant()
+        counts = {
+            "running": {tenant: each.running_count for tenant, each in calls.items()},
+            "waiting": {tenant: each.waiting_count for tenant, each in calls.items()},
+        }
+        flight = GaugeMetricFamily(f"{_PREFIX}_calls_in_flight", "Calls now, by state.", None, ["tenant", "state"])
+        for state, by_tenant in counts.items():
+            for tenant, count in self._summed(by_tenant).items():
+                flight.add_metric([tenant, state], count)
+        yield flight
+        held = GaugeMetricFamily(f"{_PREFIX}_request_bytes_in_flight", "Bytes of requests now.", None, ["tenant"])
+        for tenant, count in self._summed({tenant: each.bytes_in_flight for tenant, each in calls.items()}).items():
+            held.add_metric([tenant], count)
+        yield held
+
+    def _summed(self, by_tenant: dict[str, int]) -> dict[str, int]:
+        summed: dict[str, int] = {}
+        for tenant, count in by_tenant.items():
+            name = self._names.label(tenant)
+            summed[name] = summed.get(name, 0) + count
+        return summed
+
+
+class MetricsListener:
+    """Serve ``/metrics`` over HTTP, one request at a time, nobody silent for long; content-free everywhere else."""
+
+    def __init__(self, server: WSGIServer) -> None:
+        self._server = server
+        self._thread = Thread(target=server.serve_forever, args=(_LOOK_S,), name="unified-cache-metrics", daemon=True)
+
+    @classmethod
+    def open(
+        cls, address: Address, registry: CollectorRegistry, tls: Callable[[], ssl.SSLContext] | None
+    ) -> "MetricsListener":
+        """Listen; nothing is served before ``start``. ``tls`` is asked for each connection.
+
+        Raises:
+            ConfigError: the address cannot be listened at.
+        """
+
+        def answer(request: Mapping[str, object], start: "StartResponse") -> list[bytes]:
+            found = request["REQUEST_METHOD"] == "GET" and request["PATH_INFO"] == "/metrics"
+            start("200 OK" if found else "404 Not Found", [("Content-Type", CONTENT_TYPE_LATEST)])
+            return [generate_latest(registry)] if found else []
+
+        try:
+            listener = _Listener(address, tls)
+            listener.set_app(answer)
+            return cls(listener)
+        except OSError as error:
+            raise ConfigError(f"metrics cannot be served at {address.text}: {error.strerror}") from error
+
+    @property
+    def port(self) -> int:
+        """Port that is listened at."""
+        return self._server.server_port
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and let the address go."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+class _Request(WSGIRequestHandler):
+    timeout = _REQUEST_S
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as in the base
+        """Log nothing: a reader comes every few seconds."""
+
+
+class _Listener(WSGIServer):
+    """One request at a time; whoever is slow, also in a TLS handshake, is cut off."""
+
+    def __init__(self, address: Address, tls: Callable[[], ssl.SSLContext] | None) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._tls = tls
+        super().__init__((address.host, address.port), _Request)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Accept a connection; a TLS handshake is made in time or not at all."""
+        accepted, peer = super().get_request()
+        accepted.settimeout(_REQUEST_S)
+        if self._tls is None:
+            return accepted, peer
+        try:
+            return self._tls().wrap_socket(accepted, server_side=True), peer
+        except OSError:
+            accepted.close()
+            raise
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a reader that went away is none of our business."""

@@ -1,0 +1,112 @@
+"""Pages as they arrive in a stream: put together, verified, and named as the store names them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from unified_cache.errors import InputError
+from unified_cache.page import PageKey
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label, verify_buffers
+from unified_cache.service.store.pages import blank, page_in
+from unified_cache.service.store.tiered import Arrived
+from unified_cache.wire.parts import Part
+from unified_cache.wire.sharing import Window
+
+__all__ = ["Announced", "Arrivals"]
+
+COPIED_BYTES = 1 << 20
+"""Out of shared memory at once, about: between copies, every look-up misses the processor's caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A page that the start of a put names."""
+
+    label: Label
+    """As the client has it; it stands in the header that will come."""
+    stored: Label
+    parent: PageKey | None
+    object_bytes: int
+    manifest: Manifest
+    """What the store is told about its identity."""
+
+
+class Arrivals:
+    """Take the parts of one put and give out whole pages, in the order in which they were announced.
+
+    It holds the pieces of one page; a part that is not kept is not copied. With a window, the pages lie there.
+    """
+
+    def __init__(self, announced: Sequence[Announced], window: Window | None = None) -> None:
+        self._announced = announced
+        self._window = window
+        self._done_count = 0
+        self._offset = 0
+        self._pieces: list[memoryview] = []
+        self._held_bytes = 0
+
+    def take(self, part: Part) -> Iterator[Arrived]:
+        """Yield the pages that a part completes.
+
+        Raises:
+            InputError: a gap, an overlap, more than was announced, or a page whose seal does not hold.
+            OSError: shared memory is not there any more.
+        """
+        if part.offset != self._offset:
+            raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
+        if part.end == part.offset:
+            raise InputError("a part of a put has content")
+        if bool(part.shared_bytes) is not (self._window is not None):
+            raise InputError("a put has its pages in the stream or in shared memory, found both")
+        for piece in self._pieces_in(part):
+            expected = self._announced[self._done_count]
+            self._pieces.append(piece)
+            self._held_bytes += len(piece)
+            self._offset += len(piece)
+            if self._held_bytes == expected.object_bytes:
+                yield self._whole(expected)
+
+    def check_complete(self) -> None:
+        """Check that every page has come.
+
+        Raises:
+            InputError: the stream ended early.
+        """
+        if self._done_count < len(self._announced):
+            raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
+
+    def _pieces_in(self, part: Part) -> Iterator[memoryview]:
+        """Cut a part at the ends of pages; what is shared is copied, some of it at once, then it is ours."""
+        offset, end = part.offset, part.offset
+        copies: list[memoryview] = []
+        for size in self._sizes_in(part):
+            end += size
+            if self._window is None:
+                yield part.content[end - size - part.offset : end - part.offset]
+                continue
+            copies.append(blank(size))
+            if end - offset >= COPIED_BYTES or end == part.end:
+                self._window.read_into(copies, offset)
+                yield from copies
+                offset, copies = end, []
+
+    def _sizes_in(self, part: Part) -> Iterator[int]:
+        left_bytes, held_bytes = part.end - part.offset, self._held_bytes
+        for number in range(self._done_count, len(self._announced)):
+            if not left_bytes:
+                return
+            size = min(left_bytes, self._announced[number].object_bytes - held_bytes)
+            yield size
+            left_bytes, held_bytes = left_bytes - size, 0
+        if left_bytes:
+            raise InputError(f"found more than the {len(self._announced)} pages announced")
+
+    def _whole(self, expected: Announced) -> Arrived:
+        flaw = verify_buffers(self._pieces, expected.label)
+        if flaw is not None:
+            raise InputError(f"page {self._done_count} does not verify: {flaw.value}")
+        page = page_in(self._pieces).named(expected.stored)
+        self._pieces = []
+        self._held_bytes = 0
+        self._done_count += 1
+        return Arrived(expected.stored, expected.parent, page, expected.manifest)

@@ -1,0 +1,214 @@
+"""Requests as messages, checked: what cannot be meant is refused before anything is done."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from unified_cache.errors import InputError
+from unified_cache.page import Namespace, PageKey, Prompt
+from unified_cache.proto import service_pb2
+from unified_cache.seal import Label
+from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.registry import Registration, Registry
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.requests.arrivals import Announced
+from unified_cache.service.requests.lookup import PoolSpan
+from unified_cache.wire.names import check_digests, labels_in, labels_of
+
+__all__ = [
+    "NamedRun",
+    "all_stored",
+    "announced",
+    "check_asserted",
+    "checked_cursor",
+    "checked_lease",
+    "named",
+    "parsed",
+    "prefix",
+]
+
+CURSOR_CHARS_MAX = 256
+"""A scan's cursor is the name of an object, in every store so far."""
+
+_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_CURSOR = re.compile(r"[\x21-\x7e]*")
+
+_RESERVED = frozenset({"default"})
+"""What a server without tenants calls its callers; nobody else is called so."""
+
+Request = TypeVar("Request", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRun:
+    """Pages of one registered identity and one pool."""
+
+    registration: Registration
+    pool: str
+    labels: Sequence[Label]
+    """As the client calls them."""
+    parents: Sequence[PageKey]
+    """As many, empty for a first page; none at all where nobody knows."""
+    claimed_bytes: int
+    """Length of each page as the client has it; 0 where only names matter."""
+
+    @property
+    def object_bytes(self) -> int:
+        """Length of each page by its layout."""
+        return self.registration.object_bytes[self.pool]
+
+    @property
+    def stored(self) -> list[Label]:
+        """The same pages as the store calls them."""
+        return labels_of(self.registration.stored.identity, (key for _, key, _ in self.labels), self.pool)
+
+
+def parsed(kind: type[Request], message: bytes) -> Request:
+    """Read a message.
+
+    Raises:
+        InputError: it is none of that kind.
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise InputError(f"expected a {kind.DESCRIPTOR.name}, found something else") from error
+
+
+def check_asserted(asserted: str, tenant: str) -> None:
+    """Check whom a request thinks it comes from.
+
+    Raises:
+        InputError: no name of a tenant.
+        Refused: another tenant than the caller's.
+    """
+    if not _TENANT.fullmatch(asserted) or (asserted in _RESERVED and asserted != tenant):
+        raise InputError("a tenant is called by at most 64 of a-z, 0-9, dot, dash and underscore")
+    if asserted != tenant:
+        raise Refused(grpc.StatusCode.PERMISSION_DENIED, "the caller belongs to another tenant")
+
+
+def named(
+    runs: Iterable[service_pb2.PageRun], tenant: str, registry: Registry, limits: RequestLimits
+) -> list[NamedRun]:
+    """Resolve runs of pages.
+
+    Raises:
+        InputError: malformed digests, unknown pools, too many pages.
+        Refused: an identity for which nobody said Hello.
+    """
+    found: list[NamedRun] = []
+    pages_count = 0
+    for run in runs:
+        labels = labels_in(run)
+        pages_count += len(labels)
+        if not labels or pages_count > limits.pages_max:
+            raise InputError(f"a request names 1 to {limits.pages_max} pages, and a run at least one")
+        registration = registry.find(tenant, run.identity)
+        registration.scoped(labels[0])
+        found.append(NamedRun(registration, run.pool, labels, list(run.parents), run.object_bytes))
+    return found
+
+
+def announced(runs: Sequence[NamedRun]) -> list[Announced]:
+    """Return the pages that a put announces, one by one.
+
+    Raises:
+        InputError: a page of another length than its pool's, or parents that are not one for each.
+    """
+    pages: list[Announced] = []
+    for run in runs:
+        if run.claimed_bytes != run.object_bytes:
+            raise InputError(f"a page of pool {run.pool} has {run.object_bytes} bytes, found {run.claimed_bytes}")
+        if run.parents and len(run.parents) != len(run.labels):
+            raise InputError(f"expected a parent for each of {len(run.labels)} pages, found {len(run.parents)}")
+        check_digests([parent for parent in run.parents if parent], "a parent")
+        parents = run.parents or [b""] * len(run.labels)
+        manifest = run.registration.stored
+        pages += [
+            Announced(label, stored, parent or None, run.object_bytes, manifest)
+            for label, stored, parent in zip(run.labels, run.stored, parents, strict=True)
+        ]
+    return pages
+
+
+def prefix(
+    request: service_pb2.LookupRequest, registration: Registration, limits: RequestLimits
+) -> tuple[Sequence[PageKey], list[PoolSpan]]:
+    """Return the keys that a lookup asks about, root first, and the pools that must be there.
+
+    Raises:
+        InputError: malformed keys or tokens, too many of them, or a pool that the layout does not have.
+    """
+    spans = {
+        pool.name: component.span
+        for component in registration.layout.components
+        for pool in component.pools
+        if pool.page_bytes
+    }
+    pools = [PoolSpan(name, span) for name, span in spans.items()]
+    if request.pools:
+        unknown = {pool.name for pool in request.pools} - spans.keys()
+        if unknown:
+            raise InputError(f"a pool is one of {', '.join(spans)}, found {min(unknown)!r}")
+        pools = [PoolSpan(pool.name, pool.span or spans[pool.name]) for pool in request.pools]
+    if request.WhichOneof("prefix") == "tokens":
+        return _keys_of(request.tokens, registration, limits), pools
+    keys = list(request.keys.keys)
+    check_digests(keys, "a key")
+    if len(keys) > limits.pages_max:
+        raise InputError(f"a lookup names at most {limits.pages_max} pages, found {len(keys)}")
+    return keys, pools
+
+
+def checked_lease(lease_s: float, limits: RequestLimits) -> float:
+    """Return the time that a lease may take.
+
+    Raises:
+        InputError: none, or too long a time.
+    """
+    if not (math.isfinite(lease_s) and 0 < lease_s <= limits.lease_s_max):
+        raise InputError(f"a lease takes more than 0 and at most {limits.lease_s_max:g} seconds, found {lease_s}")
+    return lease_s
+
+
+def checked_cursor(cursor: str) -> str:
+    """Return where a scan goes on.
+
+    Raises:
+        InputError: no scan ended there.
+    """
+    if len(cursor) > CURSOR_CHARS_MAX or not _CURSOR.fullmatch(cursor):
+        raise InputError("a cursor is what the last scan returned")
+    return cursor
+
+
+def _keys_of(tokens: service_pb2.Tokens, registration: Registration, limits: RequestLimits) -> Sequence[PageKey]:
+    if len(tokens.ids) > limits.tokens_max:
+        raise InputError(f"a lookup has at most {limits.tokens_max} tokens, found {len(tokens.ids)}")
+    ids = np.array(tokens.ids, np.int64)
+    if registration.vocabulary and ids.size and ids.max() >= registration.vocabulary:
+        raise InputError(f"a token id is less than {registration.vocabulary}, found {ids.max()}")
+    said = tokens.namespace
+    fields = [
+        value if said.HasField(name) else None
+        for name, value in (
+            ("extra_key", said.extra_key),
+            ("cache_salt", said.cache_salt),
+            ("lora_id", said.lora_id),
+            ("tenant", said.tenant),
+        )
+    ]
+    return Prompt.of(ids, registration.layout.page_size, Namespace(*fields)).keys
+
+
+def all_stored(runs: Iterable[NamedRun]) -> list[Label]:
+    """Return the pages of all runs as the store calls them."""
+    return list(chain.from_iterable(run.stored for run in runs))

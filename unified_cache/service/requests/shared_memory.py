@@ -1,0 +1,145 @@
+"""Shared memory of callers on the same machine: offered, proved, lent to calls, and let go when nobody names it."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Lock
+
+import grpc
+
+from unified_cache.errors import InputError
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.service.access.errors import Refused
+from unified_cache.service.limits import RequestLimits
+from unified_cache.service.requests.sweep import Rounds
+from unified_cache.wire.calls import REASON, REASON_SHARE
+from unified_cache.wire.sharing import SHARED_DIRECTORY, Region, Window, is_local_peer
+
+__all__ = ["Regions"]
+
+REGION_ID_BYTES = 16
+"""Of randomness: nobody guesses another's region."""
+
+
+class _Held:
+    """A region of a tenant, and how many calls use it."""
+
+    __slots__ = ("region", "tenant", "used_s", "users_count")
+
+    def __init__(self, tenant: str, region: Region, used_s: float) -> None:
+        self.tenant = tenant
+        self.region = region
+        self.used_s = used_s
+        self.users_count = 0
+
+
+class Regions:
+    """Keep the regions of each tenant, bounded in number and size. Thread-safe.
+
+    A region that was let go is closed when the last call that uses it has ended.
+    """
+
+    def __init__(
+        self,
+        limits: RequestLimits,
+        clock: Callable[[], float],
+        directory: Path = SHARED_DIRECTORY,
+        new_id: Callable[[], str] = partial(secrets.token_hex, REGION_ID_BYTES),
+    ) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._directory = directory
+        self._new_id = new_id
+        self._held: dict[str, _Held] = {}
+        self._guard = Lock()
+        self._rounds = Rounds(self.sweep, limits.region_idle_s, "region-watch")
+
+    @property
+    def region_bytes_max(self) -> int:
+        """Most bytes of a region; 0 where none is taken."""
+        return self._limits.region_bytes_max if self._limits.regions_max else 0
+
+    def share(self, tenant: str, peer: str, request: pb.ShareRequest) -> pb.ShareReply:
+        """Open what a caller offers; ``peer`` is where gRPC says that it is.
+
+        Raises:
+            Refused: it is not on this machine, not of this user, too large, or one too many.
+        """
+        if not is_local_peer(peer):
+            raise _refusal("memory is shared with callers on this machine alone")
+        if not 0 < request.region_bytes <= self.region_bytes_max:
+            raise _refusal(f"a region has 1 to {self.region_bytes_max} bytes, found {request.region_bytes}")
+        with self._guard:
+            if sum(held.tenant == tenant for held in self._held.values()) >= self._limits.regions_max:
+                raise Refused(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, f"a tenant has at most {self._limits.regions_max} regions"
+                )
+            try:
+                region = Region.open(self._directory, request.name, request.region_bytes, request.proof)
+            except InputError as error:
+                raise _refusal(str(error)) from error
+            name = self._new_id()
+            self._held[name] = _Held(tenant, region, self._clock())
+        self._rounds.begin()
+        return pb.ShareReply(region=name, idle_s=self._limits.region_idle_s)
+
+    @contextmanager
+    def window(self, tenant: str, asked: pb.SharedRange) -> Iterator[Window]:
+        """Lend a part of a region for the length of the with block.
+
+        Raises:
+            InputError: it reaches beyond the region.
+            Refused: no such region of this tenant, or, from within the block, its bytes are not there any more.
+        """
+        with self._guard:
+            held = self._held.get(asked.region)
+            if held is None or held.tenant != tenant:
+                raise _refusal("no such region")
+            if asked.start + asked.length > held.region.region_bytes:
+                raise InputError(
+                    f"a region ends at {held.region.region_bytes}, found a call up to {asked.start + asked.length}"
+                )
+            held.users_count += 1
+        try:
+            yield Window(held.region, asked.region, asked.start, asked.length)
+        except OSError as error:
+            self.unshare(tenant, asked.region)
+            raise _refusal("the region's bytes are not there any more") from error
+        finally:
+            with self._guard:
+                held.users_count -= 1
+                held.used_s = self._clock()
+
+    def unshare(self, tenant: str, name: str) -> bool:
+        """Let a region go when its last call has ended; False, and nothing changed, where it is not this tenant's."""
+        with self._guard:
+            held = self._held.get(name)
+            if held is None or held.tenant != tenant:
+                return False
+            del self._held[name]
+            return True
+
+    def count(self, tenant: str) -> int:
+        """Return how many regions a tenant has."""
+        with self._guard:
+            return sum(held.tenant == tenant for held in self._held.values())
+
+    def sweep(self) -> bool:
+        """Let go what nobody has named for too long; tell whether any is left."""
+        late_s = self._clock() - self._limits.region_idle_s
+        with self._guard:
+            for name in [name for name, held in self._held.items() if not held.users_count and held.used_s <= late_s]:
+                del self._held[name]
+            return bool(self._held)
+
+    def close(self) -> None:
+        """Let every region go."""
+        self._rounds.close()
+        with self._guard:
+            self._held.clear()
+
+
+def _refusal(text: str) -> Refused:
+    return Refused(grpc.StatusCode.FAILED_PRECONDITION, text, [(REASON, REASON_SHARE)])

@@ -1,0 +1,100 @@
+"""The store behind the service: opened, guarded by wrappers, and what these have to say, for Prometheus."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from unified_cache.seal import Flaw
+from unified_cache.service.servicer import CacheService
+from unified_cache.service.settings import ServiceSettings
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers import Backoff, BreakerState, CircuitBreaker, DeadlineStorage, RetryStorage
+from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
+
+__all__ = ["GuardedStore", "LossCollector"]
+
+_SERVICE = "unified_cache_service"
+_PREFIX = f"{_SERVICE}_store"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedStore:
+    """A store and the wrappers around it; closing ``breaker`` closes all. A collector of what they count."""
+
+    backend: StorageBackend
+    deadline: DeadlineStorage
+    retry: RetryStorage
+    breaker: CircuitBreaker
+
+    @classmethod
+    def open(cls, settings: ServiceSettings, registry: CollectorRegistry) -> "GuardedStore":
+        """Open the store that the settings name, and count it in ``registry``.
+
+        Raises:
+            ConfigError: no such store.
+            StorageError: it cannot be opened.
+        """
+        backend = open_storage(settings.storage, bytes_max=settings.storage_bytes_max)
+        guard = settings.store
+        name = backend.capability().name
+        metered = MeteredStorage(backend, StorageMetrics(registry), name)
+        deadline = DeadlineStorage(metered, guard.deadline_s, guard.calls_max)
+        pause = Backoff(guard.retry_pause_s, guard.retry_pause_s)
+        retry = RetryStorage(deadline, guard.retry_rounds_max, pause, random.Random())  # noqa: S311  # of pauses
+        pauses = Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max)
+        breaker = CircuitBreaker(retry, guard.breaker_failures_max, pauses)
+        guarded = cls(backend, deadline, retry, breaker)
+        registry.register(guarded)
+        return guarded
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what the wrappers count, and what a file store or a packed one does."""
+        state = GaugeMetricFamily(f"{_PREFIX}_breaker", "1 for the state the breaker is in.", None, ["state"])
+        for each in BreakerState:
+            state.add_metric([each.value], float(self.breaker.state is each))
+        yield state
+        yield _count("breaker_refused", "Calls answered without the store.", self.breaker.refused_count)
+        yield _count("retries", "Calls made again.", self.retry.retries_count)
+        yield _count("abandoned_pages", "Pages without an answer in the end.", self.retry.abandoned_pages_count)
+        stuck = GaugeMetricFamily(f"{_PREFIX}_stuck_calls", "Calls that the store has not returned from in time.")
+        stuck.add_metric([], len(self.deadline.stuck_calls()))
+        yield stuck
+        evictions = CounterMetricFamily(f"{_PREFIX}_evictions", "Pages that went without being asked.", None, ["cause"])
+        declined = CounterMetricFamily(f"{_PREFIX}_declined", "Pages that had no room.")
+        if isinstance(self.backend, FileStorage | PackedStorage):
+            counts = self.backend.counts
+            evictions.add_metric(["room"], counts.evicted_count)
+            evictions.add_metric(["intruder"], counts.intruders_count)
+            declined.add_metric([], counts.declined_count)
+        yield evictions
+        yield declined
+
+
+class LossCollector:
+    """Say at the moment of being asked which pages are not there any more: flawed in the store, evicted from memory."""
+
+    def __init__(self, cache: CacheService) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield counters of pages that did not verify, by flaw, and of those that made room in memory."""
+        flawed = CounterMetricFamily(f"{_SERVICE}_flawed_pages", "Pages that did not verify.", None, ["flaw"])
+        found = self._cache.flaws_count
+        for flaw in Flaw:
+            flawed.add_metric([flaw.name.lower()], found.get(flaw, 0))
+        yield flawed
+        evictions = CounterMetricFamily(f"{_SERVICE}_host_evictions", "Pages that left memory for others.")
+        evictions.add_metric([], self._cache.evicted_count)
+        yield evictions
+
+
+def _count(name: str, text: str, count: int) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"{_PREFIX}_{name}", text)
+    family.add_metric([], count)
+    return family

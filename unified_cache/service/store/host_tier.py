@@ -1,0 +1,120 @@
+"""Pages in this server's memory, in front of a slower store."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from threading import Lock
+
+from unified_cache.seal import Label
+from unified_cache.service.store.pages import HeldPage
+
+__all__ = ["HostTier"]
+
+
+class HostTier:
+    """Keep pages under a cap in bytes; room is made by the tenant that holds most, from its least recently used page.
+
+    So a tenant that holds less than an equal share loses nothing to the flood of another. Pins go by name: a pinned
+    page stays, also one that comes after it was pinned. Thread-safe.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._pages: dict[str, OrderedDict[Label, HeldPage]] = {}
+        """By tenant, the least recently used first. Labels are those of the store, so no two tenants share one."""
+        self._bytes_used: Counter[str] = Counter()
+        self._bytes_total = 0
+        self._pins_count: Counter[Label] = Counter()
+        self._evicted_count = 0
+        self._guard = Lock()
+
+    @property
+    def evicted_count(self) -> int:
+        """Pages that went to make room for others."""
+        return self._evicted_count
+
+    def used(self, tenant: str) -> tuple[int, int]:
+        """Return pages and bytes that a tenant holds."""
+        with self._guard:
+            return len(self._pages.get(tenant, ())), self._bytes_used[tenant]
+
+    def contains(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether its page is here. No access."""
+        with self._guard:
+            pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
+            return list(map(pages.__contains__, labels))
+
+    def find(self, tenant: str, labels: Sequence[Label]) -> list[HeldPage | None]:
+        """Return the pages that are here; the first ones become the most recent, so that prefixes age from the tail."""
+        with self._guard:
+            pages = self._pages.get(tenant)
+            if pages is None:
+                return [None] * len(labels)
+            found = [pages.get(label) for label in labels]
+            for label, page in zip(reversed(labels), reversed(found), strict=True):
+                if page is not None:
+                    pages.move_to_end(label)
+            return found
+
+    def admit(self, tenant: str, label: Label, page: HeldPage) -> bool:
+        """Take a page in, unless one of that name is here already; False where there is no room for it."""
+        object_bytes = page.object_bytes
+        with self._guard:
+            pages = self._pages.setdefault(tenant, OrderedDict[Label, HeldPage]())
+            if label in pages:
+                return True
+            if not self._make_room(object_bytes):
+                return False
+            pages[label] = page
+            self._bytes_used[tenant] += object_bytes
+            self._bytes_total += object_bytes
+            return True
+
+    def drop(self, tenant: str, labels: Iterable[Label]) -> None:
+        """Let pages go, pinned or not."""
+        with self._guard:
+            pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
+            for label in labels:
+                if label in pages:
+                    self._forget(tenant, pages, label)
+
+    def labels_of(self, tenant: str, identity: bytes) -> list[Label]:
+        """List the pages of one identity. Linear in the tenant's pages."""
+        with self._guard:
+            return [label for label in self._pages.get(tenant, ()) if label.identity == identity]
+
+    def pin(self, labels: Iterable[Label]) -> None:
+        """Keep pages of these names, once more for each time it is called."""
+        with self._guard:
+            self._pins_count.update(labels)
+
+    def unpin(self, labels: Iterable[Label]) -> None:
+        """Take back one ``pin`` of the same labels."""
+        with self._guard:
+            for label in labels:
+                left_count = self._pins_count.pop(label) - 1
+                if left_count:
+                    self._pins_count[label] = left_count
+
+    def _make_room(self, needed_bytes: int) -> bool:
+        short_bytes = self._bytes_total + needed_bytes - self.bytes_max
+        if short_bytes <= 0 or needed_bytes > self.bytes_max:
+            return short_bytes <= 0
+        waiting = dict(self._bytes_used)
+        while waiting and short_bytes > 0:
+            tenant = max(waiting, key=waiting.__getitem__)
+            pages = self._pages[tenant]
+            victim = next((label for label in pages if label not in self._pins_count), None)
+            if victim is None:
+                del waiting[tenant]
+                continue
+            freed_bytes = self._forget(tenant, pages, victim)
+            self._evicted_count += 1
+            waiting[tenant] -= freed_bytes
+            short_bytes -= freed_bytes
+        return short_bytes <= 0
+
+    def _forget(self, tenant: str, pages: OrderedDict[Label, HeldPage], label: Label) -> int:
+        object_bytes = pages.pop(label).object_bytes
+        self._bytes_used[tenant] -= object_bytes
+        self._bytes_total -= object_bytes
+        return object_bytes

@@ -1,0 +1,257 @@
+"""Two tiers behind one server: pages in its memory, in front of any store. Labels are those of the store."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from itertools import compress
+from operator import itemgetter, not_
+from threading import Lock
+from typing import NamedTuple
+
+import grpc
+
+from unified_cache.errors import InputError, StorageError, StorageFullError
+from unified_cache.page import PageKey
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Flaw, Label
+from unified_cache.service.access.callers import Observer
+from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.usage import Holdings
+from unified_cache.service.store.host_tier import HostTier
+from unified_cache.service.store.pages import HeldPage, blank_page
+from unified_cache.storage_backends.protocol import Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.wire.calls import RETRY_AFTER
+
+__all__ = ["Arrived", "Kept", "Place", "TieredStore"]
+
+RECONCILED_NAMES = 1024
+"""Pages asked about where a tenant has no room left: some may have left the store unnoticed."""
+
+RETRY_AFTER_MS = "1000"
+
+
+_POOL = itemgetter(Label._fields.index("pool"))
+
+
+class Place(IntEnum):
+    """Where a page was found, as a reply says it."""
+
+    NOWHERE = 0
+    HOST = 1
+    STORE = 2
+
+
+class Kept(IntEnum):
+    """Where a page that was put is kept, as a reply says it."""
+
+    DECLINED = 0
+    HOST = 1
+    STORE = 2
+
+
+class Arrived(NamedTuple):
+    """A page to be stored; it was verified under its label."""
+
+    label: Label
+    parent: PageKey | None
+    page: HeldPage
+    manifest: Manifest
+    """Of the label's identity."""
+
+
+class TieredStore:
+    """Read through and write through a host tier. A store that fails costs misses, and pages that stay in memory.
+
+    Owns the store, and verifies what it returns. Thread-safe.
+    """
+
+    def __init__(self, store: StorageBackend, host: HostTier, holdings: Holdings, observer: Observer) -> None:
+        self._store = VerifiedStorage(store)
+        self._host = host
+        self._holdings = holdings
+        self._observer = observer
+        self._announced: set[bytes] = set()
+        self._guard = Lock()
+
+    def exists(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether either tier seems to have it; where the store fails, memory alone is asked."""
+        found = self._host.contains(tenant, labels)
+        self._count(tenant, "host", labels, found)
+        if all(found):
+            return found
+        absent = list(compress(labels, map(not_, found)))
+        stored = self._stored(absent) or [False] * len(absent)
+        self._count(tenant, "storage", absent, stored)
+        answers = iter(stored)
+        return [here or next(answers) for here in found]
+
+    def held(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether the page is in memory."""
+        return self._host.contains(tenant, labels)
+
+    def read(self, tenant: str, labels: Sequence[Label], sizes: Sequence[int]) -> list[tuple[Place, HeldPage | None]]:
+        """Return pages of these lengths, from memory or from the store, from where they come into memory.
+
+        A page of another length, or one that the store fails to return, is a miss.
+        """
+        found: list[tuple[Place, HeldPage | None]] = [
+            (Place.NOWHERE if page is None else Place.HOST, page) for page in self._host.find(tenant, labels)
+        ]
+        absent = [number for number, (place, _) in enumerate(found) if place is Place.NOWHERE]
+        self._count(tenant, "host", labels, [place is Place.HOST for place, _ in found])
+        if not absent:
+            return found
+        blanks = [blank_page(sizes[number]) for number in absent]
+        pages = [PageIO(labels[number], None, blank.buffers) for number, blank in zip(absent, blanks, strict=True)]
+        try:
+            hits = self._store.get(pages)
+        except StorageError as error:
+            self._observer.anomaly("store_get", str(error))
+            hits = [False] * len(pages)
+        self._count(tenant, "storage", [page.label for page in pages], hits)
+        for number, blank, hit in zip(absent, blanks, hits, strict=True):
+            if hit:
+                self._host.admit(tenant, labels[number], blank)
+                found[number] = (Place.STORE, blank)
+        return found
+
+    def put(self, tenant: str, arrived: Sequence[Arrived], level: Level) -> list[Kept]:
+        """Store pages; the first page of a name stays.
+
+        Raises:
+            Refused: the tenant or the store is full, or the store failed and memory cannot make up for it.
+        """
+        labels = [each.label for each in arrived]
+        pages: dict[Label, Arrived] = {}
+        for each in arrived:
+            pages.setdefault(each.label, each)
+        known = self._stored(labels)
+        fresh = [label for label, stored in zip(labels, known or [False] * len(labels), strict=True) if not stored]
+        self._reserve(tenant, {label: pages[label].page.object_bytes for label in fresh})
+        try:
+            stored = self._write_through(tenant, list(pages.values()), level, set(fresh))
+        except Refused:
+            self._give_back_absent(tenant, fresh)
+            raise
+        for label in dict.fromkeys(fresh):
+            if level is Level.CACHED or label in stored:
+                self._host.admit(tenant, label, pages[label].page)
+        held = self._host.contains(tenant, labels)
+        kept = [
+            Kept.STORE if label in stored else Kept.HOST if here and level is Level.CACHED else Kept.DECLINED
+            for label, here in zip(labels, held, strict=True)
+        ]
+        declined = [label for label, where in zip(labels, kept, strict=True) if where is Kept.DECLINED]
+        self._holdings.drop(tenant, declined)
+        if declined and known is None:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
+        return kept
+
+    def remove(self, tenant: str, labels: Sequence[Label]) -> int:
+        """Remove pages from both tiers; return how many there were in either.
+
+        Raises:
+            StorageError: the store failed; they are gone from memory.
+        """
+        named = list(dict.fromkeys(labels))
+        here = self._host.contains(tenant, named)
+        self._host.drop(tenant, named)
+        stored = self._store.exists(named)
+        self._store.remove(named)
+        self._holdings.drop(tenant, named)
+        return sum(either or other for either, other in zip(here, stored, strict=True))
+
+    def scan(self, identity: bytes, cursor: str) -> Scan:
+        """List what the store has of one identity; pages that are in memory alone are not listed."""
+        return self._store.scan(identity, cursor)
+
+    @property
+    def flaws_count(self) -> dict[Flaw, int]:
+        """Pages of the store that did not verify, by what was wrong with them."""
+        return self._store.flaws_count
+
+    def is_durable(self) -> bool:
+        """Tell whether the store honours DURABLE."""
+        return self._store.capability().durable
+
+    def name(self) -> str:
+        """Return the store's name for people."""
+        return self._store.capability().name
+
+    def close(self) -> None:
+        """Close the store; what is in memory alone is lost."""
+        self._store.close()
+
+    def _stored(self, labels: Sequence[Label]) -> list[bool] | None:
+        """Ask the store; None where it fails."""
+        if not labels:
+            return []
+        try:
+            return self._store.exists(labels)
+        except StorageError as error:
+            self._observer.anomaly("store_exists", str(error))
+            return None
+
+    def _write_through(self, tenant: str, arrived: Sequence[Arrived], level: Level, fresh: set[Label]) -> set[Label]:
+        """Put into the store what it lacks; return what it has. A page in memory goes instead of a new one."""
+        wanted = [each for each in arrived if each.label in fresh or level is Level.DURABLE]
+        here = self._host.find(tenant, [each.label for each in wanted])
+        pages = [
+            PageIO(each.label, each.parent, (held or each.page).buffers)
+            for each, held in zip(wanted, here, strict=True)
+        ]
+        stored = {each.label for each in arrived} - {each.label for each in wanted}
+        try:
+            if pages:
+                for manifest in {each.manifest.identity: each.manifest for each in wanted}.values():
+                    self._announce(manifest)
+                stored |= {page.label for page, ok in zip(pages, self._store.put(pages, level), strict=True) if ok}
+        except StorageError as error:
+            self._observer.anomaly("store_put", str(error))
+            if level is Level.DURABLE:
+                raise _refusal(error) from error
+        return stored
+
+    def _announce(self, manifest: Manifest) -> None:
+        """Register an identity with the store, once."""
+        with self._guard:
+            if manifest.identity in self._announced:
+                return
+        try:
+            self._store.register(manifest, {})
+        except InputError as error:
+            raise StorageError(str(error), retryable=False) from error
+        with self._guard:
+            self._announced.add(manifest.identity)
+
+    def _reserve(self, tenant: str, sizes: Mapping[Label, int]) -> None:
+        if not sizes or self._holdings.take(tenant, sizes):
+            return
+        self._give_back_absent(tenant, self._holdings.oldest(tenant, RECONCILED_NAMES))
+        if not self._holdings.take(tenant, sizes):
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "the tenant has no room left", [(RETRY_AFTER, RETRY_AFTER_MS)]
+            )
+
+    def _give_back_absent(self, tenant: str, labels: Sequence[Label]) -> None:
+        stored = self._stored(labels)
+        if stored is not None:
+            here = self._host.contains(tenant, labels)
+            triples = zip(labels, stored, here, strict=True)
+            self._holdings.drop(tenant, [label for label, there, held in triples if not there and not held])
+
+    def _count(self, tenant: str, tier: str, labels: Sequence[Label], hits: Sequence[bool]) -> None:
+        pools = list(map(_POOL, labels))
+        asked, found = Counter(pools), Counter(compress(pools, hits))
+        for pool, count in asked.items():
+            self._observer.looked_up(tenant, pool, tier, found[pool], count - found[pool])
+
+
+def _refusal(error: StorageError) -> Refused:
+    """Say what a failed write means to the client, and nothing of the store."""
+    if isinstance(error, StorageFullError):
+        return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the store is full", [(RETRY_AFTER, RETRY_AFTER_MS)])
+    if error.retryable:
+        return Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
+    return Refused(grpc.StatusCode.FAILED_PRECONDITION, "the store cannot do this")

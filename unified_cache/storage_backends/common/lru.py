@@ -1,0 +1,192 @@
+"""Which objects a store holds, from the least to the most recently used, and which ones must go to make room."""
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Container, Iterable, Sequence
+
+from unified_cache.errors import ConfigError
+from unified_cache.seal import Label
+from unified_cache.storage_backends.common.chains import Chains, Link
+from unified_cache.storage_backends.protocol import PageIO, Scan, StoredObject
+
+__all__ = ["SCAN_OBJECTS_MAX", "Recency", "page_bytes"]
+
+SCAN_OBJECTS_MAX = 1000
+"""Objects in one answer of a scan; a listing of that size fits one message of any transport."""
+
+
+class Recency:
+    """Objects with their sizes in order of use, under a cap; what needs a page goes before that page.
+
+    Bookkeeping only: it removes nothing by itself and it is not thread-safe; the store that owns it guards it.
+    """
+
+    __slots__ = ("_objects", "bytes_max", "bytes_used", "chains")
+
+    def __init__(self, bytes_max: int | None) -> None:
+        if bytes_max is not None and bytes_max < 0:
+            raise ConfigError(f"bytes_max must not be negative, found {bytes_max}")
+        self.bytes_max = bytes_max
+        self.bytes_used = 0
+        self.chains = Chains()
+        self._objects: OrderedDict[Label, int] = OrderedDict()
+
+    def __contains__(self, label: Label) -> bool:
+        return label in self._objects
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def size_of(self, label: Label) -> int | None:
+        """Return the bytes of an object, None if it is not known."""
+        return self._objects.get(label)
+
+    def add(self, label: Label, object_bytes: int) -> None:
+        """Make an object the most recent one, with this size from now on."""
+        self.bytes_used += object_bytes - self._objects.pop(label, 0)
+        self._objects[label] = object_bytes
+
+    def touch(self, labels: Iterable[Label]) -> list[Label]:
+        """Make objects the most recent ones, the last label most of all; return the unknown ones.
+
+        Stores touch a batch in reverse order: the first pages of a chain become the most recent, so that
+        prefixes age from their tail.
+        """
+        move_to_end = self._objects.move_to_end
+        unknown: list[Label] = []
+        for label in labels:
+            try:
+                move_to_end(label)
+            except KeyError:
+                unknown.append(label)
+        return unknown
+
+    def link(self, pages: Iterable[PageIO]) -> None:
+        """Note what pages need, until they are forgotten."""
+        for page in pages:
+            self.chains.link(page)
+
+    def touch_before(self, pages: Sequence[PageIO]) -> None:
+        """Make what stands before pages recent too: a caller who has the head elsewhere asks for the tail alone."""
+        keys = {page.label.key for page in pages}
+        for page in pages:
+            need = self.chains.need_of(page.label)
+            if need is not None and need[1] not in keys:
+                self.touch(self.chains.before(page.label))
+
+    def forget(self, label: Label) -> int:
+        """Drop an object; return the bytes it had, 0 if it was not known."""
+        object_bytes = self._objects.pop(label, 0)
+        self.bytes_used -= object_bytes
+        self.chains.unlink(label)
+        return object_bytes
+
+    def replace(self, objects: Iterable[StoredObject]) -> None:
+        """Know these objects from now on and no others, the last one as the most recent."""
+        former = self._objects
+        self._objects = OrderedDict(objects)
+        self.bytes_used = sum(self._objects.values())
+        for label in former:
+            if label not in self._objects:
+                self.chains.unlink(label)
+
+    def victims(self, needed_bytes: int, keep: Container[Label]) -> tuple[list[StoredObject], int]:
+        """Name objects whose removal makes room for ``needed_bytes``, and the bytes still short after that.
+
+        The least recent ones, none in ``keep``, none that another object needs and that is not named before it.
+        Those passed over for being needed become recent. Linear in what is named and passed over.
+        """
+        if self.bytes_max is None:
+            return [], 0
+        short_bytes = self.bytes_used + needed_bytes - self.bytes_max
+        if short_bytes <= 0:
+            return [], 0
+        if needed_bytes > self.bytes_max:
+            return [], needed_bytes - self.bytes_max
+        named: list[StoredObject] = []
+        gone_count: Counter[Link] = Counter()
+        waiting = (label for label in self._objects if label not in keep)
+        while True:
+            needed: list[Label] = []
+            named_before = len(named)
+            for label in waiting:
+                if self.chains.is_needed(label, gone_count):
+                    needed.append(label)
+                    continue
+                named.append(StoredObject(label, self._objects[label]))
+                short_bytes -= named[-1].object_bytes
+                if short_bytes <= 0:
+                    break
+                link = self.chains.need_of(label)
+                if link is not None:
+                    gone_count[link] += 1
+            if short_bytes <= 0 or len(named) == named_before:
+                break
+            # Whoever was needed by those alone may go now, and a chain goes from its tail.
+            waiting = (label for label in reversed(needed))
+        self.touch(needed)
+        return named, max(short_bytes, 0)
+
+    def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[bool]:
+        """Tell which objects are known at these sizes and make them recent; those of another size are forgotten."""
+        size_of = self._objects.get
+        hits: list[bool] = []
+        for label, object_bytes in zip(labels, sizes, strict=True):
+            known = size_of(label)
+            hits.append(known == object_bytes)
+            if known is not None and known != object_bytes:
+                self.forget(label)
+        self.touch(reversed(labels))
+        return hits
+
+    def store(self, labels: Sequence[Label], sizes: Sequence[int]) -> tuple[list[bool], list[Label]]:
+        """Add a batch under the cap; return for each whether it is known now, and all that were evicted for it.
+
+        No object of the batch is evicted for another: of a chain longer than the cap the first pages stay. An
+        object known at another size is added anew.
+        """
+        objects = self._objects
+        size_of = objects.get
+        bytes_max = self.bytes_max
+        stored: list[bool] = []
+        evicted: list[Label] = []
+        keep: set[Label] | None = None
+        for label, object_bytes in zip(labels, sizes, strict=True):
+            known = size_of(label)
+            if known == object_bytes:
+                stored.append(True)
+                continue
+            if known is not None:
+                self.forget(label)
+            if bytes_max is not None and self.bytes_used + object_bytes > bytes_max:
+                keep = keep or set(labels)
+                victims, short_bytes = self.victims(object_bytes, keep)
+                if short_bytes:
+                    stored.append(False)
+                    continue
+                for victim, _ in victims:
+                    self.forget(victim)
+                    evicted.append(victim)
+            objects[label] = object_bytes
+            self.bytes_used += object_bytes
+            stored.append(True)
+        self.touch(reversed(labels))
+        return stored, evicted
+
+    def scan(self, identity: bytes, cursor: str) -> Scan:
+        """List objects of one identity in the order of their names, after the name in ``cursor``."""
+        names = ((_file_name(label), label) for label in self._objects if label.identity == identity)
+        first = heapq.nsmallest(SCAN_OBJECTS_MAX, (pair for pair in names if pair[0] > cursor))
+        objects = [StoredObject(label, self._objects[label]) for _, label in first]
+        return Scan(objects, first[-1][0] if len(first) == SCAN_OBJECTS_MAX else "")
+
+
+def page_bytes(page: PageIO) -> int:
+    """Sum up the buffers of a page."""
+    buffers = page.buffers
+    return buffers[0].nbytes if len(buffers) == 1 else sum([buffer.nbytes for buffer in buffers])
+
+
+def _file_name(label: Label) -> str:
+    """Name an object within its identity: the second half of ``Label.object_name``."""
+    return f"{label.key.hex()}.{label.pool}"

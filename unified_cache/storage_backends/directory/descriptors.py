@@ -1,0 +1,253 @@
+"""Files and directories by descriptor: whole reads, whole writes, open directories that are kept, errors named."""
+
+import errno
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
+
+from unified_cache.errors import StorageError, StorageFullError
+from unified_cache.storage_backends.directory.disk import Disk
+
+__all__ = [
+    "DIRECTORY_FLAGS",
+    "READ_FLAGS",
+    "WRITE_FLAGS",
+    "Directories",
+    "Directory",
+    "let_go",
+    "missing_bytes",
+    "read_all",
+    "read_at",
+    "size_of",
+    "storage_error",
+    "write_all",
+    "write_at",
+]
+
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Never follows a link and never waits for the other end of a FIFO."""
+
+WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
+"""Buffers that one readv or writev takes; 1024 on Linux."""
+
+_BEYOND = memoryview(bytearray(1))
+"""For the byte after a page, which is not there; nobody looks at it."""
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_PASSING = frozenset(
+    {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.ESTALE}
+)
+
+
+def storage_error(error: OSError, doing: str) -> StorageError:
+    """Say which fault an error of the operating system is to a caller; ``doing`` names what failed and the path."""
+    message = f"{doing}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"
+    if error.errno in _FULL:
+        return StorageFullError(message)
+    return StorageError(message, retryable=error.errno in _PASSING)
+
+
+def let_go(disk: Disk, fd: int) -> None:
+    """Close a descriptor through which nothing was written; what the system says of it changes nothing."""
+    try:
+        disk.close(fd)
+    except OSError:
+        return  # Not by ``suppress``, which costs as much as the close: this is on the path of every read.
+
+
+def write_all(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> None:
+    """Write the buffers one after the other, however many calls it takes."""
+    if len(buffers) == 1 and disk.write(fd, buffers[0]) == buffers[0].nbytes:
+        return
+    rest = _Rest(buffers)
+    if len(buffers) == 1:
+        rest.skip(disk.lseek(fd, 0, os.SEEK_CUR))
+    while rest.buffers:
+        rest.skip(disk.writev(fd, rest.buffers[:_BUFFERS_MAX]))
+
+
+def read_all(disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: int) -> bool:
+    """Fill the buffers one after the other; False where the file is shorter or longer than they are.
+
+    It asks for a byte more than they hold, which tells so without a look at the file's length.
+    """
+    if len(buffers) < _BUFFERS_MAX:
+        count = disk.readv(fd, (*buffers, _BEYOND))
+        if count >= wanted_bytes:
+            return count == wanted_bytes
+    else:
+        count = 0
+    rest = _Rest(buffers)
+    rest.skip(count)
+    while rest.buffers:
+        count = disk.readv(fd, rest.buffers[:_BUFFERS_MAX])
+        if not count:
+            return False
+        rest.skip(count)
+    return not disk.readv(fd, [_BEYOND])
+
+
+def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
+    """Write the buffers one after the other from an offset on, however many calls it takes."""
+    if len(buffers) == 1 and disk.pwritev(fd, buffers, offset) == buffers[0].nbytes:
+        return
+    rest = _Rest(buffers)
+    while rest.buffers:
+        count = disk.pwritev(fd, rest.buffers[:_BUFFERS_MAX], offset)
+        rest.skip(count)
+        offset += count
+
+
+def read_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> bool:
+    """Fill the buffers one after the other from an offset on; False where the file ends before they do."""
+    if len(buffers) == 1 and disk.preadv(fd, buffers, offset) == buffers[0].nbytes:
+        return True
+    rest = _Rest(buffers)
+    while rest.buffers:
+        count = disk.preadv(fd, rest.buffers[:_BUFFERS_MAX], offset)
+        if not count:
+            return False
+        rest.skip(count)
+        offset += count
+    return True
+
+
+def size_of(disk: Disk, directory: "Directory", name: str) -> int | None:
+    """Return the length of a regular file, None where there is none."""
+    try:
+        status = disk.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def missing_bytes(disk: Disk, fd: int, wanted_bytes: int) -> int:
+    """Return how much less than that is free on the file system; a write will say what is wrong with one that fails."""
+    try:
+        status = disk.fstatvfs(fd)
+    except OSError:
+        return 0
+    return wanted_bytes - int(status.f_bavail) * int(status.f_frsize)
+
+
+class _Rest:
+    """What is still to move of a run of buffers."""
+
+    __slots__ = ("buffers",)
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self.buffers = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+
+    def skip(self, count: int) -> None:
+        """Take ``count`` bytes off the front."""
+        done = 0
+        while done < len(self.buffers) and count >= self.buffers[done].nbytes:
+            count -= self.buffers[done].nbytes
+            done += 1
+        del self.buffers[:done]
+        if count:
+            self.buffers[0] = self.buffers[0][count:]
+
+
+class Directory:
+    """An open directory. Its descriptor is closed when the last thread that uses it lets it go, or by ``close``."""
+
+    __slots__ = ("_disk", "anchored", "fd")
+
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self._disk = disk
+        self.fd = fd
+        self.anchored = False
+        """Whether its own name is known to survive a crash."""
+
+    def close(self) -> None:
+        """Close the descriptor now; nobody may be using it."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            let_go(self._disk, fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Directories:
+    """The fan-out directories of a store, kept open up to a number, the first opened closed first.
+
+    Thread-safe; a directory in use outlives its place here. Finding an open one takes no guard and moves nothing:
+    it is on the path of every read, and digests spread over all directories alike anyway.
+    """
+
+    def __init__(self, disk: Disk, root_fd: int, open_max: int) -> None:
+        self._disk = disk
+        self._root_fd = root_fd
+        self._open_max = open_max
+        self._open: dict[tuple[bytes, str], Directory] = {}
+        self._guard = Lock()
+
+    def find(self, identity: bytes, fan: str) -> Directory | None:
+        """Return a directory, None where there is none."""
+        key = (identity, fan)
+        found = self._open.get(key)
+        if found is not None:
+            return found
+        try:
+            fd = self._disk.open(f"{identity.hex()}/{fan}", DIRECTORY_FLAGS, dir_fd=self._root_fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
+            raise
+        directory = Directory(self._disk, fd)
+        with self._guard:
+            self._open[key] = directory
+            closed = self._open.pop(next(iter(self._open))) if len(self._open) > self._open_max else None
+        del closed  # its descriptor is closed here, outside the guard
+        return directory
+
+    def make(self, identity: bytes, fan: str) -> Directory:
+        """Return a directory, made if absent."""
+        directory = self.find(identity, fan)
+        if directory is not None:
+            return directory
+        name = identity.hex()
+        for path in (name, f"{name}/{fan}"):
+            with suppress(FileExistsError):
+                self._disk.mkdir(path, 0o700, dir_fd=self._root_fd)
+        directory = self.find(identity, fan)
+        if directory is None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), f"{name}/{fan}")
+        return directory
+
+    def drop(self, identity: bytes, fan: str) -> None:
+        """Open a directory anew when it is next asked for: the one kept was removed under its name."""
+        with self._guard:
+            self._open.pop((identity, fan), None)
+
+    def sync(self, touched: Mapping[Directory, bytes]) -> None:
+        """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
+        for directory in touched:
+            self._disk.fsync(directory.fd)
+        for identity in {identity for directory, identity in touched.items() if not directory.anchored}:
+            fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root_fd)
+            try:
+                self._disk.fsync(fd)
+            finally:
+                let_go(self._disk, fd)
+            self._disk.fsync(self._root_fd)
+        for directory in touched:
+            directory.anchored = True
+
+    def close(self) -> None:
+        """Close every directory; no call may be in flight."""
+        with self._guard:
+            # A traceback that somebody keeps may refer to a directory; its descriptor must not live as long.
+            for directory in self._open.values():
+                directory.close()
+            self._open.clear()

@@ -1,0 +1,293 @@
+"""Who may use the directory of a file store: its marker, its owner, and the writers that live or died in it."""
+
+import errno
+import fcntl
+import itertools
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from unified_cache.errors import StorageError
+from unified_cache.storage_backends.directory.descriptors import (
+    DIRECTORY_FLAGS,
+    READ_FLAGS,
+    WRITE_FLAGS,
+    let_go,
+    storage_error,
+    write_all,
+)
+from unified_cache.storage_backends.directory.disk import Disk
+
+__all__ = ["Format", "Root", "open_root"]
+
+WRITER_ATTEMPTS_MAX = 16
+"""Tries to get a temp directory of our own; one is lost each time another process sweeps it half-made."""
+
+_MARKER_NAME = "store.json"
+_MADE_BY = "unified-cache"
+_MARKER_BYTES_MAX = 4096
+_TMP_NAME = "tmp"
+_LOCK_NAME = "lock"
+
+
+class Format(NamedTuple):
+    """What the marker of a directory says of how things stand in it; whoever knows another format is refused."""
+
+    name: str
+    """Of the store, for people too: ``file store``."""
+    version: int
+
+
+class Root(NamedTuple):
+    """The open directory of a store, and this process's temp directory in it. Owns its file descriptors."""
+
+    disk: Disk
+    path: Path
+    fd: int
+    tmp_fd: int
+    writer: str
+    writer_fd: int
+    lock_fd: int
+    temp_numbers: Iterator[int]
+
+    def new_temp(self) -> str:
+        """Return a name that nothing in this process's temp directory has."""
+        return f"{next(self.temp_numbers):x}"
+
+    def is_alone(self) -> bool:
+        """Tell whether no other process is in the store; one that enters from now on is not seen."""
+        return self.disk.listdir(self.tmp_fd) == [self.writer]
+
+    def close(self) -> None:
+        """Remove the temp directory, give up its lock, close every descriptor."""
+        _remove_writer(self.disk, self.tmp_fd, self.writer)
+        for fd in (self.lock_fd, self.writer_fd, self.tmp_fd, self.fd):
+            let_go(self.disk, fd)
+
+
+def open_root(disk: Disk, path: Path, expected: Format, new_writer: Callable[[], str]) -> Root:
+    """Open the directory of a store, made if absent, sweep what dead processes left, and enter a temp directory.
+
+    Raises:
+        StorageError: it cannot be made or written, belongs to somebody else, may be written by others, holds
+            something else than a store, or a store of another format. It was not changed.
+    """
+    opened: list[int] = []
+    try:
+        with suppress(FileExistsError):
+            disk.makedirs(path, 0o700)
+        root_fd = disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(root_fd)
+        _check_owner(path, disk.fstat(root_fd))
+        _claim_root(disk, path, root_fd, expected, new_writer())
+        with suppress(FileExistsError):
+            disk.mkdir(_TMP_NAME, 0o700, dir_fd=root_fd)
+        tmp_fd = disk.open(_TMP_NAME, DIRECTORY_FLAGS, dir_fd=root_fd)
+        opened.append(tmp_fd)
+        writer, writer_fd, lock_fd = _enter_writer(disk, path, tmp_fd, new_writer)
+        root = Root(disk, path, root_fd, tmp_fd, writer, writer_fd, lock_fd, itertools.count())
+    except OSError as error:
+        for fd in opened:
+            let_go(disk, fd)
+        raise storage_error(error, f"cannot open a {expected.name} in {path}") from error
+    except StorageError:
+        for fd in opened:
+            let_go(disk, fd)
+        raise
+    # What cannot be swept now takes room and harms nobody; the next to open tries again.
+    with suppress(OSError):
+        _sweep(disk, tmp_fd, writer)
+    return root
+
+
+def _sync_parents(disk: Disk, path: Path) -> None:
+    """Let the way to a directory survive a crash, whoever made which part of it; a part that we may not read is old."""
+    for parent in path.absolute().parents:
+        try:
+            fd = disk.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            continue
+        try:
+            disk.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # A mount point of autofs, say, has no fsync.
+                raise
+        finally:
+            let_go(disk, fd)
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise StorageError(
+            f"{path} must belong to user {os.geteuid()}, who runs this process, found owner {status.st_uid}; "
+            f"chown it or name another directory",
+            retryable=False,
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StorageError(
+            f"{path} must be writable by its owner alone, found mode {stat.S_IMODE(status.st_mode):04o}; "
+            f"run chmod 0700 on it or name another directory",
+            retryable=False,
+        )
+
+
+def _claim_root(disk: Disk, path: Path, root_fd: int, expected: Format, token: str) -> None:
+    """Check the marker, or set it in a directory that holds nothing yet."""
+    # lost+found stands in the root of every fresh ext file system.
+    names = [name for name in disk.listdir(root_fd) if name != "lost+found"]
+    drafts = [name for name in names if name.startswith(f"{_MARKER_NAME}.")]
+    if _MARKER_NAME not in names:
+        if len(drafts) != len(names):
+            raise StorageError(
+                f"{path} must be empty or a {expected.name}, found {len(names)} entries and no {_MARKER_NAME}; "
+                f"name another directory",
+                retryable=False,
+            )
+        _sync_parents(disk, path)
+        _write_marker(disk, root_fd, expected, f"{_MARKER_NAME}.{token}")
+    found = _read_marker(disk, root_fd)
+    if found != expected:
+        raise StorageError(
+            f"{path}/{_MARKER_NAME} must be of a {expected.name} of format_version {expected.version}, "
+            f"found {'none' if found is None else f'a {found.name} of {found.version}'}; "
+            f"open it with what wrote it or name another directory",
+            retryable=False,
+        )
+    for draft in drafts:
+        with suppress(FileNotFoundError):
+            disk.unlink(draft, dir_fd=root_fd)
+    # Whoever set the marker may have died before its name was sure to stay.
+    disk.fsync(root_fd)
+
+
+def _write_marker(disk: Disk, root_fd: int, written: Format, draft: str) -> None:
+    """Write the marker whole or not at all; two processes that do so at a time write the same."""
+    fd = disk.open(draft, WRITE_FLAGS, 0o600, dir_fd=root_fd)
+    try:
+        text = json.dumps({"format": f"{_MADE_BY} {written.name}", "format_version": written.version})
+        write_all(disk, fd, [memoryview(f"{text}\n".encode())])
+        disk.fsync(fd)
+    finally:
+        let_go(disk, fd)
+    # Another process that found the marker in place may have swept our draft.
+    with suppress(FileNotFoundError):
+        disk.rename(draft, _MARKER_NAME, src_dir_fd=root_fd, dst_dir_fd=root_fd)
+
+
+def _read_marker(disk: Disk, root_fd: int) -> Format | None:
+    """Return the format that the marker says, None where it says none."""
+    fd = disk.open(_MARKER_NAME, READ_FLAGS, dir_fd=root_fd)
+    try:
+        marker: object = json.loads(disk.read(fd, _MARKER_BYTES_MAX))
+    except ValueError:
+        return None
+    finally:
+        let_go(disk, fd)
+    match marker:
+        case {"format": str() as name, "format_version": int() as version}:
+            return Format(name.removeprefix(f"{_MADE_BY} "), version)
+    return None
+
+
+def _enter_writer(disk: Disk, path: Path, tmp_fd: int, new_writer: Callable[[], str]) -> tuple[str, int, int]:
+    """Make a temp directory that no other process uses, and hold its lock."""
+    for _ in range(WRITER_ATTEMPTS_MAX):
+        writer = new_writer()
+        with suppress(FileNotFoundError, FileExistsError):
+            disk.mkdir(writer, 0o700, dir_fd=tmp_fd)
+            entered = _lock_writer(disk, tmp_fd, writer)
+            if entered is not None:
+                return writer, *entered
+    raise StorageError(
+        f"{path}/{_TMP_NAME} must take one more directory, but {WRITER_ATTEMPTS_MAX} tries were all undone "
+        f"by other processes",
+        retryable=True,
+    )
+
+
+def _lock_writer(disk: Disk, tmp_fd: int, writer: str) -> tuple[int, int] | None:
+    """Take the lock of a directory just made; None where a sweep of another process was faster."""
+    writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
+    lock_fd = -1
+    try:
+        lock_fd = disk.open(_LOCK_NAME, WRITE_FLAGS, 0o600, dir_fd=writer_fd)
+        disk.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever swept us held the lock until the name was gone, so a lock that still has its name is ours.
+        if disk.fstat(lock_fd).st_nlink and disk.fstat(writer_fd).st_nlink:
+            return writer_fd, lock_fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        let_go(disk, writer_fd)
+        if lock_fd >= 0:
+            let_go(disk, lock_fd)
+        raise
+    let_go(disk, writer_fd)
+    if lock_fd >= 0:
+        let_go(disk, lock_fd)
+    return None
+
+
+def _sweep(disk: Disk, tmp_fd: int, own: str) -> None:
+    """Remove the temp directories of dead processes: those whose lock can be taken, or that never had one."""
+    for writer in disk.listdir(tmp_fd):
+        if writer == own:
+            continue
+        try:
+            lock_fd = disk.open(f"{writer}/{_LOCK_NAME}", READ_FLAGS, dir_fd=tmp_fd)
+        except OSError:
+            _remove_unlocked(disk, tmp_fd, writer)
+            continue
+        try:
+            disk.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_writer(disk, tmp_fd, writer)
+        except BlockingIOError:
+            pass
+        finally:
+            let_go(disk, lock_fd)
+
+
+def _remove_unlocked(disk: Disk, tmp_fd: int, writer: str) -> None:
+    """Remove a temp directory without a lock: one that a loss of power left, or an empty one.
+
+    If the maker of an empty one is alive and about to lock it, it notices and tries again.
+    """
+    with suppress(OSError):
+        writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
+        try:
+            names = disk.listdir(writer_fd)
+            # The lock is made before anything else: whoever made these and is alive has it by the second look.
+            if names and _LOCK_NAME not in disk.listdir(writer_fd):
+                _clear(disk, writer_fd, names)
+        finally:
+            let_go(disk, writer_fd)
+        disk.rmdir(writer, dir_fd=tmp_fd)
+
+
+def _remove_writer(disk: Disk, tmp_fd: int, writer: str) -> None:
+    """Remove a temp directory whose lock we hold, the lock last: cut short anywhere, the next sweep goes on."""
+    with suppress(OSError):
+        writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
+        try:
+            _clear(disk, writer_fd, disk.listdir(writer_fd))
+            if disk.listdir(writer_fd) != [_LOCK_NAME]:
+                return  # Without its lock, what is left would be taken for somebody who is about to enter.
+            disk.unlink(_LOCK_NAME, dir_fd=writer_fd)
+        finally:
+            let_go(disk, writer_fd)
+        disk.rmdir(writer, dir_fd=tmp_fd)
+
+
+def _clear(disk: Disk, writer_fd: int, names: Sequence[str]) -> None:
+    """Remove everything of these names but a lock."""
+    for name in names:
+        if name == _LOCK_NAME:
+            continue
+        try:
+            disk.unlink(name, dir_fd=writer_fd)
+        except (IsADirectoryError, PermissionError):
+            disk.rmtree(name, ignore_errors=True, dir_fd=writer_fd)

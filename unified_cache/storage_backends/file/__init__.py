@@ -1,0 +1,9 @@
+"""A store in a directory, one file per page: ``file:DIR``. Any number of processes may open it.
+
+A put passes these files in this order, a get begins at ``store`` and reads through ``directory.descriptors``:
+
+    store        ``FileStorage``: the protocol's methods
+    quota        byte cap that all processes share, and which files are evicted for it
+    page_writer  a page into a temporary file, synced if it must be durable, renamed into place
+    journal      what each process added and removed, in one order that all of them read
+"""

@@ -1,0 +1,286 @@
+"""Room in a file store: who has how much of it, and which files go to make more."""
+
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from contextlib import suppress
+from threading import Lock
+
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.common.lru import Recency, page_bytes
+from unified_cache.storage_backends.directory.descriptors import Directories, missing_bytes, size_of
+from unified_cache.storage_backends.directory.layout import place_of
+from unified_cache.storage_backends.directory.root import Root
+from unified_cache.storage_backends.file.journal import Change, Journal
+from unified_cache.storage_backends.protocol import PageIO, StoredObject
+
+__all__ = ["UNREMOVABLE_MAX", "Room"]
+
+UNREMOVABLE_MAX = 16
+"""Objects that cannot be removed in one eviction before it gives up and the put is declined."""
+
+
+class Room:
+    """What the store holds, in order of use, kept in step with every other process through the journal.
+
+    Pages count from the moment they are granted room, victims no more from the moment they are chosen. So what lies
+    in the directories exceeds the cap at most by what all processes together are removing at the moment, and by
+    the victims of a process that died while it did.
+
+    Thread-safe. Objects are removed outside the guards.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        recency: Recency,
+        directories: Directories,
+        journal: Journal,
+        listing: Callable[[], Iterable[StoredObject]],
+        free_bytes_min: int,
+    ) -> None:
+        """``listing`` lists every object in the directories, the least recent first."""
+        self._root = root
+        self._recency = recency
+        self._directories = directories
+        self._journal = journal
+        self._listing = listing
+        self._free_bytes_min = free_bytes_min
+        self._evicted_count = 0
+        self._declined_count = 0
+        self._unremovable_count = 0
+        self._unrecorded_count = 0
+        self._order = Lock()
+        """Guards the journal, and with it the order in which its lines are applied here."""
+        self._guard = Lock()
+        """Guards the recency; taken inside ``_order``, never held while a file is waited for."""
+
+    @property
+    def bytes_max(self) -> int | None:
+        """Cap of the store; None if there is none."""
+        return self._recency.bytes_max
+
+    @property
+    def evicted_count(self) -> int:
+        """Objects that this process evicted."""
+        return self._evicted_count
+
+    @property
+    def declined_count(self) -> int:
+        """Pages that found no room."""
+        return self._declined_count
+
+    @property
+    def unremovable_count(self) -> int:
+        """Objects that should have been evicted and could not be removed."""
+        return self._unremovable_count
+
+    @property
+    def unrecorded_count(self) -> int:
+        """Changes that the journal did not take, by which other processes miscount."""
+        return self._unrecorded_count
+
+    def fill(self, history: Sequence[Change]) -> None:
+        """Take stock of the directories, then of what others have begun meanwhile; evict what exceeds the cap.
+
+        Raises:
+            OSError: the directories cannot be listed.
+        """
+        with self._order:
+            self._take_stock()
+            self._apply(history)
+        self.reserve((), ())
+
+    def bytes_used(self) -> int:
+        """Count the bytes of the objects in the store, and of those granted room by any process."""
+        with self._order:
+            self._tell(())
+        return self._recency.bytes_used
+
+    def learn(self, manifest: Manifest) -> None:
+        """Note which pools of an identity need the last pages of a prefix alone."""
+        with self._guard:
+            self._recency.chains.learn(manifest)
+
+    def reserve(self, fresh: Sequence[StoredObject], batch: Sequence[PageIO]) -> set[Label]:
+        """Grant room to the first of ``fresh``, evicting for them; return which these are.
+
+        Neither a page of the batch, which ``fresh`` are part of, nor one that it needs is evicted for it.
+        """
+        bytes_max = self.bytes_max
+        granted = [each for each in fresh if bytes_max is None or each.object_bytes <= bytes_max]
+        self._keep_free(granted)
+        if bytes_max is None:
+            with self._order:
+                self._tell(_added(granted))
+        else:
+            self._reserve_under_cap(granted, batch)
+        declined_count = len(fresh) - len(granted)
+        if declined_count:
+            with self._guard:
+                self._declined_count += declined_count
+        return {each.label for each in granted}
+
+    def _reserve_under_cap(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> None:
+        """Evict for what is granted; take out of it what finds no room even so."""
+        keep = frozenset(page.label for page in batch)
+        with self._order:
+            # What others have used lately is not to go for this batch.
+            self._tell(())
+            with self._guard:
+                self._recency.link(batch)
+                self._recency.touch(page.label for page in reversed(batch))
+            victims, _ = self._choose(granted, keep, sum(each.object_bytes for each in granted))
+            self._tell([*_added(granted), *_gone(victims)])
+        self._make_room(granted, keep, victims)
+        with self._guard:
+            for label in keep:
+                if label not in self._recency:
+                    self._recency.chains.unlink(label)
+
+    def _make_room(self, granted: list[StoredObject], keep: Container[Label], victims: list[StoredObject]) -> None:
+        """Remove victims, and more in the place of those that cannot be removed; decline where that fails."""
+        unremovable_count = 0
+        while True:
+            stuck = self._evict(victims)
+            unremovable_count += len(stuck)
+            with self._order:
+                self._tell(_added(stuck))
+                if unremovable_count > UNREMOVABLE_MAX:
+                    self._tell(_gone(granted))
+                    granted.clear()
+                    return
+                # What others added meanwhile counts too, whoever was first.
+                victims, declined = self._choose(granted, keep, 0)
+                if not victims and not declined:
+                    return
+                self._tell(_gone([*declined, *victims]))
+
+    def settle(self, dropped: Sequence[StoredObject]) -> None:
+        """Take back the room of pages that got no name, and hear what others did while the rest got theirs.
+
+        One of them may have found nothing to evict under a name that was given a moment later; ``record`` notes that
+        page anew.
+        """
+        with self._order:
+            self._tell(_gone([each for each in dropped if not self._is_there(each.label)]))
+
+    def record(self, pages: Sequence[PageIO], hits: Sequence[bool], told: Collection[Label]) -> None:
+        """Make hits recent, the first page most of all, and let others know of those in ``told``.
+
+        A miss changes nothing: the page may be another process's, granted room and about to be there.
+        """
+        found = pages if all(hits) else [page for page, hit in zip(pages, hits, strict=True) if hit]
+        with self._guard:
+            unknown = self._recency.touch([page.label for page in reversed(found)])
+            if self.bytes_max is not None:
+                self._recency.link(found)
+                self._recency.touch_before(found)
+        if not unknown and not told:
+            return
+        news = {*told, *unknown}
+        with self._order:
+            self._tell(_added([StoredObject(page.label, page_bytes(page)) for page in found if page.label in news]))
+
+    def tell_used(self, labels: Iterable[Label]) -> None:
+        """Let others know what was read, the last label as the most recent."""
+        with self._order:
+            # In here nobody of this process evicts: what is known now is not told of after it went.
+            with self._guard:
+                sizes = [(label, self._recency.size_of(label)) for label in labels]
+            self._tell([Change(label, size) for label, size in sizes if size is not None])
+
+    def forget(self, labels: Sequence[Label]) -> None:
+        """Note that objects are about to be removed."""
+        if labels:
+            with self._order:
+                self._tell([Change(label, None) for label in labels])
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def _keep_free(self, granted: list[StoredObject]) -> None:
+        """Take from the end of ``granted`` what would leave the file system too little room."""
+        if not self._free_bytes_min or not granted:
+            return
+        wanted_bytes = sum(each.object_bytes for each in granted)
+        short_bytes = missing_bytes(self._root.disk, self._root.fd, wanted_bytes + self._free_bytes_min)
+        while granted and short_bytes > 0:
+            short_bytes -= granted.pop().object_bytes
+
+    def _choose(
+        self, granted: list[StoredObject], keep: Container[Label], needed_bytes: int
+    ) -> tuple[list[StoredObject], list[StoredObject]]:
+        """Name victims for ``needed_bytes`` more than is counted; take out of ``granted`` what finds no room."""
+        declined: list[StoredObject] = []
+        with self._guard:
+            while True:
+                victims, short_bytes = self._recency.victims(needed_bytes, keep)
+                if not short_bytes or not granted:
+                    return victims, declined
+                while short_bytes > 0 and granted:
+                    declined.append(granted.pop())
+                    short_bytes -= declined[-1].object_bytes
+                    needed_bytes -= declined[-1].object_bytes
+
+    def _evict(self, victims: Sequence[StoredObject]) -> list[StoredObject]:
+        """Remove objects; return those that cannot be removed."""
+        stuck: list[StoredObject] = []
+        for victim in victims:
+            fan, name = place_of(victim.label)
+            try:
+                directory = self._directories.find(victim.label.identity, fan)
+                if directory is not None:
+                    with suppress(FileNotFoundError):
+                        self._root.disk.unlink(name, dir_fd=directory.fd)
+            except OSError:
+                stuck.append(victim)
+        with self._guard:
+            self._evicted_count += len(victims) - len(stuck)
+            self._unremovable_count += len(stuck)
+        return stuck
+
+    def _is_there(self, label: Label) -> bool:
+        fan, name = place_of(label)
+        try:
+            directory = self._directories.find(label.identity, fan)
+            return directory is not None and size_of(self._root.disk, directory, name) is not None
+        except OSError:
+            return False
+
+    def _tell(self, changes: Sequence[Change]) -> None:
+        """Append changes to the journal, and apply them and what others appended in the order that stands there."""
+        try:
+            news = self._journal.exchange(changes)
+            if news is None:
+                self._take_stock()
+                news = self._journal.exchange(changes)
+        except OSError:
+            news = None
+        if news is None:
+            # The count here stays right; the others will be wrong by these objects until they meet them.
+            with self._guard:
+                self._unrecorded_count += len(changes)
+        self._apply(changes if news is None else news)
+
+    def _take_stock(self) -> None:
+        found = list(self._listing())
+        with self._guard:
+            self._recency.replace(found)
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        with self._guard:
+            for label, object_bytes in changes:
+                if object_bytes is None:
+                    self._recency.forget(label)
+                else:
+                    self._recency.add(label, object_bytes)
+
+
+def _added(objects: Sequence[StoredObject]) -> list[Change]:
+    """Write additions so that the first one ends as the most recent."""
+    return [Change(*each) for each in reversed(objects)]
+
+
+def _gone(objects: Sequence[StoredObject]) -> list[Change]:
+    return [Change(each.label, None) for each in objects]

@@ -1,0 +1,393 @@
+"""A store in one directory, one file per page: what an embedded cache keeps beyond its process by default.
+
+A page is written into a temp file of this process, made durable if it must be, and only then renamed to its
+name, so that a name is either absent or whole, whatever crashes. Reads believe nothing: a link, and what does not
+give exactly as many bytes as the page has, is a miss and is cleared away. Bytes that rot in place are not noticed
+here; wrap the store in ``VerifiedStorage`` for that.
+"""
+
+import itertools
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
+
+from unified_cache.errors import ConfigError, StorageError
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import UsedBetween
+from unified_cache.storage_backends.common.calls import Calls
+from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, Recency, page_bytes
+from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, address_of
+from unified_cache.storage_backends.directory.descriptors import (
+    READ_FLAGS,
+    Directories,
+    let_go,
+    read_all,
+    size_of,
+    storage_error,
+)
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, Intruders, is_whole
+from unified_cache.storage_backends.directory.layout import (
+    Found,
+    check_scan,
+    identities_in,
+    objects_in,
+    place_of,
+)
+from unified_cache.storage_backends.directory.manifests import keep_manifest, manifests_in
+from unified_cache.storage_backends.directory.root import Format, Root, open_root
+from unified_cache.storage_backends.directory.stamps import Clock, Stamps
+from unified_cache.storage_backends.file.journal import Journal
+from unified_cache.storage_backends.file.page_writer import FILES_OPEN_MAX, Drafts
+from unified_cache.storage_backends.file.quota import Room
+from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
+
+__all__ = ["FileCounts", "FileStorage", "open_url"]
+
+FORMAT = Format("file store", 2)
+"""Of the layout in ``_file_layout``."""
+
+DIRECTORIES_OPEN_MAX = 512
+"""Fan-out directories kept open: 32 identities in full, and half of the usual limit of 1024 descriptors."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileCounts:
+    """What happened in one process since it opened the store."""
+
+    evicted_count: int
+    """Objects removed to make room."""
+    declined_count: int
+    """Pages not stored because there was no room under the cap or on the file system."""
+    unremovable_count: int
+    """Objects that should have been removed, but could not be."""
+    intruders_count: int
+    """Links, FIFOs, directories, files of another length and other pages found in the place of an object."""
+    unreadable_count: int
+    """Objects that were there and could not be read: misses until they are put again."""
+    unrecorded_count: int
+    """Changes that the journal did not take; the cap is exceeded by these until other processes meet them."""
+
+
+class FileStorage:
+    """Keep sealed pages in files under one directory, with an optional cap and the least recently used going first.
+
+    Several processes may open one directory; each finds what the others stored, and a page that another
+    removed is a miss. The cap binds them all together, see ``Room`` for by how much they exceed it at a moment,
+    and counts lengths of objects, not blocks. A batch never evicts its own pages, nor an object that another one
+    needs before that one: of a chain longer than the cap the first pages are stored, the rest declined.
+    Recency is kept in modification times and survives a restart; a crash forgets when pages were last read, of at
+    most ``PAGES_WAITING_MAX`` of them, no further back than ``STAMP_GRAIN_NS`` before the last call. Local file systems
+    only: locks and appends on a network are not what they are here.
+
+    Thread-safe. Objects are read and written outside the guards.
+    """
+
+    def __init__(self, root: Root, journal: Journal, recency: Recency, free_bytes_min: int, stamps: Stamps) -> None:
+        self._root = root
+        self._disk = root.disk
+        self._directories = Directories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
+        self._intruders = Intruders(root)
+        self._room = Room(root, recency, self._directories, journal, partial(_stock, root), free_bytes_min)
+        self._drafts = Drafts(root, self._directories, self._room, self._intruders)
+        self._stamps = stamps
+        self._unreadable_count = 0
+        self._guard = Lock()
+        self._calls = Calls(f"the file store in {root.path}")
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        bytes_max: int | None = None,
+        free_bytes_min: int = FREE_BYTES_MIN,
+        clock: Clock = time.time_ns,
+        notes_reads: bool = True,
+        new_writer: Callable[[], str] = partial(secrets.token_hex, 8),
+        disk: Disk | None = None,
+    ) -> "FileStorage":
+        """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap. Linear in objects.
+
+        A put is declined that would leave less than ``free_bytes_min`` free on the file system. ``clock`` gives
+        nanoseconds for modification times; without ``notes_reads`` a page that is read is none that is used.
+        ``new_writer`` gives a name that no other process uses, ``disk`` the calls of the operating system.
+
+        Raises:
+            ConfigError: bytes_max or free_bytes_min is negative.
+            StorageError: the directory cannot be used or is not ours, see its message. It was not changed.
+        """
+        recency = Recency(bytes_max)
+        if free_bytes_min < 0:
+            raise ConfigError(f"free_bytes_min must not be negative, found {free_bytes_min}")
+        root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
+        try:
+            journal = Journal.open(root.disk, root.fd)
+        except OSError as error:
+            root.close()
+            raise storage_error(error, f"cannot open the journal of the file store in {path}") from error
+        stamps = Stamps(clock, notes_reads=notes_reads)
+        storage = cls(root, journal, recency, free_bytes_min, stamps)
+        try:
+            history = journal.exchange(()) or ()
+            # What nobody alive has begun, nobody will finish.
+            storage._room.fill(() if root.is_alone() else history)
+        except OSError as error:
+            storage.close()
+            raise storage_error(error, f"cannot list the file store in {path}") from error
+        return storage
+
+    @property
+    def path(self) -> Path:
+        """Directory of the store."""
+        return self._root.path
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of the objects in the store, whoever stored them."""
+        with self._calls:
+            return self._room.bytes_used()
+
+    @property
+    def counts(self) -> FileCounts:
+        """What happened since the store was opened; a copy."""
+        room = self._room
+        return FileCounts(
+            evicted_count=room.evicted_count,
+            declined_count=room.declined_count,
+            unremovable_count=room.unremovable_count,
+            intruders_count=self._intruders.count,
+            unreadable_count=self._unreadable_count,
+            unrecorded_count=room.unrecorded_count,
+        )
+
+    def capability(self) -> Capability:
+        """Say what this backend can do."""
+        with self._calls:
+            return Capability("file", durable=True, bytes_max=self._room.bytes_max)
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Write the manifest beside the pages, durably, unless it is there already. The slabs are not needed.
+
+        Raises:
+            InputError: the identity in the manifest is not a digest.
+            StorageError: the manifest that is there says something else under the same digest, or a fault.
+        """
+        with self._calls:
+            keep_manifest(self._root, manifest)
+            self._room.learn(manifest)
+
+    def exists(self, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether a file of that name is there. No access; one stat each."""
+        with self._calls:
+            found: list[bool] = []
+            for label in labels:
+                fan, name = place_of(label)
+                try:
+                    directory = self._directories.find(label.identity, fan)
+                    found.append(directory is not None and size_of(self._disk, directory, name) is not None)
+                except OSError as error:
+                    raise self._cannot("look for", label, error) from error
+            return found
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Read each page straight into its buffers; a hit makes it recent."""
+        with self._calls:
+            hits = self._read(pages[:FILES_OPEN_MAX])
+            for start in range(FILES_OPEN_MAX, len(pages), FILES_OPEN_MAX):
+                hits += self._read(pages[start : start + FILES_OPEN_MAX])
+            self._room.record(pages, hits, ())
+            self._stamp(self._stamps.note(pages, hits))
+            return hits
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        """Write pages in their order; False for those that have no room under the cap or on the file system.
+
+        DURABLE syncs each file before its name appears, and each directory once at the end of the batch.
+        An object that is there already is not written again, only synced.
+
+        Raises:
+            StorageFullError: the file system has no room, or a limit on file sizes was met.
+            StorageError: another fault. Files of pages before the one that failed may be there.
+        """
+        with self._calls:
+            return self._drafts.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects; return how many there were. Not synced: a crash may bring them back."""
+        with self._calls:
+            there = [label for label, found in zip(labels, self.exists(labels), strict=True) if found]
+            self._room.forget(there)
+            removed_count = 0
+            for label in there:
+                fan, name = place_of(label)
+                try:
+                    directory = self._directories.find(label.identity, fan)
+                    if directory is not None:
+                        self._disk.unlink(name, dir_fd=directory.fd)
+                        removed_count += 1
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    raise self._cannot("remove", label, error) from error
+            return removed_count
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of one identity in the order of their names; the cursor is the last name listed.
+
+        Raises:
+            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
+        """
+        with self._calls:
+            check_scan(identity, cursor)
+            try:
+                with closing(objects_in(self._disk, self._root.fd, identity, cursor)) as objects:
+                    found = list(itertools.islice(objects, SCAN_OBJECTS_MAX))
+            except OSError as error:
+                raise storage_error(error, f"cannot list {self._root.path}/{identity.hex()}") from error
+            listed = [StoredObject(known.label, known.object_bytes) for known in found]
+            return Scan(listed, found[-1].name if len(found) == SCAN_OBJECTS_MAX else "")
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the manifest of every identity, by its digest; None where there is none that can be read.
+
+        Raises:
+            StorageError: the directory cannot be listed.
+        """
+        with self._calls:
+            return manifests_in(self._root)
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Compare modification times, which are the recency of this store; None without objects. Linear in objects.
+
+        Raises:
+            StorageError: a directory cannot be listed.
+        """
+        with self._calls:
+            try:
+                times = [known.mtime_ns for known in objects_in(self._disk, self._root.fd, identity)]
+            except OSError as error:
+                raise storage_error(error, f"cannot list {self._root.path}/{identity.hex()}") from error
+            return UsedBetween(min(times), max(times)) if times else None
+
+    def close(self) -> None:
+        """Wait for calls in flight, remove this process's temp directory, let go of every descriptor."""
+        if self._calls.close():
+            self._stamp(self._stamps.take())
+            self._directories.close()
+            self._room.close()
+            self._root.close()
+
+    def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
+        return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
+
+    def _stamp(self, stamps: Mapping[Label, int]) -> None:
+        """Stamp files that were read, and let other processes know of those that had not been used later.
+
+        A time that cannot be set costs order after a restart, no page.
+        """
+        used: list[Label] = []
+        for label, stamp in stamps.items():
+            fan, name = place_of(label)
+            with suppress(OSError):
+                directory = self._directories.find(label.identity, fan)
+                if directory is None:
+                    continue
+                status = self._disk.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+                if status.st_mtime_ns < stamp:
+                    self._disk.utime(name, ns=(stamp, stamp), dir_fd=directory.fd, follow_symlinks=False)
+                    used.append(label)
+        if used:
+            self._room.tell_used(used)
+
+    def _read(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Read a few pages: open all, then move all bytes, then close all, which keeps the copying loop hot."""
+        disk = self._disk
+        fds: list[int] = []
+        hits = [False] * len(pages)
+        try:
+            for page in pages:
+                try:
+                    fds.append(self._open_object(page))
+                except OSError as error:
+                    fds.append(self._miss(page, error))
+            for number, page in enumerate(pages):
+                fd = fds[number]
+                if fd >= 0:
+                    try:
+                        hits[number] = read_all(disk, fd, page.buffers, page_bytes(page))
+                        if not hits[number]:
+                            self._look_at(page, fd)
+                    except OSError as error:
+                        self._look_at(page, fd, error)
+        finally:
+            for fd in fds:
+                if fd >= 0:
+                    let_go(disk, fd)
+        return hits
+
+    def _look_at(self, page: PageIO, fd: int, fault: OSError | None = None) -> None:
+        """Clear away what proved not to be a file of exactly that length; any other ``fault`` is one of the object."""
+        try:
+            status = self._disk.fstat(fd)
+        except OSError as error:
+            self._miss(page, fault or error)
+            return
+        object_bytes = page_bytes(page)
+        if not is_whole(status.st_mode, status.st_size, object_bytes):
+            fan, name = place_of(page.label)
+            directory = self._directories.find(page.label.identity, fan)
+            if directory is not None:
+                self._intruders.clear(directory, name, object_bytes)
+        elif fault is not None:
+            self._miss(page, fault)
+
+    def _miss(self, page: PageIO, error: OSError) -> int:
+        """Make a miss, -1, of one object that cannot be read; raise where it is not the object's fault."""
+        if error.errno not in UNREADABLE:
+            raise self._cannot("read", page.label, error) from error
+        with self._guard:
+            self._unreadable_count += 1
+        return -1
+
+    def _open_object(self, page: PageIO) -> int:
+        """Open what stands in the place of an object; -1 where there is nothing, or nothing that can be read."""
+        label = page.label
+        fan, name = place_of(label)
+        directory = self._directories.find(label.identity, fan)
+        if directory is None:
+            return -1
+        try:
+            return self._disk.open(name, READ_FLAGS, dir_fd=directory.fd)
+        except FileNotFoundError:
+            return -1
+        except OSError as error:
+            if error.errno not in NOT_A_FILE:
+                raise
+            self._intruders.clear(directory, name, page_bytes(page))
+            return -1
+
+
+def _stock(root: Root) -> Iterator[StoredObject]:
+    """List every object of a store, the least recent first."""
+    identities = identities_in(root.disk, root.fd)
+    found = [known for identity in identities for known in objects_in(root.disk, root.fd, identity)]
+    found.sort(key=_age)
+    return (StoredObject(known.label, known.object_bytes) for known in found)
+
+
+def _age(known: Found) -> int:
+    return known.mtime_ns
+
+
+def open_url(rest: str, bytes_max: int | None) -> FileStorage:
+    """Open ``file:DIR`` or ``file:DIR?free=SIZE``, see ``file_address``."""
+    address = address_of(rest)
+    return FileStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)

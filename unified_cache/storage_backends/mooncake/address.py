@@ -1,0 +1,100 @@
+"""Where a Mooncake cluster is and how this process takes part in it, read from a URL.
+
+    mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N]
+
+``HOST:PORT`` is the master's. ``admin`` is where its HTTP side is; a port alone is one of the same host. ``host`` is
+the name under which other nodes reach this one; ``segment_bytes`` is memory of this process that the cluster may fill,
+none by default.
+"""
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from unified_cache.errors import ConfigError
+from unified_cache.storage_backends.mooncake.hosts import check_resolves, source_host
+from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
+
+__all__ = ["ADMIN_PORT", "MooncakeAddress", "address_of_url"]
+
+ADMIN_PORT = 9003
+"""Of the HTTP side of ``mooncake_master``, unless it is told another."""
+
+PROTOCOLS = ("tcp", "rdma")
+
+_OPTIONS = ("admin", "protocol", "devices", "host", "segment_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class MooncakeAddress:
+    """A master, and this process as one of its clients."""
+
+    host: str
+    """Of the master, for its RPC and its HTTP side."""
+    port: int
+    admin_host: str = ""
+    """Of the master's HTTP side; the same as ``host`` if empty."""
+    admin_port: int = ADMIN_PORT
+    protocol: str = "tcp"
+    devices: str = ""
+    """RDMA devices, comma-separated; none for TCP."""
+    local_host: str = ""
+    """Name of this host for other nodes; what the route to the master says if empty."""
+    segment_bytes: int = 0
+    """Memory of this process lent to the cluster, for as long as the process lives."""
+
+    def __post_init__(self) -> None:
+        for name, port in (("the master's port", self.port), ("admin", self.admin_port)):
+            if not 0 < port < 1 << 16:
+                raise ConfigError(f"{name} must be in [1, 65535], found {port}")
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(f"protocol must be one of {', '.join(PROTOCOLS)}, found {self.protocol!r}")
+        if self.segment_bytes and self.segment_bytes < SEGMENT_BYTES_MIN:
+            raise ConfigError(f"segment_bytes must be 0 or at least {SEGMENT_BYTES_MIN}, found {self.segment_bytes}")
+
+    @property
+    def master(self) -> str:
+        """The master as the store client wants it."""
+        return f"{self.host}:{self.port}"
+
+    def resolved_host(self) -> str:
+        """Return the name under which other nodes reach this process.
+
+        Raises:
+            ConfigError: nobody can resolve it, or there is no route to the master.
+        """
+        if self.local_host:
+            check_resolves("host", self.local_host)
+            return self.local_host
+        check_resolves("the master", self.host)
+        return source_host(self.host, self.port)
+
+
+def address_of_url(rest: str) -> MooncakeAddress:
+    """Read what stands after ``mooncake:`` in a URL.
+
+    Raises:
+        ConfigError: it is not of the form that the module shows.
+    """
+    url = f"mooncake:{rest}"
+    wanted = f"mooncake://HOST:PORT with any of {', '.join(_OPTIONS)} after a question mark"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else [])
+        admin_host, _, admin_port = options.get("admin", f"{ADMIN_PORT}").rpartition(":")
+        admin, segment_bytes = int(admin_port), int(options.get("segment_bytes", 0))
+    except ValueError as error:
+        raise ConfigError(f"a Mooncake store is named as {wanted}, found {url!r}: {error}") from error
+    unknown = sorted(options.keys() - set(_OPTIONS))
+    if unknown or not host or port is None or parts.path not in ("", "/") or parts.fragment or parts.username:
+        raise ConfigError(f"a Mooncake store is named as {wanted}, found {url!r}")
+    return MooncakeAddress(
+        host=host,
+        port=port,
+        admin_host=admin_host,
+        admin_port=admin,
+        protocol=options.get("protocol", "tcp"),
+        devices=options.get("devices", ""),
+        local_host=options.get("host", ""),
+        segment_bytes=segment_bytes,
+    )

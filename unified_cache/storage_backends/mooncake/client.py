@@ -1,0 +1,294 @@
+"""A process's client of a Mooncake cluster: connected once, gated, and never let go of.
+
+The library's own life cycle is not safe to follow. Connecting and disconnecting hold the interpreter's lock, for
+minutes where the master is gone; a call before the one or after the other ends the process, as does one in flight
+meanwhile. So a process has one client for each address, connected when it is first needed and once the master was
+seen to live, and it stays connected until the process ends. Stores come and go and share it; each lets go of its
+memory.
+"""
+
+import atexit
+import os
+from collections.abc import Callable, Sequence
+from threading import Condition, Lock
+from types import TracebackType
+
+from unified_cache.errors import StateError, StorageError
+from unified_cache.storage_backends.mooncake.address import MooncakeAddress
+from unified_cache.storage_backends.mooncake.admin import Admin
+from unified_cache.storage_backends.mooncake.buffers import pointer_to
+from unified_cache.storage_backends.mooncake.endpoints import Endpoints, Place, Places
+from unified_cache.storage_backends.mooncake.hosts import knock
+from unified_cache.storage_backends.mooncake.native import (
+    METADATA,
+    Code,
+    PutConfig,
+    Replica,
+    Store,
+    load_store,
+    new_put_config,
+)
+
+__all__ = ["Client", "client_of"]
+
+EXIT_WAIT_S = 8.0
+"""How long the end of the process waits for calls in flight: each ends by itself within the settings' timeouts."""
+
+AGED_OBJECTS = 16
+"""What one call touches has one age, and is evicted in no order; what the next one touches is younger."""
+
+MASTER = "master"
+"""Stands for the master among the endpoints."""
+
+_LOST = frozenset({Code.RPC_FAILED, Code.RPC_TIMEOUT})
+
+
+class _Gate:
+    """Lets calls into the library until the process ends, and counts those in flight."""
+
+    __slots__ = ("_guard", "_in_flight_count", "_is_shut", "_last_left", "_pid")
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._in_flight_count = 0
+        self._is_shut = False
+        # Entered without the condition around it, which costs as much again: this is on the path of every call.
+        self._guard = Lock()
+        self._last_left = Condition(self._guard)
+
+    def __enter__(self) -> None:
+        if os.getpid() != self._pid:
+            raise StateError("a Mooncake client does not survive a fork; open the store in the new process (spawn)")
+        with self._guard:
+            if self._is_shut:
+                raise StateError("the process ends, the Mooncake client is called no more")
+            self._in_flight_count += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._guard:
+            self._in_flight_count -= 1
+            if self._is_shut and not self._in_flight_count:
+                self._last_left.notify_all()
+
+    def shut(self, timeout_s: float) -> None:
+        """Let none in any more, and wait until the last has left, or no longer than that."""
+        with self._guard:
+            self._is_shut = True
+            self._last_left.wait_for(lambda: not self._in_flight_count, timeout_s)
+
+
+class Client:
+    """Calls to a connected store client, and what is known of the cluster. Thread-safe.
+
+    Every call returns one answer a name, in order, or raises StorageError where the master does not answer. It is then
+    left alone for a while, and the next call first looks whether somebody listens: the library would try for seconds.
+    """
+
+    def __init__(self, store: Store, address: MooncakeAddress) -> None:
+        self.address = address
+        self.admin = Admin(address.admin_host or address.host, address.admin_port)
+        self.places = Places()
+        self.endpoints = Endpoints()
+        self._store = store
+        self._registered: dict[tuple[int, int], int] = {}
+        self._doubted = False
+        """Whether the last call had no answer from the master."""
+        self._gate = _Gate()
+        self._guard = Lock()
+
+    @classmethod
+    def connect(cls, address: MooncakeAddress) -> "Client":
+        """Connect, if somebody answers there.
+
+        Raises:
+            ConfigError: the library or something that it needs is missing, or this host has no name.
+            StorageError: no master, or one that does not take us.
+        """
+        host = address.resolved_host()
+        knock(address.host, address.port)
+        admin = Admin(address.admin_host or address.host, address.admin_port)
+        admin.check_serves()
+        store = load_store()
+        code = store.setup(host, METADATA, address.segment_bytes, 0, address.protocol, address.devices, address.master)
+        if code:
+            raise StorageError(
+                f"the Mooncake client could not be set up (code {code}): host {host}, protocol {address.protocol}, "
+                f"master {address.master}, segment of {address.segment_bytes} bytes",
+                retryable=code in _LOST,
+            )
+        client = cls(store, address)
+        atexit.register(client.end)
+        return client
+
+    # ---- memory ----------------------------------------------------------------------------------------------
+
+    def register(self, memory: memoryview) -> tuple[int, int]:
+        """Make memory known to the transport, once for all who do so; return what ``unregister`` takes.
+
+        Raises:
+            StorageError: the transport does not take it.
+        """
+        region = (pointer_to(memory), memory.nbytes)
+        with self._gate, self._guard:
+            if region not in self._registered:
+                code = self._store.register_buffer(*region)
+                if code:
+                    raise StorageError(
+                        f"{region[1]} bytes of host memory cannot be registered (code {code})", retryable=False
+                    )
+            self._registered[region] = self._registered.get(region, 0) + 1
+        return region
+
+    def unregister(self, region: tuple[int, int]) -> None:
+        """Take one registration back; with the last one the transport forgets the memory."""
+        with self._gate, self._guard:
+            self._registered[region] -= 1
+            if not self._registered[region]:
+                del self._registered[region]
+                self._store.unregister_buffer(region[0])
+
+    # ---- objects ---------------------------------------------------------------------------------------------
+
+    def exist(self, names: list[str]) -> list[bool]:
+        """Tell which objects are whole; those are leased, the last name last.
+
+        Raises:
+            StorageError: the master does not know, or does not answer.
+        """
+        codes = self._ask(names, lambda: self._store.batch_is_exist(names))
+        unknown = next((code for code in codes if code < 0), None)
+        if unknown is not None:
+            raise StorageError(f"the Mooncake master cannot say what exists (code {unknown})", retryable=True)
+        return [code == 1 for code in codes]
+
+    def exist_aged(self, names: list[str]) -> list[bool]:
+        """As ``exist``, and have the objects age from the first name to the last, in steps of ``AGED_OBJECTS``."""
+        return [
+            exists
+            for start in range(0, len(names), AGED_OBJECTS)
+            for exists in self.exist(names[start : start + AGED_OBJECTS])
+        ]
+
+    def locate(self, names: list[str]) -> dict[str, Place]:
+        """Return where objects lie, of those that are whole, and remember it; they age as by ``exist_aged``.
+
+        What exists is asked in one call: of what does not, the library would log every name.
+        """
+        return self.places_of([name for name, exists in zip(names, self.exist(names), strict=True) if exists])
+
+    def places_of(self, present: list[str]) -> dict[str, Place]:
+        """Return where objects lie that were there just now, as ``locate``."""
+        places: dict[str, Place] = {}
+        for start in range(0, len(present), AGED_OBJECTS):
+            with self._gate:
+                found = self._store.batch_get_replica_desc(present[start : start + AGED_OBJECTS])
+            places.update((name, _place(replicas)) for name, replicas in found.items() if replicas)
+        self.places.learn(places.items())
+        return places
+
+    def remove(self, names: list[str]) -> list[int]:
+        """Remove objects, leased ones too; 0 for each that there was."""
+        codes = self._ask(names, lambda: self._store.batch_remove(names, True))
+        self.places.forget(names)
+        return codes
+
+    def put(self, names: list[str], pointers: list[int], sizes: list[int], config: PutConfig) -> list[int]:
+        """Store objects of one buffer each."""
+        return self._ask(names, lambda: self._store.batch_put_from(names, pointers, sizes, config))
+
+    def put_pieces(
+        self, names: list[str], pointers: list[list[int]], sizes: list[list[int]], config: PutConfig
+    ) -> list[int]:
+        """Store objects of several buffers."""
+        return self._ask(names, lambda: self._store.batch_put_from_multi_buffers(names, pointers, sizes, config))
+
+    def get(self, names: list[str], pointers: list[int], sizes: list[int]) -> list[int]:
+        """Read objects into one buffer each; their sizes, or codes."""
+        return self._ask(names, lambda: self._store.batch_get_into(names, pointers, sizes))
+
+    def get_pieces(self, names: list[str], pointers: list[list[int]], sizes: list[list[int]]) -> list[int]:
+        """Read objects into several buffers."""
+        return self._ask(names, lambda: self._store.batch_get_into_multi_buffers(names, pointers, sizes))
+
+    def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False) -> PutConfig:
+        """Make what tells how to store objects of these groups, one each, or of none."""
+        config = new_put_config()
+        if groups:
+            config.group_ids = list(groups)
+        config.with_hard_pin = pinned
+        return config
+
+    # ---- life cycle ------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Start no further call and wait a while for those in flight, as the process ends."""
+        self._gate.shut(EXIT_WAIT_S)
+
+    def _ask(self, names: Sequence[str], call: Callable[[], list[int]]) -> list[int]:
+        if self._doubted:
+            self._knock()
+        with self._gate:
+            codes = call()
+        if len(codes) != len(names):
+            raise StorageError(f"Mooncake gave {len(codes)} answers for {len(names)} objects", retryable=False)
+        if not _LOST.isdisjoint(codes):
+            lost = next(code for code in codes if code in _LOST)
+            self._doubted = True
+            self.endpoints.failed(MASTER)
+            raise StorageError(f"{self._master} does not answer (code {lost})", retryable=True)
+        if self._doubted:
+            self._doubted = False
+            self.endpoints.succeeded(MASTER)
+        return codes
+
+    @property
+    def _master(self) -> str:
+        return f"the Mooncake master at {self.address.master}"
+
+    def _knock(self) -> None:
+        """Look whether the master can be asked again."""
+        if not self.endpoints.is_up(MASTER):
+            raise StorageError(f"{self._master} did not answer just now, and is left alone", retryable=True)
+        try:
+            knock(self.address.host, self.address.port)
+        except StorageError:
+            self.endpoints.failed(MASTER)
+            raise
+
+
+def _place(replicas: Sequence[Replica]) -> Place:
+    """Return where an object is read from; what lies on disks alone has no endpoint, and a size that nobody tells."""
+    for replica in replicas:
+        if replica.is_memory_replica():
+            buffer = replica.get_memory_descriptor().buffer_descriptor
+            return Place(buffer.transport_endpoint, buffer.size)
+    return Place("", 0)
+
+
+class _Clients:
+    """The clients of this process."""
+
+    def __init__(self) -> None:
+        self._clients: dict[MooncakeAddress, Client] = {}
+        self._guard = Lock()
+
+    def of(self, address: MooncakeAddress) -> Client:
+        with self._guard:
+            client = self._clients.get(address)
+            if client is None:
+                client = self._clients[address] = Client.connect(address)
+            else:
+                knock(address.host, address.port)
+            return client
+
+
+_CLIENTS = _Clients()
+
+
+def client_of(address: MooncakeAddress) -> Client:
+    """Return this process's client of a cluster, connected.
+
+    Raises:
+        ConfigError, StorageError: see ``Client.connect``.
+    """
+    return _CLIENTS.of(address)

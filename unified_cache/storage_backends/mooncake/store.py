@@ -1,0 +1,238 @@
+"""A store in a Mooncake cluster: what engines on several machines share.
+
+    mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N]
+
+``HOST:PORT`` is the master's, ``admin`` that of its HTTP side. Pages travel between the host slabs and the nodes'
+memory without a copy in between. Whoever reads must verify: a node's memory can be written by anyone who reaches it,
+and an object may be removed, and its memory used again, while it is read. ``VerifiedStorage`` does; every cache has
+one.
+
+Mooncake's replicas lie in memory, and the master's directory does as well: a node that dies takes its pages along, a
+master that dies all of them. So nothing here is durable, nor with SSD offload, which comes after a put has returned.
+The cap is the cluster's own: the memory of all its nodes, known if the master's HTTP side is there to say so. It evicts
+by itself, in the order of last use, all objects of a page together.
+"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import NamedTuple
+
+from unified_cache.errors import ConfigError, StorageError
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import UsedBetween
+from unified_cache.storage_backends.common.calls import Calls
+from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
+from unified_cache.storage_backends.directory.layout import check_identity, check_scan, label_of
+from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
+from unified_cache.storage_backends.mooncake.buffers import piece_of
+from unified_cache.storage_backends.mooncake.client import Client, client_of
+from unified_cache.storage_backends.mooncake.hosts import knock
+from unified_cache.storage_backends.mooncake.manifests import Manifests, identity_in
+from unified_cache.storage_backends.mooncake.transfer import Moves
+from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
+
+__all__ = ["Health", "MooncakeStorage", "open_url"]
+
+NAME = "mooncake"
+
+CALL_BYTES = 64 << 20
+"""Asked for in one get: enough that every node is sent full calls, where a MiB is an object or two for each of a few
+nodes. Nothing is lost by it: what came over the network lies in another core's cache, whatever its size."""
+
+PROBE_NAME = "unified-cache/health"
+"""An object that nobody puts: asking for it shows that the master answers."""
+
+
+class Health(NamedTuple):
+    """How a cluster is, at this moment."""
+
+    serves: bool
+    """Whether the master answers."""
+    reason: str
+    """Why not; empty if it does."""
+    resting: tuple[str, ...]
+    """Nodes that failed just now and are left alone; ``puts`` where a put did, wherever it went."""
+
+
+class MooncakeStorage:
+    """Keep sealed pages in the memory of a cluster's nodes.
+
+    Thread-safe. Calls are bounded by the client's own timeouts, see ``mooncake_library.ENVIRONMENT``, and further by
+    the cache's guard. All stores of a process that name one cluster share one client, see ``_mooncake_client``.
+    """
+
+    def __init__(self, client: Client, capacity_bytes: int | None, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._client = client
+        self._capability = Capability(NAME, durable=False, bytes_max=capacity_bytes, call_bytes=CALL_BYTES)
+        self._moves = Moves(client, sleep)
+        self._manifests = Manifests(client)
+        self._regions: set[tuple[int, int]] = set()
+        self._listed: tuple[bytes, list[str]] = (b"", [])
+        self._guard = Lock()
+        self._calls = Calls(f"the Mooncake store at {client.address.master}")
+
+    @classmethod
+    def open(cls, address: MooncakeAddress) -> "MooncakeStorage":
+        """Join a cluster. The process stands still for some 0.1 s, the first time.
+
+        Raises:
+            ConfigError: Mooncake or a library that it needs is missing, or a host that nobody can resolve.
+            StorageError: no master answers there.
+        """
+        client = client_of(address)
+        return cls(client, client.admin.capacity_bytes())
+
+    def capability(self) -> Capability:
+        """Say what this backend can do; the cap is what all nodes gave together when the store was opened."""
+        with self._calls:
+            return self._capability
+
+    def health(self) -> Health:
+        """Ask the master for something now; it takes 2 s at most to find that it does not answer."""
+        with self._calls:
+            address, resting = self._client.address, tuple(self._client.endpoints.resting())
+            try:
+                knock(address.host, address.port)
+                self._client.exist([PROBE_NAME])
+            except StorageError as error:
+                return Health(False, str(error), resting)
+            return Health(True, "", resting)
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Put the manifest beside the pages, and register the slabs with the transport, each once.
+
+        Raises:
+            InputError: the identity in the manifest is not a digest.
+            StorageError: the manifest that is there says something else under the same digest, or a fault.
+        """
+        with self._calls:
+            check_identity(manifest.identity)
+            self._manifests.keep(manifest)
+            with self._guard:
+                for slab in slabs.values():
+                    region = self._client.register(slab)
+                    if region in self._regions:
+                        self._client.unregister(region)
+                    self._regions.add(region)
+
+    def exists(self, labels: Sequence[Label]) -> list[bool]:
+        """Ask the master for all labels at once; what exists becomes recent, the first label most of all.
+
+        A page on a node that fails at the moment, and one that could not be read just now, does not exist.
+
+        Raises:
+            StorageError: the master does not know.
+        """
+        with self._calls:
+            names = [label.object_name for label in labels]
+            if not names:
+                return []
+            places = self._client.locate(names[::-1])
+            absent = self._client.places.absent(names)
+            is_up = {endpoint: self._client.endpoints.is_up(endpoint) for endpoint, _ in set(places.values())}
+            return [name in places and name not in absent and is_up[places[name].endpoint] for name in names]
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Read each page straight into its buffers, node by node; what a failing node has is a miss.
+
+        Raises:
+            StorageError: the master does not answer.
+        """
+        with self._calls:
+            pieces = [piece_of(number, page) for number, page in enumerate(pages)]
+            hits = self._moves.read([piece for piece in pieces if piece.object_bytes])
+            return [number in hits for number in range(len(pages))]
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        """Write pages straight from their buffers; False for those that the cluster does not have afterwards.
+
+        It has no room, a node failed just now, or another writer has begun the page and not ended it. A manifest that
+        has gone with its node is put again on the way.
+
+        Raises:
+            StorageError: the level is DURABLE, which memory cannot promise, or the master does not answer.
+        """
+        with self._calls:
+            if level is Level.DURABLE:
+                raise StorageError("Mooncake keeps pages in memory: it can store at level CACHED only", retryable=False)
+            if not pages:
+                return []
+            pieces = [piece_of(number, page) for number, page in enumerate(pages)]
+            identities = {page.label.identity for page in pages}
+            manifests = self._manifests.names(identities)
+            names = [*manifests, *[piece.name for piece in reversed(pieces)]]
+            there = {name for name, exists in zip(names, self._client.exist(names), strict=True) if exists}
+            self._manifests.put_again(name for name in manifests if name not in there)
+            known = self._client.places_of([name for name in names[len(manifests) :] if name in there])
+            return self._moves.write(pieces, known, grouped=not self._manifests.are_single(identities))
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects, those that somebody is reading too; return how many there were."""
+        with self._calls:
+            names = [label.object_name for label in labels]
+            return self._client.remove(names).count(0) if names else 0
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of one identity in the order of their names; the cursor is the last name listed.
+
+        The master lists all keys of the cluster for it, once for a scan from its beginning. What is listed is leased:
+        it becomes recent, and is not evicted for a while.
+
+        Raises:
+            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
+            StorageError: the master's HTTP side does not answer.
+        """
+        with self._calls:
+            check_scan(identity, cursor)
+            names = self._names(identity, cursor)
+            start = bisect_right(names, cursor)
+            found = names[start : start + SCAN_OBJECTS_MAX]
+            labels = {f"{identity.hex()}/{name}": label for name in found if (label := label_of(identity, name))}
+            places = self._client.locate(list(labels)) if labels else {}
+            listed = [
+                StoredObject(label, places[name].object_bytes) for name, label in labels.items() if name in places
+            ]
+            return Scan(listed, found[-1] if len(found) == SCAN_OBJECTS_MAX else "")
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the manifest of every identity that has an object; a listing of the whole cluster, as ``scan``."""
+        with self._calls:
+            names = self._client.admin.keys(lambda name: identity_in(name) is not None)
+            found: dict[bytes, Manifest | None] = dict.fromkeys(filter(None, map(identity_in, names)))
+            for identity in found:
+                with suppress(StorageError):
+                    found[identity] = self._manifests.read(identity)
+            return found
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Return None: the master tells nobody when an object was used."""
+        return None
+
+    def close(self) -> None:
+        """Wait for calls in flight and let go of the slabs. The client stays, for the process's next store."""
+        if self._calls.close():
+            for region in self._regions:
+                self._client.unregister(region)
+
+    def _names(self, identity: bytes, cursor: str) -> list[str]:
+        """Return the names of an identity's objects, in order, as they were when the scan began if that is known."""
+        with self._guard:
+            if cursor and self._listed[0] == identity:
+                return self._listed[1]
+        prefix = f"{identity.hex()}/"
+        keys = self._client.admin.keys(lambda key: key.startswith(prefix))
+        names = sorted(name for key in keys if label_of(identity, name := key.removeprefix(prefix)) is not None)
+        with self._guard:
+            self._listed = (identity, names)
+        return names
+
+
+def open_url(rest: str, bytes_max: int | None) -> MooncakeStorage:
+    """Open ``mooncake://HOST:PORT``, see the module; ``bytes_max`` is not ours to set."""
+    if bytes_max is not None:
+        raise ConfigError(f"a Mooncake cluster has the cap that its nodes give it, found a cap of {bytes_max} bytes")
+    return MooncakeStorage.open(address_of_url(rest))

@@ -1,0 +1,10 @@
+"""A store in a directory, pages side by side in files of equal slots: ``packed:DIR``. One process at a time.
+
+A put passes these files in this order, a get ``store``, ``index`` and ``segment``:
+
+    store       ``PackedStorage``: the protocol's methods
+    index       which page is in which slot, LRU order, the slots of one batch
+    segments    the files on the disk: found, made, emptied, given back
+    free_slots  slots without a page, and those of them that still take room on the disk
+    segment     one file of equal slots: a table of entries, then the pages
+"""

@@ -1,0 +1,205 @@
+"""A file of equal slots: a table that says whose page is in each, then the pages.
+
+    offset                bytes  field
+    48 x slot                32  page key; zeros where the slot is free
+    48 x slot + 32            8  xxh3-64 of the key, seeded with the number of the slot
+    48 x slot + 40            8  when the page was last used, in nanoseconds since 1970
+
+Integers are little-endian. Identity, pool and length of the pages are in the name of the file, for they are the same
+for all. A page is written before its entry: an entry that proves itself is the commit.
+"""
+
+import errno
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from unified_cache.page import PAGE_KEY_BYTES, PageKey
+from unified_cache.storage_backends.directory.descriptors import let_go, read_at, write_at
+from unified_cache.storage_backends.directory.disk import Disk
+
+__all__ = ["Entry", "PackedFile", "Shape", "Slot", "by_file", "parse_name"]
+
+FILE_BYTES = 4 << 30
+"""Pages of a file take about as much, so a terabyte of pages of 64 KiB and more has 256 files, all open; one of 4 KiB
+pages has 4096, see ``SLOTS_MAX``. What was not written takes no room."""
+
+SLOTS_MAX = 65_536
+"""Of one file, whose table is read at once when the store is opened: 3 MiB."""
+
+BLOCK_BYTES = 4096
+"""Slots of large pages begin with a block of the file system: nobody writes part of another's, and each can go."""
+
+GRAIN_BYTES = 128
+"""Of slots so small that a block for each would waste an eighth and more."""
+
+_ENTRY = struct.Struct(f"<{PAGE_KEY_BYTES}sQQ")
+_STAMP = struct.Struct("<Q")
+_STAMP_OFFSET = _ENTRY.size - _STAMP.size
+_FREE = bytes(_ENTRY.size)
+_NAME = re.compile(r"([a-z0-9][a-z0-9_]{0,31})\.([0-9]{1,15})\.([0-9]{1,9})\.pack")
+
+
+class Shape(NamedTuple):
+    """What all pages of a file have in common."""
+
+    identity: bytes
+    pool: str
+    object_bytes: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Distance from one page to the next."""
+        grain = BLOCK_BYTES if self.object_bytes >= 8 * BLOCK_BYTES else GRAIN_BYTES
+        return max(-(-self.object_bytes // grain), 1) * grain
+
+    @property
+    def slots_count(self) -> int:
+        """Pages that a file has room for."""
+        return min(max(FILE_BYTES // self.slot_bytes, 1), SLOTS_MAX)
+
+    def name_of(self, number: int) -> str:
+        """Name a file in the directory of the identity."""
+        return f"{self.pool}.{self.object_bytes}.{number}.pack"
+
+
+def parse_name(identity: bytes, name: str) -> tuple[Shape, int] | None:
+    """Read the name of a file back into its shape and number; None where it is not one."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    shape, number = Shape(identity, match[1], int(match[2])), int(match[3])
+    return (shape, number) if shape.name_of(number) == name else None
+
+
+class Entry(NamedTuple):
+    """One line of a table that proves itself."""
+
+    slot: int
+    key: PageKey
+    stamp: int
+
+
+class PackedFile:
+    """An open file. Its descriptor is closed when the last thread that uses it lets it go, or by ``close``.
+
+    Thread-safe as long as nobody writes a slot that another one writes.
+    """
+
+    __slots__ = ("__weakref__", "_disk", "_fd", "_pages_offset", "_slot_bytes", "number", "object_bytes", "shape")
+
+    def __init__(self, disk: Disk, fd: int, shape: Shape, number: int) -> None:
+        """Own ``fd``, which is open for reading and writing."""
+        self._disk = disk
+        self._fd = fd
+        self._slot_bytes = shape.slot_bytes
+        self._pages_offset = -(-shape.slots_count * _ENTRY.size // BLOCK_BYTES) * BLOCK_BYTES
+        self.shape = shape
+        self.object_bytes = shape.object_bytes
+        self.number = number
+
+    def read(self, slot: int, buffers: Sequence[memoryview]) -> bool:
+        """Fill buffers of ``object_bytes`` in all with a page; False where the file ends before it does."""
+        return read_at(self._disk, self._fd, buffers, self._pages_offset + slot * self._slot_bytes)
+
+    def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
+        """Write a page of ``object_bytes``."""
+        write_at(self._disk, self._fd, buffers, self._pages_offset + slot * self._slot_bytes)
+
+    def enter(self, entries: Sequence[Entry]) -> None:
+        """Say whose pages are in slots that were written. In the ascending order of slots."""
+        lines = [_ENTRY.pack(key, xxh3_64_intdigest(key, seed=slot), stamp) for slot, key, stamp in entries]
+        self._write_lines([entry.slot for entry in entries], lines)
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Say that slots are free. Slots in ascending order."""
+        self._write_lines(slots, [_FREE] * len(slots))
+
+    def use(self, slot: int, stamp: int) -> None:
+        """Say when the page in a slot was used, unless it was used later."""
+        offset = slot * _ENTRY.size + _STAMP_OFFSET
+        text = self._disk.pread(self._fd, _STAMP.size, offset)
+        if len(text) == _STAMP.size and _STAMP.unpack(text)[0] < stamp:
+            self._disk.pwrite(self._fd, _STAMP.pack(stamp), offset)
+
+    def sync(self) -> None:
+        """Let everything that was written survive a crash.
+
+        Raises:
+            OSError: it could not be written, or somebody removed the file.
+        """
+        self._disk.fdatasync(self._fd)
+        if not self._disk.fstat(self._fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shape.name_of(self.number))
+
+    def punch(self, slots: Sequence[int]) -> None:
+        """Give the room of free slots back to the file system. Slots in ascending order."""
+        for first, count in _runs(slots):
+            start = self._pages_offset + first * self._slot_bytes
+            self._disk.punch(self._fd, start, count * self._slot_bytes)
+
+    def entries(self) -> list[Entry]:
+        """Read the table: slots that hold pages, as far as the file reaches."""
+        table = bytearray(self.shape.slots_count * _ENTRY.size)
+        read_at(self._disk, self._fd, [memoryview(table)], 0)
+        last = self.reach(self.object_bytes)
+        return [
+            Entry(slot, key, stamp)
+            for slot, (key, check, stamp) in enumerate(_ENTRY.iter_unpack(table))
+            if check and slot < last and check == xxh3_64_intdigest(key, seed=slot)
+        ]
+
+    def reach(self, bytes_min: int) -> int:
+        """Return the first slot that the file has less than ``bytes_min`` of, which are not more than a slot."""
+        length = self._disk.fstat(self._fd).st_size - self._pages_offset
+        reached = (length - bytes_min) // self._slot_bytes + 1 if bytes_min else self.shape.slots_count
+        return min(max(reached, 0), self.shape.slots_count)
+
+    def close(self) -> None:
+        """Close the descriptor now; nobody may be using it."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            let_go(self._disk, fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _write_lines(self, slots: Sequence[int], lines: Sequence[bytes]) -> None:
+        done = 0
+        for first, count in _runs(slots):
+            text = memoryview(b"".join(lines[done : done + count]))
+            write_at(self._disk, self._fd, [text], first * _ENTRY.size)
+            done += count
+
+
+class Slot(NamedTuple):
+    """The place of one page as long as it is there: the next page in the same place has another one, see ``is``."""
+
+    file: PackedFile
+    number: int
+
+
+def by_file(slots: Iterable[Slot]) -> dict[PackedFile, list[Slot]]:
+    """Sort slots into their files, in ascending order."""
+    files: dict[PackedFile, list[Slot]] = {}
+    for slot in slots:
+        files.setdefault(slot.file, []).append(slot)
+    for inside in files.values():
+        inside.sort(key=lambda slot: slot.number)
+    return files
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first slot and the count of each run of neighbours."""
+    if slots and slots[-1] - slots[0] == len(slots) - 1:
+        yield slots[0], len(slots)
+        return
+    start = 0
+    for end in range(1, len(slots) + 1):
+        if end == len(slots) or slots[end] != slots[end - 1] + 1:
+            yield slots[start], end - start
+            start = end

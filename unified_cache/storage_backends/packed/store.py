@@ -1,0 +1,388 @@
+"""A store in one directory, pages side by side in files of equal slots: for one process, and for small pages.
+
+A page is written into a free slot, synced if it must be durable, and only then entered in the table of its file, so a
+page is either entered or not there, whatever kills the process. Where the pages are is read from these tables when the
+store is opened, and known in memory from then on: a read is one call, a write is one and a share in the entries of its
+batch. A loss of power may leave an entry beside other bytes, of a page that was not acknowledged as durable or that had
+just been evicted; wrap the store in ``VerifiedStorage``, which finds that as it finds bytes that rot.
+"""
+
+import fcntl
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from unified_cache.errors import ConfigError, StorageError
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import UsedBetween
+from unified_cache.storage_backends.common.calls import Calls
+from unified_cache.storage_backends.common.lru import Recency
+from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, address_of
+from unified_cache.storage_backends.directory.descriptors import missing_bytes, storage_error
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.foreign import UNREADABLE
+from unified_cache.storage_backends.directory.layout import check_scan
+from unified_cache.storage_backends.directory.manifests import keep_manifest, manifests_in
+from unified_cache.storage_backends.directory.root import Format, Root, open_root
+from unified_cache.storage_backends.directory.stamps import Clock, Stamps
+from unified_cache.storage_backends.packed.index import Batch, Index
+from unified_cache.storage_backends.packed.segment import Entry, PackedFile, Shape, Slot
+from unified_cache.storage_backends.packed.segments import Places
+from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan
+
+__all__ = ["PackedCounts", "PackedStorage", "open_url"]
+
+FORMAT = Format("packed store", 1)
+"""Of the directory; the files in it are described in ``_packed_file``."""
+
+CALL_BYTES = 2 << 20
+"""Two pages of a MiB: where a read is so little work, a call for each is felt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCounts:
+    """What happened since the store was opened."""
+
+    evicted_count: int
+    """Objects that made room."""
+    declined_count: int
+    """Pages not stored because there was no room under the cap or on the file system."""
+    intruders_count: int
+    """Links, FIFOs and directories found in the place of a file."""
+    unreadable_count: int
+    """Objects that were there and could not be read."""
+
+
+class PackedStorage:
+    """Keep sealed pages in slots under one directory, with an optional cap and the least recently used going first.
+
+    One process at a time: the directory is locked, and a second one is refused. The cap counts lengths of objects;
+    beyond it a directory takes the tables, the rest of each slot's last block, and the room that free slots keep, see
+    ``IDLE_BYTES_MAX``. A batch never evicts its own pages, nor an object that another one needs before that one.
+    Recency survives a restart; a crash forgets when pages were last read, of at most ``PAGES_WAITING_MAX`` of them and
+    no further back than ``STAMP_GRAIN_NS`` before the last call. Local file systems only.
+
+    Thread-safe. Pages are read and written outside the guards.
+    """
+
+    def __init__(self, root: Root, places: Places, index: Index, stamps: Stamps, free_bytes_min: int) -> None:
+        """``places`` are those of ``root``, ``index`` knows what is in them."""
+        self._root = root
+        self._places = places
+        self._index = index
+        self._stamps = stamps
+        self._free_bytes_min = free_bytes_min
+        self._calls = Calls(f"the packed store in {root.path}")
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        bytes_max: int | None = None,
+        free_bytes_min: int = FREE_BYTES_MIN,
+        clock: Clock = time.time_ns,
+        notes_reads: bool = True,
+        new_writer: Callable[[], str] = partial(secrets.token_hex, 8),
+        disk: Disk | None = None,
+    ) -> "PackedStorage":
+        """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap. Linear in objects.
+
+        A put is declined that would leave less than ``free_bytes_min`` free on the file system. ``clock`` gives
+        nanoseconds for times of use; without ``notes_reads`` a page that is read is none that is used. ``new_writer``
+        gives a name that no other process uses, ``disk`` the calls of the operating system.
+
+        Raises:
+            ConfigError: bytes_max or free_bytes_min is negative.
+            StorageError: the directory cannot be used, is not ours, or is open already, see its message.
+        """
+        index = Index(Recency(bytes_max))
+        if free_bytes_min < 0:
+            raise ConfigError(f"free_bytes_min must not be negative, found {free_bytes_min}")
+        root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
+        places = Places(root)
+        try:
+            root.disk.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kept = places.find()
+        except BlockingIOError as error:
+            root.close()
+            raise StorageError(
+                f"{path} must be open once at a time, found another one who has it; "
+                f"name another directory, or let them share a file: store or a service",
+                retryable=True,
+            ) from error
+        except OSError as error:
+            places.close()
+            root.close()
+            raise storage_error(error, f"cannot read the packed store in {path}") from error
+        kept.sort(key=lambda each: each.stamp)
+        stamps = Stamps(clock, kept[-1].stamp if kept else 0, notes_reads=notes_reads)
+        storage = cls(root, places, index, stamps, free_bytes_min)
+        storage._let_go(index.fill((label, slot) for label, slot, _ in kept))
+        return storage
+
+    @property
+    def path(self) -> Path:
+        """Directory of the store."""
+        return self._root.path
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of the objects in the store, and of those that are being written."""
+        with self._calls:
+            return self._index.bytes_used
+
+    @property
+    def counts(self) -> PackedCounts:
+        """What happened since the store was opened; a copy."""
+        return PackedCounts(
+            evicted_count=self._index.evicted_count,
+            declined_count=self._index.declined_count,
+            intruders_count=self._places.intruders_count,
+            unreadable_count=self._index.unreadable_count,
+        )
+
+    def capability(self) -> Capability:
+        """Say what this backend can do."""
+        with self._calls:
+            return Capability("packed", durable=True, bytes_max=self._index.bytes_max, call_bytes=CALL_BYTES)
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Write the manifest beside the pages, durably, unless it is there already. The slabs are not needed.
+
+        Raises:
+            InputError: the identity in the manifest is not a digest.
+            StorageError: the manifest that is there says something else under the same digest, or a fault.
+        """
+        with self._calls:
+            keep_manifest(self._root, manifest)
+            self._index.learn(manifest)
+
+    def exists(self, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether it has a slot. No access, no call on the disk."""
+        with self._calls:
+            return [self._index.find(label) is not None for label in labels]
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Read each page straight into its buffers; a hit makes it recent. A page of another length is dropped."""
+        with self._calls:
+            slots, gone = self._index.look_up(pages)
+            if gone:
+                self._let_go(gone)
+            hits = [False] * len(pages)
+            unreadable: dict[Label, Slot] = {}
+            for number, slot in enumerate(slots):
+                if slot is None:
+                    continue
+                label = pages[number].label
+                try:
+                    is_whole = slot.file.read(slot.number, pages[number].buffers)
+                except OSError as error:
+                    if error.errno not in UNREADABLE:
+                        raise self._cannot("read", label, error) from error
+                    is_whole = False
+                if not is_whole:
+                    unreadable[label] = slot
+                else:
+                    # One that went while it was read is a miss: its slot may have become another page's.
+                    hits[number] = self._index.find(label) is slot
+            if unreadable:
+                self._index.set_aside(unreadable)
+            due = self._stamps.note(pages, hits)
+            if due:
+                self._stamp(due)
+            return hits
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        """Write pages in their order; False for those that have no room under the cap or on the file system.
+
+        DURABLE syncs each file twice a batch: once when the pages are in it, once when their entries are.
+
+        Raises:
+            StorageFullError: the file system has no room, or a limit on file sizes was met.
+            StorageError: another fault. None of the pages that were not there before is there now.
+        """
+        with self._calls:
+            batch = self._index.begin(pages, self._stamps.new(len(pages)))
+            self._let_go(batch.gone)
+            self._keep_free(batch)
+            try:
+                self._write(batch, durable=level is Level.DURABLE)
+            except BaseException as error:
+                self._abandon(batch)
+                if isinstance(error, OSError):
+                    raise storage_error(error, f"cannot store pages in {self._root.path}") from error
+                raise
+            spare = self._index.commit(batch)
+            try:
+                if spare and level is Level.DURABLE:
+                    self._sync_others(batch, ())
+            except OSError as error:
+                raise storage_error(error, f"cannot store pages in {self._root.path}") from error
+            finally:
+                self._let_go(spare)
+            if len(batch.fresh) < len(pages):
+                self._stamp(self._stamps.note(pages, batch.refreshed(), batch.stamp))
+            return batch.stored
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects; return how many there were. Not synced: a crash may bring them back.
+
+        Raises:
+            StorageError: a table cannot be written; what is in it is gone until the store is opened again.
+        """
+        with self._calls:
+            for label in labels:
+                self._index.find(label)
+            count, gone, unreadable = self._index.forget(labels)
+            try:
+                self._places.clear(unreadable)
+                self._places.free(gone)
+            except OSError as error:
+                raise storage_error(error, f"cannot remove objects from {self._root.path}") from error
+            return count
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of one identity in the order of their names; the cursor is the last name listed.
+
+        Raises:
+            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
+        """
+        with self._calls:
+            check_scan(identity, cursor)
+            return self._index.scan(identity, cursor)
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the manifest of every identity, by its digest; None where there is none that can be read.
+
+        Raises:
+            StorageError: the directory cannot be listed.
+        """
+        with self._calls:
+            return manifests_in(self._root)
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Compare times of use; None without objects. Linear in objects.
+
+        Raises:
+            StorageError: a table cannot be read.
+        """
+        with self._calls:
+            self._stamp(self._stamps.take())
+            try:
+                times = self._places.used_ns(identity)
+            except OSError as error:
+                raise storage_error(error, f"cannot read the tables in {self._root.path}") from error
+            return UsedBetween(min(times), max(times)) if times else None
+
+    def close(self) -> None:
+        """Wait for calls in flight, write times of use, give free room back, let go of every descriptor."""
+        if self._calls.close():
+            self._stamp(self._stamps.take())
+            self._places.close()
+            with suppress(OSError):
+                # A child that was forked has the descriptor too, and would keep the lock.
+                self._root.disk.flock(self._root.fd, fcntl.LOCK_UN)
+            self._root.close()
+
+    def _keep_free(self, batch: Batch) -> None:
+        """Decline the last pages where all would leave the file system too little room."""
+        if not self._free_bytes_min or not batch.fresh:
+            return
+        shapes = {label: batch.shape_of(label) for label in batch.fresh}
+        most_bytes = sum([shape.slot_bytes for shape in shapes.values()])
+        if missing_bytes(self._root.disk, self._root.fd, most_bytes + self._free_bytes_min) <= 0:
+            return
+        wanted = Counter(shapes.values())
+        new_bytes = self._places.new_bytes(wanted)
+        short_bytes = missing_bytes(self._root.disk, self._root.fd, new_bytes + self._free_bytes_min)
+        declined: list[Label] = []
+        for label in reversed(shapes):
+            if short_bytes <= 0:
+                break
+            declined.append(label)
+            wanted[shapes[label]] -= 1
+            less_bytes = self._places.new_bytes(wanted)
+            short_bytes -= new_bytes - less_bytes
+            new_bytes = less_bytes
+        self._index.decline(batch, declined)
+
+    def _write(self, batch: Batch, *, durable: bool) -> None:
+        """Write what is not there, then say where it is."""
+        shapes: dict[Shape, list[Label]] = {}
+        for label in batch.fresh:
+            shapes.setdefault(batch.shape_of(label), []).append(label)
+        for shape, labels in shapes.items():
+            batch.written.update(zip(labels, self._places.take(shape, len(labels)), strict=True))
+        for label, slot in batch.written.items():
+            slot.file.write(slot.number, batch.pages[batch.fresh[label]].buffers)
+        entries: dict[PackedFile, list[Entry]] = {}
+        for label, slot in batch.written.items():
+            entry = Entry(slot.number, label.key, batch.stamp - batch.fresh[label])
+            entries.setdefault(slot.file, []).append(entry)
+        if durable:
+            _sync(entries)
+        batch.is_entered = True
+        for file, inside in entries.items():
+            file.enter(sorted(inside))
+        if durable:
+            _sync(entries)
+            self._sync_others(batch, entries)
+
+    def _sync_others(self, batch: Batch, synced: Container[PackedFile]) -> None:
+        """Sync pages that another put stored, before or meanwhile, but in ``synced``: maybe they are CACHED alone."""
+        others: dict[PackedFile, list[tuple[Label, Slot]]] = {}
+        for page in batch.pages:
+            slot = self._index.find(page.label)
+            if slot is not None and slot.file not in synced:
+                others.setdefault(slot.file, []).append((page.label, slot))
+        for file, there in others.items():
+            try:
+                file.sync()
+            except FileNotFoundError:
+                # A file that its last page has left is removed; one from under a page that is there is a fault.
+                if any(self._index.find(label) is slot for label, slot in there):
+                    raise
+
+    def _abandon(self, batch: Batch) -> None:
+        """Leave nothing of pages that could not be written."""
+        self._index.abandon(batch)
+        if batch.is_entered:
+            self._let_go(list(batch.written.values()))
+        else:
+            self._places.give(list(batch.written.values()))
+
+    def _let_go(self, slots: Sequence[Slot]) -> None:
+        """Free slots. What the tables do not take stays as it is until the store is opened again."""
+        if slots:
+            with suppress(OSError):
+                self._places.free(slots)
+
+    def _stamp(self, stamps: Mapping[Label, int]) -> None:
+        """Write when pages were read. A time that cannot be written costs order after a restart, no page."""
+        for label, stamp in stamps.items():
+            slot = self._index.find(label)
+            if slot is not None:
+                with suppress(OSError):
+                    slot.file.use(slot.number, stamp)
+
+    def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
+        return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
+
+
+def _sync(files: Iterable[PackedFile]) -> None:
+    for file in files:
+        file.sync()
+
+
+def open_url(rest: str, bytes_max: int | None) -> PackedStorage:
+    """Open ``packed:DIR`` or ``packed:DIR?free=SIZE``, see ``file_address``."""
+    address = address_of(rest, "packed")
+    return PackedStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)

@@ -1,0 +1,12 @@
+"""A store behind one or more gRPC servers, the client of ``unified_cache.service``: ``grpc://HOST:PORT``.
+
+A page passes these files in this order:
+
+    store       ``RemoteStorage``: the protocol's methods, failing over between servers
+    rendezvous  which server a page belongs to
+    server      one server: connections, Hello, rest after failures
+    sharing     memory shared with a server on the same machine
+    scatter     a stream of pages into the buffers that they were asked for with
+    url         servers, credentials and timeouts of a URL
+    inquiry     questions of people: status, prefix of a prompt, tokens; for the command line
+"""

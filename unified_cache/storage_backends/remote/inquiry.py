@@ -1,0 +1,120 @@
+"""A person's questions to a service: is it there, what does it hold for me, how much of a prompt can be restored.
+
+Engines use ``RemoteStorage``; here each server is asked by itself.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from unified_cache.errors import ConfigError
+from unified_cache.page import PageKey
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.storage_backends.remote.server import Server, storage_error
+from unified_cache.storage_backends.remote.url import parse_rest
+from unified_cache.wire.calls import Call
+
+__all__ = ["Found", "Inquiry", "Pong", "open_inquiry"]
+
+SCHEMES = {"grpc": False, "grpcs": True}
+"""And whether each is over TLS."""
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """What a server says of itself, and how long it took."""
+
+    server: str
+    tenant: str
+    store: str
+    durable: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How much of one prompt can be restored, in pages."""
+
+    end: int
+    pages_count: int
+    bound_by: str
+    """Pool that kept it from being more; empty if it is all."""
+
+
+class Inquiry:
+    """Servers to be asked; the first one where any can answer."""
+
+    def __init__(self, servers: Sequence[Server], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._servers = servers
+        self._clock = clock
+
+    def ping(self) -> list[Pong]:
+        """Say Hello to every server.
+
+        Raises:
+            StorageError: one does not answer, or refuses.
+        """
+        pongs: list[Pong] = []
+        for server in self._servers:
+            started_s = self._clock()
+            reply = _asked(server, Call.HELLO, pb.HelloRequest(tenant=server.asserted), pb.HelloReply)
+            pongs.append(Pong(server.name, reply.tenant, reply.store, reply.durable, self._clock() - started_s))
+        return pongs
+
+    def stats(self) -> dict[str, pb.StatsReply]:
+        """Ask every server what it holds for the caller; by server.
+
+        Raises:
+            StorageError: one does not answer, or refuses.
+        """
+        request = pb.StatsRequest(tenant=self._servers[0].asserted)
+        return {server.name: _asked(server, Call.STATS, request, pb.StatsReply) for server in self._servers}
+
+    def lookup(self, manifest: Manifest, prompts: Sequence[Sequence[PageKey]]) -> list[Found]:
+        """Ask the first server how much of each prompt, given by its keys, can be restored.
+
+        Raises:
+            StorageError: it does not answer, or refuses.
+        """
+        server = self._servers[0]
+        _asked(server, Call.HELLO, pb.HelloRequest(tenant=server.asserted, manifest=manifest), pb.HelloReply)
+        found: list[Found] = []
+        for keys in prompts:
+            request = pb.LookupRequest(tenant=server.asserted, identity=manifest.identity, keys=pb.Keys(keys=keys))
+            reply = _asked(server, Call.LOOKUP, request, pb.LookupReply)
+            found.append(Found(reply.end_max, reply.pages_count, reply.bound_by))
+        return found
+
+
+@contextmanager
+def open_inquiry(url: str) -> Iterator[Inquiry]:
+    """Open connections to the servers that a ``grpc:`` or ``grpcs:`` URL names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme not in SCHEMES:
+        raise ConfigError(f"a service is named as grpc://HOST:PORT or grpcs://HOST:PORT, found {url!r}")
+    options = parse_rest(rest, secure=SCHEMES[scheme])
+    servers = [Server.connect(name, options) for name in options.servers]
+    try:
+        yield Inquiry(servers)
+    finally:
+        for server in servers:
+            server.close()
+
+
+def _asked(server: Server, call: Call, request: Message, kind: type[Reply]) -> Reply:
+    try:
+        return kind.FromString(server.ask(call, request.SerializeToString())())
+    except grpc.RpcError as error:
+        raise storage_error(error, call, server) from error

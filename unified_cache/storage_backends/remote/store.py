@@ -1,0 +1,468 @@
+"""The client of the service: one store behind one or more servers, over gRPC.
+
+    grpc://HOST:PORT[,HOST:PORT...][?timeout_s=10&channels=2&retries=1&tenant=NAME&token_file=FILE]
+    grpcs://...[?ca_file=FILE&cert_file=FILE&key_file=FILE&server_name=NAME]
+
+Each page belongs to one server, by rendezvous hashing over the servers' names, so that their memories add up; where
+that one fails, the next stands in. Servers may share one store, or have one each: then a page put while its server was
+away is a miss once it is back.
+
+Bytes are believed as little as any store's: wrap it in ``VerifiedStorage``, as an engine does.
+"""
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby, zip_longest
+from typing import NamedTuple
+
+import grpc
+
+from unified_cache.errors import ConfigError, InputError, StorageError
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.common.calls import Calls
+from unified_cache.storage_backends.common.lru import page_bytes
+from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.remote.rendezvous import Placing
+from unified_cache.storage_backends.remote.scatter import Filling
+from unified_cache.storage_backends.remote.server import Server, is_passing, storage_error, wants_hello, wants_stream
+from unified_cache.storage_backends.remote.sharing import Lent
+from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
+from unified_cache.storage_backends.wrappers.backoff import Backoff
+from unified_cache.wire.calls import PART_BYTES, SHARED_PART_BYTES, Call
+from unified_cache.wire.names import labels_in, named_runs
+from unified_cache.wire.parts import decoded, parts_of, shared_parts_of
+
+__all__ = ["RemoteStorage", "open_secure_url", "open_url"]
+
+PAGES_PER_CALL = 4096
+"""Pages named in one request, where the server takes as many: their names fit into a message."""
+
+CALLS_AHEAD = 2
+"""Calls of one request under way at a time, for each server."""
+
+VERIFIED_BYTES = 64 << 20
+"""Asked for in one get, so that its calls follow each other without a pause; pages are verified when all have come."""
+
+PAUSES = Backoff(0.05, 1.0)
+"""Before all servers are tried again, in seconds; shortened by up to a half at random."""
+
+Finish = Callable[[], None]
+"""Waits for a call that was begun, and notes its answers; raises ``grpc.RpcError`` where it failed."""
+
+
+class Batch(NamedTuple):
+    """Pages of one call to one server."""
+
+    server: Server
+    numbers: list[int]
+    """Positions in what was asked for."""
+    total_bytes: int
+    """Of their pages; 0 where only names move."""
+    is_only: bool = False
+    """Whether nothing else is asked for meanwhile, so that whoever waits may as well look after the call."""
+
+
+class RemoteStorage:
+    """Exchange sealed pages with servers. Exists, get and put are tried elsewhere where a server fails; remove is not.
+
+    Pages that no server answers for are misses, or declined, where others of their batch were answered; where none
+    was, the last error is raised. No call takes longer than its timeout times the servers and retries. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        options: RemoteOptions,
+        servers: Sequence[Server],
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        rng: random.Random,
+    ) -> None:
+        self._servers = servers
+        self._placing = Placing(options.servers)
+        self._tries_max = len(servers) + options.retries
+        self._clock = clock
+        self._sleep = sleep
+        self._rng = rng
+        self._manifests: dict[bytes, Manifest] = {}
+        self._calls = Calls(f"the service at {','.join(options.servers)}")
+
+    @classmethod
+    def open(
+        cls,
+        options: RemoteOptions,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> "RemoteStorage":
+        """Open connections to servers; nothing is sent before the first call. The caller closes it."""
+        servers = [Server.connect(name, options, clock) for name in options.servers]
+        # Any seed: it only keeps the pauses of several clients from falling together.
+        return cls(options, servers, clock, sleep, random.Random())  # noqa: S311
+
+    def capability(self) -> Capability:
+        """Say what the service can do. Its cap is shared with others, and none of this client's own.
+
+        Raises:
+            StorageError: no server answers.
+        """
+        with self._calls:
+            agreed = [server.agreed or self._greeted(server, {}) for server in self._servers]
+            durable = [reply.durable for reply in agreed if reply is not None]
+            if not durable:
+                raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
+            return Capability("remote", durable=all(durable), bytes_max=None, call_bytes=VERIFIED_BYTES)
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Say Hello for an identity to every server that answers; to the others before their first call.
+
+        Raises:
+            StorageError: a server does not take the layout, and says in what it differs; or none answers.
+        """
+        with self._calls:
+            described = {manifest.identity: manifest}
+            replies = [self._greeted(server, described) for server in self._servers]
+            if not any(replies):
+                raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
+            self._manifests[manifest.identity] = manifest
+
+    def exists(self, labels: Sequence[Label]) -> list[bool]:
+        """Ask each page's server; pages of identities that were not registered are absent."""
+        with self._calls:
+            return [answer or False for answer in self._exists(labels)]
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Fill each page's buffers, from all servers at a time."""
+        with self._calls:
+            hits: list[bool | None] = [None] * len(pages)
+
+            def begin(batch: Batch) -> Finish:
+                chosen = [pages[number] for number in batch.numbers]
+                lent = batch.server.lend(batch.total_bytes)
+                shared = _range_of(lent)
+                request = pb.GetRequest(tenant=batch.server.asserted, runs=_sized_runs(chosen), shared=shared)
+                parts = batch.server.receive(Call.GET, request.SerializeToString())
+                filling = Filling(chosen, None if lent is None else lent.window)
+
+                def finish() -> None:
+                    try:
+                        with batch.server.over(lent):
+                            for message in parts:
+                                filling.take(decoded(message))
+                    finally:
+                        for number, hit in zip(batch.numbers, filling.hits, strict=True):
+                            hits[number] = hit
+
+                return finish
+
+            self._ask([page.label for page in pages], hits, Call.GET, begin, list(map(page_bytes, pages)))
+            return [hit or False for hit in hits]
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        """Store pages, at all servers at a time; False where a server declined.
+
+        Raises:
+            InputError: a page of an identity that was not registered.
+            StorageFullError: the tenant's quota or the store is full.
+            StorageError: no server answers, or the layout has no such page.
+        """
+        with self._calls:
+            for page in pages:
+                if page.label.identity not in self._manifests:
+                    raise InputError(f"register identity {page.label.identity.hex()} before its pages are put")
+            stored: list[bool | None] = [None] * len(pages)
+
+            def begin(batch: Batch) -> Finish:
+                chosen = [pages[number] for number in batch.numbers]
+                lent = batch.server.lend(batch.total_bytes)
+                messages = _put_messages(batch.server, chosen, level, lent)
+                answer = (
+                    partial(batch.server.send_whole, Call.PUT, messages)
+                    if batch.is_only
+                    else batch.server.send(Call.PUT, messages)
+                )
+
+                def finish() -> None:
+                    with batch.server.over(lent):
+                        reply = pb.PutReply.FromString(answer())
+                    for number, kept in zip(batch.numbers, reply.stored, strict=True):
+                        stored[number] = bool(kept)
+
+                return finish
+
+            self._ask([page.label for page in pages], stored, Call.PUT, begin, list(map(page_bytes, pages)))
+            return [ok or False for ok in stored]
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove pages from every server, once: any may have stood in for another, and hold them in memory.
+
+        Raises:
+            StorageError: a server does not answer; what others had is removed.
+        """
+        with self._calls:
+            known = [label for label in labels if label.identity in self._manifests]
+            present = [answer or False for answer in self._exists(known)]
+            removed_count = 0
+            for server in self._servers:
+                for start in range(0, len(known), PAGES_PER_CALL):
+                    some = known[start : start + PAGES_PER_CALL]
+                    request = pb.RemoveRequest(tenant=server.asserted, runs=named_runs(some))
+                    reply = pb.RemoveReply.FromString(self._once(server, Call.REMOVE, request.SerializeToString()))
+                    removed_count += reply.removed_count
+            return removed_count if len(self._servers) == 1 else sum(present)
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List pages, of each server those that belong to it: once each, whether the servers share a store or not.
+
+        Raises:
+            InputError: the cursor is not one that a scan returned.
+            StorageError: a server does not answer.
+        """
+        with self._calls:
+            if identity not in self._manifests:
+                return Scan([], "")
+            number_text, _, rest = cursor.partition(":") if cursor else ("0", "", "")
+            if not number_text.isdecimal() or int(number_text) >= len(self._servers):
+                raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
+            number = int(number_text)
+            server = self._servers[number]
+            request = pb.ScanRequest(tenant=server.asserted, identity=identity, cursor=rest)
+            reply = pb.ScanReply.FromString(self._once(server, Call.SCAN, request.SerializeToString()))
+            listed = [
+                StoredObject(label, run.object_bytes)
+                for run in reply.runs
+                for label in labels_in(run)
+                if self._placing.ranked(label.key)[0] == number
+            ]
+            if reply.cursor:
+                return Scan(listed, f"{number}:{reply.cursor}")
+            return Scan(listed, f"{number + 1}:" if number + 1 < len(self._servers) else "")
+
+    def close(self) -> None:
+        """Wait for calls in flight, then close the connections."""
+        if self._calls.close():
+            for server in self._servers:
+                server.close()
+
+    def _exists(self, labels: Sequence[Label]) -> list[bool | None]:
+        found: list[bool | None] = [None] * len(labels)
+
+        def begin(batch: Batch) -> Finish:
+            runs = named_runs(labels[number] for number in batch.numbers)
+            request = pb.ExistsRequest(tenant=batch.server.asserted, runs=runs)
+            answer = batch.server.ask(Call.EXISTS, request.SerializeToString())
+
+            def finish() -> None:
+                reply = pb.ExistsReply.FromString(answer())
+                for number, there in zip(batch.numbers, reply.found, strict=True):
+                    found[number] = bool(there)
+
+            return finish
+
+        self._ask(labels, found, Call.EXISTS, begin)
+        return found
+
+    def _ask(
+        self,
+        labels: Sequence[Label],
+        answers: list[bool | None],
+        call: Call,
+        begin: Callable[[Batch], Finish],
+        sizes: Sequence[int] = (),
+    ) -> None:
+        """Let servers answer for pages, of these lengths where bytes move, until there were tries enough."""
+        waiting = [number for number, label in enumerate(labels) if label.identity in self._manifests]
+        failed: StorageError | None = None
+        for tries_count in range(self._tries_max):
+            if tries_count >= len(self._servers):
+                pause_s = PAUSES.pause_s(tries_count - len(self._servers) + 1)
+                self._sleep(pause_s * self._rng.uniform(0.5, 1.0))
+            failed = self._asked(call, self._batches(labels, sizes, waiting, tries_count), labels, begin) or failed
+            waiting = [number for number in waiting if answers[number] is None]
+            if not waiting:
+                return
+        if failed is not None and len(waiting) == len(labels):
+            raise failed
+
+    def _asked(
+        self, call: Call, batches: Iterable[Batch], labels: Sequence[Label], begin: Callable[[Batch], Finish]
+    ) -> StorageError | None:
+        """Make calls, a bounded number at a time; return why one failed where asking again makes sense.
+
+        Raises:
+            StorageError: asking again makes no sense. No call is under way any more.
+        """
+        failed: StorageError | None = None
+        begun: deque[tuple[Batch, Finish]] = deque()
+        try:
+            for batch in batches:
+                if len(begun) == CALLS_AHEAD * len(self._servers):
+                    ahead, finish = begun.popleft()
+                    failed = self._finished(ahead.server, call, finish) or failed
+                begun.append((batch, self._begun(batch, labels, begin)))
+        finally:
+            # Whatever happened: no call may go on moving bytes of buffers that are the caller's again.
+            failed = self._all_finished(begun, call) or failed
+        return failed
+
+    def _all_finished(self, begun: deque[tuple[Batch, Finish]], call: Call) -> StorageError | None:
+        """Wait for every call, also where one raises; return why one failed where asking again makes sense."""
+        failed: StorageError | None = None
+        try:
+            while begun:
+                ahead, finish = begun.popleft()
+                failed = self._finished(ahead.server, call, finish) or failed
+        finally:
+            if begun:
+                self._all_finished(begun, call)
+        return failed
+
+    def _begun(self, batch: Batch, labels: Sequence[Label], begin: Callable[[Batch], Finish]) -> Finish:
+        """Say Hello where that is due, and begin a call; whatever fails already, fails when it is waited for."""
+        identities = {labels[number].identity for number in batch.numbers}
+        try:
+            batch.server.greet({identity: self._manifests[identity] for identity in identities})
+            return begin(batch)
+        except grpc.RpcError as error:
+            return _raising(error)
+
+    def _finished(self, server: Server, call: Call, finish: Finish) -> StorageError | None:
+        """Wait for a call; return why it failed where asking again, here or elsewhere, makes sense.
+
+        Raises:
+            StorageError: asking again makes no sense.
+        """
+        try:
+            finish()
+        except grpc.RpcError as error:
+            if wants_hello(error):
+                server.forget_greetings()
+            elif is_passing(error):
+                server.failed(self._clock())
+            elif not wants_stream(error):
+                raise storage_error(error, call, server) from error
+            return storage_error(error, call, server)
+        except (InputError, OSError) as error:
+            server.failed(self._clock())
+            return StorageError(f"{server.name}: {call.value}: {error}", retryable=True)
+        server.answered()
+        return None
+
+    def _batches(
+        self, labels: Sequence[Label], sizes: Sequence[int], waiting: Sequence[int], tries_count: int
+    ) -> list[Batch]:
+        """Send each page to its own server, or to the first of its ranking that does not rest."""
+        now_s = self._clock()
+        resting = {number for number, server in enumerate(self._servers) if server.is_resting(now_s)}
+        chosen: dict[int, list[int]] = {}
+        for number in waiting:
+            ranked = self._placing.ranked(labels[number].key)
+            awake = (server for server in ranked if server not in resting)
+            chosen.setdefault(next(awake, ranked[tries_count % len(ranked)]), []).append(number)
+        cut = [_cut(self._servers[number], numbers, sizes) for number, numbers in chosen.items()]
+        batches = [batch for turn in zip_longest(*cut) for batch in turn if batch is not None]
+        return batches if len(batches) > 1 else [batch._replace(is_only=True) for batch in batches]
+
+    def _greeted(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | None:
+        """Say Hello; None where the server does not answer."""
+        if self._finished(server, Call.HELLO, lambda: server.greet(manifests)) is None:
+            return server.agreed
+        return None
+
+    def _once(self, server: Server, call: Call, message: bytes) -> bytes:
+        """Ask a server, and no other; again only where it wants to hear Hello first, and so has done nothing."""
+        try:
+            server.greet(self._manifests)
+            try:
+                return server.ask(call, message)()
+            except grpc.RpcError as error:
+                if not wants_hello(error):
+                    raise
+            server.forget_greetings()
+            server.greet(self._manifests)
+            return server.ask(call, message)()
+        except grpc.RpcError as error:
+            raise storage_error(error, call, server) from error
+
+
+def _cut(server: Server, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[Batch]:
+    """Cut the pages of one server into calls."""
+    pages_max = min(PAGES_PER_CALL, server.agreed.pages_max if server.agreed is not None else PAGES_PER_CALL)
+    some: list[int] = []
+    total_bytes = 0
+    for number in numbers:
+        size = sizes[number] if sizes else 0
+        if some and (len(some) == pages_max or total_bytes + size > server.call_bytes_max):
+            yield Batch(server, some, total_bytes)
+            some, total_bytes = [], 0
+        some.append(number)
+        total_bytes += size
+    yield Batch(server, some, total_bytes)
+
+
+def _put_messages(server: Server, pages: Sequence[PageIO], level: Level, lent: Lent | None) -> Iterator[bytes]:
+    wanted = pb.DURABLE if level is Level.DURABLE else pb.CACHED
+    runs, shared = _sized_runs(pages), _range_of(lent)
+    start = pb.PutStart(tenant=server.asserted, level=wanted, runs=runs, shared=shared)
+    yield pb.PutPart(start=start).SerializeToString()
+    content = ((b"", page.buffers) for page in pages)
+    if lent is not None:
+        yield from shared_parts_of(content, lent.window, SHARED_PART_BYTES)
+    else:
+        part_bytes = min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
+        yield from parts_of(content, part_bytes)
+
+
+def _range_of(lent: Lent | None) -> pb.SharedRange | None:
+    if lent is None:
+        return None
+    return pb.SharedRange(region=lent.window.name, start=lent.window.start, length=lent.window.length)
+
+
+def _sized_runs(pages: Sequence[PageIO]) -> list[pb.PageRun]:
+    """Name pages with their lengths and, as far as known, their parents."""
+    runs: list[pb.PageRun] = []
+    for (identity, pool, object_bytes), run in groupby(pages, _run_of):
+        members = list(run)
+        parents = [page.parent or b"" for page in members]
+        keys = [page.label.key for page in members]
+        runs.append(
+            pb.PageRun(
+                identity=identity,
+                pool=pool,
+                keys=keys,
+                parents=parents if any(parents) else [],
+                object_bytes=object_bytes,
+            )
+        )
+    return runs
+
+
+def _run_of(page: PageIO) -> tuple[bytes, str, int]:
+    return page.label.identity, page.label.pool, page_bytes(page)
+
+
+def _raising(error: grpc.RpcError) -> Finish:
+    def finish() -> None:
+        raise error
+
+    return finish
+
+
+def open_url(rest: str, bytes_max: int | None) -> RemoteStorage:
+    """Open ``grpc://HOST:PORT``, in plain text; see the module for what may follow."""
+    return _opened(rest, bytes_max, secure=False)
+
+
+def open_secure_url(rest: str, bytes_max: int | None) -> RemoteStorage:
+    """Open ``grpcs://HOST:PORT``, with TLS; see the module for what may follow."""
+    return _opened(rest, bytes_max, secure=True)
+
+
+def _opened(rest: str, bytes_max: int | None, *, secure: bool) -> RemoteStorage:
+    if bytes_max is not None:
+        raise ConfigError(f"a service has a cap of its own, found bytes_max {bytes_max}")
+    return RemoteStorage.open(parse_rest(rest, secure=secure))
