@@ -106,12 +106,12 @@ def _recomputed(engine: PrefixCachedModel, prompt: list[int]) -> int:
 
 
 def _from_device(engine: PrefixCachedModel, prompt: list[int]) -> int:
-    engine.cache.settle(SETTLE_S)
+    engine.cache.wait_all(SETTLE_S)
     return _timed(engine, prompt, Reused(device_tokens=PREFIX_TOKENS))
 
 
 def _from_host(engine: PrefixCachedModel, prompt: list[int]) -> int:
-    engine.cache.settle(SETTLE_S)
+    engine.cache.wait_all(SETTLE_S)
     taken = engine.cache.allocate([np.ones(DEVICE_PAGES, np.bool_)])
     assert taken is not None
     engine.cache.free(taken)
@@ -119,7 +119,7 @@ def _from_host(engine: PrefixCachedModel, prompt: list[int]) -> int:
 
 
 def _from_storage(engine: PrefixCachedModel, prompt: list[int]) -> int:
-    engine.cache.settle(SETTLE_S)
+    engine.cache.wait_all(SETTLE_S)
     engine.cache.reset()
     return _timed(engine, prompt, Reused(storage_tokens=PREFIX_TOKENS))
 

@@ -28,7 +28,7 @@ def engine(storage: str) -> Iterator[PrefixCachedModel]:
         pages.layout, config, pages.pools, identity=Identity("tiny-gpt-oss"), storage=open_storage(storage)
     ) as cache:
         yield PrefixCachedModel(MODEL, cache, pages, chunk_tokens=16)
-        cache.settle(timeout_s=30)  # what was inserted is stored by now; close would see to it, too
+        cache.wait_all(timeout_s=30)  # what was inserted is stored by now; close would see to it, too
 
 
 def ask(engine: PrefixCachedModel, prompt: list[int]) -> Answer:

@@ -31,7 +31,7 @@ def engine_process(storage: str, line: Connection) -> None:
             for request in requests:
                 engine.submit(request)
             engine.run()
-            engine.cache.settle(timeout_s=WAIT_S)  # what was inserted is in the store now
+            engine.cache.wait_all(timeout_s=WAIT_S)  # what was inserted is in the store now
             said: list[Said] = [(each.generated, each.reused, each.computed_tokens) for each in requests]
             line.send(said)
 

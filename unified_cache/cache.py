@@ -6,15 +6,24 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from unified_cache.backup_scheduler import BackupScheduler
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import Arrival, Controller, Leg, Operation, StorageTier, ThreadWorkers, Workers
+from unified_cache.controller import (
+    Controller,
+    LayerwiseLoad,
+    Operation,
+    StorageTier,
+    ThreadWorkers,
+    TransferKind,
+    Workers,
+)
 from unified_cache.errors import (
     ClosedError,
     ConfigError,
     OwnerThreadError,
     RankLostError,
-    SettleTimeoutError,
     StateError,
+    WaitTimeoutError,
 )
 from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
@@ -25,8 +34,7 @@ from unified_cache.slots import PairedAllocator
 from unified_cache.stats import Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.transfers import Traffic, Transfers
-from unified_cache.tree import UNNAMED, Lock, Match, Pin
-from unified_cache.writing import Writing
+from unified_cache.tree import UNNAMED, Lock, Match, Preference
 
 __all__ = ["UnifiedCache"]
 
@@ -61,7 +69,7 @@ class UnifiedCache:
         self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, ranks=ranks)
         prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
         self._transfers = Transfers(self._ledger, memory, identity.owners(layout), prefetch_max, ranks)
-        self._writing = Writing(config)
+        self._backups = BackupScheduler(config)
         self._locks: set[Lock] = set()
         self._owner = threading.get_ident()
         self._closed = False
@@ -151,7 +159,7 @@ class UnifiedCache:
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE)
         self._locks.add(lock)
         if lock.end:
-            self._writing.reused(found.prompt.head(lock.end))
+            self._backups.reused(found.prompt.head(lock.end))
             self._back_up_due()
         return lock
 
@@ -162,7 +170,7 @@ class UnifiedCache:
 
     # ---- computing -------------------------------------------------------------------------------------------
 
-    def resume_ends(self, found: Match) -> tuple[int, ...]:
+    def checkpoint_ends(self, found: Match) -> tuple[int, ...]:
         """Return the ends, ascending, at which a request that goes on from ``found`` leaves what a resume needs.
 
         See ``config.Retention``. The last one is the prompt's own end.
@@ -171,7 +179,7 @@ class UnifiedCache:
         ends = self.config.retention.ends(prompt.pages_count, found.tree_end, self.layout.page_size)
         return tuple(end for end in ends if end > found.device_end)
 
-    def needed(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
+    def pages_to_allocate(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
         """Tell by component which pages of [start, end) a resume at one of ``ends`` needs: what ``allocate`` takes.
 
         See ``ModelLayout.needed``.
@@ -244,7 +252,7 @@ class UnifiedCache:
         new_pages = prompt.pages_count - lock.end
         self.release(lock)
         if new_pages:
-            self._writing.inserted(prompt, new_pages)
+            self._backups.inserted(prompt, new_pages)
             self._back_up_due()
         return renewed
 
@@ -258,22 +266,22 @@ class UnifiedCache:
         self._ledger.tree.unlock(lock)
         self._locks.discard(lock)
 
-    def pin(self, prompt: Prompt, tier: Tier) -> Pin | None:
-        """Have what ``tier`` holds of a prompt go last, when nothing else is left to evict; give the pin to ``unpin``.
+    def prefer(self, prompt: Prompt, tier: Tier) -> Preference | None:
+        """Have what ``tier`` holds of a prompt go last, when nothing else is left to evict; give it to ``unprefer``.
 
         For what is sure to come again, such as a system prompt. None, with nothing changed, if nothing is held or if
-        pins would cover more than ``config.eviction.pinned_share`` of what a component can hold there. The page that
-        leaves all the same, and is computed again, is not pinned any more.
+        preferences would cover more than ``config.eviction.preferred_share`` of what a component can hold there. The
+        page that leaves all the same, and is computed again, is not preferred any more.
         """
         self._enter()
         tree = self._ledger.tree
         found = tree.match(prompt)
-        return tree.pin(found, found.device_end if tier is Tier.DEVICE else tree.full_end(found, tier), tier)
+        return tree.prefer(found, found.device_end if tier is Tier.DEVICE else tree.full_end(found, tier), tier)
 
-    def unpin(self, pin: Pin) -> None:
-        """Take a pin back. Once more, or after ``reset``, changes nothing."""
+    def unprefer(self, preference: Preference) -> None:
+        """Take a preference back. Once more, or after ``reset``, changes nothing."""
         self._enter()
-        self._ledger.tree.unpin(pin)
+        self._ledger.tree.unprefer(preference)
 
     # ---- moving ----------------------------------------------------------------------------------------------
 
@@ -285,7 +293,7 @@ class UnifiedCache:
         """
         self._enter()
         self._check_host()
-        return self._controller.start(Leg.LOAD, self._transfers.load(prompt))
+        return self._controller.start(TransferKind.LOAD, self._transfers.load(prompt))
 
     def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | None:
         """Start copying a prompt's device prefix to the host, and on to storage; None if too much is under way.
@@ -295,7 +303,7 @@ class UnifiedCache:
         """
         self._enter()
         self._check_host()
-        return self._controller.start(Leg.BACKUP, self._transfers.backup(prompt, level))
+        return self._controller.start(TransferKind.BACKUP, self._transfers.backup(prompt, level))
 
     def prefetch(self, prompt: Prompt) -> Operation | None:
         """Start reading what storage can add to a prompt; None without storage, or if it is not worth it now.
@@ -306,17 +314,17 @@ class UnifiedCache:
         self._enter()
         if self._storage is None:
             return None
-        tokens = (prompt.pages_count - self._ledger.tree.match(prompt).any_end) * self.layout.page_size
+        tokens = (prompt.pages_count - self._ledger.tree.match(prompt).host_end) * self.layout.page_size
         if tokens < self.config.prefetching.threshold_tokens:
             return None
         steps = self._transfers.prefetch(prompt, self._storage)
-        return self._controller.start(Leg.PREFETCH, steps, self.config.prefetching.patience(tokens))
+        return self._controller.start(TransferKind.PREFETCH, steps, self.config.prefetching.patience(tokens))
 
-    def follow(self, operation: Operation) -> Arrival | None:
-        """Begin to read what a load brings, layer by layer, before it is in the tree; give it to ``leave`` in the end.
+    def begin_layerwise(self, operation: Operation) -> LayerwiseLoad | None:
+        """Begin to read what a load brings, layer by layer, before it is in the tree; ``end_layerwise`` ends it.
 
         None if the operation is over or no load, or if another one brings part of its prefix. Once the last layer was
-        there: ``leave``, then ``settle`` or ``poll`` until the load is over, then match and lock as ever.
+        there: ``end_layerwise``, then ``wait_all`` or ``poll`` until the load is over, then match and lock as ever.
         """
         self._enter()
         arrival = self._transfers.arrival(operation)
@@ -324,12 +332,12 @@ class UnifiedCache:
             operation.followers.add(arrival)
         return arrival
 
-    def leave(self, arrival: Arrival) -> None:
+    def end_layerwise(self, arrival: LayerwiseLoad) -> None:
         """Read no more of what a load brings. Once more, or after ``reset``, changes nothing."""
         self._enter()
         arrival.operation.followers.discard(arrival)
 
-    def conclude(self, operation: Operation) -> None:
+    def finish_early(self, operation: Operation) -> None:
         """Have a transfer make do with what has come by now, instead of waiting for the rest; ``poll`` tells when."""
         self._enter()
         operation.stop()
@@ -353,7 +361,7 @@ class UnifiedCache:
         self._back_up_due()
         return over
 
-    def settle(self, timeout_s: float) -> list[Operation]:
+    def wait_all(self, timeout_s: float) -> list[Operation]:
         """Poll until no transfer is under way; return those that ended.
 
         Raises:
@@ -361,7 +369,7 @@ class UnifiedCache:
             RankLostError: as ``poll``.
         """
         self._enter()
-        return self._controller.settle(timeout_s)
+        return self._controller.wait_all(timeout_s)
 
     # ---- storage ---------------------------------------------------------------------------------------------
 
@@ -393,8 +401,8 @@ class UnifiedCache:
         tier = self._storage
         self._storage = self._transfers.storage = None
         self._controller.stop_all()
-        with suppress(SettleTimeoutError, RankLostError):  # what does not end in time is named below
-            self._controller.settle(self.config.close_timeout_s)
+        with suppress(WaitTimeoutError, RankLostError):  # what does not end in time is named below
+            self._controller.wait_all(self.config.close_timeout_s)
         return tier.close()
 
     def clear_storage(self) -> Operation | None:
@@ -408,7 +416,7 @@ class UnifiedCache:
         self._enter()
         if self._storage is None:
             return None
-        return self._controller.start(Leg.CLEAR, self._transfers.clear(self._storage))
+        return self._controller.start(TransferKind.CLEAR, self._transfers.clear(self._storage))
 
     def set_write_policy(self, policy: WritePolicy) -> None:
         """Go on with another write policy; what the old one has put off is backed up now.
@@ -418,13 +426,13 @@ class UnifiedCache:
         """
         self._enter()
         config = replace(self.config, write=policy)
-        self._writing.follow(config)
+        self._backups.follow(config)
         self.config = config
         self._back_up_due()
 
     # ---- the whole -------------------------------------------------------------------------------------------
 
-    def traffic(self) -> dict[Leg, Traffic]:
+    def traffic(self) -> dict[TransferKind, Traffic]:
         """Count what has moved since the cache was opened; copies, the caller's own."""
         self._enter()
         return self._transfers.moved()
@@ -444,7 +452,7 @@ class UnifiedCache:
         """
         self._enter()
         self._controller.leave_all()
-        self.settle(self.config.close_timeout_s)
+        self.wait_all(self.config.close_timeout_s)
         self._ledger.clear()
 
     def check(self) -> None:
@@ -463,13 +471,13 @@ class UnifiedCache:
         timeout_s = self.config.close_timeout_s
         self._controller.leave_all()
         if self._storage is not None:
-            self._writing.give_up_waiting()
+            self._backups.give_up_waiting()
             self._back_up_due()
         deadline_s = time.monotonic() + timeout_s
-        with suppress(SettleTimeoutError, RankLostError):  # what does not end in time is named below
-            self._controller.settle(timeout_s)
+        with suppress(WaitTimeoutError, RankLostError):  # what does not end in time is named below
+            self._controller.wait_all(timeout_s)
             while self._back_up_due():
-                self._controller.settle(deadline_s - time.monotonic())
+                self._controller.wait_all(deadline_s - time.monotonic())
         self._closed = True
         stuck = self._controller.close(timeout_s)
         if self._storage is not None and not stuck:
@@ -490,7 +498,7 @@ class UnifiedCache:
 
     def _back_up_due(self) -> bool:
         """Start what the write policy asks for, as far as not too much is under way; tell whether that was anything."""
-        due = self._writing.take(self.config.operations_max - self._controller.live_count)
+        due = self._backups.take(self.config.operations_max - self._controller.live_count)
         for prompt in due:
             self.backup(prompt)
         return bool(due)

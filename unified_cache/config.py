@@ -61,8 +61,8 @@ class EvictionConfig:
     """After so many matches and inserts a use counts half (lfu)."""
     slru_protected_share: float = 0.8
     """Of the pages that a component holds on a tier, the most that stay protected (slru)."""
-    pinned_share: float = 0.25
-    """Of the pages that a component can hold on a tier, the most that pins may cover; a page counts once per pin."""
+    preferred_share: float = 0.25
+    """Of the pages that a component can hold on a tier, the most that preferences may cover; counted for each."""
     ttl_s: float | None = None
     """Pages not touched for so long go before others, whatever the policy; None for no such bias."""
 
@@ -71,8 +71,8 @@ class EvictionConfig:
             raise ConfigError(f"lfu_half_life_touches must be positive, found {self.lfu_half_life_touches}")
         if not 0 <= self.slru_protected_share <= 1:
             raise ConfigError(f"slru_protected_share must be in [0, 1], found {self.slru_protected_share}")
-        if not 0 <= self.pinned_share <= 1:
-            raise ConfigError(f"pinned_share must be in [0, 1], found {self.pinned_share}")
+        if not 0 <= self.preferred_share <= 1:
+            raise ConfigError(f"preferred_share must be in [0, 1], found {self.preferred_share}")
         if self.ttl_s is not None and not self.ttl_s > 0:
             raise ConfigError(f"ttl_s must be positive, found {self.ttl_s}")
 
@@ -157,7 +157,7 @@ class CacheConfig:
     storage_workers: int = 2
     """Threads that talk to storage, so that one slow call does not hold up all others."""
     retention: Retention = Retention()
-    """What requests leave for later ones; see ``UnifiedCache.resume_ends``."""
+    """What requests leave for later ones; see ``UnifiedCache.checkpoint_ends``."""
     eviction: EvictionConfig = EvictionConfig()
     """What goes first where room is short."""
     write: WritePolicy = WritePolicy.ON_CALL

@@ -41,7 +41,6 @@ __all__ = [
     "OwnerThreadError",
     "RankError",
     "RankLostError",
-    "SettleTimeoutError",
     "SlotError",
     "StaleMatchError",
     "StateError",
@@ -50,6 +49,7 @@ __all__ = [
     "StorageTimeoutError",
     "TokenError",
     "TraceError",
+    "WaitTimeoutError",
 ]
 
 
@@ -101,7 +101,7 @@ class OwnerThreadError(StateError):
     """A cache was used from another thread than the one that owns it."""
 
 
-class SettleTimeoutError(StateError):
+class WaitTimeoutError(StateError):
     """Transfers did not finish in the time given."""
 
 

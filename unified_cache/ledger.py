@@ -12,12 +12,12 @@ from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, Pages, Part, Slots, Tier
+from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier
 from unified_cache.slots import PairedAllocator, SlotAllocator
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer
 from unified_cache.window import window
 
-__all__ = ["Ledger", "Moving", "Staging"]
+__all__ = ["HostReservation", "Ledger", "TierTransfer"]
 
 
 class Ledger:
@@ -203,7 +203,7 @@ class Ledger:
         return inserted
 
     @contextmanager
-    def moving(self, found: Match, end: int, source: Tier, target: Tier) -> "Iterator[Moving | None]":
+    def moving(self, found: Match, end: int, source: Tier, target: Tier) -> "Iterator[TierTransfer | None]":
         """Pin and allocate what it takes to make ``end`` restorable on ``target``; give it all back at the end.
 
         Yields None if ``target`` has no room.
@@ -213,12 +213,12 @@ class Ledger:
             targets = self.allocate_all(target, [(wanted.component, len(wanted.pages)) for wanted in transfer.wanted])
             if targets is not None:
                 self.tree.expect(transfer, targets)
-            yield None if targets is None else Moving(self, transfer)
+            yield None if targets is None else TierTransfer(self, transfer)
         finally:
             for component, slots in enumerate(self.tree.release(transfer)):
                 self.free(target, component, slots)
 
-    def publish(self, transfer: Transfer) -> tuple[Part, ...]:
+    def publish(self, transfer: Transfer) -> tuple[PageCopies, ...]:
         """Publish what a transfer brought; return what the tree took, and free the rest."""
         published = self.tree.publish(transfer)
         self._apply_map_changes()
@@ -239,14 +239,14 @@ class Ledger:
             self.tree.unlock(lock)
 
     @contextmanager
-    def staging(self, tier: Tier, counts: Sequence[int]) -> "Iterator[Staging | None]":
+    def staging(self, tier: Tier, counts: Sequence[int]) -> "Iterator[HostReservation | None]":
         """Hand out ``counts[c]`` slots of each component for pages not in the tree yet; take back what is left.
 
         Yields None, with nothing handed out, if pins leave too little room.
         """
         staged = self.allocate_all(tier, list(enumerate(counts)))
         try:
-            yield None if staged is None else Staging(self, tier, staged)
+            yield None if staged is None else HostReservation(self, tier, staged)
         finally:
             for component, slots in enumerate(staged or ()):
                 self.free(tier, component, slots)
@@ -326,7 +326,7 @@ class Ledger:
                 self._allocators[lane // components][lane % components].drop(slots)
 
 
-class Moving:
+class TierTransfer:
     """A transfer under way between device and host."""
 
     __slots__ = ("_ledger", "_transfer", "parts")
@@ -357,26 +357,26 @@ class Moving:
             given[pages] = np.where(given[pages] < 0, part.target, given[pages])
         return slots
 
-    def publish(self) -> tuple[Part, ...]:
+    def publish(self) -> tuple[PageCopies, ...]:
         """Publish the pages, which have arrived; return those the tree took. They stay pinned on the target."""
         return self._ledger.publish(self._transfer)
 
-    def held(self) -> list[Part]:
+    def held(self) -> list[PageCopies]:
         """Return by component the pages that are pinned and held on the target now, with their slots there."""
         lock = self._transfer.target
-        parts: list[Part] = []
+        parts: list[PageCopies] = []
         for component, start in enumerate(self._ledger.windows(lock.end)):
             slots = self._ledger.tree.lock_slots(lock, component)
             pages = np.flatnonzero(slots >= 0)
-            parts.append(Part(component, pages + start, slots[pages], slots[pages]))
+            parts.append(PageCopies(component, pages + start, slots[pages], slots[pages]))
         return parts
 
-    def held_windows(self) -> list[Part]:
+    def held_windows(self) -> list[PageCopies]:
         """Return of ``held`` all components but the first."""
         return self.held()[1:]
 
 
-class Staging:
+class HostReservation:
     """Slots waiting for pages that the tree does not know yet."""
 
     __slots__ = ("_ledger", "_staged", "_tier")

@@ -24,8 +24,8 @@ __all__ = [
     "HitPolicy",
     "Identity",
     "ModelLayout",
+    "PageCopies",
     "Pages",
-    "Part",
     "PoolSpec",
     "Slots",
     "Tier",
@@ -256,7 +256,7 @@ def _is_of(shard: str, pool: PoolSpec) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PageCopies:
     """Pages that one component moves in one transfer, ascending, with the slots at both ends."""
 
     component: int
@@ -268,6 +268,6 @@ class Part:
     def __len__(self) -> int:
         return len(self.pages)
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> "Part":
+    def where(self, mask: npt.NDArray[np.bool_]) -> "PageCopies":
         """Return the part of those pages for which ``mask``, shape (pages,), is True."""
-        return Part(self.component, self.pages[mask], self.source[mask], self.target[mask])
+        return PageCopies(self.component, self.pages[mask], self.source[mask], self.target[mask])

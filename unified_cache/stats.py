@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from unified_cache.controller import Controller, Leg
+from unified_cache.controller import Controller, TransferKind
 from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
 from unified_cache.transfers import Traffic, Transfers
@@ -42,7 +42,7 @@ class Stats:
     """What the cache holds and what it has moved since it was opened."""
 
     occupancy: tuple[Occupancy, ...]
-    traffic: dict[Leg, Traffic]
+    traffic: dict[TransferKind, Traffic]
     operations_live: int
     operations_failed: int
     operations_declined: int

@@ -16,15 +16,15 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.controller import Arrival, Leg, Operation, OperationState, StorageTier
-from unified_cache.controller.arrival import Progress
+from unified_cache.controller import LayerwiseLoad, Operation, OperationState, StorageTier, TransferKind
 from unified_cache.controller.jobs import BackupJob, ClearJob, FetchJob, LoadJob, ProbeJob, StoreJob
+from unified_cache.controller.layerwise import LayerProgress
 from unified_cache.controller.operation import Job, Steps
 from unified_cache.errors import CacheError, RankError, StorageError
-from unified_cache.ledger import Ledger, Moving, Staging
+from unified_cache.ledger import HostReservation, Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import Pages, Part, Slots, Tier
+from unified_cache.pool import PageCopies, Pages, Slots, Tier
 from unified_cache.ranks import LocalRanks, RankGroup
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.tree import Match
@@ -74,16 +74,16 @@ class Transfers:
         self._owners = owners
         self._ranks = ranks
         self._host_pages_left = host_pages_max
-        self._loads: dict[Job | None, tuple[Moving, Progress]] = {}
+        self._loads: dict[Job | None, tuple[TierTransfer, LayerProgress]] = {}
         """By job: what loads under way bring."""
         self.storage: StorageTier | None = None
         """Where backups go on to; None for nowhere."""
-        moving = (Leg.BACKUP, Leg.LOAD, Leg.STORE, Leg.PREFETCH)
-        self.traffic = {leg: Traffic([0 for _ in ledger.layout.components]) for leg in moving}
+        moving = (TransferKind.BACKUP, TransferKind.LOAD, TransferKind.STORE, TransferKind.PREFETCH)
+        self.traffic = {kind: Traffic([0 for _ in ledger.layout.components]) for kind in moving}
 
-    def moved(self) -> dict[Leg, Traffic]:
+    def moved(self) -> dict[TransferKind, Traffic]:
         """Return a copy of ``traffic``, the caller's own."""
-        return {leg: Traffic(list(found.component_pages), found.payload_bytes) for leg, found in self.traffic.items()}
+        return {kind: Traffic(list(found.component_pages), found.payload_bytes) for kind, found in self.traffic.items()}
 
     def backup(self, prompt: Prompt, level: Level) -> Steps:
         """Copy what the host lacks of a prompt's device prefix and publish it; then put all of it into storage.
@@ -145,18 +145,20 @@ class Transfers:
                         others[window(end, other_span) : end] = False
         return sorted(ends, reverse=True)
 
-    def _back_up(self, prompt: Prompt, moving: Moving, held: Callable[[], list[Part]], level: Level) -> Steps:
+    def _back_up(
+        self, prompt: Prompt, moving: TierTransfer, held: Callable[[], list[PageCopies]], level: Level
+    ) -> Steps:
         """Copy and publish what moves; then put what ``held`` says is on the host. Return the pages copied."""
         if moving.parts:
             yield BackupJob(self._memory, self._ledger.layout, self._owners, prompt, moving.parts)
         taken = moving.publish()
-        copied = self._count(Leg.BACKUP, taken)
+        copied = self._count(TransferKind.BACKUP, taken)
         if self.storage is not None:
             parts = held()
             store = StoreJob(self.storage, prompt, parts, level)
             yield store
             stored = zip(parts, self._true_for_all(store.stored), strict=True)
-            self._count(Leg.STORE, _among([part.where(whole) for part, whole in stored], taken))
+            self._count(TransferKind.STORE, _among([part.where(whole) for part, whole in stored], taken))
         return copied
 
     def load(self, prompt: Prompt) -> Steps:
@@ -165,8 +167,8 @@ class Transfers:
         Where the device is short of room, the longest prefix that fits is loaded instead. Returns pages loaded.
         """
         found = self._ledger.tree.match(prompt)
-        while found.any_end > found.device_end:
-            with self._ledger.moving(found, found.any_end, Tier.HOST, Tier.DEVICE) as held:
+        while found.host_end > found.device_end:
+            with self._ledger.moving(found, found.host_end, Tier.HOST, Tier.DEVICE) as held:
                 moving = self._held_by_all(held)
                 if moving is not None:
                     if moving.parts:
@@ -176,11 +178,11 @@ class Transfers:
                             yield job
                         finally:
                             del self._loads[job]
-                    return self._count(Leg.LOAD, moving.publish())
-            found = self._shorter(prompt, found.any_end, Tier.DEVICE)
+                    return self._count(TransferKind.LOAD, moving.publish())
+            found = self._shorter(prompt, found.host_end, Tier.DEVICE)
         return 0
 
-    def arrival(self, operation: Operation) -> Arrival | None:
+    def arrival(self, operation: Operation) -> LayerwiseLoad | None:
         """Say what a load brings while it is under way; None if it is not, or if another one brings part of it."""
         if operation.job not in self._loads or operation.state is not OperationState.RUNNING:
             return None
@@ -188,7 +190,7 @@ class Transfers:
         slots = moving.coming()
         if any((given < 0).any() for given in slots):
             return None
-        return Arrival(operation, moving.end, slots, moving.parts, progress)
+        return LayerwiseLoad(operation, moving.end, slots, moving.parts, progress)
 
     def _shorter(self, prompt: Prompt, end: int, tier: Tier) -> Match:
         """Match less than ``end`` pages, only as far as ``tier`` has room for Full; windows follow from the new end."""
@@ -220,7 +222,7 @@ class Transfers:
                     staging = self._held_by_all(held)
                     if staging is not None:
                         moved = enumerate(zip(wanted, staging.slots, strict=True))
-                        parts = [Part(component, pages, slots, slots) for component, (pages, slots) in moved]
+                        parts = [PageCopies(component, pages, slots, slots) for component, (pages, slots) in moved]
                         fetch = FetchJob(storage, prompt, parts)
                         failure: CacheError | None = None
                         try:
@@ -242,13 +244,13 @@ class Transfers:
             yield job
         return job.removed_count
 
-    def _gap(self, prompt: Prompt) -> "Gap":
+    def _gap(self, prompt: Prompt) -> "MissingPages":
         """Look at what memory has of a prompt, and what it lacks for any longer resume."""
         tree = self._ledger.tree
         found = tree.match(prompt)
         full_start = tree.full_end(found, Tier.HOST)
         spans = [component.span for component in self._ledger.layout.components]
-        start = min([full_start, *(window(found.any_end + 1, span) for span in spans[1:])])
+        start = min([full_start, *(window(found.host_end + 1, span) for span in spans[1:])])
         pages = np.arange(start, prompt.pages_count)
         lacking = [pages[pages >= full_start]]
         for component in range(1, len(spans)):
@@ -256,7 +258,7 @@ class Transfers:
             lacks = np.ones(len(pages), np.bool_)
             lacks[: len(slots)] = slots < 0
             lacking.append(pages[lacks])
-        return Gap(found, spans, start, full_start, found.any_end, prompt.pages_count, lacking)
+        return MissingPages(found, spans, start, full_start, found.host_end, prompt.pages_count, lacking)
 
     def _held_by_all(self, held: Held | None) -> Held | None:
         """Return what was allocated here, if there was room for it on every rank; the caller gives it back if not."""
@@ -278,7 +280,12 @@ class Transfers:
             self._host_pages_left += pages
 
     def _graft(
-        self, prompt: Prompt, gap: "Gap", staging: Staging, parts: Sequence[Part], arrived: Sequence[Pages]
+        self,
+        prompt: Prompt,
+        gap: "MissingPages",
+        staging: HostReservation,
+        parts: Sequence[PageCopies],
+        arrived: Sequence[Pages],
     ) -> int:
         """Put what arrived of ``parts`` into the tree, as far as it can be resumed from."""
         came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
@@ -294,12 +301,12 @@ class Transfers:
             given[part.pages - start] = part.target
             slots.append(given)
         staging.insert(prompt.head(end), start, slots)
-        self._count(Leg.PREFETCH, kept)
+        self._count(TransferKind.PREFETCH, kept)
         return end - gap.known_end
 
-    def _count(self, leg: Leg, parts: Sequence[Part]) -> int:
+    def _count(self, kind: TransferKind, parts: Sequence[PageCopies]) -> int:
         """Book what went one way; return the pages."""
-        traffic = self.traffic[leg]
+        traffic = self.traffic[kind]
         for part in parts:
             component = self._ledger.layout.components[part.component]
             traffic.payload_bytes += len(part) * sum(pool.page_bytes for pool in component.pools)
@@ -308,7 +315,7 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class MissingPages:
     """What memory lacks of a prompt: pages [start, pages_count) of each component, but for those the host holds."""
 
     found: Match
@@ -344,7 +351,7 @@ class Gap:
         return [pages[(pages >= first) & (pages < end)] for pages, first in zip(self.lacking, windows, strict=True)]
 
 
-def _among(parts: Sequence[Part], others: Sequence[Part]) -> list[Part]:
+def _among(parts: Sequence[PageCopies], others: Sequence[PageCopies]) -> list[PageCopies]:
     """Return of ``parts`` the pages that are in ``others`` too."""
     pages = {part.component: part.pages for part in others}
     return [part.where(np.isin(part.pages, pages[part.component])) for part in parts if part.component in pages]

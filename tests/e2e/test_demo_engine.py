@@ -45,7 +45,7 @@ def serve(made: Engine, *requests: Request) -> None:
 
 
 def assert_at_rest(made: Engine) -> None:
-    made.cache.settle(SETTLE_S)
+    made.cache.wait_all(SETTLE_S)
     made.cache.check()
     assert not made.cache._locks
     assert not any(lane.out for lane in made.cache.stats().occupancy)
@@ -155,7 +155,7 @@ def test_a_turn_whose_pages_have_no_room_is_served_all_the_same() -> None:
         expected, found = request(1, 3 * PAGE + 1, PAGE), request(1, 3 * PAGE + 1, PAGE)
         serve(made, expected)
         made.cache.reset()
-        taken = made.cache.allocate(made.cache.needed(0, 4, range(1, 5)))
+        taken = made.cache.allocate(made.cache.pages_to_allocate(0, 4, range(1, 5)))
         assert taken is not None
         serve(made, found)
         assert found.generated == expected.generated

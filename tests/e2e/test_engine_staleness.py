@@ -76,13 +76,13 @@ def talk(place: Place, family: str = GEMMA, device_pages: int = TIGHT, kept: Kep
                 assert session.last is not None
                 found.reused.append(session.last.reused.tokens)
                 found.from_host.append(session.last.reused.host_tokens)
-                settle(engine)
+                wait_all(engine)
     return found
 
 
-def settle(engine: Engine) -> None:
+def wait_all(engine: Engine) -> None:
     engine.step()
-    engine.cache.settle(SETTLE_S)
+    engine.cache.wait_all(SETTLE_S)
     engine.cache.check()
     assert not any(lane.out for lane in engine.cache.stats().occupancy)
 

@@ -19,14 +19,14 @@ def bring(toy: ToyEngine, prompt: Prompt) -> None:
     """Bring a prompt up from wherever it lies."""
     for start in (toy.cache.prefetch, toy.cache.load):
         assert start(prompt) is not None
-        assert all(operation.error is None for operation in toy.cache.settle(60))
+        assert all(operation.error is None for operation in toy.cache.wait_all(60))
 
 
 def serve_and_back_up(toy: ToyEngine, prompt: Prompt) -> None:
     lock = toy.serve(prompt)
     assert lock is not None
     toy.cache.backup(prompt)
-    assert all(operation.error is None for operation in toy.cache.settle(60))
+    assert all(operation.error is None for operation in toy.cache.wait_all(60))
     toy.cache.release(lock)
 
 

@@ -14,7 +14,7 @@ from tests.support.mooncake import open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.config import StorageGuard
-from unified_cache.controller import Leg
+from unified_cache.controller import TransferKind
 from unified_cache.controller.guard import guarded
 from unified_cache.page import Prompt
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -103,16 +103,16 @@ class Work:
         for prompt in self.prompts:
             for start in (cache.prefetch, cache.load):
                 start(prompt)
-                self.settle()
+                self.wait_all()
             lock = self.toy.serve(prompt)
             assert lock is not None, "the cache must go on serving"
             self.toy.verify(prompt, lock)
             cache.backup(prompt)
-            self.settle()
+            self.wait_all()
             cache.release(lock)
 
-    def settle(self) -> None:
-        self.failures_count += sum(operation.error is not None for operation in self.toy.cache.settle(60))
+    def wait_all(self) -> None:
+        self.failures_count += sum(operation.error is not None for operation in self.toy.cache.wait_all(60))
 
     def is_normal(self) -> bool:
         """Tell whether in one round nothing failed or was declined, and storage had prefixes that memory had not."""
@@ -123,7 +123,7 @@ class Work:
 
     @property
     def fetched_pages(self) -> int:
-        return self.toy.cache.stats().traffic[Leg.PREFETCH].pages
+        return self.toy.cache.stats().traffic[TransferKind.PREFETCH].pages
 
     def check_nothing_leaked(self) -> None:
         stats = self.toy.cache.stats()

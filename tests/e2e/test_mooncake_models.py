@@ -70,7 +70,7 @@ def write(toy: ToyEngine, prompt: Prompt) -> None:
     lock = toy.serve(prompt)
     assert lock is not None
     toy.cache.backup(prompt)
-    assert all(operation.error is None for operation in toy.cache.settle(60))
+    assert all(operation.error is None for operation in toy.cache.wait_all(60))
     toy.cache.release(lock)
 
 
@@ -78,7 +78,7 @@ def read_back(toy: ToyEngine, prompt: Prompt) -> tuple[int, int]:
     """Fetch what storage has, load it, compare every page; return the pages of the prefix, and those compared."""
     for start in (toy.cache.prefetch, toy.cache.load):
         start(prompt)
-        assert all(operation.error is None for operation in toy.cache.settle(60))
+        assert all(operation.error is None for operation in toy.cache.wait_all(60))
     lock = toy.cache.lock(toy.cache.match(prompt))
     hit_pages, verified_pages = lock.end, toy.verify(prompt, lock)
     toy.cache.release(lock)

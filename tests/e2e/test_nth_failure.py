@@ -135,7 +135,7 @@ class World:
             trigger.at = -1
         for call in self.calls:
             call.returned = True
-        self.cache.settle(5)
+        self.cache.wait_all(5)
 
     def check(self) -> None:
         self.heal()
@@ -147,15 +147,15 @@ class World:
             assert lock.end == prompt.pages_count
             self.toy.verify(prompt, lock)
             backup = self.cache.backup(prompt)
-            self.cache.settle(5)
+            self.cache.wait_all(5)
             assert backup is not None
             assert backup.error is None
             self.cache.release(lock)
         self.cache.reset()
         last = self.history[-1]
         self.cache.prefetch(last)
-        self.cache.settle(5)
-        assert self.cache.match(last).any_end == last.pages_count, "normal service stores and finds"
+        self.cache.wait_all(5)
+        assert self.cache.match(last).host_end == last.pages_count, "normal service stores and finds"
         assert self.cache.close() == []
         assert not list((self.root / "tmp").rglob("*.part"))
 

@@ -287,7 +287,7 @@ def test_a_storage_url_that_names_nothing_is_refused_with_and_without_bytes(url:
 def serve_all(player: Player, requests: list[TraceRequest]) -> None:
     for request in requests:
         player.serve(request)
-    player.settle()
+    player.wait_all()
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_store_that_fails_on_the_way_ends_the_run(tmp_path: Path) -> None:
     settings = dataclasses.replace(SMALL, storage=f"file:{store}")
     with Player.open(settings.plan, FileStorage.open(store)) as player:
         player.serve(requests[0])
-        player.settle()
+        player.wait_all()
         identity = next(path for path in store.iterdir() if len(path.name) == 64)
         identity.rename(tmp_path / "away")
         identity.write_bytes(b"in the way")

@@ -39,7 +39,7 @@ class Doomed:
 
 def assert_at_rest(ours: PrefixCachedModel) -> None:
     cache = ours.cache
-    cache.settle(SETTLE_S)
+    cache.wait_all(SETTLE_S)
     cache.check()
     assert not cache._locks
     assert not any(lane.out for lane in cache.stats().occupancy)

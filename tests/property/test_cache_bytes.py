@@ -258,10 +258,10 @@ class CacheHistory(RuleBasedStateMachine):
         self.history.append(prompt)
         found = self.cache.match(prompt)
         Census.take(self.tree).verify_match(found)
-        ends = self.cache.resume_ends(found)
+        ends = self.cache.checkpoint_ends(found)
         lock = self.cache.lock(found)
         self.happened["resumed"] += lock.end > 0
-        needed = self.cache.needed(lock.end, prompt.pages_count, () if leaves is Leaves.NOTHING else ends)
+        needed = self.cache.pages_to_allocate(lock.end, prompt.pages_count, () if leaves is Leaves.NOTHING else ends)
         asked = [np.ones_like(mask) if leaves is Leaves.ALL else mask for mask in needed]
         fork = self.fork(lock)
         pages = self.cache.allocate(asked)
@@ -303,7 +303,7 @@ class CacheHistory(RuleBasedStateMachine):
             if len(copies) and len(request.pages[component]) and request.pages[component][-1] < 0:
                 self.use_fork(request, component)
         mine = [slots.copy() for slots in request.pages]
-        self.compare_pins()
+        self.compare_preferences()
         try:
             request.lock = self.cache.insert(request.prompt, mine, request.lock)
         except InputError:
@@ -396,9 +396,9 @@ class CacheHistory(RuleBasedStateMachine):
             if request.lock.tree is self.tree._state:
                 census.verify_lock(self.cache, request.prompt, request.lock)
         verify_bytes(self.engine, self.payloads, census)
-        self.compare_pins()
+        self.compare_preferences()
 
-    def compare_pins(self) -> None:
+    def compare_preferences(self) -> None:
         """See what has become of what each lock pinned when this was called before."""
         requests = {request.lock for request in self.requests}
         before, self.pinned = self.pinned, {lock: Pinned.by(lock) for lock in self.tree.locks_out()}
@@ -412,7 +412,7 @@ class CacheHistory(RuleBasedStateMachine):
         """Let everything end: no slot is out, no lock is left, what is in memory is right, and all of it can go."""
         if self.engine is None:
             return
-        self.see(self.cache.settle(5))
+        self.see(self.cache.wait_all(5))
         while self.requests:
             self.end(self.requests[-1])
         assert not self.tree.locks_out()
@@ -425,7 +425,7 @@ class CacheHistory(RuleBasedStateMachine):
         self.happened["failed"] += stats.operations_failed
         for prompt in self.history[-5:]:
             self.cache.load(prompt)
-            self.see(self.cache.settle(5))
+            self.see(self.cache.wait_all(5))
             lock = self.cache.lock(self.cache.match(prompt))
             self.engine.verify(prompt, lock)
             self.cache.release(lock)

@@ -16,7 +16,7 @@ from tests.support.components import toy_components
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
-from unified_cache.tree import Pin, RadixTree
+from unified_cache.tree import Preference, RadixTree
 from unified_cache.tree.node import Node
 from unified_cache.window import SPAN_ALL, window
 
@@ -42,7 +42,7 @@ class Record:
     priority: int = -100
     protected: bool = False
     demoted: int = 0
-    pins: set[Pin] = field(default_factory=set)
+    preferences: set[Preference] = field(default_factory=set)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Naive:
     slots_count: int = 0
     tree: RadixTree = field(init=False)
     lanes: list[dict[Page, Record]] = field(init=False)
-    pins: list[Pin] = field(default_factory=list)
+    preferences: list[Preference] = field(default_factory=list)
     victims_count: int = 0
     """Evictions so far, each of which was compared with the naive order."""
 
@@ -66,7 +66,7 @@ class Naive:
             device=(self.kind,) * len(self.spans),
             lfu_half_life_touches=HALF_LIFE,
             slru_protected_share=SHARE,
-            pinned_share=0.4,
+            preferred_share=0.4,
             ttl_s=self.ttl_s,
         )
         capacity = ([PAGES] * len(self.spans),) * 2
@@ -110,24 +110,24 @@ class Naive:
                     record.slot = slot
         self._touch(tokens, priority)
 
-    def pin(self, tokens: list[int]) -> None:
+    def prefer(self, tokens: list[int]) -> None:
         end = self.match(tokens)
         found = self.tree.match(Prompt.of(tokens, 1))
         self._touch(tokens[:end], 0)
-        pin = self.tree.pin(found, end, Tier.DEVICE)
-        if pin is None:
+        preference = self.tree.prefer(found, end, Tier.DEVICE)
+        if preference is None:
             return
-        self.pins.append(pin)
+        self.preferences.append(preference)
         for lane, span in enumerate(self.spans):
             for page in range(window(end, span), end):
-                self.lanes[lane][tuple(tokens[: page + 1])].pins.add(pin)
+                self.lanes[lane][tuple(tokens[: page + 1])].preferences.add(preference)
 
-    def unpin(self, pin: Pin) -> None:
-        self.tree.unpin(pin)
-        self.pins.remove(pin)
+    def unprefer(self, preference: Preference) -> None:
+        self.tree.unprefer(preference)
+        self.preferences.remove(preference)
         for records in self.lanes:
             for record in records.values():
-                record.pins.discard(pin)
+                record.preferences.discard(preference)
 
     def evict(self, lane: int) -> None:
         """Evict one page, and see that it was its turn."""
@@ -172,7 +172,7 @@ class Naive:
             oldest = [
                 (self._rank(records[pages[0]]), (node.history or {})[lane].protected, len(pages), pages)
                 for node, pages in candidates.items()
-                if records[pages[0]].protected and not records[pages[0]].pins
+                if records[pages[0]].protected and not records[pages[0]].preferences
             ]
             if not oldest:
                 return
@@ -182,7 +182,7 @@ class Naive:
 
     def _turn(self, record: Record) -> tuple[int, float]:
         """Return what orders a node among those that may go."""
-        if record.pins:
+        if record.preferences:
             return 3, self._rank(record)
         if self.ttl_s is not None and record.touched_s < self.now_s - self.ttl_s:
             return 0, record.touched
@@ -275,9 +275,9 @@ def history(naive: Naive, rng: random.Random, steps: int) -> None:
         elif what < 0.4:
             naive.use(tokens)
         elif what < 0.5:
-            naive.pin(tokens)
-        elif what < 0.6 and naive.pins:
-            naive.unpin(rng.choice(naive.pins))
+            naive.prefer(tokens)
+        elif what < 0.6 and naive.preferences:
+            naive.unprefer(rng.choice(naive.preferences))
         else:
             naive.insert(tokens, rng.randrange(-2, 3))
         for lane in range(len(naive.spans)):

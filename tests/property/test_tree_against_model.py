@@ -39,7 +39,7 @@ class TreeHistory(RuleBasedStateMachine):
                 host=tuple(policies[::-1][: len(spans)]),
                 lfu_half_life_touches=20,
                 slru_protected_share=0.5,
-                pinned_share=0.5,
+                preferred_share=0.5,
             ),
         )
         self.history: list[Prompt] = []
@@ -73,13 +73,13 @@ class TreeHistory(RuleBasedStateMachine):
         self.model.use(self.prompt(choice))
 
     @rule(choice=PROMPTS, tier=TIERS)
-    def pin(self, choice: tuple[int, float, list[int], int], tier: Tier) -> None:
-        self.model.pin(self.prompt(choice), tier)
+    def prefer(self, choice: tuple[int, float, list[int], int], tier: Tier) -> None:
+        self.model.prefer(self.prompt(choice), tier)
 
-    @precondition(lambda self: self.model.pins)
+    @precondition(lambda self: self.model.preferences)
     @rule(which=st.integers(0, 20))
-    def unpin(self, which: int) -> None:
-        self.model.unpin(self.model.pins[which % len(self.model.pins)])
+    def unprefer(self, which: int) -> None:
+        self.model.unprefer(self.model.preferences[which % len(self.model.preferences)])
 
     @rule(
         choice=PROMPTS,

@@ -80,11 +80,11 @@ def test_a_match_is_the_longest_prefix_that_the_definition_allows(page_size: int
             prompt = Prompt.of(np.arange(length, dtype=np.int32), page_size)
             for presence in presences(prompt.pages_count):
                 device_end = by_definition(presence, page_size, window, frozenset({Tier.DEVICE}))
-                any_end = by_definition(presence, page_size, window, frozenset(Tier))
+                host_end = by_definition(presence, page_size, window, frozenset(Tier))
                 for node_pages in (
                     (1, 2, prompt.pages_count) if prompt.pages_count < NODES_MAX else (prompt.pages_count,)
                 ):
                     found = build(components, prompt, presence, node_pages).match(prompt)
-                    assert (found.device_end, found.any_end) == (device_end, any_end), (window, length, presence)
+                    assert (found.device_end, found.host_end) == (device_end, host_end), (window, length, presence)
                     tried += 1
     assert tried > 500

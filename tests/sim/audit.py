@@ -35,8 +35,10 @@ _NONE: Numbers = np.empty(0, np.int64)
 _NO_SLOTS: Slots = np.empty(0, np.int32)
 _HOLES = [np.full(pages, -1, np.int32) for pages in range(256)]
 
-_columns = attrgetter("start", "end", "live", "locks", "last_hole", "slots", "full_children", "queued", "edges")
-_more_columns = attrgetter("arriving", "parent", "key", "dead")
+_columns = attrgetter(
+    "start", "end", "held_count", "locks", "last_hole", "slots", "full_children", "queued", "partial_locks"
+)
+_more_columns = attrgetter("in_flight", "parent", "key", "dead")
 _third = itemgetter(2)
 
 
@@ -150,7 +152,7 @@ class Audit:
             parent = node.parent
             assert parent is not None
             assert parent.children[key[:page_key_bytes]] is node, "a child stands under another page"
-            favourite = node.favourite
+            favourite = node.last_child
             assert favourite is None or (favourite.parent is node and not favourite.dead), "a favourite is no child"
             known = found(node)
             if known is None or known[0] is not key:
@@ -191,7 +193,7 @@ class Audit:
         walk.locked = expected
         found = {
             (number, lane, page): edge_count
-            for number, edges in walk.edges.items()
+            for number, edges in walk.partial_locks.items()
             for lane, pages in edges.items()
             for page, edge_count in pages.items()
         }
@@ -216,7 +218,7 @@ class Audit:
         times = np.bincount(np.array(standing, np.int64), minlength=lines * nodes_count).reshape(lines, -1)
         said = np.array(walk.queued) >> np.arange(lines)[:, None] & 1
         assert (times == said).all(), "a node stands in other queues than it says, or twice in one"
-        evictable = walk.live > 0
+        evictable = walk.held_counts > 0
         evictable[0] &= walk.full_children[0] == 0
         evictable[self._components] &= walk.full_children[1] == 0
         locked = [
@@ -227,20 +229,20 @@ class Audit:
         ]
         if locked:
             evictable[tuple(zip(*locked, strict=True))] = False
-        for number, edges in walk.edges.items():
+        for number, edges in walk.partial_locks.items():
             for lane in edges:
                 evictable[lane, number] = recency.evictable(walk.nodes[number], lane)
         for lane in np.flatnonzero(recency.tracked).tolist():
             for number in np.flatnonzero(evictable[lane]).tolist():
                 node = walk.nodes[number]
-                assert all(node.queued >> line & 1 for line in recency.lines(node, lane)), "not in the queue"
+                assert all(node.queued >> line & 1 for line in recency.queue_ids(node, lane)), "not in the queue"
                 evictable[lane, number] = False
         assert not (evictable & (said[: self._lanes] == 0)).any(), "an evictable node is not in the queue"
 
     def _check_marks(self, walk: "_Walk", numbers: Contents, claims: Sequence[Claim]) -> None:
         """What the tree says will arrive is what transfers bring, each page by one."""
         found = [_NONE]
-        for number, arriving in walk.arriving.items():
+        for number, arriving in walk.in_flight.items():
             first = int(walk.offsets[number])
             for lane, marks in arriving.items():
                 assert len(marks) == walk.nodes[number].pages, "marks of another length than the run"
@@ -351,8 +353,8 @@ class _Walk:
         pages = self.pages.tolist()
         assert min(pages) > 0, "a node has no pages"
         assert list(map(len, keys)) == [count * page_key_bytes for count in pages], "key and pages differ in length"
-        self.edges = {number: begins for number, begins in enumerate(edges) if begins is not None}
-        self.arriving = {number: marks for number, marks in enumerate(arriving) if marks is not None}
+        self.partial_locks = {number: begins for number, begins in enumerate(edges) if begins is not None}
+        self.in_flight = {number: marks for number, marks in enumerate(arriving) if marks is not None}
         get = self.index.get
         self.parents = np.array([get(parent, -1) for parent in parents])
         self.below = self.parents >= 0
@@ -367,10 +369,10 @@ class _Walk:
         assert self.slots.shape[1] == sum(pages), "slots of another type"
         self.held = self.slots >= 0
         self.held_count = np.count_nonzero(self.held)
-        self.live = np.add.reduceat(self.held, self.offsets, axis=1, dtype=np.int64)
+        self.held_counts = np.add.reduceat(self.held, self.offsets, axis=1, dtype=np.int64)
         """Counted, not read."""
         nothing = list(map(is_, chain.from_iterable(by_lane), repeat(None)))
-        assert nothing == (self.live == 0).reshape(-1).tolist(), "an empty array of slots is kept"
+        assert nothing == (self.held_counts == 0).reshape(-1).tolist(), "an empty array of slots is kept"
         self.position = np.arange(self.slots.shape[1]) - np.repeat(self.offsets, self.pages)
         self.full_children = np.empty((2, len(nodes)), np.int64)
         self.locked: dict[int, list[int]] = {}
@@ -381,17 +383,17 @@ class _Walk:
         leaf = np.ones(len(self.nodes), np.bool_)
         leaf[self.parents[self.below]] = False
         leaf[list(self.locked)] = False
-        leaf[list(self.edges)] = False
-        alive = np.maximum(self.live[0], self.live[self.components])
+        leaf[list(self.partial_locks)] = False
+        alive = np.maximum(self.held_counts[0], self.held_counts[self.components])
         assert (alive == self.pages)[leaf].all(), "a dead tail is kept"
 
     def check_live(self) -> None:
         held = self.held
         assert self.slots.all(), "the padding slot is held"
-        assert self.live.T.tolist() == list(self._live), "live is wrong"
+        assert self.held_counts.T.tolist() == list(self._live), "live is wrong"
         for tier in Tier:
             first = int(tier) * self.components
-            full = self.live[first]
+            full = self.held_counts[first]
             assert _same(held[first], self.position < np.repeat(full, self.pages)), "Full has a hole in a node"
             below = self.below & (full > 0)
             assert not (below & (full != self.pages)[self.parents]).any(), "Full has a hole above a node"

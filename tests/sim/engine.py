@@ -61,13 +61,13 @@ class Engine:
         numbers = self.subject
         found = self.cache.match(prompt)
         spans = self.tree._state.spans
-        device_end, any_end = longest(self.audit.picture, numbers, spans)
+        device_end, host_end = longest(self.audit.picture, numbers, spans)
         assert found.device_end == device_end, "not the longest device prefix"
-        assert found.any_end == any_end, "not the longest prefix"
-        ends = self.cache.resume_ends(found)
+        assert found.host_end == host_end, "not the longest prefix"
+        ends = self.cache.checkpoint_ends(found)
         lock = self.cache.lock(found)
         dice = self.rng.random()
-        needed = self.cache.needed(lock.end, prompt.pages_count, ends if dice > 0.1 else ())
+        needed = self.cache.pages_to_allocate(lock.end, prompt.pages_count, ends if dice > 0.1 else ())
         asked = [np.ones_like(mask) if dice > 0.8 else mask for mask in needed]
         fork = self.fork(lock)
         pages = self.cache.allocate(asked)
@@ -206,17 +206,19 @@ class Engine:
         for _ in range(ROUNDS_MAX):
             for leg in (self.cache.prefetch, self.cache.load):
                 leg(prompt)
-                self.cache.settle(SETTLE_S)
+                self.cache.wait_all(SETTLE_S)
             found = self.cache.match(prompt)
             lock = self.cache.lock(found)
             resumed = lock.end
-            pages = self.cache.allocate(self.cache.needed(lock.end, prompt.pages_count, self.cache.resume_ends(found)))
+            pages = self.cache.allocate(
+                self.cache.pages_to_allocate(lock.end, prompt.pages_count, self.cache.checkpoint_ends(found))
+            )
             assert pages is not None, "no room in an idle cache"
             for component, slots in enumerate(pages):
                 self.write(component, slots, numbers[lock.end :])
             lock = self.cache.insert(prompt, pages, lock)
             self.cache.backup(prompt)
-            self.cache.settle(SETTLE_S)
+            self.cache.wait_all(SETTLE_S)
             self.cache.release(lock)
             for tier in Tier:
                 self.make_room(tier, 0, 10**6)

@@ -103,7 +103,7 @@ def run_seed(seed: int, operations: int, report: Report) -> None:
         for number in range(operations):
             done = number + 1
             simulation.step(number)
-        simulation.settle()
+        simulation.wait_all()
     except (AssertionError, CacheError) as error:
         what = f"{simulation.cell.name}: {type(error).__name__}: {error}"
         report.violations.append(Violation(seed, done, what))

@@ -18,7 +18,7 @@ from tests.sim.workers import LaggingWorkers, ManualClock, Task
 from tests.support.cache_model import Flow, flow_of
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig
-from unified_cache.controller import Arrival, Controller, Operation
+from unified_cache.controller import Controller, LayerwiseLoad, Operation
 from unified_cache.controller.controller import NEVER_KEPT
 from unified_cache.controller.jobs import LoadJob
 from unified_cache.page import Prompt
@@ -86,7 +86,7 @@ class Simulation:
         self.prompts = self.engine.prompts
         self.operations: dict[Operation, tuple[Prompt, Contents]] = {}
         self.claim_of: dict[Task, Claim] = {}
-        self.arrivals: dict[Arrival, Task] = {}
+        self.arrivals: dict[LayerwiseLoad, Task] = {}
         """What the engine reads of loads under way, and which job brings it."""
         self.held: list[Task] = []
         """Jobs that have ended and whose operation waits until the engine has left it."""
@@ -109,8 +109,8 @@ class Simulation:
             "work": self.work,
             "poll": self.poll,
             "cancel": self.cancel,
-            "follow": self.follow,
-            "leave": self.leave,
+            "follow": self.begin_layerwise,
+            "leave": self.end_layerwise,
             "clear": self.clear,
         }
 
@@ -202,7 +202,7 @@ class Simulation:
         assert operation is not None, "declined, though little is under way"
         if any(task.operation is operation for task in self.workers.tasks):
             self.operations[operation] = (prompt, self.engine.subject)
-        return operation.leg.value, operation.pages_count
+        return operation.kind.value, operation.pages_count
 
     def work(self) -> object:
         done = self.workers.step()
@@ -234,13 +234,13 @@ class Simulation:
         self.engine.subject = np.concatenate(subjects) if subjects else _NO_NUMBERS
         for operation in over:
             assert operation.error is None or any(words in str(operation.error) for words in EXPECTED), operation.error
-            self.tally.happened[f"{operation.leg.value} {operation.state.value}"] += 1
-            self.tally.happened[f"{operation.leg.value} pages"] += operation.pages_count
+            self.tally.happened[f"{operation.kind.value} {operation.state.value}"] += 1
+            self.tally.happened[f"{operation.kind.value} pages"] += operation.pages_count
         under_way = {task.operation for task in [*self.workers.tasks, *self.held]}
         self.operations = {operation: of for operation, of in self.operations.items() if operation in under_way}
         if not moved and not gone_on and not over:
             return None
-        return [(operation.leg.value, operation.state.value, operation.pages_count) for operation in over]
+        return [(operation.kind.value, operation.state.value, operation.pages_count) for operation in over]
 
     def cancel(self) -> object:
         """End a transfer before its time; what it holds it gives back once its job has ended."""
@@ -252,10 +252,10 @@ class Simulation:
         followed = self.arrivals.values()
         return [task for task in self.workers.tasks if isinstance(task.job, LoadJob) and task not in followed]
 
-    def follow(self) -> object:
+    def begin_layerwise(self) -> object:
         """Have the engine read what a load brings, from the slots that it names."""
         task = self.rng.choice(self.loads())
-        arrival = self.cache.follow(task.operation)
+        arrival = self.cache.begin_layerwise(task.operation)
         self.tally.happened["followed"] += arrival is not None
         if arrival is None:
             return "refused"
@@ -267,7 +267,7 @@ class Simulation:
             assert ((held < 0) | (held == slots)).all(), "an arrival names other slots than the tree holds"
         return arrival.end, [len(part) for part in arrival.parts]
 
-    def leave(self) -> object:
+    def end_layerwise(self) -> object:
         """See that all was what it should be until now, and let the load go on."""
         arrival = self.rng.choice(list(self.arrivals))
         task = self.arrivals.pop(arrival)
@@ -281,7 +281,7 @@ class Simulation:
                         found = self.memory.device[self.memory.on_device(pool, slots)]
                         assert (found == self.memory.contents(pool, pages)).all(), "wrong bytes in an arrival"
         self.tally.happened["read to the end"] += has_ended
-        self.cache.leave(arrival)
+        self.cache.end_layerwise(arrival)
         return has_ended
 
     def clear(self) -> object:
@@ -331,7 +331,7 @@ class Simulation:
         gone = held_then & ~held_now
         if gone.any():
             assert kind in EVICTING, f"pages went at {kind}"
-            self.check_pins(gone)
+            self.check_preferences(gone)
         came = held_now & ~held_then
         if came.any() or (after.slot_of[:, known:] >= 0).any():
             assert kind in FILLING, f"pages came at {kind}"
@@ -357,7 +357,7 @@ class Simulation:
                 stands = part.pages < full_end if part.component else part.pages == full_end
                 assert not (stands & ~there).any(), "a page has arrived and was not published"
 
-    def check_pins(self, gone: Pages) -> None:
+    def check_preferences(self, gone: Pages) -> None:
         """No page that a request's lock pins is among those that went; Full's are, from the root on."""
         for request in self.requests:
             lock = request.lock
@@ -382,11 +382,11 @@ class Simulation:
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def wait_all(self) -> None:
         """Stop all faults: everything ends, nothing stays out, the cache serves as ever, and all of it can go."""
         self.faults.on = False
         while self.arrivals:
-            self.note("leave", self.leave())
+            self.note("leave", self.end_layerwise())
         for _ in range(SETTLE_STEPS_MAX):
             if not self.workers.tasks and not self.held:
                 break
@@ -404,7 +404,7 @@ class Simulation:
         for _ in range(SERVED_AFTER):
             self.engine.serve()
         self.cache.clear_storage()
-        self.cache.settle(SETTLE_S)
+        self.cache.wait_all(SETTLE_S)
         assert not self.stored.bytes_used, "a cleared store holds something"
         for tier in Tier:
             for component in range(self.components):

@@ -18,9 +18,9 @@ from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.slots import PageMap
 from unified_cache.tree import Lock, Transfer
 from unified_cache.tree import transfer as moving
+from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.lock import unlock
 from unified_cache.tree.node import Node
-from unified_cache.tree.recency import Recency
 from unified_cache.tree.state import TreeState
 
 SHARES = 5
@@ -83,12 +83,12 @@ def unpin_the_source_early(patch: pytest.MonkeyPatch) -> None:
 
 def evict_what_is_locked(patch: pytest.MonkeyPatch) -> None:
     """Windows and states go, locked or not."""
-    evictable = Recency.evictable
+    evictable = EvictionQueues.evictable
 
-    def careless(self: Recency, node: Node, lane: int) -> bool:
-        return evictable(self, node, lane) or (lane % self._components_count > 0 and node.live[lane] > 0)
+    def careless(self: EvictionQueues, node: Node, lane: int) -> bool:
+        return evictable(self, node, lane) or (lane % self._components_count > 0 and node.held_count[lane] > 0)
 
-    patch.setattr(Recency, "evictable", careless)
+    patch.setattr(EvictionQueues, "evictable", careless)
     patch.setattr(Node, "first_pinned", lambda self, _: self.pages)
 
 
@@ -159,12 +159,12 @@ class Corruption:
         self.state = simulation.tree._state
         self.lane = simulation.components
         """Full's on the host."""
-        self.node = next(node for node in self.state.nodes() if node.live[0] > 1 and node.live[1])
+        self.node = next(node for node in self.state.nodes() if node.held_count[0] > 1 and node.held_count[1])
         self.undo: Callable[[], None] = lambda: None
 
     def live_is_one_more(self) -> None:
-        self.node.live[0] += 1
-        self.undo = lambda: self.node.live.__setitem__(0, self.node.live[0] - 1)
+        self.node.held_count[0] += 1
+        self.undo = lambda: self.node.held_count.__setitem__(0, self.node.held_count[0] - 1)
 
     def a_lock_is_forgotten(self) -> None:
         self.node.locks[1] += 1

@@ -12,7 +12,7 @@ import psutil
 
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
 from unified_cache.components import Full, RecurrentState
-from unified_cache.controller import Leg
+from unified_cache.controller import TransferKind
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.replay.engine import OracleEngine
@@ -77,12 +77,12 @@ class SoakEngine:
         cache.load(prompt)
         self._settle()
         found = cache.match(prompt)
-        ends = cache.resume_ends(found)
+        ends = cache.checkpoint_ends(found)
         lock = cache.lock(found)
         self._compare(prompt, lock)
         start = lock.end
         if start < prompt.pages_count:
-            slots = cache.allocate(cache.needed(start, prompt.pages_count, ends))
+            slots = cache.allocate(cache.pages_to_allocate(start, prompt.pages_count, ends))
             assert slots is not None, "nothing but this request's own pages is pinned"
             for component, given in enumerate(slots):
                 computed = np.flatnonzero(given >= 0)
@@ -101,7 +101,7 @@ class SoakEngine:
         return Account(
             requests=self._requests,
             hit_pages=self._hit_pages,
-            storage_pages=stats.traffic[Leg.PREFETCH].pages,
+            storage_pages=stats.traffic[TransferKind.PREFETCH].pages,
             wrong_pages=self._wrong_pages,
             failures=self._failures,
             leaked_slots=0 if stats.operations_live else sum(occupancy.out for occupancy in stats.occupancy),
@@ -119,7 +119,7 @@ class SoakEngine:
         return self.cache.prompt(tokens)
 
     def _settle(self) -> None:
-        self._failures += sum(ended.error is not None for ended in self.cache.settle(SETTLE_S))
+        self._failures += sum(ended.error is not None for ended in self.cache.wait_all(SETTLE_S))
 
     def _compare(self, prompt: Prompt, lock: Lock) -> None:
         for number, component in enumerate(LAYOUT.components):

@@ -127,10 +127,10 @@ class ToyEngine:
         """Run a request: reuse what is on the device, compute the rest, insert it; None if there is no room."""
         cache = self.cache
         found = cache.match(prompt)
-        ends = cache.resume_ends(found)
+        ends = cache.checkpoint_ends(found)
         lock = cache.lock(found)
         self.verify(prompt, lock)
-        fresh = cache.allocate(cache.needed(lock.end, prompt.pages_count, ends))
+        fresh = cache.allocate(cache.pages_to_allocate(lock.end, prompt.pages_count, ends))
         if fresh is None:
             cache.release(lock)
             return None

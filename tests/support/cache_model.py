@@ -16,7 +16,7 @@ from unified_cache.controller.jobs import BackupJob, ClearJob, FetchJob, LoadJob
 from unified_cache.controller.operation import Job
 from unified_cache.memory import TieredMemory
 from unified_cache.page import PageKey, Prompt, key_chain
-from unified_cache.pool import Part, PoolSpec, Slots, Tier
+from unified_cache.pool import PageCopies, PoolSpec, Slots, Tier
 from unified_cache.seal import Label, verify
 from unified_cache.tree import Lock, Match, RadixTree
 from unified_cache.tree.match import path_slots
@@ -44,7 +44,7 @@ class Flow:
     prompt: Prompt
     source: Tier | None
     target: Tier | None
-    parts: Sequence[Part]
+    parts: Sequence[PageCopies]
 
 
 def flow_of(job: Job, prompt: Prompt) -> Flow:
@@ -53,7 +53,7 @@ def flow_of(job: Job, prompt: Prompt) -> Flow:
     fields = vars(job)
     if "_batches" in fields:
         fields = vars(fields["_batches"])
-    found: Mapping[int, Part] | Sequence[Part] = fields.get("_parts", ())
+    found: Mapping[int, PageCopies] | Sequence[PageCopies] = fields.get("_parts", ())
     return Flow(prompt, source, target, tuple(found.values()) if isinstance(found, Mapping) else found)
 
 
@@ -74,21 +74,21 @@ class Census:
     spans: tuple[int, ...]
     held: tuple[Held, ...]
     """By lane."""
-    arriving: tuple[frozenset[PageKey], ...]
+    in_flight: tuple[frozenset[PageKey], ...]
     """By lane: pages marked as being brought."""
 
     @classmethod
     def take(cls, tree: RadixTree) -> "Census":
         spans = tuple(component.span for component in tree.components)
         held: tuple[Held, ...] = tuple({} for _ in range(2 * len(spans)))
-        arriving: tuple[set[PageKey], ...] = tuple(set() for _ in held)
+        in_flight: tuple[set[PageKey], ...] = tuple(set() for _ in held)
         for node, keys in walk(tree):
             for pages, slots in zip(held, node.slots, strict=True):
                 if slots is not None:
                     pages.update((key, slot) for key, slot in zip(keys, slots.tolist(), strict=True) if slot >= 0)
-            for lane, marks in (node.arriving or {}).items():
-                arriving[lane].update(keys[page] for page in np.flatnonzero(marks))
-        return cls(spans, held, tuple(map(frozenset, arriving)))
+            for lane, marks in (node.in_flight or {}).items():
+                in_flight[lane].update(keys[page] for page in np.flatnonzero(marks))
+        return cls(spans, held, tuple(map(frozenset, in_flight)))
 
     def lane(self, tier: Tier, component: int) -> int:
         return int(tier) * len(self.spans) + component
@@ -109,7 +109,7 @@ class Census:
     def verify_match(self, found: Match) -> None:
         """A match is restorable for every component at its end, and no longer prefix is."""
         assert found.device_end == self.longest(found.prompt, [Tier.DEVICE]), "not the longest device prefix"
-        assert found.any_end == self.longest(found.prompt, list(Tier)), "not the longest prefix"
+        assert found.host_end == self.longest(found.prompt, list(Tier)), "not the longest prefix"
 
     def verify_lock(self, cache: UnifiedCache, prompt: Prompt, lock: Lock) -> None:
         """The slots that a lock names are those of its prompt's pages."""
@@ -129,7 +129,7 @@ class Census:
                     assert [pages.get(key) for key in keys] == part.source.tolist(), "a page in flight was moved"
                 if flow.source is not None and flow.target is not None:
                     marked[self.lane(flow.target, part.component)] += keys
-        assert [sorted(keys) for keys in marked] == list(map(sorted, self.arriving)), "marks differ from transfers"
+        assert [sorted(keys) for keys in marked] == list(map(sorted, self.in_flight)), "marks differ from transfers"
 
 
 def verify_slots_out(cache: UnifiedCache, requests: Iterable[Sequence[Slots]], flows: Iterable[Flow]) -> None:

@@ -161,7 +161,7 @@ def go_on(sequence: Sequence, steps: int = STEPS) -> list[torch.Tensor]:
 def serve(engine: PrefixCachedModel, tokens: tuple[int, ...]) -> None:
     """Leave a prompt in the cache, and all that is written of it where it belongs."""
     engine.prefill(tokens).finish()
-    engine.cache.settle(SETTLE_S)
+    engine.cache.wait_all(SETTLE_S)
 
 
 def serve_exactly(engine: PrefixCachedModel, family: str, tokens: tuple[int, ...], steps: int = STEPS) -> Reused:
@@ -169,7 +169,7 @@ def serve_exactly(engine: PrefixCachedModel, family: str, tokens: tuple[int, ...
     sequence = engine.prefill(tokens)
     assert is_equal(go_on(sequence, steps), untouched(family, tokens, steps))
     sequence.abort()
-    engine.cache.settle(SETTLE_S)
+    engine.cache.wait_all(SETTLE_S)
     engine.cache.check()
     assert sequence.computed_tokens + sequence.reused.tokens == len(tokens)
     return sequence.reused
@@ -273,7 +273,7 @@ def chunk_ends(engine: PrefixCachedModel, tokens: tuple[int, ...]) -> list[int]:
         while (stage := sequence.step()) is not Stage.READY:
             if stage is Stage.COMPUTE:
                 ends.append(sequence.reused.tokens + sequence.computed_tokens)
-    engine.cache.settle(SETTLE_S)
+    engine.cache.wait_all(SETTLE_S)
     return ends
 
 

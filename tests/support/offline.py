@@ -109,7 +109,7 @@ def fill(storage: StorageBackend, layout: ModelLayout, prompts: Sequence[Prompt]
         lock = toy.serve(prompt)
         assert lock is not None
         toy.cache.backup(prompt)
-        assert all(operation.error is None for operation in toy.cache.settle(60))
+        assert all(operation.error is None for operation in toy.cache.wait_all(60))
         toy.cache.release(lock)
     assert toy.cache.close() == []
 
@@ -119,7 +119,7 @@ def restored_pages(storage: StorageBackend, layout: ModelLayout, prompt: Prompt)
     toy = engine_on(storage, layout)
     for start in (toy.cache.prefetch, toy.cache.load):
         assert start(prompt) is not None
-        assert all(operation.error is None for operation in toy.cache.settle(60))
+        assert all(operation.error is None for operation in toy.cache.wait_all(60))
     lock = toy.cache.lock(toy.cache.match(prompt))
     toy.verify(prompt, lock)
     toy.cache.release(lock)

@@ -87,7 +87,7 @@ def filled(store: MemoryStorage, pages: int = 6) -> None:
     toy = engine(store)
     serve(toy, pages)
     toy.cache.backup(toy.cache.prompt(tokens(pages)))
-    toy.cache.settle(1)
+    toy.cache.wait_all(1)
 
 
 def serve(toy: ToyEngine, pages: int, first: int = 0) -> Prompt:

@@ -91,7 +91,7 @@ def die(ranks: TorchRanks) -> object:
     prompt, longer = cache.prompt(range(5)), cache.prompt(range(9))
     serve(toy, prompt)
     cache.backup(prompt)
-    cache.settle(DEADLINE_S)
+    cache.wait_all(DEADLINE_S)
     operation = cache.prefetch(longer)
     assert operation is not None
     if ranks.rank == ranks.size - 1:
@@ -99,11 +99,11 @@ def die(ranks: TorchRanks) -> object:
     started_s = time.monotonic()
     outcome = "nothing"
     try:
-        cache.settle(DEADLINE_S)
+        cache.wait_all(DEADLINE_S)
     except RankLostError:
         outcome = "lost"
     in_time = time.monotonic() - started_s < DEADLINE_S / 2
-    told = [operation] == cache.settle(DEADLINE_S) and isinstance(operation.error, RankLostError)
+    told = [operation] == cache.wait_all(DEADLINE_S) and isinstance(operation.error, RankLostError)
     declined = [start(longer) is None for start in (cache.load, cache.backup, cache.prefetch)]
     verified = serve(toy, longer)
     cache.check()

@@ -15,7 +15,7 @@ from unified_cache.controller import InlineWorkers, Operation, OperationState
 from unified_cache.controller.jobs import FetchJob, ProbeJob
 from unified_cache.controller.operation import Job, JobQueue
 from unified_cache.controller.workers import Finished
-from unified_cache.errors import SettleTimeoutError
+from unified_cache.errors import WaitTimeoutError
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
 from unified_cache.ranks import RankGroup
@@ -193,7 +193,7 @@ class Rank:
             if kind == "cancel":
                 cache.cancel(operation)
             else:
-                cache.conclude(operation)
+                cache.finish_early(operation)
         elif kind == "reset":
             with self.declining.armed():
                 self.tell(self.settled())
@@ -240,18 +240,18 @@ class Rank:
 
     def tell(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
-            self.ends.append(f"{operation.leg.value} {operation.state.value} {operation.pages_count}")
-            name = f"{operation.leg.value} {operation.state.value}"
+            self.ends.append(f"{operation.kind.value} {operation.state.value} {operation.pages_count}")
+            name = f"{operation.kind.value} {operation.state.value}"
             self.counts[name] = self.counts.get(name, 0) + 1
             if operation.pages_count:
-                self.counts[operation.leg.value] = self.counts.get(operation.leg.value, 0) + 1
+                self.counts[operation.kind.value] = self.counts.get(operation.kind.value, 0) + 1
             if operation in self.live:
                 self.live.remove(operation)
 
     def settled(self) -> list[Operation]:
         try:
-            return self.cache.settle(SETTLE_S)
-        except SettleTimeoutError as error:
+            return self.cache.wait_all(SETTLE_S)
+        except WaitTimeoutError as error:
             raise AssertionError("nothing may hang") from error
 
     # ---- what is looked at ---------------------------------------------------------------------------------------

@@ -121,8 +121,10 @@ def digest_of(cache: UnifiedCache) -> str:
     """Digest what must be the same on all ranks: the tree with its slots, pins and marks, and every free list."""
     found = hashlib.sha256()
     for node, keys in walk(cache._ledger.tree):
-        marks = {lane: pages.tolist() for lane, pages in (node.arriving or {}).items()}
-        found.update(repr((keys[-1], node.start, node.end, node.locks, node.edges, node.stamps, marks)).encode())
+        marks = {lane: pages.tolist() for lane, pages in (node.in_flight or {}).items()}
+        found.update(
+            repr((keys[-1], node.start, node.end, node.locks, node.partial_locks, node.stamps, marks)).encode()
+        )
         for slots in node.slots:
             found.update(b"none" if slots is None else slots.tobytes())
     for tier in cache._ledger._allocators:
@@ -202,7 +204,7 @@ def served(toy: ToyEngine, pages: int) -> Prompt:
 def over(cache: UnifiedCache, operation: Operation | None) -> Operation:
     """Wait until a transfer is over."""
     assert operation is not None
-    cache.settle(SETTLE_S)
+    cache.wait_all(SETTLE_S)
     return operation
 
 

@@ -13,7 +13,7 @@ from tests.support.components import toy_components
 from unified_cache.config import EvictionConfig
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
-from unified_cache.tree import Freed, Lock, Pin, RadixTree, Transfer
+from unified_cache.tree import Freed, Lock, Preference, RadixTree, Transfer
 from unified_cache.tree.node import Node
 
 Prefix = bytes
@@ -34,7 +34,7 @@ class Held:
 
 
 @dataclass(eq=False)
-class Moving:
+class PendingTransfer:
     """A transfer in flight, with the pages it pins on both tiers."""
 
     transfer: Transfer
@@ -57,8 +57,8 @@ class Model:
     """What the bytes in a slot are: the prefix they belong to."""
     free: dict[Where, list[int]] = field(init=False)
     held: list[Held] = field(default_factory=list)
-    moving: list[Moving] = field(default_factory=list)
-    pins: list[Pin] = field(default_factory=list)
+    moving: list[PendingTransfer] = field(default_factory=list)
+    preferences: list[Preference] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         capacity = [[self.capacity[tier, component] for component in range(len(self.spans))] for tier in Tier]
@@ -146,7 +146,7 @@ class Model:
         history = (node.history or {}).get(lane)
         if history is None:
             return False, False, node.stamps[lane]
-        return history.pins > 0, history.protected, self.tree._state.recency.rank(node, lane)
+        return history.preferences > 0, history.protected, self.tree._state.recency.rank(node, lane)
 
     def _evictable(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         live = self.pages[tier, component]
@@ -182,7 +182,7 @@ class Model:
         found = self.tree.match(prompt)
         prefixes = self.prefixes(prompt)
         assert found.device_end == self.longest(prefixes, [Tier.DEVICE])
-        assert found.any_end == self.longest(prefixes, [Tier.DEVICE, Tier.HOST])
+        assert found.host_end == self.longest(prefixes, [Tier.DEVICE, Tier.HOST])
         got = self.tree.slots(found, Tier.DEVICE, 0, 0, found.device_end).tolist()
         assert got == [self.pages[Tier.DEVICE, 0][prefix] for prefix in prefixes[: found.device_end]]
         assert self.snapshot() == before, "match changed something but recency"
@@ -237,22 +237,22 @@ class Model:
         self.tree.use(found, found.device_end)
         assert self.snapshot() == before, "use changed something but history"
 
-    def pin(self, prompt: Prompt, tier: Tier) -> None:
+    def prefer(self, prompt: Prompt, tier: Tier) -> None:
         found = self.tree.match(prompt)
         before = self.snapshot()
-        pin = self.tree.pin(found, found.tree_end, tier)
-        if pin is not None:
-            self.pins.append(pin)
+        preference = self.tree.prefer(found, found.tree_end, tier)
+        if preference is not None:
+            self.preferences.append(preference)
         assert self.snapshot() == before, "pin changed what is held"
 
-    def unpin(self, pin: Pin) -> None:
-        self.tree.unpin(pin)
-        self.pins.remove(pin)
+    def unprefer(self, preference: Preference) -> None:
+        self.tree.unprefer(preference)
+        self.preferences.remove(preference)
 
     def lock(self, prompt: Prompt, tier: Tier, share: float) -> None:
         found = self.tree.match(prompt)
         histories = self.histories()
-        lock = self.tree.lock(found, int(found.any_end * share), tier)
+        lock = self.tree.lock(found, int(found.host_end * share), tier)
         assert self.histories() == histories, "a split is not an access"
         self.held.append(Held(lock, self.prefixes(prompt)))
 
@@ -263,10 +263,10 @@ class Model:
 
     def begin(self, prompt: Prompt, source: Tier, target: Tier) -> None:
         found = self.tree.match(prompt)
-        end = found.device_end if source is Tier.DEVICE else found.any_end
+        end = found.device_end if source is Tier.DEVICE else found.host_end
         prefixes = self.prefixes(prompt)
         transfer = self.tree.begin(found, end, source, target)
-        moving = Moving(transfer, (Held(transfer.source, prefixes), Held(transfer.target, prefixes)), prefixes)
+        moving = PendingTransfer(transfer, (Held(transfer.source, prefixes), Held(transfer.target, prefixes)), prefixes)
         for other in self.moving:
             for part in other.transfer.parts:
                 for wanted in transfer.wanted:
@@ -286,7 +286,7 @@ class Model:
             targets.append(fresh)
         self.tree.expect(transfer, targets)
 
-    def finish(self, moving: Moving, ok: bool) -> None:
+    def finish(self, moving: PendingTransfer, ok: bool) -> None:
         self.moving.remove(moving)
         transfer = moving.transfer
         source, target = transfer.source.tier, transfer.target.tier

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from unified_cache.controller.operation import Leg, Operation, OperationState, Steps
+from unified_cache.controller.operation import Operation, OperationState, Steps, TransferKind
 from unified_cache.controller.workers import Workers
 from unified_cache.errors import (
     CacheError,
@@ -17,8 +17,8 @@ from unified_cache.errors import (
     OperationTimeoutError,
     RankError,
     RankLostError,
-    SettleTimeoutError,
     StorageTimeoutError,
+    WaitTimeoutError,
 )
 from unified_cache.ranks import LocalRanks, RankGroup
 from unified_cache.ranks.agreement import failed_ranks
@@ -35,7 +35,7 @@ NEVER_KEPT = (CancelledError, OperationTimeoutError, RankLostError)
 """An operation that ended by these keeps nothing of what it brought."""
 
 
-class Standing(NamedTuple):
+class Readiness(NamedTuple):
     """How an operation stands: on this rank, or, where each says True, on all."""
 
     ended: bool
@@ -52,7 +52,7 @@ class Standing(NamedTuple):
 class Controller:
     """Operations under way, at most ``operations_max`` of them, each for at most ``timeout_s``.
 
-    Everything but the jobs themselves runs on the owner's thread, inside ``start``, ``poll``, ``settle``, ``cancel``
+    Everything but the jobs themselves runs on the owner's thread, inside ``start``, ``poll``, ``wait_all``, ``cancel``
     or ``close``. An operation is *live* until it has given back what it held. One that is cancelled or too late is
     told so at once, and stays live until its job has ended. One whose store did not return in time stays live until
     the store has: till then its pages are in quarantine, since the store may still read or fill them. And one that an
@@ -65,12 +65,12 @@ class Controller:
 
     __slots__ = (
         "_clock",
+        "_completed",
         "_ended",
         "_live",
         "_operations_max",
         "_ranks",
         "_timeout_s",
-        "_told",
         "_workers",
         "declined_count",
         "failed_count",
@@ -93,7 +93,7 @@ class Controller:
         """In the order in which they started."""
         self._ended: dict[Operation, CacheError | None] = {}
         """Of those, the ones whose job has ended on this rank, and how; they wait for other ranks, or in quarantine."""
-        self._told: list[Operation] = []
+        self._completed: list[Operation] = []
         """Those whose outcome has become known since the last poll."""
         self.failed_count = 0
         """Operations told as failed or cancelled."""
@@ -110,7 +110,7 @@ class Controller:
         """Calls that a store has not returned from in time; each holds the pages of its operation."""
         return [error.call for error in self._ended.values() if in_flight(error)]
 
-    def start(self, leg: Leg, steps: Steps, patience_s: float = math.inf) -> Operation | None:
+    def start(self, kind: TransferKind, steps: Steps, patience_s: float = math.inf) -> Operation | None:
         """Start an operation; None if too many are under way: it then never began and holds nothing.
 
         None, too, once a rank is lost. After ``patience_s`` it makes do with what has come by then.
@@ -119,7 +119,7 @@ class Controller:
             self.declined_count += 1
             return None
         now_s = self._clock()
-        operation = Operation(leg, steps, now_s + self._timeout_s, now_s + patience_s)
+        operation = Operation(kind, steps, now_s + self._timeout_s, now_s + patience_s)
         job = operation.advance(None)
         if job is not None:
             self._live[operation] = None
@@ -131,7 +131,9 @@ class Controller:
         """End an operation before its time and keep nothing of it; tell whether it was still running."""
         if operation.state is not OperationState.RUNNING:
             return False
-        self._end_early(operation, OperationState.CANCELLED, CancelledError(f"the {operation.leg.value} was cancelled"))
+        self._end_early(
+            operation, OperationState.CANCELLED, CancelledError(f"the {operation.kind.value} was cancelled")
+        )
         return True
 
     def stop_all(self) -> None:
@@ -156,7 +158,7 @@ class Controller:
             self._look(0, has_time=True)
         return self._take_told()
 
-    def settle(self, timeout_s: float) -> list[Operation]:
+    def wait_all(self, timeout_s: float) -> list[Operation]:
         """Poll until nothing is live; return the operations whose outcome became known.
 
         Raises:
@@ -167,8 +169,8 @@ class Controller:
         while self._live:
             left_s = deadline - self._clock()
             if not self._look(self._wait_s(left_s), has_time=left_s > 0) and self._live:
-                legs = sorted(operation.leg.value for operation in self._live)
-                raise SettleTimeoutError(f"{len(legs)} operations still run after {timeout_s} s: {', '.join(legs)}")
+                kinds = sorted(operation.kind.value for operation in self._live)
+                raise WaitTimeoutError(f"{len(kinds)} operations still run after {timeout_s} s: {', '.join(kinds)}")
         return self._take_told()
 
     def close(self, timeout_s: float) -> list[str]:
@@ -182,7 +184,7 @@ class Controller:
         for operation, error in list(self._ended.items()):
             if not in_flight(error):
                 self._let_go(operation)
-            operation.conclude(OperationState.FAILED, ClosedError("the cache was closed"))
+            operation.set_outcome(OperationState.FAILED, ClosedError("the cache was closed"))
         return stuck + [f"{call.name} of the store" for call in self.quarantined]
 
     def _wait_s(self, left_s: float) -> float:
@@ -204,7 +206,7 @@ class Controller:
         ours = [self._standing(operation, now_s) for operation in live]
         try:
             bits = self._ranks.agree(np.array([has_time, *(bit for standing in ours for bit in standing)], np.bool_))
-            agreed = [Standing(*row) for row in bits[1:].reshape(len(live), -1).tolist()]
+            agreed = [Readiness(*row) for row in bits[1:].reshape(len(live), -1).tolist()]
             failures = self._failures(live, agreed)
         except RankLostError as error:
             if self._fail_all(error):
@@ -217,9 +219,9 @@ class Controller:
             self._act(operation, standing, failures.get(operation))
         return has_all_time
 
-    def _standing(self, operation: Operation, now_s: float) -> Standing:
+    def _standing(self, operation: Operation, now_s: float) -> Readiness:
         error = self._ended.get(operation)
-        return Standing(
+        return Readiness(
             ended=operation in self._ended,
             well=error is None,
             free=not in_use(operation, error),
@@ -227,7 +229,7 @@ class Controller:
             patient=now_s < operation.stop_s,
         )
 
-    def _failures(self, live: list[Operation], agreed: list[Standing]) -> dict[Operation, CacheError]:
+    def _failures(self, live: list[Operation], agreed: list[Readiness]) -> dict[Operation, CacheError]:
         """Return why jobs failed that have ended on every rank: of one rank its own error, of several the same one."""
         failed = [
             operation for operation, standing in zip(live, agreed, strict=True) if standing.ended and not standing.well
@@ -238,15 +240,17 @@ class Controller:
         where = failed_ranks(self._ranks, [error is not None for error in ours])
         failures: dict[Operation, CacheError] = {}
         for operation, ranks, error in zip(failed, where, ours, strict=True):
-            failures[operation] = RankError(f"the {operation.leg.value} failed on ranks {ranks}: {error or 'not here'}")
+            failures[operation] = RankError(
+                f"the {operation.kind.value} failed on ranks {ranks}: {error or 'not here'}"
+            )
             failures[operation].__cause__ = error
         return failures
 
-    def _act(self, operation: Operation, standing: Standing, failure: CacheError | None) -> None:
+    def _act(self, operation: Operation, standing: Readiness, failure: CacheError | None) -> None:
         """Do what its standing says: end it early, have it make do, tell its failure, let it go on or let it go."""
         if operation.state is OperationState.RUNNING:
             if not standing.in_time:
-                reason = OperationTimeoutError(f"the {operation.leg.value} took longer than {self._timeout_s} s")
+                reason = OperationTimeoutError(f"the {operation.kind.value} took longer than {self._timeout_s} s")
                 self._end_early(operation, OperationState.FAILED, reason)
             elif not standing.patient:
                 operation.stop()
@@ -254,8 +258,8 @@ class Controller:
             return
         if not standing.free:
             if failure is not None and operation.state is OperationState.RUNNING:
-                operation.conclude(OperationState.FAILED, failure)
-                self._told.append(operation)
+                operation.set_outcome(OperationState.FAILED, failure)
+                self._completed.append(operation)
         elif isinstance(operation.error, NEVER_KEPT):
             self._let_go(operation)
         else:
@@ -274,9 +278,9 @@ class Controller:
         state: OperationState,
         reason: CancelledError | OperationTimeoutError | RankLostError,
     ) -> None:
-        operation.conclude(state, reason)
+        operation.set_outcome(state, reason)
         operation.stop()
-        self._told.append(operation)
+        self._completed.append(operation)
 
     def _go_on(self, operation: Operation, error: CacheError | None) -> None:
         was_running = operation.state is OperationState.RUNNING
@@ -287,14 +291,14 @@ class Controller:
             return
         del self._live[operation]
         if was_running:
-            self._told.append(operation)
+            self._completed.append(operation)
 
     def _let_go(self, operation: Operation) -> None:
         del self._live[operation], self._ended[operation]
         operation.release()
 
     def _take_told(self) -> list[Operation]:
-        told, self._told = self._told, []
+        told, self._completed = self._completed, []
         self.failed_count += sum(operation.error is not None for operation in told)
         return told
 

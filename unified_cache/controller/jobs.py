@@ -6,12 +6,12 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.controller.arrival import Progress
+from unified_cache.controller.layerwise import LayerProgress
 from unified_cache.controller.operation import JobQueue
 from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_pages
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, Pages, Part
+from unified_cache.pool import ModelLayout, PageCopies, Pages
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Level, PageIO
 
@@ -32,7 +32,7 @@ class BackupJob:
         layout: ModelLayout,
         owners: Mapping[str, bytes],
         prompt: Prompt,
-        parts: Sequence[Part],
+        parts: Sequence[PageCopies],
     ) -> None:
         self._memory = memory
         self._layout = layout
@@ -65,7 +65,7 @@ class LoadJob:
 
     queue = JobQueue.COPY
 
-    def __init__(self, memory: PageMemory, layout: ModelLayout, parts: Sequence[Part]) -> None:
+    def __init__(self, memory: PageMemory, layout: ModelLayout, parts: Sequence[PageCopies]) -> None:
         """Make it on the owner's thread: it comes after what the device has been given by now."""
         self._memory = memory
         self._parts = {part.component: part for part in parts}
@@ -78,7 +78,7 @@ class LoadJob:
             for layer in range(layers_counts[pool.name])
         ]
         self._order.sort(key=itemgetter(0))
-        self.progress = Progress(layers_counts, [(pool.name, layer) for _, _, pool, layer in self._order])
+        self.progress = LayerProgress(layers_counts, [(pool.name, layer) for _, _, pool, layer in self._order])
 
     def run(self) -> None:
         """Copy."""
@@ -94,7 +94,7 @@ class LoadJob:
 class StorageBatches:
     """Objects of a transfer's parts in some pools, written to or read from storage batch by batch."""
 
-    def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[Part], order: PoolOrder) -> None:
+    def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], order: PoolOrder) -> None:
         self._storage = storage
         self._prompt = prompt
         self._parts = parts
@@ -137,7 +137,7 @@ class StoreJob:
 
     queue = JobQueue.STORAGE
 
-    def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[Part], level: Level) -> None:
+    def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], level: Level) -> None:
         self._storage = storage
         self._level = level
         self._batches = StorageBatches(storage, prompt, parts, storage.write_order)
@@ -234,7 +234,7 @@ class FetchJob:
 
     queue = JobQueue.STORAGE
 
-    def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[Part]) -> None:
+    def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies]) -> None:
         self._storage = storage
         self._batches = StorageBatches(storage, prompt, parts, storage.read_order)
 

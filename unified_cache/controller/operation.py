@@ -11,7 +11,7 @@ from typing import Protocol
 
 from unified_cache.errors import CacheError
 
-__all__ = ["Job", "JobQueue", "Leg", "Operation", "OperationState", "Steps"]
+__all__ = ["Job", "JobQueue", "Operation", "OperationState", "Steps", "TransferKind"]
 
 
 class JobQueue(Enum):
@@ -45,7 +45,7 @@ Steps = Generator[Job, None, int]
 """An operation's life: yields jobs, returns the pages that reached where they should be."""
 
 
-class Leg(Enum):
+class TransferKind(Enum):
     """The four ways between tiers, and the one out."""
 
     BACKUP = "backup"
@@ -84,14 +84,14 @@ class Operation:
         "followers",
         "is_released",
         "job",
-        "leg",
+        "kind",
         "pages_count",
         "state",
         "stop_s",
     )
 
-    def __init__(self, leg: Leg, steps: Steps, due_s: float, stop_s: float) -> None:
-        self.leg = leg
+    def __init__(self, kind: TransferKind, steps: Steps, due_s: float, stop_s: float) -> None:
+        self.kind = kind
         self.state = OperationState.RUNNING
         self.pages_count = 0
         """Pages that reached where they should be, once it is done; of a clear, the objects removed.
@@ -124,11 +124,11 @@ class Operation:
         except StopIteration as stop:
             self.is_released = True
             self.pages_count = stop.value
-            self.conclude(OperationState.DONE, None)
+            self.set_outcome(OperationState.DONE, None)
             return None
         except CacheError as failure:
             self.is_released = True
-            self.conclude(OperationState.FAILED, failure)
+            self.set_outcome(OperationState.FAILED, failure)
             return None
         self.job = job
         if self._stopping:
@@ -141,7 +141,7 @@ class Operation:
         if self.job is not None:
             self.job.stop()
 
-    def conclude(self, state: OperationState, error: CacheError | None) -> None:
+    def set_outcome(self, state: OperationState, error: CacheError | None) -> None:
         """Say what came of it, unless that has been said."""
         if self.state is OperationState.RUNNING:
             self.state = state

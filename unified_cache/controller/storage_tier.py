@@ -12,7 +12,7 @@ from unified_cache.controller.guard import guarded
 from unified_cache.errors import ConfigError, StorageTimeoutError
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
-from unified_cache.pool import Identity, ModelLayout, Part, PoolSpec
+from unified_cache.pool import Identity, ModelLayout, PageCopies, PoolSpec
 from unified_cache.ranks import RankGroup
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
@@ -83,7 +83,7 @@ class StorageTier:
         owner, name = self.owners[pool.name], pool.name
         return [Label(owner, key, name) for key in keys]
 
-    def pages(self, prompt: Prompt, parts: Sequence[Part], order: PoolOrder) -> list[tuple[int, int, PageIO]]:
+    def pages(self, prompt: Prompt, parts: Sequence[PageCopies], order: PoolOrder) -> list[tuple[int, int, PageIO]]:
         """List every object of ``parts`` in these pools, as (part, index in part, page to read or write).
 
         The host slots are the parts' ``target``.
@@ -105,7 +105,7 @@ class StorageTier:
 
 
 def whole_pages(
-    parts: Sequence[Part], listed: Sequence[tuple[int, int, PageIO]], ok: Sequence[bool]
+    parts: Sequence[PageCopies], listed: Sequence[tuple[int, int, PageIO]], ok: Sequence[bool]
 ) -> list[npt.NDArray[np.bool_]]:
     """Tell by part which pages are whole: a page counts only when every pool of its component has it."""
     whole = [np.ones(len(part), np.bool_) for part in parts]

@@ -27,7 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 from unified_cache.cache import UnifiedCache
 from unified_cache.demo.placing import Placing, WriteLocs
 from unified_cache.demo.request import Outcome, Request
-from unified_cache.demo.seat import SINK, Chunk, Seat
+from unified_cache.demo.seat import SINK, PrefillChunk, Seat
 from unified_cache.errors import ConfigError, InputError, StateError
 from unified_cache.forward import ForwardBatch, ForwardMode
 from unified_cache.integrations.transformers import DevicePages, greedy
@@ -178,7 +178,7 @@ class Engine:
                 Seat(request, self.cache, self.pages, settings.chunk_pages, keeps_answer=settings.keeps_answers)
             )
 
-    def _chunks(self) -> list[Chunk]:
+    def _chunks(self) -> list[PrefillChunk]:
         """Choose what to run: a token of every answer, and one prompt or more until the batch is full."""
         ready = [seat for seat in self._seats if seat.is_ready]
         prompts = [seat for seat in ready if seat.is_prefilling]
@@ -190,7 +190,7 @@ class Engine:
                 tokens_count += len(chunks[-1].tokens)
         return chunks
 
-    def _batch(self, chunks: list[Chunk]) -> ForwardBatch:
+    def _batch(self, chunks: list[PrefillChunk]) -> ForwardBatch:
         """Say in Full locations what a forward writes and what it reads."""
         device = self._model.device
         if not chunks:
@@ -204,7 +204,7 @@ class Engine:
             torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=SINK).to(device),
         )
 
-    def _run(self, chunks: list[Chunk], locs: WriteLocs) -> WriteLocs:
+    def _run(self, chunks: list[PrefillChunk], locs: WriteLocs) -> WriteLocs:
         """Run the model on each chunk, write what it leaves where ``locs`` says; return the locations left over."""
         for chunk in chunks:
             count = chunk.end - chunk.start
@@ -217,13 +217,13 @@ class Engine:
         return locs
 
     @torch.no_grad()
-    def _forward(self, chunk: Chunk) -> torch.Tensor:
+    def _forward(self, chunk: PrefillChunk) -> torch.Tensor:
         """Run the model on one request's tokens; return what follows the last one, shape (vocabulary,)."""
         ids = torch.tensor([chunk.tokens], dtype=torch.int64, device=self._model.device)
         found = self._model(input_ids=ids, past_key_values=chunk.seat.past, use_cache=True, logits_to_keep=1)
         return cast("torch.Tensor", found.logits[0, -1])
 
-    def _component_locs(self, locs: WriteLocs, chunk: Chunk | None) -> Sequence[torch.Tensor]:
+    def _component_locs(self, locs: WriteLocs, chunk: PrefillChunk | None) -> Sequence[torch.Tensor]:
         """Return by component where the tokens of a chunk go, or of padding.
 
         Full and what follows its slots go by the metadata, and so does what is mapped. Recurrent state has slots of its

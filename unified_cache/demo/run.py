@@ -102,7 +102,7 @@ class Demo:
         sizes = TierSizes(device_pages=2 * pages_max, host_pages=2 * pages_max * self.settings.users)
         with opened(self.settings.model, self.kept, sizes, self.storage, COMPARABLE) as engine:
             yield engine
-            engine.cache.settle(SETTLE_S)
+            engine.cache.wait_all(SETTLE_S)
             for mode, count in engine.forwards.items():
                 if not count:
                     continue
@@ -135,7 +135,7 @@ class Demo:
             self._note(visit, request, is_together=True)
 
     def _meet(self, cache: UnifiedCache, hurdle: Hurdle) -> None:
-        cache.settle(SETTLE_S)
+        cache.wait_all(SETTLE_S)
         if hurdle is Hurdle.CROWD:
             everything = [np.ones(min(cache.config.device_pages), np.bool_) for _ in cache.layout.components]
             taken = cache.allocate(everything)

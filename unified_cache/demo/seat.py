@@ -20,14 +20,14 @@ from unified_cache.integrations.transformers import DevicePages, Prefix, Stage
 from unified_cache.pool import Slots
 from unified_cache.tree import Lock
 
-__all__ = ["Chunk", "Seat"]
+__all__ = ["PrefillChunk", "Seat"]
 
 SINK = 0
 """Slot of the page that padding goes to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """Tokens that the next forward runs for one request."""
 
     seat: "Seat"
@@ -112,7 +112,7 @@ class Seat:
         """Whether tokens of the prompt are left to compute."""
         return self.tokens_done < self.request.prompt_tokens
 
-    def chunk(self) -> Chunk:
+    def chunk(self) -> PrefillChunk:
         """Return what to run next: a chunk of the prompt, or the token generated last. Its last page has a slot."""
         start, page_size = self.tokens_done, self._page_size
         first_page, whole_pages = start // page_size, self.request.prompt_tokens // page_size
@@ -129,7 +129,7 @@ class Seat:
             if last_page > whole_pages:
                 self._trim(last_page)
             self._take_pages(last_page, last_page + 1, [last_page + 1])
-        return Chunk(self, start, end)
+        return PrefillChunk(self, start, end)
 
     def locs(self, component: int, start: int, end: int) -> torch.Tensor:
         """Return where a component keeps tokens [start, end): ``slot * page_size + offset``, int64, on the CPU."""
@@ -139,7 +139,7 @@ class Seat:
         slots[: len(held)] = torch.from_numpy(held)
         return slots[tokens // self._page_size] * self._page_size + tokens % self._page_size
 
-    def ran(self, chunk: Chunk) -> None:
+    def ran(self, chunk: PrefillChunk) -> None:
         """Take note that a chunk is computed and written; hand the prompt's pages over once they are whole."""
         was_prefilling = self.is_prefilling
         self.tokens_done = chunk.end
@@ -171,7 +171,7 @@ class Seat:
     def _take_pages(self, start: int, end: int, ends: Iterable[int]) -> None:
         """Get slots for pages [start, end), all or none, if they join on to those held."""
         if start == self._locked_end + len(self._fresh[0]):
-            taken = self._cache.allocate(self._cache.needed(start, end, ends))
+            taken = self._cache.allocate(self._cache.pages_to_allocate(start, end, ends))
             if taken is not None:
                 self._pages.clear(taken)
                 self._fresh = [np.concatenate(pair) for pair in zip(self._fresh, taken, strict=True)]
@@ -182,7 +182,7 @@ class Seat:
         cache = self._cache
         count = self._locked_end + len(self._fresh[0])
         ends = cache.config.retention.ends(end, 0, self._page_size)
-        cache.trim(self._fresh, cache.needed(self._locked_end, count, ends))
+        cache.trim(self._fresh, cache.pages_to_allocate(self._locked_end, count, ends))
 
     def _hand_over(self, end: int) -> None:
         """Give whole pages up to ``end`` to the tree, as far as there was room; they are pinned for this request."""

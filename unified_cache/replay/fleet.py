@@ -73,12 +73,12 @@ class Fleet:
             StorageError, CopyError: a transfer failed.
 
         """
-        self.players[self._served % len(self.players) - 1].settle()
+        self.players[self._served % len(self.players) - 1].wait_all()
         player = self.players[self._served % len(self.players)]
         self._served += 1
         return player.serve(request)
 
-    def settle(self) -> None:
+    def wait_all(self) -> None:
         """Wait until every transfer is over.
 
         Raises:
@@ -86,7 +86,7 @@ class Fleet:
 
         """
         for player in self.players:
-            player.settle()
+            player.wait_all()
 
 
 def _open_store(plan: Plan) -> StorageBackend | None:

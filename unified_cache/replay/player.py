@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 
 from unified_cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, Leg, Operation
+from unified_cache.controller import InlineWorkers, Operation, TransferKind
 from unified_cache.memory import NoBytes
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity
@@ -65,7 +65,7 @@ class Player:
     def serve(self, request: TraceRequest) -> Hits:
         """Serve one request; return the pages handed back, by the tier they came from.
 
-        The backup that it ends with settles before the next request, or in ``settle``. A request longer than the
+        The backup that it ends with settles before the next request, or in ``wait_all``. A request longer than the
         device pool is served and kept as far as it fits.
 
         Raises:
@@ -76,28 +76,28 @@ class Player:
         prompt = self._prompt(request)
         if self._engine.verifies:
             _ = prompt.keys  # digested while the last request's pages are still on their way to storage
-        self.settle()
+        self.wait_all()
         found = cache.match(prompt)
         device_end = found.device_end
-        host_end = storage_end = found.any_end
+        host_end = storage_end = found.host_end
         arrived: tuple[list[int], ...] = ()
         if self.plan.storage is not None and host_end < prompt.pages_count:
             arrived = self._moved()
-            self.settle(cache.prefetch(prompt))
+            self.wait_all(cache.prefetch(prompt))
             found = cache.match(prompt)
-            storage_end = found.any_end
-        if found.any_end > found.device_end:
+            storage_end = found.host_end
+        if found.host_end > found.device_end:
             arrived = arrived or self._moved()
-            self.settle(cache.load(prompt))
+            self.wait_all(cache.load(prompt))
             found = cache.match(prompt)
-        ends = cache.resume_ends(found)
+        ends = cache.checkpoint_ends(found)
         lock = cache.lock(found)
         self._count(lock, prompt, arrived)
         # [0, locked_end)            handed back: pinned on the device, and now compared with the oracle
         # [locked_end, pages_count)  computed here, then handed to the cache
         locked_end = lock.end
         if locked_end < prompt.pages_count:
-            slots = cache.allocate(cache.needed(locked_end, prompt.pages_count, ends))
+            slots = cache.allocate(cache.pages_to_allocate(locked_end, prompt.pages_count, ends))
             assert slots is not None, "nothing but this request's own pages is pinned"
             if self._engine.verifies:
                 for component, given in enumerate(slots):
@@ -122,7 +122,7 @@ class Player:
     def _moved(self) -> tuple[list[int], ...]:
         """Return by component the pages that have come from storage, and to the device, so far."""
         traffic = self.cache.traffic()
-        return traffic[Leg.PREFETCH].component_pages, traffic[Leg.LOAD].component_pages
+        return traffic[TransferKind.PREFETCH].component_pages, traffic[TransferKind.LOAD].component_pages
 
     def _count(self, lock: Lock, prompt: Prompt, before: tuple[list[int], ...]) -> None:
         """Book what a lock hands back of each component, and compare it with the oracle.
@@ -144,7 +144,7 @@ class Player:
                 self.wrong_pages += self._engine.count_wrong(number, prompt.keys[start : lock.end], slots)
                 self.pages_verified += count
 
-    def settle(self, started: Operation | None = None) -> None:
+    def wait_all(self, started: Operation | None = None) -> None:
         """Wait until every transfer is over.
 
         Raises:
@@ -152,7 +152,7 @@ class Player:
             SettleTimeoutError: one does not end.
 
         """
-        ended = self.cache.settle(SETTLE_TIMEOUT_S)
+        ended = self.cache.wait_all(SETTLE_TIMEOUT_S)
         for operation in (started, self._pending, *ended):
             if operation is not None and operation.error is not None:
                 raise operation.error

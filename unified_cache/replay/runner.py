@@ -108,7 +108,7 @@ def _serve(fleet: Fleet, plan: Plan, requests: Sequence[TraceRequest], watch: Wa
         handed += hit.total
         served.hit_tokens += min(hit.total * plan.layout.page_size, request.input_length)
         watch(len(served.by_request), handed / asked if asked else 0.0)
-    fleet.settle()
+    fleet.wait_all()
     return served
 
 

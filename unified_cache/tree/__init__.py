@@ -4,9 +4,9 @@ from unified_cache.tree.insert import Inserted
 from unified_cache.tree.lock import Lock
 from unified_cache.tree.match import Match
 from unified_cache.tree.policy import UNNAMED
-from unified_cache.tree.policy_pins import Pin
+from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
 from unified_cache.tree.state import Freed
 from unified_cache.tree.transfer import Published, Transfer
 
-__all__ = ["UNNAMED", "Freed", "Inserted", "Lock", "Match", "Pin", "Published", "RadixTree", "Transfer"]
+__all__ = ["UNNAMED", "Freed", "Inserted", "Lock", "Match", "Preference", "Published", "RadixTree", "Transfer"]

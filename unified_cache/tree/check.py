@@ -6,18 +6,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from unified_cache.pool import Slots, Tier
+from unified_cache.tree.eviction_queues import Queue
 from unified_cache.tree.lock import Lock
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
-from unified_cache.tree.policy_pins import Pins, nodes_of
-from unified_cache.tree.recency import Queue
+from unified_cache.tree.preferences import Preferences, nodes_of
 from unified_cache.tree.state import TreeState
 from unified_cache.tree.transfer import Transfer, nodes_of_pages
 
 __all__ = ["check"]
 
 
-def check(tree: TreeState, locks: Sequence[Lock], transfers: Sequence[Transfer], pins: Pins) -> list[Slots]:
-    """Assert every invariant of ``TreeState``, and of the pins; return by lane the slots held, ascending.
+def check(
+    tree: TreeState, locks: Sequence[Lock], transfers: Sequence[Transfer], preferences: Preferences
+) -> list[Slots]:
+    """Assert every invariant of ``TreeState``, and of the preferences; return by lane the slots held, ascending.
 
     The counts in the nodes must be exactly those of ``locks``, which are all that are out, and the pages marked as
     arriving those that ``transfers`` bring.
@@ -27,7 +29,7 @@ def check(tree: TreeState, locks: Sequence[Lock], transfers: Sequence[Transfer],
     _check_roots(tree)
     _check_queues(tree)
     _check_segments(tree)
-    _check_pins(tree, pins)
+    _check_preferences(tree, preferences)
     for node in tree.nodes():
         _check_place(tree, node)
         for tier in Tier:
@@ -56,15 +58,15 @@ def _check_place(tree: TreeState, node: Node) -> None:
     assert parent is not None
     assert not node.dead, "a dead node is in the tree"
     assert parent.children[node.page_tokens(tree.page_size)] is node, "a child stands under another page"
-    if parent.favourite is not None:
-        assert parent.favourite.parent is parent, "a favourite is not a child"
-        assert not parent.favourite.dead, "a favourite is dead"
+    if parent.last_child is not None:
+        assert parent.last_child.parent is parent, "a favourite is not a child"
+        assert not parent.last_child.dead, "a favourite is dead"
     assert node.start == parent.end, "a child does not start where its parent ends"
     assert node.pages > 0, "a node has no pages"
     assert len(node.key) == node.pages * tree.page_key_bytes, "key and pages differ in length"
     if not node.children and not node.pinned():
         assert node.full_end(ANYWHERE) == node.end, "a dead tail is kept"
-    for lane, marks in (node.arriving or {}).items():
+    for lane, marks in (node.in_flight or {}).items():
         assert len(marks) == node.pages, "arriving marks have another length than the run"
         assert marks.any(), "empty arriving marks are kept"
         assert node.first_pinned(lane) <= int(np.flatnonzero(marks)[0]), "pages arrive where nothing pins them"
@@ -72,22 +74,22 @@ def _check_place(tree: TreeState, node: Node) -> None:
 
 def _check_full(tree: TreeState, node: Node, tier: Tier) -> None:
     lane = int(tier) * tree.components_count
-    count = sum(child.live[lane] > 0 for child in node.children.values())
+    count = sum(child.held_count[lane] > 0 for child in node.children.values())
     assert node.full_children[tier] == count, "full_children is wrong"
-    if not node.live[lane]:
+    if not node.held_count[lane]:
         return
     slots = node.slots[lane]
     assert slots is not None
-    assert (slots[: node.live[lane]] >= 0).all(), "Full has a hole in a node"
+    assert (slots[: node.held_count[lane]] >= 0).all(), "Full has a hole in a node"
     parent = node.parent
     assert parent is not None
-    assert parent.parent is None or parent.live[lane] == parent.pages, "Full has a hole above a node"
+    assert parent.parent is None or parent.held_count[lane] == parent.pages, "Full has a hole above a node"
 
 
 def _check_lane(tree: TreeState, node: Node, lane: int) -> None:
     slots = node.slots[lane]
     live = 0 if slots is None else int(np.count_nonzero(slots >= 0))
-    assert node.live[lane] == live, "live is wrong"
+    assert node.held_count[lane] == live, "live is wrong"
     assert (slots is None) == (live == 0), "an empty array of slots is kept"
     assert node.locks[lane] >= 0, "a lock count is negative"
     if slots is None:
@@ -115,7 +117,7 @@ def _check_queues(tree: TreeState) -> None:
         assert node.queued == lines[node], "a node says that it stands in other queues than it does"
         for lane in range(lanes):
             if recency.evictable(node, lane):
-                for line in recency.lines(node, lane):
+                for line in recency.queue_ids(node, lane):
                     assert node.queued >> line & 1, "an evictable node is not in the queue"
 
 
@@ -123,23 +125,25 @@ def _check_segments(tree: TreeState) -> None:
     for lane, segments in enumerate(tree.recency.segments):
         if segments is None:
             continue
-        protected = [node.live[lane] for node in tree.nodes() if tree.recency.history(node, lane).protected]
+        protected = [node.held_count[lane] for node in tree.nodes() if tree.recency.history(node, lane).protected]
         assert segments.protected_pages == sum(protected), "protected pages are miscounted"
-        assert segments.held_pages == sum(node.live[lane] for node in tree.nodes()), "held pages are miscounted"
+        assert segments.held_pages == sum(node.held_count[lane] for node in tree.nodes()), "held pages are miscounted"
 
 
-def _check_pins(tree: TreeState, pins: Pins) -> None:
+def _check_preferences(tree: TreeState, preferences: Preferences) -> None:
     covered = [0] * (2 * tree.components_count)
     marks: Counter[tuple[int, int]] = Counter()
-    for pin in pins.live:
-        for component, start in enumerate(pin.starts):
-            lane = int(pin.tier) * tree.components_count + component
-            covered[lane] += pin.end - start
-            marks.update((id(node), lane) for node in nodes_of(pin, start))
-    assert covered == pins.covered(), "pinned pages are miscounted"
+    for preference in preferences.live:
+        for component, start in enumerate(preference.starts):
+            lane = int(preference.tier) * tree.components_count + component
+            covered[lane] += preference.end - start
+            marks.update((id(node), lane) for node in nodes_of(preference, start))
+    assert covered == preferences.covered(), "preferred pages are miscounted"
     for node in tree.nodes():
         for lane, history in (node.history or {}).items():
-            assert history.pins == marks[id(node), lane], f"{history.pins} pins on a node, not {marks[id(node), lane]}"
+            assert history.preferences == marks[id(node), lane], (
+                f"{history.preferences} preferences on a node, not {marks[id(node), lane]}"
+            )
 
 
 def _check_holes(tree: TreeState, node: Node, component: int) -> None:
@@ -162,7 +166,7 @@ def _check_marks(tree: TreeState, transfers: Sequence[Transfer]) -> None:
     found = {
         (id(node), lane): np.flatnonzero(marks).tolist()
         for node in tree.nodes()
-        for lane, marks in (node.arriving or {}).items()
+        for lane, marks in (node.in_flight or {}).items()
     }
     assert found == {place: sorted(pages) for place, pages in expected.items()}, "marks differ from transfers"
 
@@ -190,7 +194,7 @@ def _check_locks(tree: TreeState, locks: Sequence[Lock]) -> None:
     for node in tree.nodes():
         for lane, count in enumerate(node.locks):
             assert count == whole[id(node), lane], f"{count} locks on a node, not {whole[id(node), lane]}"
-        for lane, pages in (node.edges or {}).items():
+        for lane, pages in (node.partial_locks or {}).items():
             for page, count in pages.items():
                 assert node.start < page < node.end, "a lock begins outside its node"
                 found_begins[id(node), lane, page] = count

@@ -35,7 +35,7 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
 
 def _evict_tail(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
     """Drop the last ``pages`` of Full's run in a node, after everything that stands on them."""
-    end = node.live[lane]
+    end = node.held_count[lane]
     start = max(0, end - pages)
     for dependant in range(lane + tree.components_count - 1, lane, -1):
         tree.drop(node, dependant, start, node.pages, freed)

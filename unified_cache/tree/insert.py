@@ -80,7 +80,7 @@ def _check_input(
         return
     held_end = 0
     for node in reversed(path):
-        if live := node.live[int(tier) * tree.components_count]:
+        if live := node.held_count[int(tier) * tree.components_count]:
             held_end = min(node.start + live, tree_end)
             break
     if held_end < start:

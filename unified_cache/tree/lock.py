@@ -45,7 +45,7 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier) -> Lock:
         node = tree.split(node, end - node.start)
     components = tree.components_count
     lane = int(tier) * components
-    full_start = node.start if node.live[lane] == node.end - node.start else 0
+    full_start = node.start if node.held_count[lane] == node.end - node.start else 0
     held = [(0, full_start)]
     held += [(component, window(end, tree.spans[component])) for component in range(1, components)]
     for component, start in held:
@@ -60,9 +60,9 @@ def _pin(node: Node, lane: int, start: int) -> None:
         at.locks[lane] += 1
         at = at.parent
     if at.end > start:
-        if at.edges is None:
-            at.edges = {}
-        begins = at.edges.setdefault(lane, {})
+        if at.partial_locks is None:
+            at.partial_locks = {}
+        begins = at.partial_locks.setdefault(lane, {})
         begins[start] = begins.get(start, 0) + 1
 
 
@@ -98,13 +98,13 @@ def _unpin(tree: TreeState, node: Node, lane: int, start: int) -> None:
             offer(at, lane)
         at = at.parent
     if at.end > start:
-        assert at.edges is not None
-        begins = at.edges[lane]
+        assert at.partial_locks is not None
+        begins = at.partial_locks[lane]
         begins[start] -= 1
         if not begins[start]:
             del begins[start]
             if not begins:
-                del at.edges[lane]
-        if not at.edges:
-            at.edges = None
+                del at.partial_locks[lane]
+        if not at.partial_locks:
+            at.partial_locks = None
         offer(at, lane)

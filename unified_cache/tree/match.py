@@ -21,7 +21,7 @@ class Match:
     prompt: Prompt
     device_end: int
     """Pages that can be resumed from the device alone."""
-    any_end: int
+    host_end: int
     """Pages that can be resumed from device and host together; at least ``device_end``."""
     tree_end: int
     """Pages that stand in the tree at all, restorable or not."""
@@ -43,7 +43,7 @@ def find(root: Node, prompt: Prompt, page_key_bytes: int) -> tuple[list[Node], i
     node = root
     offset = 0
     while offset < total:
-        child = node.favourite
+        child = node.last_child
         if child is None or not startswith(child.key, offset):
             child = node.children.get(tokens[offset : offset + page_key_bytes])
             if child is None:
@@ -51,7 +51,7 @@ def find(root: Node, prompt: Prompt, page_key_bytes: int) -> tuple[list[Node], i
             if not startswith(child.key, offset):
                 path.append(child)
                 return path, child.start + _pages_in_common(child.key, tokens, offset, page_key_bytes)
-            node.favourite = child
+            node.last_child = child
         path.append(child)
         offset += len(child.key)
         node = child
@@ -84,12 +84,12 @@ def match(tree: TreeState, prompt: Prompt, priority: int) -> Match:
         return Match(prompt, 0, 0, 0, [], tree, tree.version)
     path, tree_end = find(root, prompt, tree.page_key_bytes)
     device_end = restorable_end(tree, ON_DEVICE, path, tree_end)
-    any_end = device_end if device_end == tree_end else restorable_end(tree, ANYWHERE, path, tree_end)
+    host_end = device_end if device_end == tree_end else restorable_end(tree, ANYWHERE, path, tree_end)
     for node in reversed(path):
-        if node.end <= any_end:
+        if node.end <= host_end:
             tree.recency.touch(node, priority)
             break
-    return Match(prompt, device_end, any_end, tree_end, path, tree, tree.version)
+    return Match(prompt, device_end, host_end, tree_end, path, tree, tree.version)
 
 
 def node_at(path: list[Node], end: int) -> Node:

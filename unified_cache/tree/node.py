@@ -22,24 +22,24 @@ ANYWHERE = 1
 class Node:
     """One run of pages. Only the tree's modules touch it.
 
-    Component 0 (Full) is prefix-closed on each tier: its live pages are the first ``live[lane]`` of the run.
+    Component 0 (Full) is prefix-closed on each tier: its live pages are the first ``held_count[lane]`` of the run.
     Every other component may have holes anywhere (-1 in its slots).
     """
 
     __slots__ = (
-        "arriving",
         "children",
         "dead",
-        "edges",
         "end",
-        "favourite",
         "full_children",
+        "held_count",
         "history",
+        "in_flight",
         "key",
+        "last_child",
         "last_hole",
-        "live",
         "locks",
         "parent",
+        "partial_locks",
         "queued",
         "slots",
         "stamps",
@@ -56,15 +56,15 @@ class Node:
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         """By the encoded first page of the child."""
-        self.favourite: Node | None = None
+        self.last_child: Node | None = None
         """One of the children: where the last walk went on. One request walks its path several times."""
         self.slots: list[Slots | None] = [None] * lanes
         """By lane: slot of every page, -1 for a hole; None when nothing is held."""
-        self.live = [0] * lanes
+        self.held_count = [0] * lanes
         """By lane: pages held."""
         self.locks = [0] * lanes
         """By lane: locks that pin the whole run."""
-        self.edges: dict[int, dict[int, int]] | None = None
+        self.partial_locks: dict[int, dict[int, int]] | None = None
         """By lane: {page: count} of locks that begin strictly inside the run, at that page."""
         self.stamps = [0] * lanes
         """By lane: when last used; for Full also by what is below, once that has gone (see recency)."""
@@ -72,7 +72,7 @@ class Node:
         """By lane, what its policy remembers; lru remembers the stamp alone, and a node that nothing pins has none."""
         self.queued = 0
         """A bit for each line of the eviction queues in which the node stands (see recency)."""
-        self.arriving: dict[int, npt.NDArray[np.bool_]] | None = None
+        self.in_flight: dict[int, npt.NDArray[np.bool_]] | None = None
         """By lane: pages that a live transfer is bringing."""
         self.last_hole = [end - start] * lanes
         """By view and windowed component: one more than the offset of the last hole; 0 if there is none."""
@@ -88,15 +88,15 @@ class Node:
 
     def refresh_holes(self, component: int) -> None:
         """Recompute ``last_hole`` of a windowed component in both views, after its slots changed on a tier."""
-        components = len(self.live) >> 1
+        components = len(self.held_count) >> 1
         pages = self.end - self.start
         host = components + component
-        if self.live[component] == pages:
+        if self.held_count[component] == pages:
             self.last_hole[component] = self.last_hole[host] = 0
             return
         on_device = self.slots[component]
         self.last_hole[component] = pages if on_device is None else _last_hole(on_device)
-        if self.live[host] == pages:
+        if self.held_count[host] == pages:
             self.last_hole[host] = 0
         else:
             anywhere = self.seen(ANYWHERE, component)
@@ -107,14 +107,14 @@ class Node:
         on_device = self.slots[component]
         if view == ON_DEVICE:
             return on_device
-        on_host = self.slots[(len(self.live) >> 1) + component]
+        on_host = self.slots[(len(self.held_count) >> 1) + component]
         if on_device is None or on_host is None:
             return on_host if on_device is None else on_device
         return np.maximum(on_device, on_host)
 
     def last_hole_before(self, view: int, component: int, end: int) -> int:
         """Return one more than the last absolute page before ``end`` that a component lacks; 0 if it lacks none."""
-        hole = self.last_hole[view * (len(self.live) >> 1) + component]
+        hole = self.last_hole[view * (len(self.held_count) >> 1) + component]
         if not hole or self.start + hole <= end:
             return self.start + hole if hole else 0
         slots = self.seen(view, component)
@@ -123,9 +123,9 @@ class Node:
 
     def full_end(self, view: int) -> int:
         """Return the page where component 0 ends in a view: its live pages are [start, that)."""
-        live = self.live[0]
+        live = self.held_count[0]
         if view == ANYWHERE:
-            on_host = self.live[len(self.live) >> 1]
+            on_host = self.held_count[len(self.held_count) >> 1]
             if on_host > live:
                 live = on_host
         return self.start + live
@@ -134,14 +134,14 @@ class Node:
         """Return the offset of the first page that locks pin in a lane; the run's length if none is."""
         if self.locks[lane]:
             return 0
-        edges = self.edges
+        edges = self.partial_locks
         if edges is None or lane not in edges:
             return self.end - self.start
         return min(edges[lane]) - self.start
 
     def pinned(self) -> bool:
         """Tell whether any lock on any lane covers any page of the run."""
-        return self.edges is not None or any(self.locks)
+        return self.partial_locks is not None or any(self.locks)
 
     def page_tokens(self, page_size: int) -> bytes:
         """Return the first page, encoded: what the parent knows this child by."""

@@ -46,8 +46,8 @@ class History:
     """Used again, and not demoted since (slru)."""
     demoted: int = 0
     """Clock when last demoted."""
-    pins: int = 0
-    """Pins that cover the node in this lane."""
+    preferences: int = 0
+    """Preferences that cover the node in this lane."""
 
 
 class Policy(Protocol):

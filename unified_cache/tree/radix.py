@@ -16,13 +16,13 @@ from unified_cache.pool import Component, Slots, Tier
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import transfer as transfers
 from unified_cache.tree.check import check
+from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.insert import Inserted, insert
 from unified_cache.tree.lock import Lock, lock, unlock
 from unified_cache.tree.match import Match, match, node_at, path_slots
 from unified_cache.tree.node import Node
 from unified_cache.tree.policy import UNNAMED
-from unified_cache.tree.policy_pins import Pin, Pins
-from unified_cache.tree.recency import Recency
+from unified_cache.tree.preferences import Preference, Preferences
 from unified_cache.tree.state import Freed, TreeState
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -42,8 +42,8 @@ class RadixTree:
         "_eviction",
         "_lineage",
         "_locks",
-        "_pinned_max",
-        "_pins",
+        "_preferences",
+        "_preferred_max",
         "_state",
         "_transfers",
         "components",
@@ -58,7 +58,7 @@ class RadixTree:
         capacity: Sequence[Sequence[int]] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make an empty tree. ``capacity[tier][component]`` pages bound the pins; without, all pins are declined.
+        """Make an empty tree. ``capacity[tier][component]`` pages bound the preferences; without, all are declined.
 
         ``clock`` gives seconds; it is asked only where ``eviction`` has a time to live.
 
@@ -71,11 +71,11 @@ class RadixTree:
         self.page_size = page_size
         self._eviction = eviction
         room = [pages for tier in capacity for pages in tier] or [0] * (len(Tier) * len(components))
-        self._pinned_max = [int(pages * eviction.pinned_share) for pages in room]
+        self._preferred_max = [int(pages * eviction.preferred_share) for pages in room]
         self._clock = clock
         self._lineage = object()
         self._state = self._empty()
-        self._pins = Pins(self._state, self._pinned_max)
+        self._preferences = Preferences(self._state, self._preferred_max)
         self._locks: dict[Lock, None] = {}
         self._transfers: dict[Transfer, None] = {}
         """What ``lock`` and ``begin`` have handed out and nobody has given back: what ``check`` counts anew from."""
@@ -83,7 +83,7 @@ class RadixTree:
     def _empty(self) -> TreeState:
         spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
-        recency = Recency(spans, self._eviction, self._clock)
+        recency = EvictionQueues(spans, self._eviction, self._clock)
         return TreeState(spans, self.page_size, mapped, self._lineage, recency)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
@@ -113,21 +113,21 @@ class RadixTree:
         if node is not None:
             self._state.recency.use(node)
 
-    def pin(self, found: Match, end: int, tier: Tier) -> Pin | None:
+    def prefer(self, found: Match, end: int, tier: Tier) -> Preference | None:
         """Have the first ``end`` pages of a match on ``tier`` go last: when nothing else is left in their lane.
 
-        The match is dead afterwards. None, with nothing changed, if all pins together would cover more than
-        ``EvictionConfig.pinned_share`` of what some component can hold on that tier.
+        The match is dead afterwards. None, with nothing changed, if all preferences together would cover more than
+        ``EvictionConfig.preferred_share`` of what some component can hold on that tier.
 
         Raises:
             StaleMatchError, InputError: as ``lock``.
         """
         node = self._node(found, end)
-        return self._pins.pin(node, end, tier) if end else None
+        return self._preferences.prefer(node, end, tier) if end else None
 
-    def unpin(self, pin: Pin) -> None:
-        """Take a pin back. Once more, or after ``clear``, changes nothing."""
-        self._pins.unpin(pin)
+    def unprefer(self, preference: Preference) -> None:
+        """Take a preference back. Once more, or after ``clear``, changes nothing."""
+        self._preferences.unprefer(preference)
 
     def slots(self, found: Match, tier: Tier, component: int, start: int, end: int) -> Slots:
         """Return the slots of pages [start, end) of a match, a new array; -1 for holes."""
@@ -139,8 +139,8 @@ class RadixTree:
         self._check_alive(found)
         lane = self._lane(tier, 0)
         for node in reversed(found.path):
-            if node.live[lane]:
-                return min(node.start + node.live[lane], found.tree_end)
+            if node.held_count[lane]:
+                return min(node.start + node.held_count[lane], found.tree_end)
         return 0
 
     def lock(self, found: Match, end: int, tier: Tier) -> Lock:
@@ -257,7 +257,7 @@ class RadixTree:
                 if held is not None:
                     freed[lane].append(held[held >= 0])
         self._state = self._empty()
-        self._pins = Pins(self._state, self._pinned_max)
+        self._preferences = Preferences(self._state, self._preferred_max)
         self._locks.clear()
         self._transfers.clear()
         return freed
@@ -270,7 +270,7 @@ class RadixTree:
         out = self.locks_out()
         if locks is not None:
             assert {held for held in locks if held.tree is self._state} == set(out), "other locks are out"
-        return check(self._state, out, list(self._transfers), self._pins)
+        return check(self._state, out, list(self._transfers), self._preferences)
 
     def nodes_count(self) -> int:
         """Count nodes; walks the tree."""
@@ -279,7 +279,7 @@ class RadixTree:
     def held_pages(self, tier: Tier, component: int) -> int:
         """Count pages held; walks the tree."""
         lane = self._lane(tier, component)
-        return sum(node.live[lane] for node in self._state.nodes())
+        return sum(node.held_count[lane] for node in self._state.nodes())
 
     def _lane(self, tier: Tier, component: int) -> int:
         return int(tier) * len(self.components) + component

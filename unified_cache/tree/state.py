@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from unified_cache.page import TOKEN_BYTES
 from unified_cache.pool import Slots
+from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.node import ANYWHERE, Node
-from unified_cache.tree.recency import Recency
 
 __all__ = ["Freed", "TreeState"]
 
@@ -23,7 +23,7 @@ class TreeState:
     They keep these true, and ``check`` proves it:
 
     * on each tier component 0 is prefix-closed, and every other component stands on component 0, page by page
-    * ``live``, ``last_hole`` and ``full_children`` say what the slots say
+    * ``held_count``, ``last_hole`` and ``full_children`` say what the slots say
     * what could be evicted from a lane stands in the queue of that lane where it belongs
     * a node without pages on any tier lives only while a lock covers it or children hang below
     """
@@ -42,7 +42,7 @@ class TreeState:
     )
 
     def __init__(
-        self, spans: tuple[int, ...], page_size: int, mapped: int | None, lineage: object, recency: Recency
+        self, spans: tuple[int, ...], page_size: int, mapped: int | None, lineage: object, recency: EvictionQueues
     ) -> None:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
@@ -93,8 +93,8 @@ class TreeState:
         assert node.start < cut < node.end
         upper = Node(node.key[: offset * self.page_key_bytes], node.start, cut, parent, components)
         parent.children[upper.page_tokens(self.page_size)] = upper
-        if parent.favourite is node:
-            parent.favourite = upper
+        if parent.last_child is node:
+            parent.last_child = upper
         node.key = node.key[offset * self.page_key_bytes :]
         node.start = cut
         node.parent = upper
@@ -107,7 +107,7 @@ class TreeState:
         _split_arriving(upper, node, offset)
         for lane in range(2 * components):
             _split_slots(upper, node, lane, offset)
-        upper.full_children = [int(node.live[0] > 0), int(node.live[components] > 0)]
+        upper.full_children = [int(node.held_count[0] > 0), int(node.held_count[components] > 0)]
         for component in range(1, components):
             upper.refresh_holes(component)
             node.refresh_holes(component)
@@ -123,12 +123,12 @@ class TreeState:
         held = node.slots[lane]
         if held is None:
             held = node.slots[lane] = np.full(node.pages, -1, np.int32)
-        if component == 0 and not node.live[lane]:
+        if component == 0 and not node.held_count[lane]:
             parent = node.parent
             assert parent is not None
             parent.full_children[lane // self.components_count] += 1
         held[offsets] = slots
-        node.live[lane] += len(offsets)
+        node.held_count[lane] += len(offsets)
         if self.recency.tracked[lane]:
             self.recency.count(node, lane, len(offsets))
         if component:
@@ -139,10 +139,10 @@ class TreeState:
             self.map_changes.append((full[offsets], slots))
 
     def adopt(self, node: Node, lane: int, slots: Slots, live: int) -> None:
-        """Give an empty lane the slots of the whole run, ``live`` of them not holes; they are copied."""
+        """Give an empty lane the slots of the whole run, ``held_count`` of them not holes; they are copied."""
         component = lane % self.components_count
         node.slots[lane] = np.array(slots, np.int32)
-        node.live[lane] = live
+        node.held_count[lane] = live
         if self.recency.tracked[lane]:
             self.recency.count(node, lane, live)
         if component:
@@ -161,21 +161,21 @@ class TreeState:
         if held is None:
             return 0
         segment = held[start:end]
-        gone = segment.copy() if node.live[lane] == node.pages else segment[segment >= 0]
+        gone = segment.copy() if node.held_count[lane] == node.pages else segment[segment >= 0]
         if not gone.size:
             return 0
         if lane == self.mapped:
             full = node.slots[0]
             assert full is not None
             self.map_changes.append((full[start:end][segment >= 0], None))
-        if gone.size == node.live[lane]:
+        if gone.size == node.held_count[lane]:
             node.slots[lane] = None
-            node.live[lane] = 0
+            node.held_count[lane] = 0
             if lane % self.components_count == 0:
                 self._full_child_left(node, lane)
         else:
             segment[:] = -1
-            node.live[lane] -= gone.size
+            node.held_count[lane] -= gone.size
         if self.recency.tracked[lane]:
             self.recency.count(node, lane, -int(gone.size))
         if lane % self.components_count:
@@ -206,8 +206,8 @@ class TreeState:
                 return
             parent = node.parent
             del parent.children[node.page_tokens(self.page_size)]
-            if parent.favourite is node:
-                parent.favourite = None
+            if parent.last_child is node:
+                parent.last_child = None
             node.dead = True
             self.recency.forget(node)
             node = parent
@@ -228,26 +228,26 @@ class TreeState:
 
 def _split_edges(upper: Node, lower: Node, cut: int) -> None:
     """Hand each lock that begins inside the run to the part where it begins; it pins the lower part whole."""
-    if lower.edges is None:
+    if lower.partial_locks is None:
         return
     above: dict[int, dict[int, int]] = {}
     below: dict[int, dict[int, int]] = {}
-    for lane, begins in lower.edges.items():
+    for lane, begins in lower.partial_locks.items():
         for page, count in begins.items():
             if page <= cut:
                 lower.locks[lane] += count
             if page != cut:
                 (above if page < cut else below).setdefault(lane, {})[page] = count
-    upper.edges = above or None
-    lower.edges = below or None
+    upper.partial_locks = above or None
+    lower.partial_locks = below or None
 
 
 def _split_arriving(upper: Node, lower: Node, offset: int) -> None:
-    if lower.arriving is None:
+    if lower.in_flight is None:
         return
-    marks = lower.arriving
-    upper.arriving = {lane: pages[:offset].copy() for lane, pages in marks.items() if pages[:offset].any()} or None
-    lower.arriving = {lane: pages[offset:].copy() for lane, pages in marks.items() if pages[offset:].any()} or None
+    marks = lower.in_flight
+    upper.in_flight = {lane: pages[:offset].copy() for lane, pages in marks.items() if pages[:offset].any()} or None
+    lower.in_flight = {lane: pages[offset:].copy() for lane, pages in marks.items() if pages[offset:].any()} or None
 
 
 def _split_slots(upper: Node, lower: Node, lane: int, offset: int) -> None:
@@ -255,10 +255,10 @@ def _split_slots(upper: Node, lower: Node, lane: int, offset: int) -> None:
     if held is None:
         return
     above = held[:offset]
-    whole = lower.live[lane] == len(held)
+    whole = lower.held_count[lane] == len(held)
     live_above = offset if whole else int(np.count_nonzero(above >= 0))
-    upper.live[lane] = live_above
-    lower.live[lane] -= live_above
+    upper.held_count[lane] = live_above
+    lower.held_count[lane] -= live_above
     # Copies: a view would keep the whole run's array alive for as long as either part lives.
     upper.slots[lane] = above.copy() if live_above else None
-    lower.slots[lane] = held[offset:].copy() if lower.live[lane] else None
+    lower.slots[lane] = held[offset:].copy() if lower.held_count[lane] else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.pool import Part, Slots, Tier
+from unified_cache.pool import PageCopies, Slots, Tier
 from unified_cache.tree.lock import Lock, lock, unlock
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import TreeState
@@ -28,7 +28,7 @@ class Wanted:
 class Published:
     """What became of the pages of a transfer."""
 
-    taken: tuple[Part, ...]
+    taken: tuple[PageCopies, ...]
     """Held by the tree now, with the slots they came from."""
     leftovers: list[Slots]
     """By component: target slots that the tree did not take. The caller's to free."""
@@ -41,7 +41,7 @@ class Transfer:
     source: Lock
     target: Lock
     wanted: list[Wanted]
-    parts: tuple[Part, ...] = field(default=())
+    parts: tuple[PageCopies, ...] = field(default=())
     """What is on its way: empty until ``expect``, and again after ``publish`` or ``release``."""
 
     @property
@@ -76,13 +76,13 @@ def _missing(tree: TreeState, node: Node, end: int, component: int, source: Tier
     at: Node | None = node
     while at is not None and at.end > start:
         held = at.slots[source_lane]
-        if held is not None and at.live[target_lane] < at.pages:
+        if held is not None and at.held_count[target_lane] < at.pages:
             lacking = held >= 0
             present = at.slots[target_lane]
             if present is not None:
                 lacking &= present < 0
-            if at.arriving is not None and target_lane in at.arriving:
-                lacking &= ~at.arriving[target_lane]
+            if at.in_flight is not None and target_lane in at.in_flight:
+                lacking &= ~at.in_flight[target_lane]
             if at.start < start:
                 lacking[: start - at.start] = False
             offsets = np.flatnonzero(lacking)
@@ -98,24 +98,24 @@ def _missing(tree: TreeState, node: Node, end: int, component: int, source: Tier
 def expect(tree: TreeState, transfer: Transfer, targets: Sequence[Slots]) -> None:
     """Give the transfer the slots it will fill, one array per entry of ``wanted``, and mark its pages arriving."""
     transfer.parts = tuple(
-        Part(wanted.component, wanted.pages, wanted.source, slots)
+        PageCopies(wanted.component, wanted.pages, wanted.source, slots)
         for wanted, slots in zip(transfer.wanted, targets, strict=True)
     )
     for part in transfer.parts:
         _mark(tree, transfer.target, part, arriving=True)
 
 
-def _mark(tree: TreeState, target: Lock, part: Part, *, arriving: bool) -> None:
+def _mark(tree: TreeState, target: Lock, part: PageCopies, *, arriving: bool) -> None:
     lane = int(target.tier) * tree.components_count + part.component
     for node, first, last in nodes_of_pages(target.node, part.pages):
-        marks = node.arriving if node.arriving is not None else {}
+        marks = node.in_flight if node.in_flight is not None else {}
         pages = marks.get(lane)
         if pages is None:
             pages = marks[lane] = np.zeros(node.pages, np.bool_)
         pages[part.pages[first:last] - node.start] = arriving
         if not pages.any():
             del marks[lane]
-        node.arriving = marks or None
+        node.in_flight = marks or None
 
 
 def nodes_of_pages(node: Node, pages: npt.NDArray[np.int64]) -> list[tuple[Node, int, int]]:
@@ -135,7 +135,7 @@ def publish(tree: TreeState, transfer: Transfer) -> Published:
 
     A page filled meanwhile is a duplicate; a page whose prefix went missing has nothing to stand on. Both go back.
     """
-    taken: list[Part] = []
+    taken: list[PageCopies] = []
     leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
     for part in transfer.parts:
         _mark(tree, transfer.target, part, arriving=False)
@@ -162,10 +162,10 @@ def _publish(
         holes &= full[offsets] >= 0 if full is not None else False
     else:
         parent = node.parent
-        if parent is not None and parent.parent is not None and parent.live[lane] < parent.pages:
+        if parent is not None and parent.parent is not None and parent.held_count[lane] < parent.pages:
             return np.zeros(len(offsets), np.bool_)
         # Only the run that continues the prefix: hole i of the run must be the i-th after what is held.
-        continues = offsets[holes] == node.live[lane] + np.arange(int(holes.sum()))
+        continues = offsets[holes] == node.held_count[lane] + np.arange(int(holes.sum()))
         holes[holes] = np.logical_and.accumulate(continues)
     tree.fill(node, lane, offsets[holes], slots[holes])
     tree.recency.offer(node, lane)

@@ -14,7 +14,7 @@ from unified_cache.errors import InputError
 from unified_cache.proto.service_pb2 import GetPart, PutPart
 from unified_cache.wire.sharing import Window
 
-__all__ = ["Part", "decoded", "encoded", "encoded_shared", "parts_of", "pieces_of", "shared_parts_of"]
+__all__ = ["Chunk", "decoded", "encoded", "encoded_shared", "parts_of", "pieces_of", "shared_parts_of"]
 
 _OFFSET_TAG = 0x08
 _HITS_TAG = 0x12
@@ -27,7 +27,7 @@ _VARINT_BYTES_MAX = 10
 _NOTHING = memoryview(b"")
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """One message of a stream of pages."""
 
     offset: int
@@ -63,7 +63,7 @@ def encoded_shared(offset: int, hits: bytes, shared_bytes: int) -> bytes:
     return bytes(prefix)
 
 
-def decoded(message: bytes) -> Part:
+def decoded(message: bytes) -> Chunk:
     """Return what a message says; its content is a view of the message.
 
     Raises:
@@ -151,7 +151,7 @@ def pieces_of(buffers: Sequence[memoryview], page_bytes: int, part_bytes: int) -
         yield pieces
 
 
-def _quickly(message: bytes) -> Part | None:
+def _quickly(message: bytes) -> Chunk | None:
     """Read the three fields in their order, content last; None where there is anything else."""
     end = len(message)
     at = offset = 0
@@ -162,19 +162,19 @@ def _quickly(message: bytes) -> Part | None:
         count, at = _read_varint(message, at + 1)
         hits, at = message[at : at + count], at + count
     if at == end:
-        return Part(offset, hits, _NOTHING)
+        return Chunk(offset, hits, _NOTHING)
     if at < end and message[at] == _CONTENT_TAG:
         count, at = _read_varint(message, at + 1)
         if at + count == end:
-            return Part(offset, hits, memoryview(message)[at:])
+            return Chunk(offset, hits, memoryview(message)[at:])
     if at < end and message[at] == _SHARED_TAG:
         count, at = _read_varint(message, at + 1)
         if at == end:
-            return Part(offset, hits, _NOTHING, count)
+            return Chunk(offset, hits, _NOTHING, count)
     return None
 
 
-def _by_protobuf(message: bytes) -> Part:
+def _by_protobuf(message: bytes) -> Chunk:
     try:
         part = PutPart.FromString(message)
         hits = GetPart.FromString(message).hits
@@ -184,7 +184,7 @@ def _by_protobuf(message: bytes) -> Part:
         raise InputError("a stream of pages starts once, found a second start")
     if part.content and part.shared_bytes:
         raise InputError("a part's content lies in the message or in shared memory, found both")
-    return Part(part.offset, hits, memoryview(part.content), part.shared_bytes)
+    return Chunk(part.offset, hits, memoryview(part.content), part.shared_bytes)
 
 
 def _prefix(offset: int, hits: bytes) -> bytearray:

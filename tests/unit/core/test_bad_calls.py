@@ -40,7 +40,7 @@ class Used:
         self.lock: Lock = lock
         self.released = self.cache.lock(self.cache.match(self.cache.prompt(tokens(1, 2, 3))))
         self.cache.release(self.released)
-        mine = self.cache.allocate(self.cache.needed(3, 5, [5]))
+        mine = self.cache.allocate(self.cache.pages_to_allocate(3, 5, [5]))
         assert mine is not None
         self.mine = mine
         self.longer = self.cache.prompt(tokens(1, 2, 3, 4, 5))
@@ -109,7 +109,7 @@ CALLS: dict[str, tuple[Callable[[Used], object], type[Exception], str]] = {
         "expected 2 slots",
     ),
     "a floor that is not where pages are": (
-        lambda u: u.cache.trim(u.mine, [mask[:-1] for mask in u.cache.needed(3, 5, [5])]),
+        lambda u: u.cache.trim(u.mine, [mask[:-1] for mask in u.cache.pages_to_allocate(3, 5, [5])]),
         InputError,
         "expected slots for 1 pages",
     ),
@@ -129,9 +129,9 @@ CALLS: dict[str, tuple[Callable[[Used], object], type[Exception], str]] = {
         InputError,
         "slots for 3 components, found 2",
     ),
-    "pages in the wrong order": (lambda u: u.cache.needed(5, 3, [5]), InputError, "0 <= start <= end"),
+    "pages in the wrong order": (lambda u: u.cache.pages_to_allocate(5, 3, [5]), InputError, "0 <= start <= end"),
     "masks for other components": (
-        lambda u: u.cache.allocate(u.cache.needed(3, 5, [5])[:2]),
+        lambda u: u.cache.allocate(u.cache.pages_to_allocate(3, 5, [5])[:2]),
         InputError,
         "one array for each of full, swa, mamba",
     ),

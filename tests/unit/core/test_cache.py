@@ -13,7 +13,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig
-from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.errors import (
     ClosedError,
     ConfigError,
@@ -70,8 +70,8 @@ def test_allocation_evicts_what_is_short_and_never_what_is_pinned() -> None:
     serve(toy, 2)
     lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(2))))
     serve(toy, 2, first=1000)
-    assert toy.cache.allocate(toy.cache.needed(0, 3, ())) is None
-    slots = toy.cache.allocate(toy.cache.needed(0, 2, ()))
+    assert toy.cache.allocate(toy.cache.pages_to_allocate(0, 3, ())) is None
+    slots = toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, ()))
     assert slots is not None
     assert toy.cache.match(toy.cache.prompt(tokens(2))).device_end == 2
     toy.cache.free(slots)
@@ -86,18 +86,18 @@ def test_a_page_comes_back_from_every_tier_byte_by_byte(url: str, tmp_path: Path
     prompt = cache.prompt(tokens(4))
     serve(toy, 4)
     cache.backup(prompt)
-    cache.settle(5)
+    cache.wait_all(5)
     serve(toy, 4, first=1000)
     found = cache.match(prompt)
-    assert (found.device_end, found.any_end) == (0, 4)
+    assert (found.device_end, found.host_end) == (0, 4)
     cache.backup(cache.prompt(tokens(4, 1000)))
-    cache.settle(5)
-    assert cache.match(prompt).any_end == 0
+    cache.wait_all(5)
+    assert cache.match(prompt).host_end == 0
     cache.prefetch(prompt)
-    cache.settle(5)
+    cache.wait_all(5)
     cache.load(prompt)
-    (load,) = cache.settle(5)
-    assert (load.leg, load.state, load.pages_count) == (Leg.LOAD, OperationState.DONE, 4)
+    (load,) = cache.wait_all(5)
+    assert (load.kind, load.state, load.pages_count) == (TransferKind.LOAD, OperationState.DONE, 4)
     lock = cache.lock(cache.match(prompt))
     assert toy.verify(prompt, lock) == 4
     cache.release(lock)
@@ -109,11 +109,11 @@ def test_a_new_process_finds_what_the_last_one_stored(tmp_path: Path) -> None:
         toy = engine(device=4, host=4, storage=open_storage(f"file:{tmp_path / 'store'}"), threads=True)
         prompt = toy.cache.prompt(tokens(4))
         toy.cache.prefetch(prompt)
-        toy.cache.settle(5)
-        assert toy.cache.match(prompt).any_end == expected
+        toy.cache.wait_all(5)
+        assert toy.cache.match(prompt).host_end == expected
         serve(toy, 4)
         toy.cache.backup(prompt, Level.DURABLE)
-        (backup, *_) = toy.cache.settle(5)
+        (backup, *_) = toy.cache.wait_all(5)
         assert backup.error is None
         toy.cache.close()
 
@@ -123,13 +123,13 @@ def test_a_load_brings_the_longest_prefix_that_has_room() -> None:
     cache = toy.cache
     serve(toy, 4)
     cache.backup(cache.prompt(tokens(4)))
-    cache.settle(5)
+    cache.wait_all(5)
     serve(toy, 2, first=1000)
     pinned = cache.lock(cache.match(cache.prompt(tokens(2, 1000))))
-    mine = cache.allocate(cache.needed(0, 1, ()))
+    mine = cache.allocate(cache.pages_to_allocate(0, 1, ()))
     assert mine is not None
     cache.load(cache.prompt(tokens(4)))
-    cache.settle(5)
+    cache.wait_all(5)
     assert cache.match(cache.prompt(tokens(4))).device_end == 1
     cache.free(mine)
     cache.release(pinned)
@@ -141,7 +141,7 @@ def test_a_backup_copies_the_longest_prefix_that_the_host_has_room_for() -> None
     serve(toy, 6)
     backup = toy.cache.backup(toy.cache.prompt(tokens(6)))
     assert backup is not None
-    toy.cache.settle(5)
+    toy.cache.wait_all(5)
     assert (backup.error, backup.pages_count) == (None, 4)
 
 
@@ -152,7 +152,7 @@ def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
     serve(toy, 4)
     prompt = cache.prompt(tokens(4))
     cache.backup(prompt)
-    cache.settle(5)
+    cache.wait_all(5)
     label = Label(Identity("toy").digest(toy.layout), prompt.keys[2], toy.layout.pools[0].name)
     page = bytearray(HEADER_BYTES + toy.layout.pools[0].page_bytes)
     stored = PageIO(label, prompt.keys[1], (memoryview(page),))
@@ -162,10 +162,10 @@ def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
     assert storage.put([stored], Level.CACHED) == [True]
     serve(toy, 4, first=1000)
     cache.backup(cache.prompt(tokens(4, 1000)))
-    cache.settle(5)
+    cache.wait_all(5)
     cache.prefetch(prompt)
-    cache.settle(5)
-    assert cache.match(prompt).any_end == 2
+    cache.wait_all(5)
+    assert cache.match(prompt).host_end == 2
     assert cache.stats().flawed_pages == 1
     assert storage.exists([label]) == [False]
 
@@ -178,13 +178,13 @@ def test_a_second_component_needs_no_change_in_tree_or_controller() -> None:
     for first in (0, 1000):
         serve(toy, 5, first)
         cache.backup(cache.prompt(tokens(5, first)))
-        cache.settle(5)
-    assert cache.match(prompt).any_end == 0
+        cache.wait_all(5)
+    assert cache.match(prompt).host_end == 0
     cache.prefetch(prompt)
     cache.load(prompt)
-    cache.settle(5)
+    cache.wait_all(5)
     cache.load(prompt)
-    cache.settle(5)
+    cache.wait_all(5)
     lock = cache.lock(cache.match(prompt))
     assert toy.verify(prompt, lock) == 5 + 2
     for room in ("tree", "controller"):
@@ -197,19 +197,19 @@ def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_hole_
     cache = toy.cache
     prompt = cache.prompt(tokens(4))
     lock = cache.lock(cache.match(prompt))
-    pages = cache.allocate(cache.needed(0, 4, range(1, 5)))
+    pages = cache.allocate(cache.pages_to_allocate(0, 4, range(1, 5)))
     assert pages is not None
     assert cache.stats().occupancy[1].free == 0
-    cache.trim(pages, cache.needed(0, 4, [4]))
+    cache.trim(pages, cache.pages_to_allocate(0, 4, [4]))
     assert cache.stats().occupancy[1].free == 2
     assert pages[1][:2].tolist() == [-1, -1]
     stray = [pages[0], np.array([1, 2, 4, 4], np.int32)]
     with pytest.raises(SlotError, match="free"):
-        cache.trim(stray, cache.needed(0, 4, [4]))
+        cache.trim(stray, cache.pages_to_allocate(0, 4, [4]))
     with pytest.raises(InputError, match="the first all True"):
         cache.trim(pages, [np.zeros(4, np.bool_), np.zeros(4, np.bool_)])
     with pytest.raises(InputError, match="expected slots for 3 pages"):
-        cache.trim(pages, cache.needed(0, 3, [3]))
+        cache.trim(pages, cache.pages_to_allocate(0, 3, [3]))
     lock = cache.insert(prompt, pages, lock)
     assert cache.slots(lock, 1).tolist() == pages[1][2:].tolist()
     assert cache.match(cache.prompt(tokens(3))).device_end == 0, "page 1 has left the window"
@@ -229,13 +229,13 @@ def test_a_bug_in_a_backend_fails_its_operation_and_the_worker_lives() -> None:
     prompt = toy.cache.prompt(tokens(4))
     serve(toy, 4)
     toy.cache.backup(prompt)
-    toy.cache.settle(5)
+    toy.cache.wait_all(5)
     serve(toy, 4, first=1000)
     toy.cache.backup(toy.cache.prompt(tokens(4, 1000)))
-    toy.cache.settle(5)
+    toy.cache.wait_all(5)
     for _ in range(3):
         failed = toy.cache.prefetch(prompt)
-        toy.cache.settle(5)
+        toy.cache.wait_all(5)
         assert failed is not None
         assert isinstance(failed.error, StorageError)
         assert isinstance(failed.error.__cause__, ValueError)
@@ -273,10 +273,10 @@ def test_reset_forgets_everything_and_leaves_requests_their_slots() -> None:
     toy = engine()
     serve(toy, 4)
     lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(4))))
-    mine = toy.cache.allocate(toy.cache.needed(0, 2, ()))
+    mine = toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, ()))
     assert mine is not None
     toy.cache.reset()
-    assert toy.cache.match(toy.cache.prompt(tokens(4))).any_end == 0
+    assert toy.cache.match(toy.cache.prompt(tokens(4))).host_end == 0
     toy.cache.release(lock)
     toy.cache.free(mine)
     toy.cache.check()
@@ -290,12 +290,12 @@ def test_bad_calls_are_typed_errors_and_change_nothing() -> None:
     lock = cache.lock(cache.match(prompt))
     with pytest.raises(SlotError, match="toy0: slot 1 is free, not out"):
         cache.insert(prompt, [np.array([1, 2], np.int32)], lock)
-    slots = cache.allocate(cache.needed(0, 2, ()))
+    slots = cache.allocate(cache.pages_to_allocate(0, 2, ()))
     assert slots is not None
     with pytest.raises(InputError, match="expected 2 slots"):
         cache.insert(prompt, [slots[0][:1]], lock)
     with pytest.raises(InputError, match="0 <= start <= end"):
-        cache.needed(2, 1, ())
+        cache.pages_to_allocate(2, 1, ())
     with pytest.raises(InputError, match="one array for each of toy0"):
         cache.allocate([np.ones(1, np.bool_), np.ones(1, np.bool_)])
     with pytest.raises(SlotError):
@@ -317,7 +317,7 @@ def test_too_many_transfers_at_a_time_are_declined() -> None:
     assert cache.prefetch(prompt) is not None
     assert cache.prefetch(prompt) is None
     assert cache.stats().operations_declined == 1
-    cache.settle(5)
+    cache.wait_all(5)
     assert cache.prefetch(prompt) is not None
     cache.close()
 
@@ -355,12 +355,12 @@ def test_pinned_prompts_go_last_and_pins_are_bounded() -> None:
     cache = toy.cache
     serve(toy, 2)
     serve(toy, 4, first=1000)
-    pin = cache.pin(cache.prompt(tokens(2)), Tier.DEVICE)
-    assert pin is not None
-    assert cache.pin(cache.prompt(tokens(4, 1000)), Tier.DEVICE) is None, "a quarter of the pages at most"
+    preference = cache.prefer(cache.prompt(tokens(2)), Tier.DEVICE)
+    assert preference is not None
+    assert cache.prefer(cache.prompt(tokens(4, 1000)), Tier.DEVICE) is None, "a quarter of the pages at most"
     serve(toy, 6, first=2000)
     assert cache.match(cache.prompt(tokens(2))).device_end == 2
-    cache.unpin(pin)
+    cache.unprefer(preference)
     serve(toy, 8, first=3000)
     assert cache.match(cache.prompt(tokens(2))).device_end == 0
     cache.check()

@@ -8,7 +8,7 @@ import pytest
 from tests.support.cache import ToyEngine, oracle
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.config import CacheConfig, Retention
-from unified_cache.controller import InlineWorkers, Leg
+from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.pool import ModelLayout, PoolSpec, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -112,7 +112,7 @@ def test_a_fork_is_the_requests_own_copy_and_the_trees_state_stays_as_it_was() -
     toy.write(2, mine, longer, 3)
     assert toy.verify(prompt, lock) == 3 + 2 + 1
     # The copy becomes the checkpoint at the end of the continuation.
-    pages = toy.cache.allocate(toy.cache.needed(3, 4, []))
+    pages = toy.cache.allocate(toy.cache.pages_to_allocate(3, 4, []))
     assert pages is not None
     toy.write(0, int(pages[0][0]), longer, 3)
     pages[2][-1] = mine
@@ -142,7 +142,7 @@ def test_where_no_state_is_held_there_is_nothing_to_fork() -> None:
     prompt = toy.cache.prompt(tokens(1, 2))
     lock = toy.cache.lock(toy.cache.match(prompt))
     assert toy.cache.fork(lock) is None
-    pages = toy.cache.allocate(toy.cache.needed(0, 2, []))
+    pages = toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, []))
     assert pages is not None
     lock = toy.cache.insert(prompt, pages, lock)
     with pytest.raises(InputError, match="mamba: no state is held after 2 pages"):
@@ -187,16 +187,16 @@ def test_every_end_that_was_kept_is_backed_up_and_comes_back() -> None:
     assert lock is not None
     cache.release(lock)
     cache.backup(longest)
-    cache.settle(1)
+    cache.wait_all(1)
     cache.check()
-    assert cache.stats().traffic[Leg.BACKUP].component_pages == [6, 2 + 3, 1 + 2], "ends 2, 5 and 6"
-    assert cache.stats().traffic[Leg.STORE].component_pages == [6, 5, 3]
+    assert cache.stats().traffic[TransferKind.BACKUP].component_pages == [6, 2 + 3, 1 + 2], "ends 2, 5 and 6"
+    assert cache.stats().traffic[TransferKind.STORE].component_pages == [6, 5, 3]
     cache.reset()
     for contents, end in (((1, 2), 2), ((1, 2, 9, 9, 9), 5), ((1, 2, 9, 9, 9, 9), 6), ((1, 2, 9, 9), 2)):
         prompt = cache.prompt(tokens(*contents))
         for leg in (cache.prefetch, cache.load):
             leg(prompt)
-            cache.settle(1)
+            cache.wait_all(1)
         lock = cache.lock(cache.match(prompt))
         assert lock.end == end
         toy.verify(prompt, lock)

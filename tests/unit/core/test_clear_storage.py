@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, serve, started, tokens
-from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.controller.clearing import Clearing
 from unified_cache.errors import StorageError
 from unified_cache.page import Prompt
@@ -40,7 +40,7 @@ def put_for_others(store: StorageBackend) -> None:
 def backed_up(toy: ToyEngine, pages: int = 6) -> Prompt:
     prompt = serve(toy, pages)
     operation = started(toy.cache.backup(prompt))
-    toy.cache.settle(1)
+    toy.cache.wait_all(1)
     assert operation.state is OperationState.DONE
     return prompt
 
@@ -55,17 +55,21 @@ def test_clearing_removes_every_object_of_this_identity_and_of_no_other(kind: st
     stored = objects(store, OURS)
     assert stored
     operation = started(cache.clear_storage())
-    assert cache.settle(1) == [operation]
-    assert (operation.leg, operation.state, operation.pages_count) == (Leg.CLEAR, OperationState.DONE, len(stored))
+    assert cache.wait_all(1) == [operation]
+    assert (operation.kind, operation.state, operation.pages_count) == (
+        TransferKind.CLEAR,
+        OperationState.DONE,
+        len(stored),
+    )
     assert objects(store, OURS) == []
     assert len(objects(store, OTHERS)) == 1
-    assert cache.match(prompt).any_end == 6, "memory keeps its pages"
+    assert cache.match(prompt).host_end == 6, "memory keeps its pages"
     cache.backup(prompt)
-    cache.settle(1)
+    cache.wait_all(1)
     cache.reset()
     assert started(cache.prefetch(prompt)).error is None
-    cache.settle(1)
-    assert cache.match(prompt).any_end == 6, "what is backed up later is stored"
+    cache.wait_all(1)
+    assert cache.match(prompt).host_end == 6, "what is backed up later is stored"
     cache.check()
     assert cache.close() == []
 
@@ -87,11 +91,11 @@ def test_a_store_that_fails_to_remove_fails_the_clear_and_the_next_goes_on() -> 
     toy = engine(store)
     backed_up(toy)
     operation = started(toy.cache.clear_storage())
-    toy.cache.settle(1)
+    toy.cache.wait_all(1)
     assert operation.state is OperationState.FAILED
     store.failing = False
     toy.cache.clear_storage()
-    toy.cache.settle(1)
+    toy.cache.wait_all(1)
     assert objects(store, OURS) == []
 
 
@@ -111,11 +115,11 @@ def test_a_backup_that_comes_to_the_store_while_it_is_cleared_stores_nothing() -
     assert cache.poll() == [backup, clear]
     assert (backup.state, clear.state) == (OperationState.DONE, OperationState.DONE)
     assert objects(store, OURS) == []
-    assert cache.traffic()[Leg.STORE].pages == 0
+    assert cache.traffic()[TransferKind.STORE].pages == 0
     cache.backup(cache.prompt(tokens(4, 1000)))
     workers.run()
     cache.poll()
-    assert cache.traffic()[Leg.STORE].pages == 0, "only what is new on the host counts"
+    assert cache.traffic()[TransferKind.STORE].pages == 0, "only what is new on the host counts"
     assert len(objects(store, OURS)) > 0
 
 
@@ -150,7 +154,7 @@ def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
     workers.run(2 - put_ends_last)
     assert len(cache.poll()) == 2
     assert objects(store, OURS) == []
-    assert cache.traffic()[Leg.STORE].pages == 0
+    assert cache.traffic()[TransferKind.STORE].pages == 0
     cache.check()
 
 

@@ -8,7 +8,7 @@ from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.errors import ConfigError, InputError, StaleMatchError
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
-from unified_cache.tree import Pin, RadixTree
+from unified_cache.tree import Preference, RadixTree
 from unified_cache.tree.policy import AGES_MAX, Ages, History, Lfu
 from unified_cache.window import SPAN_ALL
 
@@ -40,7 +40,7 @@ class Toy:
             device=(kind,) * len(spans),
             lfu_half_life_touches=HALF_LIFE,
             slru_protected_share=0.5,
-            pinned_share=0.25,
+            preferred_share=0.25,
             ttl_s=ttl_s,
         )
         self.tree = RadixTree(toy_components(spans), 1, config, [[CAPACITY] * len(spans)] * 2, self.clock)
@@ -55,9 +55,9 @@ class Toy:
         found = self.tree.match(Prompt.of(tokens, 1))
         self.tree.use(found, found.device_end)
 
-    def pin(self, *tokens: int) -> Pin | None:
+    def prefer(self, *tokens: int) -> Preference | None:
         found = self.tree.match(Prompt.of(tokens, 1))
-        return self.tree.pin(found, found.device_end, Tier.DEVICE)
+        return self.tree.prefer(found, found.device_end, Tier.DEVICE)
 
     def evict(self, pages: int, component: int = 0) -> list[int]:
         """Evict one page after the other; return their slots, which are their last tokens."""
@@ -207,7 +207,7 @@ def test_each_component_and_tier_has_a_policy_of_its_own() -> None:
 def test_pinned_pages_go_when_nothing_else_is_left(kind: EvictionPolicy) -> None:
     toy = Toy(kind)
     toy.insert(1, 2)
-    assert toy.pin(1, 2) is not None
+    assert toy.prefer(1, 2) is not None
     for token in (3, 4):
         toy.insert(token)
         toy.use(token)
@@ -218,7 +218,7 @@ def test_a_pin_ends_where_it_says_and_what_hangs_below_is_not_pinned() -> None:
     toy = Toy()
     toy.insert(1, 2, 3, 4)
     found = toy.tree.match(Prompt.of([1, 2, 3, 4], 1))
-    assert toy.tree.pin(found, 2, Tier.DEVICE) is not None
+    assert toy.tree.prefer(found, 2, Tier.DEVICE) is not None
     toy.insert(5)
     assert toy.evict(5) == [4, 3, 5, 2, 1]
 
@@ -226,21 +226,21 @@ def test_a_pin_ends_where_it_says_and_what_hangs_below_is_not_pinned() -> None:
 def test_an_unpinned_page_goes_in_its_turn_again() -> None:
     toy = Toy()
     toy.insert(1)
-    pin = toy.pin(1)
-    assert pin is not None
+    preference = toy.prefer(1)
+    assert preference is not None
     toy.insert(2)
-    toy.tree.unpin(pin)
-    toy.tree.unpin(pin)
+    toy.tree.unprefer(preference)
+    toy.tree.unprefer(preference)
     assert toy.evict(2) == [1, 2]
 
 
 def test_of_two_pins_on_a_page_one_keeps_it() -> None:
     toy = Toy()
     toy.insert(1)
-    first, second = toy.pin(1), toy.pin(1)
+    first, second = toy.prefer(1), toy.prefer(1)
     assert first is not None
     assert second is not None
-    toy.tree.unpin(first)
+    toy.tree.unprefer(first)
     toy.insert(2)
     assert toy.evict(1) == [2]
 
@@ -249,47 +249,47 @@ def test_one_pin_too_many_is_declined_and_changes_nothing() -> None:
     toy = Toy()
     toy.insert(*range(1, 9))
     toy.insert(21, 22, 23)
-    pin = toy.pin(*range(1, 9))
-    assert pin is not None
+    preference = toy.prefer(*range(1, 9))
+    assert preference is not None
     nodes = toy.tree.nodes_count()
     found = toy.tree.match(Prompt.of([21, 22, 23], 1))
-    assert toy.tree.pin(found, 3, Tier.DEVICE) is None, "8 and 3 pages are more than a quarter of 40"
+    assert toy.tree.prefer(found, 3, Tier.DEVICE) is None, "8 and 3 pages are more than a quarter of 40"
     assert toy.tree.nodes_count() == nodes
-    assert toy.tree.pin(found, 2, Tier.DEVICE) is not None
-    toy.tree.unpin(pin)
+    assert toy.tree.prefer(found, 2, Tier.DEVICE) is not None
+    toy.tree.unprefer(preference)
     toy.insert(31, 32, 33)
-    assert toy.pin(31, 32, 33) is not None
+    assert toy.prefer(31, 32, 33) is not None
     toy.tree.check([])
 
 
 def test_a_tree_that_was_told_no_capacity_declines_every_pin() -> None:
     tree = RadixTree(toy_components((SPAN_ALL,)), 1)
     tree.insert(Prompt.of([1], 1), 0, [np.array([1], np.int32)], Tier.DEVICE)
-    assert tree.pin(tree.match(Prompt.of([1], 1)), 1, Tier.DEVICE) is None
+    assert tree.prefer(tree.match(Prompt.of([1], 1)), 1, Tier.DEVICE) is None
 
 
 def test_pins_vanish_with_clear_and_may_be_taken_back_after_it() -> None:
     toy = Toy()
     toy.insert(*range(1, 11))
-    pin = toy.pin(*range(1, 11))
-    assert pin is not None
+    preference = toy.prefer(*range(1, 11))
+    assert preference is not None
     toy.tree.clear()
-    toy.tree.unpin(pin)
+    toy.tree.unprefer(preference)
     toy.insert(*range(1, 11))
-    assert toy.pin(*range(1, 11)) is not None
+    assert toy.prefer(*range(1, 11)) is not None
     toy.tree.check([])
 
 
 def test_a_pinned_page_that_has_gone_is_not_pinned_when_it_comes_back() -> None:
     toy = Toy()
     toy.insert(1, 2, 3)
-    pin = toy.pin(1, 2, 3)
-    assert pin is not None
+    preference = toy.prefer(1, 2, 3)
+    assert preference is not None
     assert toy.evict(1) == [3]
     toy.insert(1, 2, 3)
     toy.insert(4)
     assert toy.evict(3) == [3, 4, 2]
-    toy.tree.unpin(pin)
+    toy.tree.unprefer(preference)
     assert toy.evict(1) == [1]
 
 
@@ -297,7 +297,7 @@ def test_a_pin_covers_the_window_that_a_resume_at_its_end_needs() -> None:
     toy = Toy(spans=(SPAN_ALL, 2))
     toy.insert(1, 2, 3, 4, 5)
     found = toy.tree.match(Prompt.of([1, 2, 3, 4, 5], 1))
-    assert toy.tree.pin(found, 4, Tier.DEVICE) is not None
+    assert toy.tree.prefer(found, 4, Tier.DEVICE) is not None
     toy.insert(9)
     assert toy.evict(4, component=1) == [1, 2, 5, 9]
     assert set(toy.evict(2, component=1)) == {3, 4}
@@ -307,9 +307,9 @@ def test_a_pin_of_nothing_is_declined_and_one_of_more_than_there_is_refused() ->
     toy = Toy()
     toy.insert(1)
     found = toy.tree.match(Prompt.of([1], 1))
-    assert toy.tree.pin(found, 0, Tier.DEVICE) is None
+    assert toy.tree.prefer(found, 0, Tier.DEVICE) is None
     with pytest.raises(InputError):
-        toy.tree.pin(found, 2, Tier.DEVICE)
+        toy.tree.prefer(found, 2, Tier.DEVICE)
     toy.insert(2)
     with pytest.raises(StaleMatchError):
         toy.tree.use(found, 1)
@@ -322,11 +322,11 @@ def test_queues_do_not_grow_with_pins_and_demotions() -> None:
     for turn in range(500):
         toy.clock.now_s += 1
         toy.use(1 + turn % 4)
-        pin = toy.pin(1 + turn % 3)
+        preference = toy.prefer(1 + turn % 3)
         toy.insert(100 + turn)
         assert toy.evict(1)
-        if pin is not None:
-            toy.tree.unpin(pin)
+        if preference is not None:
+            toy.tree.unprefer(preference)
     assert toy.tree._state.recency.queue_length(0) < 300
 
 
@@ -358,13 +358,13 @@ def test_nothing_goes_for_its_age_while_there_is_room_or_something_older() -> No
 def test_a_pin_outlasts_the_time_to_live() -> None:
     toy = Toy(EvictionPolicy.FIFO, ttl_s=60.0)
     toy.insert(1)
-    pin = toy.pin(1)
+    preference = toy.prefer(1)
     toy.clock.now_s += 100
     toy.insert(2)
     toy.insert(3)
-    assert pin is not None
+    assert preference is not None
     assert toy.evict(1) == [2]
-    toy.tree.unpin(pin)
+    toy.tree.unprefer(preference)
     assert toy.evict(1) == [1]
 
 
@@ -399,8 +399,8 @@ def test_bad_settings_are_refused() -> None:
         EvictionConfig(lfu_half_life_touches=0)
     with pytest.raises(ConfigError, match="protected_share"):
         EvictionConfig(slru_protected_share=1.5)
-    with pytest.raises(ConfigError, match="pinned_share"):
-        EvictionConfig(pinned_share=-0.1)
+    with pytest.raises(ConfigError, match="preferred_share"):
+        EvictionConfig(preferred_share=-0.1)
     with pytest.raises(ConfigError, match="ttl_s"):
         EvictionConfig(ttl_s=float("nan"))
     two = EvictionConfig(host=(EvictionPolicy.LFU, EvictionPolicy.LFU))

@@ -12,9 +12,9 @@ from tests.support.cache import ToyEngine, oracle, toy_layout
 from tests.support.operations import PAGE, SPANS, Clock, Stepped, engine, out_pages, serve, started
 from tests.support.ranks import ThreadRanks, digest_of, in_threads, over, ranked, same, served
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.controller import Arrival, Operation, OperationState, ThreadWorkers
+from unified_cache.controller import LayerwiseLoad, Operation, OperationState, ThreadWorkers
 from unified_cache.controller.jobs import LoadJob
-from unified_cache.errors import CopyError, InputError, OperationTimeoutError, SettleTimeoutError
+from unified_cache.errors import CopyError, InputError, OperationTimeoutError, WaitTimeoutError
 from unified_cache.memory import AT_ONCE, Copied, NoBytes, TieredMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PoolSpec, Slots, Tier
@@ -65,18 +65,18 @@ def on_host(toy: ToyEngine, pages: int = 4) -> Prompt:
         cache.poll()
     for component in (1, 0):
         cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, component, 99))
-    assert (cache.match(prompt).device_end, cache.match(prompt).any_end) == (0, pages)
+    assert (cache.match(prompt).device_end, cache.match(prompt).host_end) == (0, pages)
     return prompt
 
 
-def followed(toy: ToyEngine, prompt: Prompt) -> tuple[Operation, Arrival]:
+def followed(toy: ToyEngine, prompt: Prompt) -> tuple[Operation, LayerwiseLoad]:
     operation = started(toy.cache.load(prompt))
-    arrival = toy.cache.follow(operation)
+    arrival = toy.cache.begin_layerwise(operation)
     assert arrival is not None
     return operation, arrival
 
 
-def verify_layers(toy: ToyEngine, prompt: Prompt, arrival: Arrival, layers: Sequence[int]) -> None:
+def verify_layers(toy: ToyEngine, prompt: Prompt, arrival: LayerwiseLoad, layers: Sequence[int]) -> None:
     """Compare these layers of all that a load makes resumable with the oracle."""
     for component, slots in enumerate(arrival.slots):
         start = arrival.end - len(slots)
@@ -94,7 +94,7 @@ def test_compute_starts_before_the_last_layer_has_arrived() -> None:
     cache = toy.cache
     prompt = serve(toy, 4)
     cache.backup(prompt)
-    cache.settle(WAIT_S)
+    cache.wait_all(WAIT_S)
     for component in (1, 0):
         cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, component, 99))
     memory = GatedMemory.within(toy)
@@ -108,7 +108,7 @@ def test_compute_starts_before_the_last_layer_has_arrived() -> None:
         assert arrival.arrived(name, 1)
     verify_layers(toy, prompt, arrival, [0, 1])
     assert not arrival.arrived(names[0], 2)
-    with pytest.raises(SettleTimeoutError, match=f"layer 2 of {names[0]}"):
+    with pytest.raises(WaitTimeoutError, match=f"layer 2 of {names[0]}"):
         arrival.wait(names[0], 2, 0.01)
     assert (cache.poll(), cache.match(prompt).device_end) == ([], 0), "what has not arrived whole is not in the tree"
     cache.check()
@@ -116,8 +116,8 @@ def test_compute_starts_before_the_last_layer_has_arrived() -> None:
     for name in names:
         arrival.wait(name, 2, WAIT_S)
     verify_layers(toy, prompt, arrival, [0, 1, 2])
-    cache.leave(arrival)
-    assert cache.settle(WAIT_S) == [operation]
+    cache.end_layerwise(arrival)
+    assert cache.wait_all(WAIT_S) == [operation]
     lock = cache.lock(cache.match(prompt.head(arrival.end)))
     assert [cache.slots(lock, number).tolist() for number in range(2)] == [slots.tolist() for slots in arrival.slots]
     toy.verify(prompt, lock)
@@ -165,7 +165,7 @@ def test_a_layer_that_the_pool_does_not_have_is_refused_and_one_that_was_there_b
     for pool, layer in ((full, 3), (full, -1), ("nothing", 0)):
         with pytest.raises(InputError, match=f"layer {layer} of {pool}"):
             arrival.wait(pool, layer, 0)
-    cache.leave(arrival)
+    cache.end_layerwise(arrival)
     cache._controller._workers.run()  # type: ignore[attr-defined]  # they are Stepped
     cache.poll()
     cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 1, 99))
@@ -228,14 +228,14 @@ def test_until_the_engine_leaves_a_load_keeps_its_slots_however_it_ends(ending: 
     assert not operation.is_released
     assert out_pages(cache) == 6
     assert cache.match(prompt).device_end == 0
-    assert cache.allocate(cache.needed(0, 9, [9])) is None, "nobody gets slots that an engine reads"
-    with pytest.raises(SettleTimeoutError):
-        cache.settle(0)
+    assert cache.allocate(cache.pages_to_allocate(0, 9, [9])) is None, "nobody gets slots that an engine reads"
+    with pytest.raises(WaitTimeoutError):
+        cache.wait_all(0)
     if ending != "failed":
         verify_layers(toy, prompt, arrival, [0, 1, 2])
     cache.check()
-    cache.leave(arrival)
-    cache.leave(arrival)
+    cache.end_layerwise(arrival)
+    cache.end_layerwise(arrival)
     assert cache.poll() == ([operation] if ending == "done" else [])
     assert (operation.is_released, out_pages(cache)) == (True, 0)
     assert cache.match(prompt).device_end == (4 if ending == "done" else 0)
@@ -260,7 +260,7 @@ def test_a_page_that_another_request_inserts_meanwhile_leaves_the_engine_its_slo
     serve(toy, 4)
     assert cache.poll() == []
     verify_layers(toy, prompt, arrival, [0, 1, 2])
-    cache.leave(arrival)
+    cache.end_layerwise(arrival)
     assert cache.poll() == [operation]
     assert (cache.match(prompt).device_end, out_pages(cache)) == (4, 0)
     cache.check()
@@ -274,15 +274,15 @@ def test_only_a_load_under_way_that_brings_all_that_is_missing_can_be_followed()
     longer = on_host(toy, 6)
     first = started(cache.load(shorter))
     second = started(cache.load(longer))
-    arrival = cache.follow(first)
+    arrival = cache.begin_layerwise(first)
     assert arrival is not None
-    assert cache.follow(second) is None, "the first pages are the other load's"
-    cache.leave(arrival)
+    assert cache.begin_layerwise(second) is None, "the first pages are the other load's"
+    cache.end_layerwise(arrival)
     workers.run(2)
     cache.poll()
-    assert cache.follow(first) is None, "it is over"
+    assert cache.begin_layerwise(first) is None, "it is over"
     backup = started(cache.backup(serve(toy, 2, first=1000)))
-    assert cache.follow(backup) is None, "it is no load"
+    assert cache.begin_layerwise(backup) is None, "it is no load"
     workers.run()
     cache.poll()
     cache.check()
@@ -297,7 +297,7 @@ def test_reset_and_close_end_what_is_followed() -> None:
     workers.run()
     cache.reset()
     assert (operation.is_released, out_pages(cache)) == (True, 0)
-    cache.leave(arrival)
+    cache.end_layerwise(arrival)
     cache.check()
     operation, _ = followed(toy, on_host(toy))
     workers.run()
@@ -315,7 +315,7 @@ def test_ranks_wait_for_the_last_engine_that_follows(ending: str) -> None:
         for component in (1, 0):
             cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, component, 99))
         operation = started(cache.load(prompt))
-        arrival = cache.follow(operation) if ranks.rank == 1 else None
+        arrival = cache.begin_layerwise(operation) if ranks.rank == 1 else None
         if ending == "cancelled":
             cache.cancel(operation)
         seen: list[object] = []
@@ -324,8 +324,8 @@ def test_ranks_wait_for_the_last_engine_that_follows(ending: str) -> None:
             seen += [operation.is_released, cache.match(prompt).device_end, digest_of(cache)]
         if arrival is not None:
             verify_layers(toy, prompt, arrival, [0, 1, 2])
-            cache.leave(arrival)
-        cache.settle(WAIT_S)
+            cache.end_layerwise(arrival)
+        cache.wait_all(WAIT_S)
         seen += [operation.is_released, cache.match(prompt).device_end, digest_of(cache), out_pages(cache)]
         cache.check()
         return seen

@@ -73,12 +73,12 @@ def a_lock_lost(toy: ToyEngine) -> None:
 
 def a_mark_lost(toy: ToyEngine) -> None:
     for node in nodes(toy):
-        node.arriving = None
+        node.in_flight = None
 
 
 def a_mark_too_many(toy: ToyEngine) -> None:
     for node in nodes(toy):
-        for marks in (node.arriving or {}).values():
+        for marks in (node.in_flight or {}).values():
             marks[:] = True
 
 

@@ -22,14 +22,14 @@ from tests.support.operations import (
 )
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, Prefetching, StorageGuard
-from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.errors import (
     CancelledError,
     OperationTimeoutError,
-    SettleTimeoutError,
     StateError,
     StorageError,
     StorageTimeoutError,
+    WaitTimeoutError,
 )
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
@@ -75,7 +75,7 @@ def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
     toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
     prompt = serve(toy, 6)
     toy.cache.backup(prompt)
-    toy.cache.settle(1)
+    toy.cache.wait_all(1)
     toy.cache.reset()
     return toy, prompt
 
@@ -83,26 +83,31 @@ def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
 # ---- cancel ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("leg", [Leg.BACKUP, Leg.LOAD, Leg.STORE, Leg.PREFETCH])
+@pytest.mark.parametrize("leg", [TransferKind.BACKUP, TransferKind.LOAD, TransferKind.STORE, TransferKind.PREFETCH])
 @pytest.mark.parametrize("jobs_run", [0, 1])
-def test_a_transfer_cancelled_at_any_job_keeps_nothing_and_gives_all_back(leg: Leg, jobs_run: int) -> None:
+def test_a_transfer_cancelled_at_any_job_keeps_nothing_and_gives_all_back(leg: TransferKind, jobs_run: int) -> None:
     store, workers = MemoryStorage(), Stepped()
     filled(store)
     toy = engine(store, workers=workers)
     cache = toy.cache
     prompt = cache.prompt(tokens(6))
-    if leg is not Leg.PREFETCH:
+    if leg is not TransferKind.PREFETCH:
         serve(toy, 6)
-    if leg is Leg.LOAD:
+    if leg is TransferKind.LOAD:
         done = started(cache.backup(prompt))
         while done.state is OperationState.RUNNING:
             workers.run()
             cache.poll()
         cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 0, 12))
-    start = {Leg.BACKUP: cache.backup, Leg.STORE: cache.backup, Leg.LOAD: cache.load, Leg.PREFETCH: cache.prefetch}
+    start = {
+        TransferKind.BACKUP: cache.backup,
+        TransferKind.STORE: cache.backup,
+        TransferKind.LOAD: cache.load,
+        TransferKind.PREFETCH: cache.prefetch,
+    }
     before = cache.stats().traffic
     operation = started(start[leg](prompt))
-    if leg is not Leg.LOAD:
+    if leg is not TransferKind.LOAD:
         for _ in range(jobs_run):  # queued, or done but unclaimed after the next job
             workers.run()
             cache.poll()
@@ -117,9 +122,9 @@ def test_a_transfer_cancelled_at_any_job_keeps_nothing_and_gives_all_back(leg: L
     assert operation.is_released
     assert out_pages(cache) == 0
     cache.check()
-    if leg is Leg.LOAD:
+    if leg is TransferKind.LOAD:
         assert cache.match(prompt).device_end == 0
-        assert cache.stats().traffic[Leg.LOAD] == before[Leg.LOAD]
+        assert cache.stats().traffic[TransferKind.LOAD] == before[TransferKind.LOAD]
     assert cache.close() == []
 
 
@@ -131,8 +136,8 @@ def test_a_transfer_whose_job_has_ended_unclaimed_can_still_be_cancelled_and_a_c
     workers.run()
     assert toy.cache.cancel(operation)
     toy.cache.poll()
-    assert toy.cache.match(prompt).any_end == 4
-    assert toy.cache.stats().traffic[Leg.BACKUP].pages == 0
+    assert toy.cache.match(prompt).host_end == 4
+    assert toy.cache.stats().traffic[TransferKind.BACKUP].pages == 0
     claimed = started(toy.cache.backup(prompt))
     workers.run()
     assert toy.cache.poll() == [claimed]
@@ -184,7 +189,7 @@ def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
     workers.run()
     assert cache.poll() == [operation]
     assert (operation.state, operation.pages_count) == (OperationState.DONE, 0), "the fetch had not begun"
-    assert cache.match(prompt).any_end == 0
+    assert cache.match(prompt).host_end == 0
     cache.check()
 
 
@@ -194,7 +199,7 @@ def test_a_prefetch_that_is_concluded_keeps_the_batches_that_came(monkeypatch: p
     class Concluding(MemoryStorage):
         def get(self, pages: Sequence[PageIO]) -> list[bool]:
             if self.left == 0:
-                cache.conclude(operation)
+                cache.finish_early(operation)
             self.left -= 1
             return super().get(pages)
 
@@ -207,7 +212,7 @@ def test_a_prefetch_that_is_concluded_keeps_the_batches_that_came(monkeypatch: p
     other = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
     serve(other, 6)
     other.cache.backup(other.cache.prompt(tokens(6)))
-    other.cache.settle(1)
+    other.cache.wait_all(1)
     cache = toy.cache
     prompt = cache.prompt(tokens(6))
     operation = started(cache.prefetch(prompt))
@@ -217,7 +222,7 @@ def test_a_prefetch_that_is_concluded_keeps_the_batches_that_came(monkeypatch: p
     workers.run()
     assert cache.poll() == [operation]
     assert (operation.state, operation.pages_count) == (OperationState.DONE, 3)
-    assert cache.match(prompt).any_end == 3
+    assert cache.match(prompt).host_end == 3
     cache.check()
 
 
@@ -239,16 +244,16 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
     assert cache.stats().calls_quarantined == 1
     held = out_pages(cache)
     assert held > 0
-    with pytest.raises(SettleTimeoutError):
-        cache.settle(0.05)
+    with pytest.raises(WaitTimeoutError):
+        cache.wait_all(0.05)
     serve(toy, 4, first=1000)
     cache.backup(cache.prompt(tokens(4, 1000)))
     cache.poll()
     store.scribble_and_return()
-    cache.settle(1)
+    cache.wait_all(1)
     assert (operation.is_released, out_pages(cache), cache.stats().calls_quarantined) == (True, 0, 0)
     cache.load(cache.prompt(tokens(4, 1000)))
-    cache.settle(1)
+    cache.wait_all(1)
     lock = cache.lock(cache.match(cache.prompt(tokens(4, 1000))))
     assert toy.verify(cache.prompt(tokens(4, 1000)), lock) > 0
     cache.release(lock)
@@ -264,10 +269,10 @@ def test_what_came_before_a_store_hung_is_kept_once_it_has_returned(monkeypatch:
     toy.cache.poll()
     toy.cache.poll()
     assert operation.state is OperationState.FAILED
-    assert toy.cache.match(prompt).any_end == 0
+    assert toy.cache.match(prompt).host_end == 0
     store.scribble_and_return()
     toy.cache.poll()
-    assert toy.cache.match(prompt).any_end == 4
+    assert toy.cache.match(prompt).host_end == 4
     toy.cache.check()
 
 
@@ -319,13 +324,13 @@ def test_a_store_can_be_attached_and_detached_while_the_cache_runs() -> None:
     with pytest.raises(StateError, match="detach it first"):
         cache.attach(other)
     cache.backup(prompt)
-    cache.settle(1)
+    cache.wait_all(1)
     assert store.bytes_used > 0
     assert cache.detach() == []
     assert cache.detach() == []
     cache.attach(other)
     assert started(cache.backup(prompt)).error is None
-    cache.settle(1)
+    cache.wait_all(1)
     assert other.bytes_used > 0
     assert cache.close() == []
 
@@ -361,9 +366,9 @@ def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: p
     toy, prompt = stored_and_forgotten(store)
     store.left = 1
     operation = started(toy.cache.prefetch(prompt))
-    toy.cache.settle(1)
+    toy.cache.wait_all(1)
     assert operation.state is OperationState.FAILED
-    assert toy.cache.match(prompt).any_end == 2
+    assert toy.cache.match(prompt).host_end == 2
     toy.cache.check()
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.operations import PAGE, Stepped, configured, engine, filled, serve, started, tokens
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import Prefetching, WritePolicy
-from unified_cache.controller import Leg, OperationState
+from unified_cache.controller import OperationState, TransferKind
 from unified_cache.errors import ConfigError
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
@@ -65,7 +65,7 @@ def test_write_through_backs_up_what_is_inserted() -> None:
     toy = engine()
     cache = configured(toy, write=WritePolicy.THROUGH)
     prompt = serve(toy, 4)
-    cache.settle(1)
+    cache.wait_all(1)
     assert host_end(cache, prompt) == 4
 
 
@@ -73,10 +73,10 @@ def test_selective_write_through_waits_for_the_second_use() -> None:
     toy = engine()
     cache = configured(toy, write=WritePolicy.SELECTIVE)
     prompt = serve(toy, 3)
-    cache.settle(1)
+    cache.wait_all(1)
     assert host_end(cache, prompt) == 0
     longer = serve(toy, 5)
-    cache.settle(1)
+    cache.wait_all(1)
     assert host_end(cache, longer) == 3, "what was used again, and not what is new"
 
 
@@ -84,10 +84,10 @@ def test_write_back_backs_up_the_oldest_when_too_much_waits() -> None:
     toy = engine()
     cache = configured(toy, write=WritePolicy.BACK, dirty_share=0.5)
     prompts = [serve(toy, 3, first=1000 * number) for number in range(2)]
-    cache.settle(1)
+    cache.wait_all(1)
     assert [host_end(cache, prompt) for prompt in prompts] == [0, 0]
     prompts.append(serve(toy, 1, first=5000))
-    cache.settle(1)
+    cache.wait_all(1)
     assert [host_end(cache, prompt) for prompt in prompts] == [3, 0, 0]
 
 
@@ -96,10 +96,10 @@ def test_changing_the_policy_backs_up_what_the_old_one_had_put_off() -> None:
     cache = configured(toy, write=WritePolicy.BACK)
     prompt = serve(toy, 3)
     cache.set_write_policy(WritePolicy.ON_CALL)
-    cache.settle(1)
+    cache.wait_all(1)
     assert host_end(cache, prompt) == 3
     other = serve(toy, 3, first=1000)
-    cache.settle(1)
+    cache.wait_all(1)
     assert host_end(cache, other) == 0
 
 
@@ -132,12 +132,12 @@ def test_closing_stores_what_write_back_has_put_off(tmp_path: Path) -> None:
     cache = configured(toy, write=WritePolicy.BACK, operations_max=1)
     cache.attach(FileStorage.open(tmp_path))
     prompts = [serve(toy, 2, first=1000 * number) for number in range(2)]
-    assert cache.stats().traffic[Leg.STORE].pages == 0
+    assert cache.stats().traffic[TransferKind.STORE].pages == 0
     assert cache.close() == []
     other = configured(engine())
     other.attach(FileStorage.open(tmp_path))
     for prompt in prompts:
         other.prefetch(prompt)
-        other.settle(1)
-        assert other.match(prompt).any_end == 2
+        other.wait_all(1)
+        assert other.match(prompt).host_end == 2
     assert other.close() == []

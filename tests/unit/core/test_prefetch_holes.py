@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.cache import ToyEngine
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.controller import InlineWorkers, Leg
+from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PoolSpec, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -31,7 +31,7 @@ def served_and_stored(toy: ToyEngine, *contents: int) -> Prompt:
     lock = toy.serve(prompt)
     assert lock is not None
     toy.cache.backup(prompt)
-    toy.cache.settle(5)
+    toy.cache.wait_all(5)
     toy.cache.release(lock)
     return prompt
 
@@ -49,7 +49,7 @@ def bring(toy: ToyEngine, prompt: Prompt) -> int:
     """Bring a prompt up and verify it; return how many of its pages can be resumed from."""
     for leg in (toy.cache.prefetch, toy.cache.load):
         operation = leg(prompt)
-        toy.cache.settle(5)
+        toy.cache.wait_all(5)
         assert operation is not None
         assert operation.error is None
     lock = toy.cache.lock(toy.cache.match(prompt))
@@ -68,9 +68,9 @@ def test_a_window_that_memory_lost_comes_back_while_full_stays(
     prompt = served_and_stored(toy, 1, 2, 3, 4)
     for component in range(1, len(components) + 1):
         lose(toy, component)
-    assert toy.cache.match(prompt).any_end == 0
+    assert toy.cache.match(prompt).host_end == 0
     assert bring(toy, prompt) == 4
-    fetched = toy.cache.stats().traffic[Leg.PREFETCH].component_pages
+    fetched = toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages
     assert fetched == [0, *(component.span for component in components)], "of Full, nothing was missing"
 
 
@@ -90,7 +90,7 @@ def test_holes_and_the_rest_of_the_prefix_come_together() -> None:
     for tier in Tier:
         ledger._take_back(ledger.tree.evict(tier, 0, 1))
     assert bring(toy, prompt) == 5
-    assert toy.cache.stats().traffic[Leg.PREFETCH].component_pages == [1, 2]
+    assert toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages == [1, 2]
 
 
 def test_where_storage_has_lost_the_window_too_nothing_is_brought() -> None:

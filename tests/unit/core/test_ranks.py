@@ -27,16 +27,16 @@ from tests.support.ranks import (
     served,
 )
 from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.errors import (
     ConfigError,
     CopyError,
     OperationTimeoutError,
     RankError,
     RankLostError,
-    SettleTimeoutError,
     StorageError,
     StorageTimeoutError,
+    WaitTimeoutError,
 )
 from unified_cache.pool import Pages, Tier
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -181,7 +181,7 @@ def prefetched(kept: Sequence[Sequence[int]], spans: tuple[int, ...] = SPANS, pa
         cache.reset()
         over(cache, cache.prefetch(prompt))
         cache.check()
-        return cache.match(prompt).any_end
+        return cache.match(prompt).host_end
 
     return in_threads(len(kept), live)
 
@@ -236,18 +236,18 @@ class Call:
         return self.returned
 
 
-@pytest.mark.parametrize("leg", [Leg.BACKUP, Leg.PREFETCH])
-def test_a_transfer_that_fails_on_one_rank_fails_on_all_and_leaves_the_same(leg: Leg) -> None:
+@pytest.mark.parametrize("leg", [TransferKind.BACKUP, TransferKind.PREFETCH])
+def test_a_transfer_that_fails_on_one_rank_fails_on_all_and_leaves_the_same(leg: TransferKind) -> None:
     def live(ranks: ThreadRanks) -> tuple[str, str, int]:
         store = FailingStorage()
         toy = engine()
         cache = ranked(toy, ranks, store)
         prompt = served(toy, 4)
-        if leg is Leg.PREFETCH:
+        if leg is TransferKind.PREFETCH:
             over(cache, cache.backup(prompt))
             cache.reset()
         store.broken = ranks.rank == 2
-        operation = over(cache, cache.prefetch(prompt) if leg is Leg.PREFETCH else cache.backup(prompt))
+        operation = over(cache, cache.prefetch(prompt) if leg is TransferKind.PREFETCH else cache.backup(prompt))
         assert operation.state is OperationState.FAILED
         assert isinstance(operation.error, RankError)
         assert "failed on ranks [2]" in str(operation.error)
@@ -355,9 +355,9 @@ def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all(
         held = out_pages(cache)
         assert (operation.is_released, cache.stats().calls_quarantined) == (False, int(ranks.rank == 1))
         call.returned = True
-        cache.settle(30)
+        cache.wait_all(30)
         cache.check()
-        return held, out_pages(cache), cache.match(prompt).any_end, digest_of(cache)
+        return held, out_pages(cache), cache.match(prompt).host_end, digest_of(cache)
 
     held, out, end, _ = same(in_threads(2, live))
     assert (held > 0, out, end) == (True, 0, 0)
@@ -367,10 +367,10 @@ def test_when_time_to_settle_is_up_on_one_rank_it_is_up_on_all() -> None:
     def live(ranks: ThreadRanks) -> None:
         toy, workers, _ = stepped(ranks)
         operation = toy.cache.backup(served(toy, 4))
-        with pytest.raises(SettleTimeoutError):
-            toy.cache.settle(0 if ranks.rank == 0 else 1000)
+        with pytest.raises(WaitTimeoutError):
+            toy.cache.wait_all(0 if ranks.rank == 0 else 1000)
         workers.run()
-        assert toy.cache.settle(1000) == [operation]
+        assert toy.cache.wait_all(1000) == [operation]
 
     in_threads(2, live)
 
@@ -396,7 +396,7 @@ def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alon
             assert isinstance(operation.error, RankLostError)
         assert out_pages(cache) > 0, "a worker may still be copying"
         workers.run(2)
-        cache.settle(1)
+        cache.wait_all(1)
         assert out_pages(cache) == 0
         prompt = served(toy, 6)
         assert (cache.load(prompt), cache.backup(prompt), cache.prefetch(prompt)) == (None, None, None)

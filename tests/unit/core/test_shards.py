@@ -10,7 +10,7 @@ from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.components import ToyComponent
 from tests.support.ranks import FailingStorage, ThreadRanks, in_threads, over, prompt_of, ranked, same, served
 from unified_cache.components.layouts.presets import layout
-from unified_cache.controller import InlineWorkers, Leg, OperationState
+from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.errors import LayoutError
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -79,7 +79,7 @@ def test_replicated_pools_are_stored_by_one_rank_and_read_by_all() -> None:
         cache = toy.cache
         prompt = served(toy, 4)
         over(cache, cache.backup(prompt))
-        stored = cache.stats().traffic[Leg.STORE].component_pages
+        stored = cache.stats().traffic[TransferKind.STORE].component_pages
         cache.reset()
         fetched = over(cache, cache.prefetch(prompt))
         over(cache, cache.load(prompt))
@@ -99,7 +99,7 @@ def test_what_the_one_writer_could_not_store_is_stored_for_nobody() -> None:
 
     def live(toy: ToyEngine, ranks: ThreadRanks) -> tuple[OperationState, list[int]]:
         operation = over(toy.cache, toy.cache.backup(served(toy, 4)))
-        return operation.state, toy.cache.stats().traffic[Leg.STORE].component_pages
+        return operation.state, toy.cache.stats().traffic[TransferKind.STORE].component_pages
 
     latent = ModelLayout(PAGE, mixed_layout().components[:1])
     assert same(on_shared_store(store, live, 4, one_for_all(latent))) == (OperationState.FAILED, [0])

@@ -39,7 +39,7 @@ def test_a_match_may_end_inside_a_node_and_changes_no_structure() -> None:
     tree = full_tree()
     insert(tree, [1, 2, 3, 4], 1)
     found = tree.match(Prompt.of([1, 2, 9], 1))
-    assert (found.device_end, found.any_end, found.tree_end) == (2, 2, 2)
+    assert (found.device_end, found.host_end, found.tree_end) == (2, 2, 2)
     assert tree.slots(found, Tier.DEVICE, 0, 0, 2).tolist() == [1, 2]
     assert tree.nodes_count() == 1
 
@@ -119,8 +119,8 @@ def test_namespaces_share_nothing_and_leave_nothing_behind() -> None:
     tree = full_tree()
     mine, yours = Prompt.of([1, 2], 1, Namespace(tenant="a")), Prompt.of([1, 2], 1, Namespace(tenant="b"))
     tree.insert(mine, 0, [slots(1, 2)], Tier.DEVICE)
-    assert tree.match(yours).any_end == 0
-    assert tree.match(mine).any_end == 2
+    assert tree.match(yours).host_end == 0
+    assert tree.match(mine).host_end == 2
     evict(tree, 2)
     assert not tree._state.roots
 
@@ -169,7 +169,7 @@ def test_an_evicted_page_that_the_host_holds_is_only_demoted() -> None:
     tree.release(transfer)
     evict(tree, 3)
     again = tree.match(Prompt.of([1, 2, 3], 1))
-    assert (again.device_end, again.any_end) == (0, 3)
+    assert (again.device_end, again.host_end) == (0, 3)
     assert tree.slots(again, Tier.HOST, 0, 0, 3).tolist() == [4, 5, 6]
 
 

@@ -206,7 +206,7 @@ def test_leaving_an_answer_early_gives_everything_back() -> None:
         generation.close()
         assert not ours.cache._locks
         assert not any(lane.out for lane in ours.cache.stats().occupancy if lane.tier == 0)
-        ours.cache.settle(30)
+        ours.cache.wait_all(30)
         ours.cache.check()
 
 
@@ -215,7 +215,7 @@ def test_a_forward_that_fails_gives_everything_back() -> None:
         with pytest.raises(IndexError):
             ours.prefill((*PROMPT[:-1], 1 << 20))
         assert not ours.cache._locks
-        ours.cache.settle(30)
+        ours.cache.wait_all(30)
         assert not any(lane.out for lane in ours.cache.stats().occupancy)
         ours.cache.check()
 

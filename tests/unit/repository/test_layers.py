@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("components", "controller", "forward"),
     ("ledger",),
     ("transfers",),
-    ("stats", "writing"),
+    ("stats", "backup_scheduler"),
     ("cache",),
     (FACADE,),
     ("service", "testing", "integrations", "events", "replay", "cluster", "offline"),

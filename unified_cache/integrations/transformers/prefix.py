@@ -56,20 +56,20 @@ class Prefix:
         """Pins the prefix, once it is there. Whoever takes it sets it to None; else ``abort`` releases it."""
         self.reused = Reused()
         self.ends: frozenset[int] = frozenset()
-        """Where the request leaves what a later one needs to resume, in pages; see ``UnifiedCache.resume_ends``."""
+        """Where the request leaves what a later one needs to resume, in pages; see ``UnifiedCache.checkpoint_ends``."""
 
     def steps(self) -> Iterator[Stage]:
         """Start what is to be moved; yield as long as it moves. The owner polls the cache between two steps."""
         cache, asked = self._cache, self._asked
         at_first = cache.match(asked)
-        on_device, in_memory = at_first.device_end, at_first.any_end
+        on_device, in_memory = at_first.device_end, at_first.host_end
         if in_memory < asked.pages_count:
             yield from self._awaiting(cache.prefetch(asked), Stage.FETCH)
         found = cache.match(asked)
-        if found.any_end > found.device_end:
+        if found.host_end > found.device_end:
             yield from self._awaiting(cache.load(asked), Stage.LOAD)
         found = cache.match(asked)
-        self.ends = frozenset((*cache.resume_ends(found), self._pages_count))
+        self.ends = frozenset((*cache.checkpoint_ends(found), self._pages_count))
         self.lock = cache.lock(found)
         end = self.lock.end
         device, memory = min(on_device, end), min(in_memory, end)

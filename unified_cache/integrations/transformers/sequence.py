@@ -106,7 +106,7 @@ class Sequence:
         self.reused = self._prefix.reused
         yield Stage.RESTORE
         start = self._lock.end
-        self._fresh = cache.allocate(cache.needed(start, self._prompt.pages_count, self._prefix.ends))
+        self._fresh = cache.allocate(cache.pages_to_allocate(start, self._prompt.pages_count, self._prefix.ends))
         while start < self._prompt.pages_count:
             end = self._chunk_end(start)
             self._compute(self.tokens[start * self._page_size : end * self._page_size])
@@ -169,13 +169,15 @@ class Sequence:
         kept_end = lock.end + (0 if self._fresh is None else len(self._fresh[0]))
         if end != kept_end + 1:
             return  # there was no room for the page before this one
-        page = cache.allocate(cache.needed(end - 1, end, [end]))
+        page = cache.allocate(cache.pages_to_allocate(end - 1, end, [end]))
         if page is None:
             return
         before = self._fresh or [each[:0] for each in page]
         self._fresh = [np.concatenate(pair) for pair in zip(before, page, strict=True)]
         self._pages.capture(self.past, page)
-        cache.trim(self._fresh, cache.needed(lock.end, end, cache.config.retention.ends(end, 0, self._page_size)))
+        cache.trim(
+            self._fresh, cache.pages_to_allocate(lock.end, end, cache.config.retention.ends(end, 0, self._page_size))
+        )
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

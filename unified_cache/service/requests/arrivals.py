@@ -9,7 +9,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.service.store.pages import blank, page_in
 from unified_cache.service.store.tiered import Arrived
-from unified_cache.wire.parts import Part
+from unified_cache.wire.parts import Chunk
 from unified_cache.wire.sharing import Window
 
 __all__ = ["Announced", "Arrivals"]
@@ -45,7 +45,7 @@ class Arrivals:
         self._pieces: list[memoryview] = []
         self._held_bytes = 0
 
-    def take(self, part: Part) -> Iterator[Arrived]:
+    def take(self, part: Chunk) -> Iterator[Arrived]:
         """Yield the pages that a part completes.
 
         Raises:
@@ -75,7 +75,7 @@ class Arrivals:
         if self._done_count < len(self._announced):
             raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
 
-    def _pieces_in(self, part: Part) -> Iterator[memoryview]:
+    def _pieces_in(self, part: Chunk) -> Iterator[memoryview]:
         """Cut a part at the ends of pages; what is shared is copied, some of it at once, then it is ours."""
         offset, end = part.offset, part.offset
         copies: list[memoryview] = []
@@ -90,7 +90,7 @@ class Arrivals:
                 yield from copies
                 offset, copies = end, []
 
-    def _sizes_in(self, part: Part) -> Iterator[int]:
+    def _sizes_in(self, part: Chunk) -> Iterator[int]:
         left_bytes, held_bytes = part.end - part.offset, self._held_bytes
         for number in range(self._done_count, len(self._announced)):
             if not left_bytes:

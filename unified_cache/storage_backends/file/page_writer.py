@@ -88,7 +88,7 @@ class Drafts:
             for start in range(0, len(drafts), FILES_OPEN_MAX):
                 self._write(drafts[start : start + FILES_OPEN_MAX], batch)
         finally:
-            self._room.settle([draft.stored for draft in drafts if not draft.is_named])
+            self._room.release_dropped([draft.stored for draft in drafts if not draft.is_named])
         try:
             self._directories.sync(batch.touched)
         except OSError as error:

@@ -155,7 +155,7 @@ class Room:
                     return
                 self._tell(_gone([*declined, *victims]))
 
-    def settle(self, dropped: Sequence[StoredObject]) -> None:
+    def release_dropped(self, dropped: Sequence[StoredObject]) -> None:
         """Take back the room of pages that got no name, and hear what others did while the rest got theirs.
 
         One of them may have found nothing to evict under a name that was given a moment later; ``record`` notes that

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from unified_cache.errors import InputError
 from unified_cache.storage_backends.protocol import PageIO
-from unified_cache.wire.parts import Part
+from unified_cache.wire.parts import Chunk
 from unified_cache.wire.sharing import Window
 
 __all__ = ["Filling"]
@@ -24,7 +24,7 @@ class Filling:
         self._coming: deque[tuple[int, memoryview | None]] = deque()
         """Buffers to fill, by page, and None after the last of each page."""
 
-    def take(self, part: Part) -> None:
+    def take(self, part: Chunk) -> None:
         """Copy a part.
 
         Raises:
@@ -47,7 +47,7 @@ class Filling:
                 self.hits[number] = False
         self._copy(part)
 
-    def _copy(self, part: Part) -> None:
+    def _copy(self, part: Chunk) -> None:
         pieces: list[memoryview] = []
         whole: list[int] = []
         offset = self._offset
@@ -70,7 +70,7 @@ class Filling:
         for number in whole:
             self.hits[number] = True
 
-    def _land(self, part: Part, pieces: list[memoryview]) -> None:
+    def _land(self, part: Chunk, pieces: list[memoryview]) -> None:
         if part.shared_bytes and self._window is not None:
             self._window.read_into(pieces, part.offset)
             return

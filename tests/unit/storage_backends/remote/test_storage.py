@@ -29,7 +29,7 @@ from unified_cache.testing.storage_contract import (
     sealed_page,
 )
 from unified_cache.wire.calls import Call
-from unified_cache.wire.parts import Part, decoded, encoded, parts_of
+from unified_cache.wire.parts import Chunk, decoded, encoded, parts_of
 
 KEYS = [sha256(b"%d" % number).digest() for number in range(3000)]
 
@@ -118,13 +118,13 @@ def test_what_is_no_part_is_an_input_error(message: bytes) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        Part(1, b"\1", memoryview(b"")),
-        Part(0, b"\1\1", memoryview(b"")),
-        Part(0, b"\0", memoryview(b"x")),
-        Part(0, b"\1", memoryview(bytes(HEADER_BYTES + 1001))),
+        Chunk(1, b"\1", memoryview(b"")),
+        Chunk(0, b"\1\1", memoryview(b"")),
+        Chunk(0, b"\0", memoryview(b"x")),
+        Chunk(0, b"\1", memoryview(bytes(HEADER_BYTES + 1001))),
     ],
 )
-def test_a_stream_that_is_not_what_was_asked_for_is_an_input_error(part: Part) -> None:
+def test_a_stream_that_is_not_what_was_asked_for_is_an_input_error(part: Chunk) -> None:
     filling = Filling([blank_page(label(1))])
     with pytest.raises(InputError):
         filling.take(part)

@@ -6,17 +6,17 @@ from threading import Condition, Lock
 from types import TracebackType
 
 from unified_cache.controller.operation import Operation
-from unified_cache.errors import CopyError, InputError, SettleTimeoutError
+from unified_cache.errors import CopyError, InputError, WaitTimeoutError
 from unified_cache.memory import Copied
-from unified_cache.pool import Part, Slots
+from unified_cache.pool import PageCopies, Slots
 
-__all__ = ["Arrival", "Progress"]
+__all__ = ["LayerProgress", "LayerwiseLoad"]
 
 Layer = tuple[str, int]
 """Pool and number of a layer in it."""
 
 
-class Progress:
+class LayerProgress:
     """How far a worker has come with the layers of a load; anyone may ask, from any thread.
 
     The worker copies inside of ``with progress:``, so that nobody waits for a load that has failed.
@@ -34,7 +34,7 @@ class Progress:
         self._error: BaseException | None = None
         self._changed = Condition(Lock())
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "LayerProgress":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -56,7 +56,7 @@ class Progress:
             return place < len(self._copied)
 
     def wait(self, pool: str, layer: int, timeout_s: float) -> None:
-        """See ``Arrival.wait``."""
+        """See ``LayerwiseLoad.wait``."""
         place = self._find(pool, layer)
         if place < 0:
             return
@@ -65,7 +65,7 @@ class Progress:
             if place >= len(self._copied):
                 if self._ended:
                     raise CopyError(f"layer {layer} of {pool} was not loaded: {self._error}") from self._error
-                raise SettleTimeoutError(f"layer {layer} of {pool} has not arrived after {timeout_s} s")
+                raise WaitTimeoutError(f"layer {layer} of {pool} has not arrived after {timeout_s} s")
             copied = self._copied[place]
         copied.wait()
 
@@ -78,13 +78,13 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrival:
+class LayerwiseLoad:
     """What a load brings, lent to an engine that computes on it before it is in the tree.
 
-    From ``UnifiedCache.follow`` to ``leave`` the load keeps all its slots and pins, whatever becomes of it: done,
-    failed, cancelled or late, nothing is published and nothing given back before ``leave``. So the slots stay the
-    load's, and hold the pages as far as ``wait`` has said so; the engine reads them and never writes. ``poll`` tells
-    at once when the load has failed: what was computed from then on is worth nothing.
+    From ``begin_layerwise`` to ``end_layerwise`` the load keeps all its slots and pins, whatever becomes of it: done,
+    failed, cancelled or late, nothing is published and nothing given back before ``end_layerwise``. So the slots stay
+    the load's, and hold the pages as far as ``wait`` has said so; the engine reads them and never writes. When the load
+    has failed, ``poll`` tells at once: what was computed from then on is worth nothing.
     """
 
     operation: Operation
@@ -95,9 +95,9 @@ class Arrival:
 
     The page map does not lead to what is on its way: where a component is mapped, take its slots from here.
     """
-    parts: tuple[Part, ...]
+    parts: tuple[PageCopies, ...]
     """What of it is on its way."""
-    progress: Progress
+    progress: LayerProgress
 
     def arrived(self, pool: str, layer: int) -> bool:
         """Tell whether ``wait`` would return at once; ``layer`` is the pool's own number of its tensor.

@@ -22,7 +22,7 @@ from unified_cache.pool import Tier
 from unified_cache.tree.node import Node
 from unified_cache.tree.policy import Ages, History, Policy, Segments, policy_of
 
-__all__ = ["Queue", "Recency"]
+__all__ = ["EvictionQueues", "Queue"]
 
 SWEEP_DEAD_MIN = 64
 """Dead entries a queue may hold before it is worth sweeping."""
@@ -39,12 +39,12 @@ class Queue(IntEnum):
     """Ordinary ones; the only queue that lru needs."""
     PROTECTED = 1
     """Of slru."""
-    PINNED = 2
+    PREFERRED = 2
     AGED = 3
     """By stamp, whatever the policy says."""
 
 
-class Recency:
+class EvictionQueues:
     """Eviction queues of all lanes, and the clock that orders them."""
 
     __slots__ = (
@@ -104,7 +104,7 @@ class Recency:
             above: Node | None = node
             while above is not None:
                 above.stamps[lane] = now
-                above = None if above.live[lane] else above.parent
+                above = None if above.held_count[lane] else above.parent
         for component in range(1, components):
             window_start = node.end - self._spans[component] - 1
             at = node
@@ -134,7 +134,7 @@ class Recency:
                 was_protected = history.protected
                 policy.use(history, self.clock)
                 if segments is not None and history.protected and not was_protected:
-                    segments.protected_pages += at.live[lane]
+                    segments.protected_pages += at.held_count[lane]
                     self.offer(at, lane)
 
     def _covered(self, node: Node, lane: int) -> Iterator[Node]:
@@ -157,7 +157,7 @@ class Recency:
     def count(self, node: Node, lane: int, pages: int) -> None:
         """Note that a tracked lane holds ``pages`` more of a node than before, or less if negative."""
         history = self.history(node, lane)
-        if node.live[lane] == pages:
+        if node.held_count[lane] == pages:
             history.arrived = self.clock
         segments = self.segments[lane]
         if segments is not None:
@@ -169,30 +169,30 @@ class Recency:
 
     def evictable(self, node: Node, lane: int) -> bool:
         """Tell whether anything of ``node`` could be evicted from ``lane`` now."""
-        if not node.live[lane] or node.locks[lane] or node.dead:
+        if not node.held_count[lane] or node.locks[lane] or node.dead:
             return False
         if lane % self._components_count == 0:
             return not node.full_children[lane // self._components_count]
-        if node.edges is None or lane not in node.edges:
+        if node.partial_locks is None or lane not in node.partial_locks:
             return True
         slots = node.slots[lane]
         return slots is not None and bool((slots[: node.first_pinned(lane)] >= 0).any())
 
-    def lines(self, node: Node, lane: int) -> tuple[int, ...]:
+    def queue_ids(self, node: Node, lane: int) -> tuple[int, ...]:
         """Return where a node belongs while it is evictable from ``lane``."""
         history = None if node.history is None else node.history.get(lane)
         if history is None:
             return (lane,)
-        if history.pins:
-            return (Queue.PINNED * self._lanes_count + lane,)
-        line = Queue.PROTECTED * self._lanes_count + lane if history.protected else lane
+        if history.preferences:
+            return (Queue.PREFERRED * self._lanes_count + lane,)
+        queue_id = Queue.PROTECTED * self._lanes_count + lane if history.protected else lane
         if self._ages is None or self._policies[lane] is None:
-            return (line,)
-        return line, Queue.AGED * self._lanes_count + lane
+            return (queue_id,)
+        return queue_id, Queue.AGED * self._lanes_count + lane
 
-    def rank(self, node: Node, line: int) -> float:
+    def rank(self, node: Node, queue_id: int) -> float:
         """Return the present rank of a node in a line."""
-        queue, lane = divmod(line, self._lanes_count)
+        queue, lane = divmod(queue_id, self._lanes_count)
         policy = self._policies[lane]
         if policy is None or queue == Queue.AGED:
             return node.stamps[lane]
@@ -201,20 +201,20 @@ class Recency:
     def offer(self, node: Node, lane: int) -> None:
         """Queue ``node`` in ``lane`` if it is evictable there and not queued yet."""
         if node.history is None:
-            if not node.queued >> lane & 1 and node.live[lane] and self.evictable(node, lane):
+            if not node.queued >> lane & 1 and node.held_count[lane] and self.evictable(node, lane):
                 node.queued |= 1 << lane
                 self._sequence += 1
                 heappush(self._queues[lane], (node.stamps[lane], self._sequence, node))
         elif self.evictable(node, lane):
-            for line in self.lines(node, lane):
-                if not node.queued >> line & 1:
-                    node.queued |= 1 << line
+            for queue_id in self.queue_ids(node, lane):
+                if not node.queued >> queue_id & 1:
+                    node.queued |= 1 << queue_id
                     self._sequence += 1
-                    heappush(self._queues[line], (self.rank(node, line), self._sequence, node))
+                    heappush(self._queues[queue_id], (self.rank(node, queue_id), self._sequence, node))
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
-        for lane, live in enumerate(node.live):
+        for lane, live in enumerate(node.held_count):
             if live and (node.history is not None or not node.queued >> lane & 1):
                 self.offer(node, lane)
 
@@ -222,14 +222,14 @@ class Recency:
         """Note that ``node`` died; sweep a queue once half of it is dead, so that none grows without bound."""
         queued = node.queued
         while queued:
-            line = queued.bit_length() - 1
-            queued ^= 1 << line
-            self._dead_counts[line] += 1
-            queue = self._queues[line]
-            if self._dead_counts[line] > max(SWEEP_DEAD_MIN, len(queue) // 2):
+            queue_id = queued.bit_length() - 1
+            queued ^= 1 << queue_id
+            self._dead_counts[queue_id] += 1
+            queue = self._queues[queue_id]
+            if self._dead_counts[queue_id] > max(SWEEP_DEAD_MIN, len(queue) // 2):
                 queue[:] = [entry for entry in queue if not entry[2].dead]
                 heapify(queue)
-                self._dead_counts[line] = 0
+                self._dead_counts[queue_id] = 0
 
     def next_victim(self, lane: int) -> Node | None:
         """Return the node of ``lane`` that goes next; it stays queued. None if nothing can be evicted."""
@@ -244,7 +244,7 @@ class Recency:
         if node is None:
             node = self._first(Queue.PROTECTED * lanes + lane, lane)
         if node is None:
-            node = self._first(Queue.PINNED * lanes + lane, lane)
+            node = self._first(Queue.PREFERRED * lanes + lane, lane)
         return node
 
     def _demote(self, lane: int) -> None:
@@ -260,35 +260,37 @@ class Recency:
             history = self.history(node, lane)
             history.protected = False
             history.demoted = self.clock
-            segments.protected_pages -= node.live[lane]
+            segments.protected_pages -= node.held_count[lane]
             self.offer(node, lane)
 
-    def _first(self, line: int, lane: int) -> Node | None:
+    def _first(self, queue_id: int, lane: int) -> Node | None:
         """Return the node at the head of a line, after putting what comes up before it in its place."""
-        queue = self._queues[line]
+        queue = self._queues[queue_id]
         lru = not self.tracked[lane]
         while queue:
             queued_rank, _, node = queue[0]
-            if not self.evictable(node, lane) or (node.history is not None and line not in self.lines(node, lane)):
+            if not self.evictable(node, lane) or (
+                node.history is not None and queue_id not in self.queue_ids(node, lane)
+            ):
                 heappop(queue)
-                node.queued ^= 1 << line
+                node.queued ^= 1 << queue_id
                 if node.dead:
-                    self._dead_counts[line] -= 1
+                    self._dead_counts[queue_id] -= 1
                 continue
-            rank = node.stamps[lane] if lru else self.rank(node, line)
+            rank = node.stamps[lane] if lru else self.rank(node, queue_id)
             if rank == queued_rank:
                 return node
             self._sequence += 1
             heapreplace(queue, (rank, self._sequence, node))
         return None
 
-    def entries(self, line: int) -> Iterator[tuple[Node, float]]:
+    def entries(self, queue_id: int) -> Iterator[tuple[Node, float]]:
         """Yield the nodes that stand in a line, dead ones too, with the ranks they are queued under; for ``check``."""
-        return ((node, rank) for rank, _, node in self._queues[line])
+        return ((node, rank) for rank, _, node in self._queues[queue_id])
 
-    def dead_count(self, line: int) -> int:
+    def dead_count(self, queue_id: int) -> int:
         """Dead entries in a line, as counted; for ``check``."""
-        return self._dead_counts[line]
+        return self._dead_counts[queue_id]
 
     def queue_length(self, lane: int) -> int:
         """Entries in all queues of a lane."""

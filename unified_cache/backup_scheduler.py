@@ -7,7 +7,7 @@ from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.errors import ConfigError
 from unified_cache.page import PageKey, Prompt
 
-__all__ = ["Writer", "Writing"]
+__all__ = ["BackupScheduler", "WriteStrategy"]
 
 DIRTY_PROMPTS_MAX = 4096
 """Prompts that a policy puts off at most, however short they are."""
@@ -16,7 +16,7 @@ DUE_PROMPTS_MAX = 4096
 """Prompts that are due at most; where more are, those that have been due longest are not backed up."""
 
 
-class Writer(Protocol):
+class WriteStrategy(Protocol):
     """Told what requests do; says what to back up now."""
 
     def reused(self, prompt: Prompt) -> list[Prompt]:
@@ -93,7 +93,7 @@ class WriteBack(WriteOnCall):
         return waiting
 
 
-class Writing:
+class BackupScheduler:
     """The policy in force, and the prompts that are due for their backup and wait for a transfer to end."""
 
     def __init__(self, config: CacheConfig) -> None:
@@ -132,7 +132,7 @@ class Writing:
         return [self._due.popleft() for _ in range(min(prompts_max, len(self._due)))]
 
 
-def _writer_of(config: CacheConfig) -> Writer:
+def _writer_of(config: CacheConfig) -> WriteStrategy:
     policy = config.write
     if policy is not WritePolicy.ON_CALL and not config.host_pages[0]:
         raise ConfigError(f"the write policy {policy.value} needs host pages, found {config.host_pages}")
