@@ -22,15 +22,15 @@ from benchmarks.keys import keys_figures
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Figure
 from benchmarks.mooncake import mooncake_figures
-from benchmarks.plan import FULL, QUICK, Effort, Plan
+from benchmarks.plan import FULL, QUICK, BenchmarkPlan, Effort
 from benchmarks.remote import remote_figures
-from benchmarks.report import Run, print_run, result_path, write_json
+from benchmarks.report import BenchmarkRun, print_run, result_path, write_json
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
 from benchmarks.ttft import ttft_figures
 
 SKETCH_VARIABLE = "UNIFIED_CACHE_SKETCH"
 
-Section = Callable[[Plan], Iterator[Figure]]
+Section = Callable[[BenchmarkPlan], Iterator[Figure]]
 
 SECTIONS: dict[str, Section] = {
     "match": match_figures,
@@ -55,17 +55,17 @@ def run_sections(
     sketch: Path | None = None,
     storage_dir: Path | None = None,
     progress: Callable[[str], None],
-) -> Run:
+) -> BenchmarkRun:
     """Calibrate, then measure the named sections; ``progress`` is told each one as it begins."""
     started, began = datetime.now(UTC), time.monotonic()
     at = machine()
     calibration = calibrate()
-    plan = Plan(effort, calibration, sketch, storage_dir)
+    plan = BenchmarkPlan(effort, calibration, sketch, storage_dir)
     figures = list(calibration.figures())
     for name in names:
         progress(name)
         figures += SECTIONS[name](plan)
-    return Run(started, time.monotonic() - began, at, os.getloadavg(), calibration, tuple(figures))
+    return BenchmarkRun(started, time.monotonic() - began, at, os.getloadavg(), calibration, tuple(figures))
 
 
 def main(

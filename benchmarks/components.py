@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchmarkPlan
 from benchmarks.subjects import PAGE_SIZE, Tokens
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.page import Prompt
@@ -33,7 +33,7 @@ SWA_RATIO_MAX = 1.3
 SWA_MAMBA_RATIO_MAX = 1.6
 
 
-def components_figures(plan: Plan) -> Iterator[Figure]:
+def components_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Time one request's match, lock and release."""
     for turns in TURNS:
         for window in WINDOWS:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchmarkPlan
 from unified_cache.memory import DevicePool, TieredMemory
 from unified_cache.pool import PoolSpec, Slots
 from unified_cache.seal import Label
@@ -17,13 +17,13 @@ PAGE_KIB = (64, 1024, 4096)
 LAYERS_COUNT = 2
 
 
-def copies_figures(plan: Plan) -> Iterator[Figure]:
+def copies_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Back up and load pages in two layers, slots in order and in disorder; seal them."""
     for page_kib in PAGE_KIB:
         yield from _page_figures(plan, page_kib)
 
 
-def _page_figures(plan: Plan, page_kib: int) -> Iterator[Figure]:
+def _page_figures(plan: BenchmarkPlan, page_kib: int) -> Iterator[Figure]:
     page_bytes = page_kib << 10
     pages = plan.effort.copy_bytes // page_bytes
     spec = PoolSpec("kv", page_bytes)

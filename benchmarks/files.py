@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 
 from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchmarkPlan
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
@@ -42,7 +42,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 
-def files_figures(plan: Plan) -> Iterator[Figure]:
+def files_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Put and get pages in a directory that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="unified-cache-bench-", dir=plan.storage_dir) as directory:
         for page_kib in PAGES_KIB:
@@ -95,7 +95,7 @@ class _FileBench:
         os.close(self._allocated_fd)
         shutil.rmtree(self._path)
 
-    def figures(self, plan: Plan) -> Iterator[Figure]:
+    def figures(self, plan: BenchmarkPlan) -> Iterator[Figure]:
         """Measure puts, then gets of what stays put."""
         effort = plan.effort
         calls = CALLS_OF_ONE_PAGE if len(self._pages) == 1 else 1

@@ -6,7 +6,7 @@ from hashlib import sha256
 import numpy as np
 
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchmarkPlan
 from unified_cache.page import Prompt, encode_tokens
 
 __all__ = ["keys_figures"]
@@ -14,7 +14,7 @@ __all__ = ["keys_figures"]
 TOKENS_COUNT = 32_768
 
 
-def keys_figures(plan: Plan) -> Iterator[Figure]:
+def keys_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Digest a prompt, and convert it; the ratio is ours / reference for times, and for rates as well."""
     tokens = np.random.default_rng(7).integers(0, 150_000, TOKENS_COUNT, dtype=np.int32)
     listed = tokens.tolist()

@@ -23,8 +23,8 @@ from xxhash import xxh3_64_intdigest
 
 from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
-from benchmarks.plan import Plan
-from unified_cache.cluster.address import LOOPBACK, Address, free_ports
+from benchmarks.plan import BenchmarkPlan
+from unified_cache.cluster.host_port import LOOPBACK, HostPort, free_ports
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.cluster.master import Master, MasterSettings
 from unified_cache.errors import ConfigError
@@ -64,7 +64,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as peer:
 """The other end of a plain connection: sends all pages when told g, takes them when told p."""
 
 
-def mooncake_figures(plan: Plan) -> Iterator[Figure]:
+def mooncake_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Put and get pages in clusters that are gone afterwards; nothing where Mooncake cannot run."""
     try:
         program = master_program()
@@ -74,7 +74,7 @@ def mooncake_figures(plan: Plan) -> Iterator[Figure]:
         for page_kib in PAGES_KIB:
             with closing(_Bench(storage, page_kib, "two processes")) as bench:
                 yield from bench.figures(plan, is_remote=True)
-    rpc, admin = (Address(LOOPBACK, port) for port in free_ports(2, random.SystemRandom()))
+    rpc, admin = (HostPort(LOOPBACK, port) for port in free_ports(2, random.SystemRandom()))
     with tempfile.TemporaryDirectory(prefix="unified-cache-bench-") as logs, ExitStack() as undo:
         master = Master(program, rpc, admin, MasterSettings()).start(Path(logs) / "master.log")
         undo.callback(master.kill)
@@ -137,7 +137,7 @@ class _Bench:
         self._storage.remove(self._labels)
         self._bare.remove()
 
-    def figures(self, plan: Plan, *, is_remote: bool) -> Iterator[Figure]:
+    def figures(self, plan: BenchmarkPlan, *, is_remote: bool) -> Iterator[Figure]:
         """Measure puts, then gets of what stays put."""
         rounds = plan.effort.mooncake_rounds
         target, verified_target = (RATIO_MIN, VERIFIED_RATIO_MIN) if is_remote else (RATIO_MIN, None)

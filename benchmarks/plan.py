@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.machine import Calibration
 
-__all__ = ["FULL", "QUICK", "Effort", "Plan"]
+__all__ = ["FULL", "QUICK", "BenchmarkPlan", "Effort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ QUICK = Effort(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchmarkPlan:
     """What a section is given."""
 
     effort: Effort

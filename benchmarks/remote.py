@@ -18,10 +18,10 @@ from statistics import median
 import grpc
 
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchmarkPlan
 from benchmarks.remote_load import load_figures
 from benchmarks.remote_pages import MovedPages, sealed
-from benchmarks.remote_server import BARE_GET, BARE_PUT, TCP_GET, TCP_PUT, Ports, serve
+from benchmarks.remote_server import BARE_GET, BARE_PUT, TCP_GET, TCP_PUT, ListeningPorts, serve
 from benchmarks.remote_shared import shared_figures
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
@@ -46,7 +46,7 @@ LOOKUP_MS_MAX = 3.0
 LOOKUP_CALLS = 5
 
 
-def remote_figures(plan: Plan) -> Iterator[Figure]:
+def remote_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Start a server, and measure streams and look-ups."""
     keep_freed_memory()
     context = multiprocessing.get_context("spawn")
@@ -54,7 +54,7 @@ def remote_figures(plan: Plan) -> Iterator[Figure]:
     server = context.Process(target=serve, args=(theirs,), daemon=True)
     server.start()
     try:
-        ports: Ports = ours.recv()
+        ports: ListeningPorts = ours.recv()
         for page_kib in PAGES_KIB:
             for streams in STREAMS:
                 with ExitStack() as opened:
@@ -70,7 +70,7 @@ def remote_figures(plan: Plan) -> Iterator[Figure]:
 class _Streams:
     """One page size and one number of streams: a share of the pages for each stream."""
 
-    def __init__(self, ports: Ports, page_kib: int, streams: int, opened: ExitStack) -> None:
+    def __init__(self, ports: ListeningPorts, page_kib: int, streams: int, opened: ExitStack) -> None:
         address = f"127.0.0.1:{ports.streams}"
         self._moved = MovedPages(address, page_kib, streams, opened)
         self._total_bytes = self._moved.total_bytes // streams // PART_BYTES * PART_BYTES
@@ -88,7 +88,7 @@ class _Streams:
         self._made = [bytes([number]) * PART_BYTES for number in range(self._total_bytes // PART_BYTES)]
         self._landing = [memoryview(bytearray(self._total_bytes)) for _ in range(streams)]
 
-    def figures(self, plan: Plan) -> Iterator[Figure]:
+    def figures(self, plan: BenchmarkPlan) -> Iterator[Figure]:
         """Measure puts, then gets of what was put."""
         moved = self._moved
         rounds = plan.effort.file_rounds // 4 + 1
@@ -154,7 +154,7 @@ class _Streams:
         return Figure("remote", f"{name}, {self._moved.name}", "GB/s", rate, comparisons, note)
 
 
-def _lookup_figures(ports: Ports, plan: Plan) -> Iterator[Figure]:
+def _lookup_figures(ports: ListeningPorts, plan: BenchmarkPlan) -> Iterator[Figure]:
     """Look up a prefix of which Full has every page and the window its last ones."""
     layout = ModelLayout(
         64, (Full((PoolSpec("kv", 64),)), SlidingWindow(WINDOW_PAGES * 64, 64, (PoolSpec("swa", 64),)))

@@ -16,7 +16,7 @@ from itertools import count
 from statistics import median, quantiles
 
 from benchmarks.measure import Figure, Spread
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchmarkPlan
 from benchmarks.remote_pages import MovedPages
 
 __all__ = ["load_figures"]
@@ -39,7 +39,7 @@ class _Round:
     taken_ms: list[float]
 
 
-def load_figures(address: str, plan: Plan) -> Iterator[Figure]:
+def load_figures(address: str, plan: BenchmarkPlan) -> Iterator[Figure]:
     """Measure gets of one page and look-ups of all pages of a stream."""
     rounds_count = plan.effort.durable_rounds // 2 + 1
     with ExitStack() as opened:

@@ -17,7 +17,7 @@ from unified_cache.service.servicer import CacheService
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import PART_BYTES
 
-__all__ = ["BARE_GET", "BARE_PUT", "TCP_GET", "TCP_PUT", "Ports", "serve"]
+__all__ = ["BARE_GET", "BARE_PUT", "TCP_GET", "TCP_PUT", "ListeningPorts", "serve"]
 
 BARE_GET = "/bare/get"
 BARE_PUT = "/bare/put"
@@ -28,7 +28,7 @@ HOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class ListeningPorts:
     """Where what listens."""
 
     service: int
@@ -38,7 +38,7 @@ class Ports:
     tcp: int
 
 
-class Open:
+class OpenGate:
     """A gate that lets everybody in, usage without a cap, an observer that looks away."""
 
     @contextmanager
@@ -63,7 +63,7 @@ class Open:
         raise AssertionError(f"{kind}: {text}")
 
 
-class Bare:
+class BareServicer:
     """Bytes as they are: messages made beforehand go out, messages that come in are kept until the next ones."""
 
     def __init__(self) -> None:
@@ -108,8 +108,8 @@ class Bare:
                 connection.sendall(b"\n")
 
 
-def _listening(limits: RequestLimits, bare: Bare) -> tuple[int, grpc.Server]:
-    everyone = Open()
+def _listening(limits: RequestLimits, bare: BareServicer) -> tuple[int, grpc.Server]:
+    everyone = OpenGate()
     # No room in the store: what is measured is the way to the server's memory, not a store.
     service = CacheService(MemoryStorage(0), everyone, everyone, everyone, limits, lambda: None)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
@@ -119,14 +119,14 @@ def _listening(limits: RequestLimits, bare: Bare) -> tuple[int, grpc.Server]:
     return port, server
 
 
-def serve(ports: "Connection[Ports, None]") -> None:
+def serve(ports: "Connection[ListeningPorts, None]") -> None:
     """Listen, say where, and serve until the process is ended."""
     keep_freed_memory()
-    bare = Bare()
+    bare = BareServicer()
     shared, _shared = _listening(RequestLimits(host_bytes_max=HOST_BYTES), bare)
     streams, _streams = _listening(RequestLimits(host_bytes_max=HOST_BYTES, regions_max=0), bare)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        ports.send(Ports(shared, streams, listener.getsockname()[1]))
+        ports.send(ListeningPorts(shared, streams, listener.getsockname()[1]))
         while True:
             connection, _ = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

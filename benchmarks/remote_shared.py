@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 
 from benchmarks.measure import Comparison, Figure, interleaved
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchmarkPlan
 from benchmarks.remote_pages import MovedPages
 from unified_cache.seal import verify_buffers
 from unified_cache.service.store.pages import blank
@@ -31,7 +31,7 @@ WINDOW_BYTES = 16 << 20
 """Of its file, what one stream goes through again and again."""
 
 
-def shared_figures(address: str, page_kib: int, streams: int, plan: Plan) -> Iterator[Figure]:
+def shared_figures(address: str, page_kib: int, streams: int, plan: BenchmarkPlan) -> Iterator[Figure]:
     """Measure puts, then gets of what was put."""
     with ExitStack() as opened:
         yield from _Shared(address, page_kib, streams, opened).figures(plan)
@@ -46,7 +46,7 @@ class _Shared:
         self._held = [[_copied(page) for page in pages] for pages in self._moved.pages]
         """By stream, what a service would have of its pages."""
 
-    def figures(self, plan: Plan) -> Iterator[Figure]:
+    def figures(self, plan: BenchmarkPlan) -> Iterator[Figure]:
         """Measure."""
         moved = self._moved
         rounds = plan.effort.file_rounds // 4 + 1

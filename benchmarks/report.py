@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks.machine import Calibration, Machine
 from benchmarks.measure import Comparison, Figure
 
-__all__ = ["RESULTS", "Run", "misses", "print_run", "record", "result_path", "write_json"]
+__all__ = ["RESULTS", "BenchmarkRun", "misses", "print_run", "record", "result_path", "write_json"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -24,7 +24,7 @@ NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchmarkRun:
     """All that one run found."""
 
     started: datetime
@@ -36,12 +36,12 @@ class Run:
     """Calibration first."""
 
 
-def misses(run: Run) -> list[tuple[Figure, Comparison]]:
+def misses(run: BenchmarkRun) -> list[tuple[Figure, Comparison]]:
     """Return the comparisons whose target was not met."""
     return [(figure, held) for figure in run.figures for held in figure.comparisons if held.met is False]
 
 
-def record(run: Run) -> dict[str, object]:
+def record(run: BenchmarkRun) -> dict[str, object]:
     """Return a run as what JSON can hold."""
     return {
         "started": run.started.isoformat(timespec="seconds"),
@@ -69,18 +69,18 @@ def _figure_record(figure: Figure) -> dict[str, object]:
     }
 
 
-def result_path(run: Run) -> Path:
+def result_path(run: BenchmarkRun) -> Path:
     """Name the file that a run is kept in."""
     return RESULTS / f"{run.started.astimezone(UTC):%Y-%m-%d}-{run.machine.commit}.json"
 
 
-def write_json(run: Run, path: Path) -> None:
+def write_json(run: BenchmarkRun, path: Path) -> None:
     """Keep a run as JSON; directories are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record(run), indent=1) + "\n", encoding="utf-8")
 
 
-def print_run(run: Run, console: Console) -> None:
+def print_run(run: BenchmarkRun, console: Console) -> None:
     """Print the table, section by section, and last what missed its target."""
     at = run.machine
     dirty = " and changes" if at.dirty else ""
@@ -98,7 +98,7 @@ def print_run(run: Run, console: Console) -> None:
     console.print(f"{run.seconds:.0f} s in all")
 
 
-def _print_misses(run: Run, console: Console) -> None:
+def _print_misses(run: BenchmarkRun, console: Console) -> None:
     found = misses(run)
     held_count = sum(held.met is not None for figure in run.figures for held in figure.comparisons)
     if not found:

@@ -21,7 +21,7 @@ from unified_cache.pool import Component, PoolSpec, Slots, Tier
 from unified_cache.tree import RadixTree
 from unified_cache.window import SPAN_ALL
 
-__all__ = ["PAGE_SIZE", "Ours", "Sketch", "SketchFactory", "Tokens", "Tree", "load_sketch"]
+__all__ = ["PAGE_SIZE", "RadixTreeSubject", "Sketch", "SketchFactory", "Tokens", "Tree", "load_sketch"]
 
 PAGE_SIZE = 64
 
@@ -56,7 +56,7 @@ class Tree(Protocol):
         ...
 
 
-class Ours:
+class RadixTreeSubject:
     """``unified_cache.tree``."""
 
     def __init__(self, spans: Sequence[int]) -> None:

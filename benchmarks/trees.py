@@ -7,8 +7,8 @@ import numpy as np
 
 from benchmarks.machine import memcmp_subject, scale_of
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
-from benchmarks.plan import Plan
-from benchmarks.subjects import PAGE_SIZE, Ours, Sketch, Tokens, Tree, load_sketch
+from benchmarks.plan import BenchmarkPlan
+from benchmarks.subjects import PAGE_SIZE, RadixTreeSubject, Sketch, Tokens, Tree, load_sketch
 from unified_cache.pool import Slots
 
 __all__ = ["evict_figures", "insert_figures", "lock_figures", "match_figures"]
@@ -25,7 +25,7 @@ SKETCH_RATIO_MAX = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedTimes:
     """Microseconds of SGLang's Rust tree where memcmp of 128 KB takes 1.3 us; as measured at SGLang 0.5.23.
 
     What they were measured on was not recorded beyond that, so a ratio to them is an estimate by calibration.
@@ -40,21 +40,21 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TreeSetting:
     """Components of the trees that are compared."""
 
     name: str
     spans: tuple[int, ...]
     """Of the components beside Full, in pages."""
-    published: Published
+    published: PublishedTimes
 
 
 SETTINGS = (
-    Setting("Full", (), Published(insert=31.0, evict_many=76.0, evict_one=60.0, lock=4.4)),
-    Setting(
+    TreeSetting("Full", (), PublishedTimes(insert=31.0, evict_many=76.0, evict_one=60.0, lock=4.4)),
+    TreeSetting(
         f"Full + window of {WINDOW_PAGES}",
         (WINDOW_PAGES,),
-        Published(insert=85.0, evict_many=298.0, evict_one=92.0, lock=5.2),
+        PublishedTimes(insert=85.0, evict_many=298.0, evict_one=92.0, lock=5.2),
     ),
 )
 
@@ -62,7 +62,7 @@ SETTINGS = (
 class Workload:
     """Random tokens and fresh slots; equal for equal seeds, so that every tree is given the same."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TreeSetting) -> None:
         self._components_count = 1 + len(setting.spans)
         self._random = np.random.default_rng(7)
         self._next_slot = 1
@@ -87,15 +87,15 @@ class Workload:
         return int(self._random.integers(limit))
 
 
-def trees_of(plan: Plan, setting: Setting) -> list[Tree]:
+def trees_of(plan: BenchmarkPlan, setting: TreeSetting) -> list[Tree]:
     """Make the empty trees that are compared: ours, and the second implementation where there is one."""
-    trees: list[Tree] = [Ours(setting.spans)]
+    trees: list[Tree] = [RadixTreeSubject(setting.spans)]
     if plan.sketch is not None:
         trees.append(Sketch(load_sketch(plan.sketch), setting.spans))
     return trees
 
 
-def grow(trees: Sequence[Tree], setting: Setting, nodes: int, path: int) -> Tokens:
+def grow(trees: Sequence[Tree], setting: TreeSetting, nodes: int, path: int) -> Tokens:
     """Fill trees to about ``nodes`` nodes, among them one prompt on a path of ``path`` nodes; return the prompt.
 
     Half of the other leaves hang below the root, half below some node of the path.
@@ -140,7 +140,7 @@ def in_turns(subjects: Sequence[Subject], rounds: int, *, calls: int = 1) -> lis
     return interleaved([memcmp_subject(warm=2), *subjects], rounds, calls=calls, warm=3 if calls > 1 else 0)
 
 
-def match_figures(plan: Plan) -> Iterator[Figure]:
+def match_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Match a prompt that is held whole, on paths of few and of many nodes, in small and in large trees."""
     for setting in SETTINGS:
         published = dict(setting.published.match)
@@ -159,7 +159,7 @@ def _matching(tree: Tree, tokens: Tokens) -> Callable[[], object]:
     return lambda: tree.match(tokens)
 
 
-def lock_figures(plan: Plan) -> Iterator[Figure]:
+def lock_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Lock a prompt that was matched, and unlock it."""
     for setting in SETTINGS:
         trees = trees_of(plan, setting)
@@ -169,7 +169,7 @@ def lock_figures(plan: Plan) -> Iterator[Figure]:
         yield compared(setting.name, "lock + unlock, 16-node path", taken, setting.published.lock)
 
 
-def insert_figures(plan: Plan) -> Iterator[Figure]:
+def insert_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Insert prompts that share their first half with what is held, each matched before, as an engine does."""
     for setting in SETTINGS:
         work = Workload(setting)
@@ -207,9 +207,9 @@ def _inserting(tree: Tree, prompts: Sequence[tuple[Tokens, list[Slots]]]) -> Sub
     return subject
 
 
-def evict_figures(plan: Plan) -> Iterator[Figure]:
+def evict_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Evict leaves by the batch, and page by page from many."""
-    published: Callable[[Published], float]
+    published: Callable[[PublishedTimes], float]
     for name, leaves, leaf_tokens, pages, published in (
         ("evict 8,192 tokens of 2k leaves of 1,024", 2_000, 1_024, 8_192 // PAGE_SIZE, _evict_many),
         ("evict one page of 10k leaves", 10_000, 2 * PAGE_SIZE, 1, _evict_one),
@@ -229,9 +229,9 @@ def _evicting(tree: Tree, pages: int) -> Subject:
     return lambda: tree.evict(pages)
 
 
-def _evict_many(published: Published) -> float:
+def _evict_many(published: PublishedTimes) -> float:
     return published.evict_many
 
 
-def _evict_one(published: Published) -> float:
+def _evict_one(published: PublishedTimes) -> float:
     return published.evict_one

@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchmarkPlan
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
 from unified_cache.config import WritePolicy
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused
@@ -47,7 +47,7 @@ RATIOS_MAX = {"L1": 0.10, "L2": 0.12, "file L3": 0.25}
 """Of the time that recomputing takes."""
 
 
-def ttft_figures(plan: Plan) -> Iterator[Figure]:
+def ttft_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Time the first token from each tier."""
     with ExitStack() as open_until_done, TemporaryDirectory(dir=plan.storage_dir) as directory:
         kept = _kept()

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
 from unified_cache.config import WritePolicy
-from unified_cache.integrations.transformers import Answer, KeptState, PrefixCachedModel
+from unified_cache.integrations.transformers import Completion, KeptState, PrefixCachedModel
 from unified_cache.testing.tiny_models import tiny_model
 
 MODEL = tiny_model("tiny-gpt-oss")
@@ -31,7 +31,7 @@ def engine(storage: str) -> Iterator[PrefixCachedModel]:
         cache.wait_all(timeout_s=30)  # what was inserted is stored by now; close would see to it, too
 
 
-def ask(engine: PrefixCachedModel, prompt: list[int]) -> Answer:
+def ask(engine: PrefixCachedModel, prompt: list[int]) -> Completion:
     """Answer a prompt, and say which tier it came from."""
     run = engine.generate(prompt, tokens_max=16)
     for _ in run:

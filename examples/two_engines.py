@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
 
 from unified_cache.demo.opening import TierSizes, load_model, opened
-from unified_cache.demo.request import Request
+from unified_cache.demo.request import DemoRequest
 from unified_cache.integrations.transformers import Reused
 
 MODEL = "tiny-gemma3"
@@ -27,7 +27,7 @@ def engine_process(storage: str, line: Connection) -> None:
     """Serve a continuous-batching engine: all prompts of a message at once, until an empty message comes."""
     with opened(MODEL, load_model(MODEL), TierSizes(device_pages=64, host_pages=256), storage) as engine:
         while prompts := line.recv():
-            requests = [Request(prompt, tokens_max=16) for prompt in prompts]
+            requests = [DemoRequest(prompt, tokens_max=16) for prompt in prompts]
             for request in requests:
                 engine.submit(request)
             engine.run()

@@ -14,9 +14,9 @@ import pytest
 
 from tests.support.cluster import TIMEOUT_S, Running, all_end, ask, ask_apart, descendants, mounted, slowness
 from tests.support.mooncake_needed import needs_mooncake
-from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
+from unified_cache.cluster.host_port import HostPort
 
 READY_MAX_S = 3.0
 SMALL = ("--nodes", "2", "--segment-bytes", "16MiB")
@@ -114,7 +114,7 @@ def test_a_dead_node_and_a_dead_master_are_started_again(place: Path) -> None:
     after = state_of(place)
     assert after.url == before.url
     nodes = {member.address for member in after.members[1:]}
-    assert wait_until(lambda: nodes <= mounted(Address.parse("admin", after.admin)), TIMEOUT_S)
+    assert wait_until(lambda: nodes <= mounted(HostPort.parse("admin", after.admin)), TIMEOUT_S)
     assert ask("cluster", "status", "--dir", place).status == 0
     log = (place / "supervisor.log").read_text(encoding="utf-8")
     assert [json.loads(line)["event"] for line in log.splitlines()].count("restarted") == 2
@@ -126,7 +126,7 @@ def test_status_tells_of_a_node_that_does_not_answer(place: Path) -> None:
     state = state_of(place)
     stopped = state.members[1]
     os.kill(stopped.pid, signal.SIGSTOP)
-    admin = Address.parse("admin", state.admin)
+    admin = HostPort.parse("admin", state.admin)
     assert wait_until(lambda: stopped.address not in mounted(admin), TIMEOUT_S)
     status = ask("cluster", "status", "--dir", place)
     assert status.status == 1

@@ -13,13 +13,13 @@ import pytest
 
 from tests.support.cluster import TIMEOUT_S, all_end, descendants, has_ended, mounted, slowness
 from tests.support.mooncake_needed import needs_mooncake
-from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import Child, wait_until
 from unified_cache.cluster.directory import ClusterDirectory
 from unified_cache.cluster.event_log import EventLog
+from unified_cache.cluster.host_port import HostPort
 from unified_cache.cluster.local import ClusterPlan, LocalCluster
 from unified_cache.cluster.master import MasterSettings
-from unified_cache.cluster.restarts import DELAYS_S, Phase
+from unified_cache.cluster.restarts import DELAYS_S, ProcessPhase
 from unified_cache.cluster.supervisor import Supervisor
 from unified_cache.errors import StorageError
 from unified_cache.storage_backends.mooncake.admin import Admin
@@ -98,7 +98,7 @@ def test_a_master_does_not_start_where_another_process_listens(cluster: LocalClu
 
 
 def test_a_master_that_cannot_start_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
-    nowhere = Address("192.0.2.1", cluster.rpc.port)
+    nowhere = HostPort("192.0.2.1", cluster.rpc.port)
     with pytest.raises(StorageError, match=r"the master does not serve at .*: master ended with status [1-9]"):
         replace(cluster._description, rpc=nowhere, admin=nowhere).start(tmp_path / "master.log")
 
@@ -123,9 +123,9 @@ def test_a_supervisor_restarts_what_dies_and_gives_up_on_what_dies_again_and_aga
     state = directory.read()
     assert state is not None
     assert [(member.name, member.phase, member.restarts_count) for member in state.members] == [
-        ("master", Phase.RUNNING.value, 0),
-        ("node-0", Phase.RUNNING.value, 0),
-        ("node-1", Phase.LOST.value, len(DELAYS_S)),
+        ("master", ProcessPhase.RUNNING.value, 0),
+        ("node-0", ProcessPhase.RUNNING.value, 0),
+        ("node-1", ProcessPhase.LOST.value, len(DELAYS_S)),
     ]
     assert log.getvalue().count('"restarted"') == len(DELAYS_S)
 

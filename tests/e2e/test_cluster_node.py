@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.cluster import TIMEOUT_S, Answer, Running, all_end, ask, ask_apart, descendants, mounted, slowness
 from tests.support.mooncake_needed import needs_mooncake
-from unified_cache.cluster.address import LOOPBACK, Address, claim, free_ports
 from unified_cache.cluster.child import wait_until
+from unified_cache.cluster.host_port import LOOPBACK, HostPort, claim, free_ports
 from unified_cache.cluster.local import LocalCluster
 
 NO_MASTER_MAX_S = 5.0
@@ -29,13 +29,13 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def nobody() -> Address:
+def nobody() -> HostPort:
     """An address where nobody listens."""
     (port,) = free_ports(1, random.SystemRandom())
-    return Address(LOOPBACK, port)
+    return HostPort(LOOPBACK, port)
 
 
-def node(master: Address, *options: str | Path) -> tuple[str | Path, ...]:
+def node(master: HostPort, *options: str | Path) -> tuple[str | Path, ...]:
     return ("node", "--master", str(master), *SMALL, *options)
 
 
@@ -93,21 +93,21 @@ def test_a_node_says_when_its_master_is_lost_and_back() -> None:
         assert running.end() == 0
 
 
-def test_a_node_waits_for_its_master_as_long_as_it_is_told(cluster: LocalCluster, nobody: Address) -> None:
+def test_a_node_waits_for_its_master_as_long_as_it_is_told(cluster: LocalCluster, nobody: HostPort) -> None:
     running = Running(*node(nobody, "--wait-s", "600"))
     assert str(running.logged("waiting")["reason"]) == "Connection refused"
     running.popen.terminate()
     assert running.end() == 0
 
 
-def test_no_master_is_an_error_within_five_seconds(nobody: Address) -> None:
+def test_no_master_is_an_error_within_five_seconds(nobody: HostPort) -> None:
     answer = timed(node(nobody))
     assert answer.error == f"error: no master at {nobody} within 3 s: Connection refused"
 
 
 def test_somebody_else_at_the_address_is_an_error_within_five_seconds() -> None:
     with socket.create_server((LOOPBACK, 0)) as silent:
-        master = Address(LOOPBACK, silent.getsockname()[1])
+        master = HostPort(LOOPBACK, silent.getsockname()[1])
         answer = timed(node(master))
     assert answer.error.startswith(f"error: no master at {master} within 3 s: ")
 
@@ -126,7 +126,7 @@ def test_an_address_where_others_do_not_reach_the_node_is_an_error(cluster: Loca
     assert "others cannot reach the node at 192.0.2.1:" in answer.error or "did not report within" in answer.error
 
 
-def test_a_port_that_is_taken_is_refused(cluster: LocalCluster, nobody: Address) -> None:
+def test_a_port_that_is_taken_is_refused(cluster: LocalCluster, nobody: HostPort) -> None:
     with claim(LOOPBACK, nobody.port):
         answer = ask_apart(*node(cluster.rpc, "--port", str(nobody.port)))
     assert answer.status == 2
@@ -145,7 +145,7 @@ def test_a_port_that_is_taken_is_refused(cluster: LocalCluster, nobody: Address)
         (("--port", "65536"), "less than or equal to 65535"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(options: tuple[str, ...], reason: str, nobody: Address) -> None:
+def test_what_cannot_be_is_refused_in_one_line(options: tuple[str, ...], reason: str, nobody: HostPort) -> None:
     answer = ask(*node(nobody, *options))
     assert answer.status == 2
     assert len(answer.err.splitlines()) == 1

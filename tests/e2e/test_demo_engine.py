@@ -9,9 +9,9 @@ import pytest
 from tests.support.budget import examples
 from tests.support.exactness import SETTLE_S, kept_by, tokens_of
 from unified_cache.config import Retention
-from unified_cache.demo.engine import Engine, EngineSettings
+from unified_cache.demo.engine import DemoEngine, EngineSettings
 from unified_cache.demo.opening import TierSizes, opened
-from unified_cache.demo.request import Outcome, Request
+from unified_cache.demo.request import DemoRequest, RequestOutcome
 from unified_cache.demo.session import Session
 from unified_cache.errors import ConfigError, InputError
 from unified_cache.forward import ForwardMode
@@ -28,23 +28,23 @@ def engine(
     settings: EngineSettings = EngineSettings(),
     sizes: TierSizes = TierSizes(60, 120),
     storage: str | None = None,
-) -> Iterator[Engine]:
+) -> Iterator[DemoEngine]:
     with opened(family, kept_by(family), sizes, storage, settings) as made:
         yield made
 
 
-def request(seed: int, count: int, tokens_max: int = 4) -> Request:
-    return Request(list(tokens_of(seed, count)), tokens_max)
+def request(seed: int, count: int, tokens_max: int = 4) -> DemoRequest:
+    return DemoRequest(list(tokens_of(seed, count)), tokens_max)
 
 
-def serve(made: Engine, *requests: Request) -> None:
+def serve(made: DemoEngine, *requests: DemoRequest) -> None:
     for each in requests:
         assert made.submit(each)
     made.run()
-    assert all(each.outcome is Outcome.FINISHED for each in requests)
+    assert all(each.outcome is RequestOutcome.FINISHED for each in requests)
 
 
-def assert_at_rest(made: Engine) -> None:
+def assert_at_rest(made: DemoEngine) -> None:
     made.cache.wait_all(SETTLE_S)
     made.cache.check()
     assert not made.cache._locks
@@ -103,7 +103,7 @@ def test_a_request_waits_until_the_device_has_pages_for_all_that_it_may_come_to(
             made.step()
             assert not second.computed_tokens
         made.run()
-        assert second.outcome is Outcome.FINISHED
+        assert second.outcome is RequestOutcome.FINISHED
         assert_at_rest(made)
 
 
@@ -134,7 +134,7 @@ def test_a_turn_that_was_given_up_is_no_part_of_the_conversation() -> None:
         for _ in session.stream(made, [4], 8):
             break
         assert session.last is not None
-        assert session.last.outcome is Outcome.ABORTED
+        assert session.last.outcome is RequestOutcome.ABORTED
         session.hear()
         assert session.spoken == [1, 2, 3]
         assert_at_rest(made)
@@ -145,7 +145,7 @@ def test_a_stop_token_is_the_last_one() -> None:
         free = request(1, PAGE, 12)
         serve(made, free)
         stop = free.generated[5]
-        stopped = Request(list(tokens_of(1, PAGE)), 12, stop=(stop,))
+        stopped = DemoRequest(list(tokens_of(1, PAGE)), 12, stop=(stop,))
         serve(made, stopped)
         assert stopped.generated == free.generated[: free.generated.index(stop) + 1]
 
@@ -169,19 +169,19 @@ def test_requests_aborted_at_any_step_leave_nothing_behind(family: str) -> None:
     shared = tokens_of(1, 4 * PAGE)
     sizes = TierSizes(16, 24, Retention(tail_tokens=2 * PAGE))
     with engine(family, DETERMINISTIC, sizes, "memory:") as made:
-        probe = Request([*shared, 7], 6)
+        probe = DemoRequest([*shared, 7], 6)
         serve(made, probe)
         for number in range(ABORTS):
             prompt = [*shared[: rng.randrange(1, len(shared))], *tokens_of(number, rng.randrange(3 * PAGE))]
-            doomed = Request(prompt, rng.randrange(1, 2 * PAGE))
+            doomed = DemoRequest(prompt, rng.randrange(1, 2 * PAGE))
             made.submit(doomed)
-            made.submit(Request(list(prompt[: rng.randrange(1, len(prompt) + 1)]), 2))
+            made.submit(DemoRequest(list(prompt[: rng.randrange(1, len(prompt) + 1)]), 2))
             for _ in range(rng.randrange(12)):
                 made.step()
             made.abort(doomed)
             made.cache.check()
         made.run()
-        again = Request([*shared, 7], 6)
+        again = DemoRequest([*shared, 7], 6)
         serve(made, again)
         assert again.generated == probe.generated
         assert_at_rest(made)
@@ -194,7 +194,7 @@ def test_closing_aborts_whatever_is_under_way() -> None:
         made.step()
         made.submit(waiting)
         made.close()
-        assert (running.outcome, waiting.outcome) == (Outcome.ABORTED, Outcome.ABORTED)
+        assert (running.outcome, waiting.outcome) == (RequestOutcome.ABORTED, RequestOutcome.ABORTED)
         assert_at_rest(made)
 
 
@@ -215,4 +215,4 @@ def test_an_engine_without_room_for_anything_is_an_error(make: Callable[[], Engi
 @pytest.mark.parametrize(("prompt", "tokens_max"), [([], 1), ([1], 0)])
 def test_a_request_for_nothing_is_an_error(prompt: list[int], tokens_max: int) -> None:
     with pytest.raises(InputError):
-        Request(prompt, tokens_max)
+        DemoRequest(prompt, tokens_max)

@@ -14,10 +14,10 @@ import torch
 
 from tests.support.exactness import is_equal, kept_by, tokens_of
 from tests.unit.forward.test_graph import captured
-from unified_cache.demo.engine import Engine
+from unified_cache.demo.engine import DemoEngine
 from unified_cache.demo.opening import TierSizes, opened
-from unified_cache.demo.placing import PagedPlacing, Placing, WriteLocs
 from unified_cache.demo.session import Session
+from unified_cache.demo.write_locator import PagedWriteLocator, WriteLocator, WriteLocs
 from unified_cache.forward import (
     DecodeGraphBuffers,
     ForwardBatch,
@@ -41,7 +41,7 @@ ROOMY, TIGHT, HOST = 60, 11, 200
 SETTLE_S = 30.0
 GRAPH_REQUESTS = 4
 
-Place = Callable[[SwaTranslation | None], Placing]
+Place = Callable[[SwaTranslation | None], WriteLocator]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def talk(place: Place, family: str = GEMMA, device_pages: int = TIGHT, kept: Kep
     return found
 
 
-def wait_all(engine: Engine) -> None:
+def wait_all(engine: DemoEngine) -> None:
     engine.step()
     engine.cache.wait_all(SETTLE_S)
     engine.cache.check()
@@ -90,7 +90,7 @@ def wait_all(engine: Engine) -> None:
 @cache
 def undisturbed(family: str = GEMMA) -> Talk:
     """Nothing is evicted, and so nothing comes back from the host."""
-    found = talk(PagedPlacing, family, ROOMY)
+    found = talk(PagedWriteLocator, family, ROOMY)
     assert not any(found.from_host)
     return found
 
@@ -134,22 +134,22 @@ class ReadsTheMapOnce(SwaTranslation):
             super().refresh()
 
 
-def remembering(translation: SwaTranslation | None) -> Placing:
+def remembering(translation: SwaTranslation | None) -> WriteLocator:
     given = hybrid(translation)
-    return PagedPlacing(RemembersByLength(given._map, given._table, given.page_size))
+    return PagedWriteLocator(RemembersByLength(given._map, given._table, given.page_size))
 
 
-def reading_once(translation: SwaTranslation | None) -> Placing:
+def reading_once(translation: SwaTranslation | None) -> WriteLocator:
     given = hybrid(translation)
-    return PagedPlacing(ReadsTheMapOnce(given._map, torch.zeros_like(given._table), given.page_size))
+    return PagedWriteLocator(ReadsTheMapOnce(given._map, torch.zeros_like(given._table), given.page_size))
 
 
-def mirrored(translation: SwaTranslation | None) -> Placing:
+def mirrored(translation: SwaTranslation | None) -> WriteLocator:
     given = hybrid(translation)
-    return PagedPlacing(SwaTranslation(given._map, torch.zeros_like(given._table), given.page_size))
+    return PagedWriteLocator(SwaTranslation(given._map, torch.zeros_like(given._table), given.page_size))
 
 
-@pytest.mark.parametrize("place", [PagedPlacing, mirrored])
+@pytest.mark.parametrize("place", [PagedWriteLocator, mirrored])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_conversations_are_exact_when_loads_rebuild_the_map_between_their_forwards(family: str, place: Place) -> None:
     found = talk(place, family)
@@ -175,7 +175,7 @@ class DraftExtend:
 
     def __call__(self, batch: ForwardBatch) -> WriteLocs:
         if batch.mode is ForwardMode.IDLE:
-            return PagedPlacing(self._translation)(batch)
+            return PagedWriteLocator(self._translation)(batch)
         target = replace(batch, mode=ForwardMode.DRAFT_EXTEND, out_cache_loc=batch.out_cache_loc - 1)
         metadata = init_metadata(target, self._translation)
         draft = replace(target, out_cache_loc=batch.out_cache_loc)
@@ -233,8 +233,8 @@ def next_eight(tokens_count: int) -> int:
     return -(-tokens_count // 8) * 8
 
 
-def padded_first(translation: SwaTranslation | None) -> Placing:
-    return PagedPlacing(translation, next_eight)
+def padded_first(translation: SwaTranslation | None) -> WriteLocator:
+    return PagedWriteLocator(translation, next_eight)
 
 
 class PaddedLate:
@@ -272,7 +272,7 @@ class DecodeGraph:
 
     def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
         given = hybrid(translation)
-        self._others = PagedPlacing(given)
+        self._others = PagedWriteLocator(given)
         self._is_stale = is_stale
         self._buffers = HybridDecodeGraphBuffers(GRAPH_REQUESTS, ROOMY, given)
         batch, metadata = self._buffers.rows(GRAPH_REQUESTS)
@@ -294,7 +294,7 @@ class DecodeGraph:
         return WriteLocs(self._read.full.clone(), self._read.swa.clone())
 
 
-def stale_graph(translation: SwaTranslation | None) -> Placing:
+def stale_graph(translation: SwaTranslation | None) -> WriteLocator:
     return DecodeGraph(translation, is_stale=True)
 
 
@@ -311,7 +311,7 @@ def test_captured_cuda_graphs_write_where_their_buffers_were_refilled_to() -> No
     model = tiny_model(GEMMA)
     torch.nn.Module.to(model, "cuda")
     kept = KeptState.of(model, TINY_MODELS[GEMMA].page_size)
-    expected = talk(PagedPlacing, device_pages=ROOMY, kept=kept)
+    expected = talk(PagedWriteLocator, device_pages=ROOMY, kept=kept)
     found = talk(DecodeGraph, kept=kept)
     assert all(found.from_host[USERS:])
     assert found.reused == expected.reused

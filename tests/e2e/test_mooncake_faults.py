@@ -85,7 +85,7 @@ class TimedStorage:
 
 
 @dataclass
-class Work:
+class MooncakeLoad:
     """An engine that serves the same prompts again and again, most of them from storage."""
 
     storage: TimedStorage
@@ -133,10 +133,10 @@ class Work:
 
 
 @contextmanager
-def work_over(cluster: LocalCluster) -> Iterator[Work]:
+def work_over(cluster: LocalCluster) -> Iterator[MooncakeLoad]:
     storage = TimedStorage(guarded(open_mooncake(cluster), GUARD))
     layout = toy_layout((SPAN_ALL, 3), PAGE_SIZE)
-    work = Work(storage, ToyEngine(layout, (HOST_PAGES, HOST_PAGES), (HOST_PAGES, HOST_PAGES), storage, None))
+    work = MooncakeLoad(storage, ToyEngine(layout, (HOST_PAGES, HOST_PAGES), (HOST_PAGES, HOST_PAGES), storage, None))
     yield work
     assert work.toy.cache.close() == []
 

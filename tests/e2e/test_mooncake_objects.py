@@ -14,8 +14,8 @@ import pytest
 from tests.sources import ROOT
 from tests.support.mooncake import SETTINGS, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
-from unified_cache.cluster.address import LOOPBACK, Address
 from unified_cache.cluster.child import wait_until
+from unified_cache.cluster.host_port import LOOPBACK, HostPort
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.errors import StorageError
 from unified_cache.seal import Flaw
@@ -244,7 +244,7 @@ def test_no_process_is_left_of_a_cluster() -> None:
     with small_cluster(nodes=2) as cluster:
         children = [cluster.master, *cluster.nodes]
         assert all(child.is_alive for child in children)
-        assert Address(LOOPBACK, cluster.rpc.port).refusal(1.0) == ""
+        assert HostPort(LOOPBACK, cluster.rpc.port).refusal(1.0) == ""
     assert not any(child.is_alive for child in children)
 
 

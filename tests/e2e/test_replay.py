@@ -10,7 +10,7 @@ from tests.sources import ROOT
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.replay.engine import OracleEngine
 from unified_cache.replay.machine import memory_bytes
-from unified_cache.replay.plan import SEAL_BYTES, Settings
+from unified_cache.replay.plan import SEAL_BYTES, PlannedSettings
 from unified_cache.replay.player import Player
 from unified_cache.replay.result import Hits, ReplayResult
 from unified_cache.replay.runner import replay
@@ -46,7 +46,7 @@ def conversations(count: int, seed: int = 7) -> list[TraceRequest]:
     return requests
 
 
-def run(requests: list[TraceRequest], settings: Settings) -> ReplayResult:
+def run(requests: list[TraceRequest], settings: PlannedSettings) -> ReplayResult:
     return replay("made up", requests, settings, lambda served, ratio: None)
 
 

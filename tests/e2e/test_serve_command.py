@@ -34,7 +34,7 @@ SLOWED_MAX = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ServeProcess:
     """A server that has said where it listens."""
 
     child: "subprocess.Popen[str]"
@@ -48,7 +48,7 @@ class Process:
 
 
 @contextmanager
-def serving(directory: Path, *options: str, variables: Mapping[str, str] | None = None) -> Iterator[Process]:
+def serving(directory: Path, *options: str, variables: Mapping[str, str] | None = None) -> Iterator[ServeProcess]:
     given = {f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0", **(variables or {})}
     command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--storage", f"file:{directory / 'kv'}", *options]
     with subprocess.Popen(command, env={**os.environ, **given}, stderr=subprocess.PIPE, text=True) as child:
@@ -57,13 +57,13 @@ def serving(directory: Path, *options: str, variables: Mapping[str, str] | None 
             # Mooncake's client writes lines of its own before ours.
             line = json.loads(next(text for text in child.stderr if text.startswith("{")))
             assert line["kind"] == "serving"
-            yield Process(child, f"127.0.0.1:{line['text'].split('port ')[1].split(',')[0]}", child.stderr)
+            yield ServeProcess(child, f"127.0.0.1:{line['text'].split('port ')[1].split(',')[0]}", child.stderr)
         finally:
             child.kill()
 
 
 @contextmanager
-def put_under_way(server: Process) -> Iterator[Event]:
+def put_under_way(server: ServeProcess) -> Iterator[Event]:
     """Hold a put open until the event is set."""
     go_on, begun = Event(), Event()
 

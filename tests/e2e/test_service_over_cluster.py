@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_examples import is_shared_by_two_engines, restarts_on
-from tests.e2e.test_serve_command import Process, serving
+from tests.e2e.test_serve_command import ServeProcess, serving
 from tests.support.exactness import L3
 from tests.support.mooncake import small_cluster
 from tests.support.mooncake_needed import needs_mooncake
@@ -16,7 +16,7 @@ pytestmark = needs_mooncake
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServeProcess]]:
     """Two servers without a host tier of their own, in front of three nodes."""
     directory = tmp_path_factory.mktemp("servers")
     with small_cluster(nodes=3) as cluster, ExitStack() as ends:
@@ -25,7 +25,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]
 
 
 def test_two_engines_share_a_cluster_through_two_servers_and_through_the_one_that_is_left(
-    servers: list[Process],
+    servers: list[ServeProcess],
 ) -> None:
     service = L3(f"grpc://{','.join(server.address for server in servers)}", is_shared=True)
     is_shared_by_two_engines(service)

@@ -327,7 +327,7 @@ def test_our_backends_keep_every_promise(kind: str, bytes_max: tuple[str, ...], 
 RELEASED = threading.Event()
 
 
-class Faulty(MemoryStorage):
+class ForgetfulStorage(MemoryStorage):
     """Forgets to remove, and never comes back from a scan of what it stored."""
 
     def remove(self, labels: Sequence[Label]) -> int:
@@ -339,8 +339,8 @@ class Faulty(MemoryStorage):
         return super().get(pages)
 
 
-def faulty(rest: str, bytes_max: int | None) -> Faulty:
-    return Faulty(bytes_max)
+def faulty(rest: str, bytes_max: int | None) -> ForgetfulStorage:
+    return ForgetfulStorage(bytes_max)
 
 
 def test_a_backend_that_breaks_promises_is_told_which_and_one_that_hangs_is_left_behind(ask: Ask) -> None:

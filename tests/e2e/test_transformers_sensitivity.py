@@ -42,7 +42,7 @@ CHECKPOINTS = [(family, pool) for family, pool in POOLS if pool == "mamba" or po
 
 
 @dataclass
-class Served:
+class LockedPrompt:
     """A prompt that the device holds, pinned."""
 
     family: str
@@ -75,11 +75,11 @@ def locked(engine: PrefixCachedModel, tokens: tuple[int, ...], family: str) -> L
 
 
 @contextmanager
-def served(family: str) -> Iterator[Served]:
+def served(family: str) -> Iterator[LockedPrompt]:
     tokens = prompt_of(family, 1, is_aligned=False)
     with engine(family, shape=Shape(retention=EVERYWHERE)) as ours:
         serve(ours, tokens)
-        yield Served(family, tokens, ours, locked(ours, tokens, family))
+        yield LockedPrompt(family, tokens, ours, locked(ours, tokens, family))
 
 
 def flip(values: torch.Tensor, at: tuple[int, ...], bit: int) -> None:
@@ -162,7 +162,7 @@ def test_a_stale_map_from_full_to_window_slots_shows(family: str) -> None:
         stale = paired.map.table.copy()
         crowd_out(ours, family)
         serve(ours, tokens)
-        found = Served(family, tokens, ours, locked(ours, tokens, family))
+        found = LockedPrompt(family, tokens, ours, locked(ours, tokens, family))
         full, peers = found.slots()
         assert found.is_exact([full, peers])
         window = full[-len(peers) :]

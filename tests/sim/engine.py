@@ -22,7 +22,7 @@ ROUNDS_MAX = 4
 
 
 @dataclass(eq=False)
-class Request:
+class SimRequest:
     """One request from its match to its end."""
 
     prompt: Prompt
@@ -38,7 +38,7 @@ class Request:
     claim: Claim | None = None
 
 
-class Engine:
+class SimEngine:
     """Runs requests on one cache, in steps that a scheduler calls; each tells what came of it."""
 
     def __init__(self, cell: Cell, rng: random.Random, cache: UnifiedCache, tree: RadixTree, audit: Audit) -> None:
@@ -50,7 +50,7 @@ class Engine:
         self.audit = audit
         self.memory: ContentMemory = audit.memory
         self.prompts = Prompts(rng, cell.layout.page_size, audit.numbers)
-        self.requests: list[Request] = []
+        self.requests: list[SimRequest] = []
         self.subject: Contents = np.empty(0, np.int64)
         """Pages of the prompt that the step now is about."""
         self.happened: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Engine:
             self.cache.release(lock)
             self.happened["refused"] += 1
             return "refused"
-        request = Request(prompt, numbers, lock, needed, pages, lock.end, fork)
+        request = SimRequest(prompt, numbers, lock, needed, pages, lock.end, fork)
         self.requests.append(request)
         for component in range(self.components):
             self.write(component, pages[component], numbers[lock.end :])
@@ -152,7 +152,7 @@ class Engine:
         self.end(request)
         return request.lock.end
 
-    def end(self, request: Request) -> None:
+    def end(self, request: SimRequest) -> None:
         self.requests.remove(request)
         if not request.inserted:
             self.cache.free(request.pages)
@@ -175,7 +175,7 @@ class Engine:
         assert ledger.free_count(tier, component) == max(free, len(slots)), "evicted more than was short"
         return free
 
-    def claim(self, request: Request) -> None:
+    def claim(self, request: SimRequest) -> None:
         """Note what a request has out; again whenever that changes."""
         numbers = request.numbers[request.start :]
         bases = self.audit.bases.tolist()

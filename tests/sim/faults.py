@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.testing.faulty_storage import Fault, SeededFaults
+from unified_cache.testing.faulty_storage import SeededFaults, StorageFault
 
-RATES: Mapping[Fault, float] = {
-    Fault.FAIL: 0.03,
-    Fault.DELAY: 0.05,
-    Fault.SHORT_READ: 0.1,
-    Fault.FLIPPED_BIT: 0.1,
-    Fault.MISDIRECTED_READ: 0.1,
-    Fault.LOST_WRITE: 0.04,
-    Fault.TORN_WRITE: 0.04,
-    Fault.PARTIAL_WRITE: 0.04,
+RATES: Mapping[StorageFault, float] = {
+    StorageFault.FAIL: 0.03,
+    StorageFault.DELAY: 0.05,
+    StorageFault.SHORT_READ: 0.1,
+    StorageFault.FLIPPED_BIT: 0.1,
+    StorageFault.MISDIRECTED_READ: 0.1,
+    StorageFault.LOST_WRITE: 0.04,
+    StorageFault.TORN_WRITE: 0.04,
+    StorageFault.PARTIAL_WRITE: 0.04,
 }
 """Per call to the store."""
 DECLINE_RATE = 0.05
@@ -36,7 +36,7 @@ class Faults:
         self._rng = rng
         self._plan = SeededFaults(RATES, rng)
 
-    def fault_of(self, number: int, method: Method) -> Fault | None:
+    def fault_of(self, number: int, method: Method) -> StorageFault | None:
         """Let the store's calls go wrong."""
         return self._plan.fault_of(number, method) if self.on else None
 

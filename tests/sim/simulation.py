@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.sim.audit import KEYS_MAX, Audit, Claim, Picture
 from tests.sim.cells import CELLS, Cell
-from tests.sim.engine import SETTLE_S, Engine
+from tests.sim.engine import SETTLE_S, SimEngine
 from tests.sim.faults import DecliningStorage, Faults
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FILLING_WEIGHTS, FULL, KINDS, WEIGHTS
@@ -79,7 +79,7 @@ class Simulation:
         self.cache._controller = Controller(self.workers, config.operations_max, clock=self.clock)
         self.tree = self.cache._ledger.tree
         self.audit = Audit(self.cache, self.tree, self.memory, self.numbers)
-        self.engine = Engine(self.cell, self.rng, self.cache, self.tree, self.audit)
+        self.engine = SimEngine(self.cell, self.rng, self.cache, self.tree, self.audit)
         self.owners = IDENTITY.owners(layout)
         self.components = len(layout.components)
         self.requests = self.engine.requests

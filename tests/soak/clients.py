@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from tests.soak.tally import Tally
+from tests.soak.tally import CallTally
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
@@ -19,7 +19,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.wire.calls import Call
 from unified_cache.wire.parts import parts_of
 
-__all__ = ["Engine", "Line", "Rogue"]
+__all__ = ["ClientConnection", "RogueClient", "SoakClient"]
 
 DEADLINE_S = 15.0
 PAUSE_S = 0.2
@@ -59,10 +59,10 @@ def run_of(pool: str, keys: Sequence[bytes]) -> pb.PageRun:
     return pb.PageRun(identity=MANIFEST.identity, pool=pool, keys=keys, object_bytes=object_bytes)
 
 
-class Line:
+class ClientConnection:
     """One connection of one tenant; every call on it is told to a tally."""
 
-    def __init__(self, address: str, tenant: str, token: str, tally: Tally, *, behaves: bool) -> None:
+    def __init__(self, address: str, tenant: str, token: str, tally: CallTally, *, behaves: bool) -> None:
         self.tenant = tenant
         self._address = address
         self._metadata = (("authorization", f"Bearer {token}"),)
@@ -128,10 +128,10 @@ class Line:
         return grpc.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)])
 
 
-class Engine:
+class SoakClient:
     """A client that looks up, gets, puts and now and then removes pages of its tenant's prompts."""
 
-    def __init__(self, line: Line, rng: random.Random) -> None:
+    def __init__(self, line: ClientConnection, rng: random.Random) -> None:
         self._line = line
         self._rng = rng
 
@@ -191,10 +191,10 @@ class Engine:
         self._line.ask(Call.STATS, pb.StatsRequest())
 
 
-class Rogue:
+class RogueClient:
     """A client that sends what makes no sense or is not allowed, breaks off, and asks for more than its share."""
 
-    def __init__(self, line: Line, rng: random.Random) -> None:
+    def __init__(self, line: ClientConnection, rng: random.Random) -> None:
         self._line = line
         self._rng = rng
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.testing.faulty_storage import Fault, FaultyStorage, SeededFaults
+from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 
 __all__ = ["RECOVERY_S", "BadTimes", "FaultsInBadTimes", "open_url"]
 
 RATES = {
-    Fault.FAIL: 0.3,
-    Fault.HANG: 0.02,
-    Fault.DELAY: 0.1,
-    Fault.SHORT_READ: 0.1,
-    Fault.FLIPPED_BIT: 0.1,
-    Fault.MISDIRECTED_READ: 0.1,
-    Fault.LOST_WRITE: 0.1,
-    Fault.TORN_WRITE: 0.1,
+    StorageFault.FAIL: 0.3,
+    StorageFault.HANG: 0.02,
+    StorageFault.DELAY: 0.1,
+    StorageFault.SHORT_READ: 0.1,
+    StorageFault.FLIPPED_BIT: 0.1,
+    StorageFault.MISDIRECTED_READ: 0.1,
+    StorageFault.LOST_WRITE: 0.1,
+    StorageFault.TORN_WRITE: 0.1,
 }
 HANG_S = 1.0
 DELAY_S = 0.05
@@ -54,7 +54,7 @@ class FaultsInBadTimes:
         self._faults = faults
         self._clock = clock
 
-    def fault_of(self, number: int, method: Method) -> Fault | None:
+    def fault_of(self, number: int, method: Method) -> StorageFault | None:
         """Draw a fault, if it is such a time."""
         return self._faults.fault_of(number, method) if self._times.is_bad(self._clock()) else None
 

@@ -91,7 +91,7 @@ class SoakProcess:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SoakOutcome:
     """What a soak found, by engine where a figure is an engine's."""
 
     round_s: float
@@ -110,7 +110,7 @@ class Outcome:
     thread_slopes: list[float | None] = field(default_factory=list)
 
     @classmethod
-    def of(cls, engines: Sequence[SoakProcess], round_s: float) -> "Outcome":
+    def of(cls, engines: Sequence[SoakProcess], round_s: float) -> "SoakOutcome":
         """Sum up what engines told."""
         last = [engine.accounts[-1] for engine in engines]
         return cls(
@@ -161,7 +161,7 @@ class Outcome:
         return "\n".join([*lines, *(f"not well: {complaint}" for complaint in self.complaints)])
 
 
-def soak(rounds: int, round_s: float, say: Callable[[str], object]) -> Outcome:
+def soak(rounds: int, round_s: float, say: Callable[[str], object]) -> SoakOutcome:
     """Run that many rounds, and ``say`` a line after each."""
     with ExitStack() as stack:
         cluster = stack.enter_context(LocalCluster.running(NODES, SEGMENT_BYTES))
@@ -178,7 +178,7 @@ def soak(rounds: int, round_s: float, say: Callable[[str], object]) -> Outcome:
             for engine in engines:
                 engine.note()
             say(_line(number, engines))
-        return Outcome.of(engines, round_s)
+        return SoakOutcome.of(engines, round_s)
 
 
 def _line(number: int, engines: Sequence[SoakProcess]) -> str:

@@ -24,14 +24,14 @@ from urllib.request import urlopen
 
 import psutil
 
-from tests.soak.clients import Engine, Line, Rogue
+from tests.soak.clients import ClientConnection, RogueClient, SoakClient
 from tests.soak.faults import BadTimes
-from tests.soak.tally import Figures, Tally
+from tests.soak.tally import CallFigures, CallTally
 from tests.sources import ROOT
 from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.tokens import add_token, new_token
 
-__all__ = ["Report", "soak"]
+__all__ = ["ServiceSoakReport", "soak"]
 
 TENANTS = (*(f"engine-{number}" for number in range(7)), "rogue")
 AVAILABILITY_MIN = 0.999
@@ -80,12 +80,12 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ServiceSoakReport:
     """What a run came to."""
 
     seconds: float
     clients: int
-    figures: Figures
+    figures: CallFigures
     samples: Sequence[Sample]
     """Of the server, at equal distances."""
     faults: Mapping[str, int]
@@ -165,12 +165,12 @@ class Report:
         return json.dumps(found)
 
 
-def soak(seconds: float, clients: int) -> Report:
+def soak(seconds: float, clients: int) -> ServiceSoakReport:
     """Run a server under load for so long; ``clients`` is a multiple of the number of tenants."""
     period_s = min(PERIOD_S_MAX, seconds / 2)
     times = BadTimes(period_s, period_s / 6)
     with tempfile.TemporaryDirectory() as directory, serving(Path(directory), times) as server:
-        tally, stopped = Tally(times), Event()
+        tally, stopped = CallTally(times), Event()
         threads = [Thread(target=_client(number, server, tally), args=(stopped,)) for number in range(clients)]
         for thread in threads:
             thread.start()
@@ -181,10 +181,10 @@ def soak(seconds: float, clients: int) -> Report:
         for thread in threads:
             thread.join(max(0.0, ends_s - time.monotonic()))
         server.child.terminate()
-        return Report(seconds, clients, tally.figures(), samples, faults, server.child.wait(JOIN_S))
+        return ServiceSoakReport(seconds, clients, tally.figures(), samples, faults, server.child.wait(JOIN_S))
 
 
-class Server(NamedTuple):
+class SoakServer(NamedTuple):
     """A server process that listens."""
 
     child: "subprocess.Popen[str]"
@@ -202,7 +202,7 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def serving(directory: Path, times: BadTimes) -> Iterator[Server]:
+def serving(directory: Path, times: BadTimes) -> Iterator[SoakServer]:
     """Run ``unified-cache serve`` with a token for each tenant."""
     tokens: dict[str, str] = {}
     for tenant in TENANTS:
@@ -215,7 +215,7 @@ def serving(directory: Path, times: BadTimes) -> Iterator[Server]:
         with subprocess.Popen(command, stderr=log, text=True, cwd=ROOT) as child:
             try:
                 port, metrics_port = _ports(child, directory / "log")
-                yield Server(child, f"127.0.0.1:{port}", metrics_port, tokens)
+                yield SoakServer(child, f"127.0.0.1:{port}", metrics_port, tokens)
             finally:
                 child.kill()
 
@@ -231,11 +231,11 @@ def _ports(child: "subprocess.Popen[str]", log: Path) -> list[int]:
     raise ChildProcessError(f"the server did not start: {log.read_text(encoding='utf-8')}")
 
 
-def _client(number: int, server: Server, tally: Tally) -> Callable[[Event], None]:
+def _client(number: int, server: SoakServer, tally: CallTally) -> Callable[[Event], None]:
     tenant = TENANTS[number % len(TENANTS)]
     behaves = tenant != TENANTS[-1]
-    line = Line(server.address, tenant, server.tokens[tenant], tally, behaves=behaves)
-    kind = Engine if behaves else Rogue
+    line = ClientConnection(server.address, tenant, server.tokens[tenant], tally, behaves=behaves)
+    kind = SoakClient if behaves else RogueClient
     return kind(line, random.Random(number)).go_on
 
 

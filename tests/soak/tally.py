@@ -10,7 +10,7 @@ import grpc
 from tests.soak.faults import BadTimes
 from unified_cache.wire.calls import Call
 
-__all__ = ["Figures", "Tally", "is_typed"]
+__all__ = ["CallFigures", "CallTally", "is_typed"]
 
 CONTRACT = frozenset(
     {
@@ -27,7 +27,7 @@ UNAVAILABLE_SAYS = "the store does not answer"
 """What tells the server's own UNAVAILABLE from that of a connection that broke."""
 
 
-class Figures(NamedTuple):
+class CallFigures(NamedTuple):
     """What a tally comes to."""
 
     calls: int
@@ -62,7 +62,7 @@ def is_typed(code: grpc.StatusCode, details: str) -> bool:
     return code in CONTRACT or (code is grpc.StatusCode.UNAVAILABLE and UNAVAILABLE_SAYS in details)
 
 
-class Tally:
+class CallTally:
     """Count answers from many threads."""
 
     def __init__(self, times: BadTimes) -> None:
@@ -95,11 +95,11 @@ class Tally:
             self._pages += 1
             self._wrong_pages += not is_right
 
-    def figures(self) -> Figures:
+    def figures(self) -> CallFigures:
         """Return what it comes to now."""
         with self._guard:
             calls, clean = self._codes.total(), len(self._clean_s)
-            return Figures(
+            return CallFigures(
                 calls=calls,
                 answered=calls - self._untyped.total(),
                 clean=clean,

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from unified_cache.cli.main import run
-from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import wait_until
+from unified_cache.cluster.host_port import HostPort
 from unified_cache.storage_backends.mooncake.admin import Admin
 
 __all__ = [
@@ -116,7 +116,7 @@ class Running:
                     self.events.append(json.loads(line))
 
 
-def mounted(admin: Address) -> frozenset[str]:
+def mounted(admin: HostPort) -> frozenset[str]:
     """Return the nodes that a master counts on, by their addresses."""
     return Admin(admin.host, admin.port).segments()
 

@@ -21,7 +21,7 @@ from unified_cache.pool import Tier
 from unified_cache.ranks import RankGroup
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.testing.faulty_storage import Fault, FaultyStorage, SeededFaults
+from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.seeded_workers import SeededWorkers
 from unified_cache.window import window
 
@@ -33,7 +33,12 @@ DECLINE_RATE = 0.1
 """Per allocation of a transfer."""
 LOSS_RATE = 0.03
 """Per object of a store that loses some."""
-RATES = {Fault.FAIL: 0.05, Fault.SHORT_READ: 0.05, Fault.FLIPPED_BIT: 0.05, Fault.LOST_WRITE: 0.05}
+RATES = {
+    StorageFault.FAIL: 0.05,
+    StorageFault.SHORT_READ: 0.05,
+    StorageFault.FLIPPED_BIT: 0.05,
+    StorageFault.LOST_WRITE: 0.05,
+}
 WEIGHTS = {
     "serve": 18,
     "backup": 8,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend
-from unified_cache.testing.faulty_storage import Fault, FaultyStorage, ScriptedFaults
+from unified_cache.testing.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
 from unified_cache.testing.storage_contract import blank_page, label, sealed_page
 
 PATIENCE_S = 60.0
@@ -27,7 +27,7 @@ class ManualClock:
         self.now_s += seconds
 
 
-def scripted(script: Mapping[int, Fault], backend: StorageBackend | None = None, seed: int = 0) -> FaultyStorage:
+def scripted(script: Mapping[int, StorageFault], backend: StorageBackend | None = None, seed: int = 0) -> FaultyStorage:
     """Put these faults, by call number, before a backend, or an empty one in memory."""
     return FaultyStorage(backend or MemoryStorage(), ScriptedFaults(script), random.Random(seed))
 

@@ -21,7 +21,7 @@ from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
 from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
 from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.stores import Kept, choose, identities_of, open_to_read
+from unified_cache.offline.stores import StoredIdentity, choose, identities_of, open_to_read
 from unified_cache.page import Namespace
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
@@ -155,7 +155,7 @@ def _opened(source_url: str, target_url: str) -> StorageBackend:
     return open_to_read(source_url)
 
 
-def _copy(kept: Kept, source: StorageBackend, target: StorageBackend) -> CopyResult:
+def _copy(kept: StoredIdentity, source: StorageBackend, target: StorageBackend) -> CopyResult:
     description = kept.described()
     plan = plan_identity(source, target, description)
     with objects_watched(sys.stderr, "backup", plan.todo.objects_count) as watch:
@@ -179,7 +179,7 @@ def _check_complete(results: Iterable[CopyResult], source: str, target: str) -> 
         )
 
 
-def _print_copied(copies: Iterable[tuple[Kept, CopyResult]]) -> None:
+def _print_copied(copies: Iterable[tuple[StoredIdentity, CopyResult]]) -> None:
     console = console_on(sys.stdout)
     for kept, result in copies:
         console.print(
@@ -199,7 +199,7 @@ def _print_prefetched(found: Iterable[Prefetched], page_size: int) -> None:
     console_on(sys.stdout).print(shown)
 
 
-def _copied_as_json(kept: Kept, result: CopyResult) -> dict[str, object]:
+def _copied_as_json(kept: StoredIdentity, result: CopyResult) -> dict[str, object]:
     return {
         "identity": kept.digest.hex(),
         "copied_objects": result.copied.objects_count,

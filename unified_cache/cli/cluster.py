@@ -14,11 +14,11 @@ import typer
 from unified_cache.cli.options import JsonOption
 from unified_cache.cli.replay import parse_bytes
 from unified_cache.cli.text import console_on, size_text, table
-from unified_cache.cluster.address import Address
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
 from unified_cache.cluster.event_log import EventLog
+from unified_cache.cluster.host_port import HostPort
 from unified_cache.cluster.local import ClusterPlan
-from unified_cache.cluster.restarts import Phase
+from unified_cache.cluster.restarts import ProcessPhase
 from unified_cache.cluster.supervisor import end_supervisor, start_supervisor, supervise
 from unified_cache.errors import CacheError
 from unified_cache.storage_backends.mooncake.admin import Admin
@@ -154,13 +154,15 @@ def _print_url(url: str) -> None:
 
 def _who_is_well(state: ClusterState) -> set[str]:
     """Name the members that run and, by the master's word, serve."""
-    address = Address.parse("the state's admin address", state.admin)
+    address = HostPort.parse("the state's admin address", state.admin)
     admin = Admin(address.host, address.port)
     master, *nodes = state.members
     serving = {master.address} if admin.is_serving() else frozenset[str]()
     there = admin.segments() | serving
     return {
-        member.name for member in (master, *nodes) if member.phase == Phase.RUNNING.value and member.address in there
+        member.name
+        for member in (master, *nodes)
+        if member.phase == ProcessPhase.RUNNING.value and member.address in there
     }
 
 
@@ -169,7 +171,7 @@ def _print_state(state: ClusterState, well: set[str]) -> None:
     shown = table("member", "address", "state", "pid", "restarts", left=3)
     for member in state.members:
         running = "ready" if member.name in well else "does not answer"
-        phase = running if member.phase == Phase.RUNNING.value else member.phase
+        phase = running if member.phase == ProcessPhase.RUNNING.value else member.phase
         shown.add_row(member.name, member.address, phase, str(member.pid), str(member.restarts_count))
     console_on(sys.stdout).print(shown)
     up = timedelta(seconds=int(time.time() - state.started_s))

@@ -22,7 +22,7 @@ from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing import storage_contract
 
-__all__ = ["ConformanceCommand", "Trial", "Verdict", "keep_promises", "promises_of"]
+__all__ = ["ConformanceCommand", "ContractTrial", "TrialVerdict", "keep_promises", "promises_of"]
 
 _OWN_IDENTITIES = (
     storage_contract.label(1).identity,
@@ -35,7 +35,7 @@ _FIRST = "test_"
 _Test = Callable[[StorageBackend], None]
 
 
-class Verdict(Enum):
+class TrialVerdict(Enum):
     """What became of a promise."""
 
     KEPT = "pass"
@@ -45,11 +45,11 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ContractTrial:
     """One promise, tried on a backend of its own."""
 
     promise: str
-    verdict: Verdict
+    verdict: TrialVerdict
     reason: str
     """Why it failed or was skipped; empty where it passed."""
     seconds: float
@@ -90,17 +90,17 @@ class ConformanceCommand:
         open_storage(self.store, bytes_max=cap).close()
         contract = storage_contract.KeysOnlyContract if self.keys_only else storage_contract.StorageContract
         tests = promises_of(contract)
-        tried: list[Trial] = []
+        tried: list[ContractTrial] = []
         with watched(sys.stderr, "conformance", len(tests), "promises") as tell:
             for trial in keep_promises(tests, lambda: open_storage(self.store, bytes_max=cap), self.timeout_s):
                 tried.append(trial)
                 tell(len(tried), "")
         self._show(tried)
-        broken = sum(trial.verdict is Verdict.BROKEN for trial in tried)
+        broken = sum(trial.verdict is TrialVerdict.BROKEN for trial in tried)
         if broken:
             raise CacheError(f"{self.store} must keep {len(tried)} promises, {broken} are broken")
 
-    def _show(self, tried: Sequence[Trial]) -> None:
+    def _show(self, tried: Sequence[ContractTrial]) -> None:
         if self.as_json:
             promises = [{**asdict(each), "verdict": each.verdict.value} for each in tried]
             print_json({"store": self.store, "promises": promises})
@@ -127,7 +127,7 @@ def promises_of(contract: type) -> dict[str, _Test]:
 
 def keep_promises(
     tests: dict[str, _Test], open_backend: Callable[[], StorageBackend], timeout_s: float
-) -> Iterator[Trial]:
+) -> Iterator[ContractTrial]:
     """Try every promise on a backend opened for it; whatever it raises breaks that promise and no other.
 
     A call that does not return within ``timeout_s`` is left behind on its thread, which ends with the process.
@@ -141,20 +141,20 @@ def keep_promises(
         thread.join(timeout_s)
         verdict, reason = outcome.verdict
         if thread.is_alive():
-            verdict, reason = Verdict.BROKEN, f"it did not return within {timeout_s:g} s"
-        yield Trial(sentence, verdict, reason, time.monotonic() - started_s)
+            verdict, reason = TrialVerdict.BROKEN, f"it did not return within {timeout_s:g} s"
+        yield ContractTrial(sentence, verdict, reason, time.monotonic() - started_s)
 
 
 class _Tried(unittest.TestResult):
     """One test's result, in one line."""
 
     @property
-    def verdict(self) -> tuple[Verdict, str]:
+    def verdict(self) -> tuple[TrialVerdict, str]:
         for _, trace in (*self.failures, *self.errors):
-            return Verdict.BROKEN, _last_lines(trace)
+            return TrialVerdict.BROKEN, _last_lines(trace)
         for _, reason in self.skipped:
-            return Verdict.UNTRIED, reason
-        return Verdict.KEPT, ""
+            return TrialVerdict.UNTRIED, reason
+        return TrialVerdict.KEPT, ""
 
 
 def _last_lines(trace: str) -> str:

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from unified_cache.cli.replay import parse_bytes
-from unified_cache.cluster.address import Address, free_ports
 from unified_cache.cluster.event_log import EventLog
+from unified_cache.cluster.host_port import HostPort, free_ports
 from unified_cache.cluster.node import NodeSettings, Transport
 from unified_cache.cluster.production import run_node
 from unified_cache.storage_backends.mooncake.hosts import check_resolves, source_host
@@ -51,12 +51,12 @@ class NodeCommand:
             ConfigError: an option cannot be, or Mooncake is not installed.
             StorageError: no master, or others do not reach the node, or it died.
         """
-        master = Address.parse("--master", self.master)
+        master = HostPort.parse("--master", self.master)
         check_resolves("--master", master.host)
         host = self.host or source_host(master.host, master.port)
         check_resolves("--host", host)
         master_program()  # for what it checks
         port = self.port or free_ports(1, random.SystemRandom())[0]
         segment_bytes = parse_bytes("--segment-bytes", self.segment_bytes)
-        settings = NodeSettings(master, segment_bytes, Address(host, port), self.protocol)
+        settings = NodeSettings(master, segment_bytes, HostPort(host, port), self.protocol)
         run_node(settings, self.wait_s, self.ready_file, EventLog(sys.stderr, time.time))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.offline.stores import Kept, choose, identities_of
+from unified_cache.offline.stores import StoredIdentity, choose, identities_of
 from unified_cache.storage_backends.protocol import StorageBackend
 
 __all__ = ["IdentityOption", "JsonOption", "StoreArgument", "selected"]
@@ -18,7 +18,7 @@ IdentityOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def selected(storage: StorageBackend, url: str, wanted: str | None) -> list[Kept]:
+def selected(storage: StorageBackend, url: str, wanted: str | None) -> list[StoredIdentity]:
     """Return the identities of a store, or the one whose digest begins with ``wanted``.
 
     Raises:

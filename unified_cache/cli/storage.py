@@ -25,9 +25,9 @@ from unified_cache.cli.storage_tables import (
 )
 from unified_cache.cli.text import console_on, size_text
 from unified_cache.errors import CacheError, ConfigError
-from unified_cache.offline.listing import Count, count_objects, total_of
-from unified_cache.offline.reading import Outcome
-from unified_cache.offline.stores import Kept, Undescribed, identities_of, open_existing, open_to_read
+from unified_cache.offline.listing import ObjectCount, count_objects, total_of
+from unified_cache.offline.reading import ReadOutcome
+from unified_cache.offline.stores import StoredIdentity, Undescribed, identities_of, open_existing, open_to_read
 from unified_cache.offline.upkeep import Verification, Watch, clear, collect, find_garbage, scrub, verify
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.protocol import StorageBackend
@@ -53,7 +53,7 @@ storage_app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_Examine = Callable[[StorageBackend, Kept, Watch], Verification]
+_Examine = Callable[[StorageBackend, StoredIdentity, Watch], Verification]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class VerifyCommand:
             CacheError: an object is flawed or cannot be read, or a manifest is.
         """
         found, results = _examined("verify", verify, self.url, self.identity, self.as_json)
-        flawed = sum(result.count(Outcome.FLAWED) for result in results)
-        unreadable = sum(result.count(Outcome.UNREADABLE) for result in results)
+        flawed = sum(result.count(ReadOutcome.FLAWED) for result in results)
+        unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if flawed or unreadable:
             raise CacheError(
                 f"every object of {self.url} must be sound, found {flawed} flawed and {unreadable} unreadable; "
@@ -149,7 +149,7 @@ class ScrubCommand:
             CacheError: something cannot be read.
         """
         _, results = _examined("scrub", scrub, self.url, self.identity, self.as_json)
-        unreadable = sum(result.count(Outcome.UNREADABLE) for result in results)
+        unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if unreadable:
             raise CacheError(f"every object of {self.url} must be readable, found {unreadable} that are not; see above")
 
@@ -196,7 +196,7 @@ class GcCommand:
             open_existing(self.url, cap).close()
             with closing(open_to_read(self.url)) as storage:
                 after = _everything(storage)
-            evicted = Count(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
+            evicted = ObjectCount(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
             console.print(f"evicted {evicted.objects_count:,} objects, {size_text(evicted.object_bytes)}")
             if after.object_bytes > cap:
                 raise CacheError(f"{self.url} must shrink to {cap} bytes when opened so, found {after.object_bytes}")
@@ -237,7 +237,7 @@ class ClearCommand:
 
 def _examined(
     verb: str, examine: _Examine, url: str, wanted: str | None, as_json: bool
-) -> tuple[list[Kept], list[Verification]]:
+) -> tuple[list[StoredIdentity], list[Verification]]:
     """Read all identities asked for and show what came of it."""
     with closing(open_to_read(url)) as storage:
         found = selected(storage, url, wanted)
@@ -251,7 +251,7 @@ def _examined(
     return found, results
 
 
-def _everything(storage: StorageBackend) -> Count:
+def _everything(storage: StorageBackend) -> ObjectCount:
     return total_of(count_objects(storage, kept.digest) for kept in identities_of(storage))
 
 

@@ -9,9 +9,9 @@ from typing import TextIO
 from rich.console import Console
 
 from unified_cache.cli.text import console_on, size_text, table
-from unified_cache.offline.listing import Count, total_of
-from unified_cache.offline.reading import Finding, Outcome
-from unified_cache.offline.stores import Kept, Undescribed
+from unified_cache.offline.listing import ObjectCount, total_of
+from unified_cache.offline.reading import FlawedObject, ReadOutcome
+from unified_cache.offline.stores import StoredIdentity, Undescribed
 from unified_cache.offline.upkeep import Verification
 from unified_cache.pool import ModelLayout
 from unified_cache.storage_backends.catalog import UsedBetween
@@ -35,14 +35,14 @@ IDENTITY_SHOWN_DIGITS = 12
 """Of a digest's 64 hex digits, in tables; any unique beginning names an identity."""
 
 
-def print_results(stream: TextIO, found: Sequence[Kept], results: Sequence[Verification]) -> None:
+def print_results(stream: TextIO, found: Sequence[StoredIdentity], results: Sequence[Verification]) -> None:
     """Print what reading every identity has shown, then name what is wrong."""
     shown = table("identity", "model", "objects", "bytes", "sound", "flawed", "unreadable", "gone", "removed", left=2)
     for kept, result in zip(found, results, strict=True):
         counts = (
             result.sound_count,
-            result.count(Outcome.FLAWED),
-            result.count(Outcome.UNREADABLE),
+            result.count(ReadOutcome.FLAWED),
+            result.count(ReadOutcome.UNREADABLE),
             result.gone_count,
             result.removed_count,
         )
@@ -56,12 +56,12 @@ def print_results(stream: TextIO, found: Sequence[Kept], results: Sequence[Verif
             console.print(kept.description.reason, soft_wrap=True)
 
 
-def finding_as_json(finding: Finding) -> dict[str, str]:
+def finding_as_json(finding: FlawedObject) -> dict[str, str]:
     """Return what is wrong with an object, as values that JSON has."""
     return {"object": finding.label.object_name, "outcome": finding.outcome.value, "reason": finding.reason}
 
 
-def print_findings(console: Console, findings: Sequence[Finding]) -> None:
+def print_findings(console: Console, findings: Sequence[FlawedObject]) -> None:
     """Name objects that something is wrong with, the first few of them."""
     for finding in findings[:FINDINGS_SHOWN_MAX]:
         console.print(f"{finding.outcome.value}: {finding.label.object_name}: {finding.reason}", soft_wrap=True)
@@ -74,7 +74,7 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def result_as_json(kept: Kept, result: Verification) -> dict[str, object]:
+def result_as_json(kept: StoredIdentity, result: Verification) -> dict[str, object]:
     """Return what ``print_results`` shows of one identity, all findings included."""
     return {
         "identity": kept.digest.hex(),
@@ -88,7 +88,9 @@ def result_as_json(kept: Kept, result: Verification) -> dict[str, object]:
     }
 
 
-def stat_as_json(kept: Kept, counts: Mapping[str, Count], used: UsedBetween | None) -> dict[str, object]:
+def stat_as_json(
+    kept: StoredIdentity, counts: Mapping[str, ObjectCount], used: UsedBetween | None
+) -> dict[str, object]:
     """Return what ``print_stat`` shows, as values that JSON has."""
     total = total_of([counts])
     about: dict[str, object]
@@ -125,7 +127,9 @@ def stat_as_json(kept: Kept, counts: Mapping[str, Count], used: UsedBetween | No
     }
 
 
-def print_stat(stream: TextIO, kept: Kept, counts: Mapping[str, Count], used: UsedBetween | None) -> None:
+def print_stat(
+    stream: TextIO, kept: StoredIdentity, counts: Mapping[str, ObjectCount], used: UsedBetween | None
+) -> None:
     """Print one identity and its pools."""
     console = console_on(stream)
     shown = table("pool", "component", "a resume needs", "payload bytes", "objects", "bytes", left=3)
@@ -140,7 +144,7 @@ def print_stat(stream: TextIO, kept: Kept, counts: Mapping[str, Count], used: Us
             "".join(f"  {name} {value}" for name, value in named if value) + f"  pages of {layout.page_size} tokens"
         )
         for name, component, needs, page_bytes in _pool_rows(layout):
-            count = rest.pop(name, Count())
+            count = rest.pop(name, ObjectCount())
             shown.add_row(name, component, needs, f"{page_bytes:,}", *_count_cells(count))
     if used is not None:
         title += f"  used {_time_text(used.oldest_ns)} to {_time_text(used.newest_ns)}"
@@ -157,11 +161,11 @@ def _pool_rows(layout: ModelLayout) -> Iterator[tuple[str, str, str, int]]:
             yield pool.name, component.name, needs if pool.page_bytes else "no objects", pool.page_bytes
 
 
-def _count_cells(count: Count) -> tuple[str, str]:
+def _count_cells(count: ObjectCount) -> tuple[str, str]:
     return f"{count.objects_count:,}", size_text(count.object_bytes)
 
 
-def short_name(kept: Kept) -> str:
+def short_name(kept: StoredIdentity) -> str:
     """Return the first digits of an identity, as every command takes them."""
     return kept.digest.hex()[:IDENTITY_SHOWN_DIGITS]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unified_cache.errors import ConfigError, StorageError
 
-__all__ = ["PYTHON", "STOP_SIGNALS", "Child", "Report", "report_stream", "wait_until"]
+__all__ = ["PYTHON", "STOP_SIGNALS", "Child", "StartReport", "report_stream", "wait_until"]
 
 POLL_S = 0.01
 LOG_TAIL_BYTES = 2048
@@ -30,7 +30,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StartReport:
     """How the start of a process went. ``failure`` is empty if well; ``refused`` if trying again cannot help."""
 
     failure: str = ""
@@ -48,7 +48,7 @@ class Report:
             os.close(stream)
 
     @classmethod
-    def read(cls, line: bytes) -> "Report":
+    def read(cls, line: bytes) -> "StartReport":
         """Read what ``send`` wrote."""
         return cls(**json.loads(line))
 
@@ -142,7 +142,7 @@ class Child:
             line = self._first_line(timeout_s)
             if not line:
                 raise StorageError(self.ending(), retryable=True)
-            Report.read(line).check()
+            StartReport.read(line).check()
         except BaseException:
             self.kill()
             raise

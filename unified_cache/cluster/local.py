@@ -15,8 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unified_cache.cluster.address import LOOPBACK, Address, free_ports
 from unified_cache.cluster.child import Child
+from unified_cache.cluster.host_port import LOOPBACK, HostPort, free_ports
 from unified_cache.cluster.master import Master, MasterSettings
 from unified_cache.cluster.node import NodeSettings, Transport, check_round_trip, check_segment, start_node
 from unified_cache.errors import ConfigError
@@ -71,7 +71,7 @@ class LocalCluster:
             StorageError: a process does not start, or is not reached; nothing is left running.
         """
         program = master_program()
-        rpc, admin = (Address(LOOPBACK, port) for port in free_ports(2, draws))
+        rpc, admin = (HostPort(LOOPBACK, port) for port in free_ports(2, draws))
         description = Master(program, rpc, admin, plan.master)
         cluster = cls(plan, description, description.start(logs / "master.log"), logs, draws)
         with ExitStack() as undo:
@@ -98,12 +98,12 @@ class LocalCluster:
                 cluster.close()
 
     @property
-    def rpc(self) -> Address:
+    def rpc(self) -> HostPort:
         """Where the master serves clients."""
         return self._description.rpc
 
     @property
-    def admin(self) -> Address:
+    def admin(self) -> HostPort:
         """Where the master answers over HTTP."""
         return self._description.admin
 
@@ -162,6 +162,6 @@ class LocalCluster:
 
     def _launch(self, place: int) -> Child:
         (port,) = free_ports(1, self._draws)
-        settings = NodeSettings(self.rpc, self._plan.segment_bytes, Address(LOOPBACK, port))
+        settings = NodeSettings(self.rpc, self._plan.segment_bytes, HostPort(LOOPBACK, port))
         name = f"node-{place}"
         return start_node(name, settings, self._logs / f"{name}.log")

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import Child, wait_until
+from unified_cache.cluster.host_port import HostPort
 from unified_cache.errors import StorageError
 from unified_cache.storage_backends.mooncake.admin import Admin
 
@@ -48,8 +48,8 @@ class Master:
     """How one master is started, the first time and again. ``admin`` answers over HTTP."""
 
     program: Path
-    rpc: Address
-    admin: Address
+    rpc: HostPort
+    admin: HostPort
     settings: MasterSettings
 
     def start(self, log: Path) -> Child:

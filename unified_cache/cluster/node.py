@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from unified_cache.cluster.address import Address
 from unified_cache.cluster.child import PYTHON, Child
+from unified_cache.cluster.host_port import HostPort
 from unified_cache.errors import ConfigError
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 
@@ -32,9 +32,9 @@ class NodeSettings:
         ConfigError: see ``check_segment``.
     """
 
-    master: Address
+    master: HostPort
     segment_bytes: int
-    address: Address
+    address: HostPort
     transport: Transport = Transport.TCP
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class NodeSettings:
     def from_json(cls, text: str) -> "NodeSettings":
         """Read what ``as_json`` wrote."""
         master, segment_bytes, address, transport = json.loads(text)
-        return cls(Address(*master), segment_bytes, Address(*address), Transport(transport))
+        return cls(HostPort(*master), segment_bytes, HostPort(*address), Transport(transport))
 
 
 def check_segment(segment_bytes: int) -> None:
@@ -79,7 +79,7 @@ def start_node(name: str, settings: NodeSettings, log: Path | None) -> Child:
 
 
 def check_round_trip(
-    master: Address, nodes: Sequence[str], transport: Transport, timeout_s: float, log: Path | None
+    master: HostPort, nodes: Sequence[str], transport: Transport, timeout_s: float, log: Path | None
 ) -> None:
     """Put a page on each of ``nodes``, named by their addresses, and get it back, from a process of its own.
 

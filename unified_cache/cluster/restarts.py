@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-__all__ = ["DELAYS_S", "STABLE_S", "Phase", "Restarts"]
+__all__ = ["DELAYS_S", "STABLE_S", "ProcessPhase", "Restarts"]
 
 DELAYS_S = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Pause before each restart; after the last one, a process that dies again stays dead."""
@@ -11,7 +11,7 @@ STABLE_S = 60.0
 """A process that ran for so long has all its restarts again."""
 
 
-class Phase(Enum):
+class ProcessPhase(Enum):
     """What is to be done about a process."""
 
     RUNNING = "running"
@@ -23,7 +23,7 @@ class Restarts:
     """The restarts of one process. Times are seconds of one clock, which is the caller's."""
 
     def __init__(self, now_s: float) -> None:
-        self.phase = Phase.RUNNING
+        self.phase = ProcessPhase.RUNNING
         self.count = 0
         self._tries_count = 0
         self._started_s = now_s
@@ -31,21 +31,21 @@ class Restarts:
 
     def is_due(self, now_s: float) -> bool:
         """Whether it shall be started now."""
-        return self.phase is Phase.WAITING and now_s >= self._due_s
+        return self.phase is ProcessPhase.WAITING and now_s >= self._due_s
 
     def ended(self, now_s: float) -> None:
         """Note that it died, or that it could not be started."""
-        if self.phase is Phase.RUNNING and now_s - self._started_s >= STABLE_S:
+        if self.phase is ProcessPhase.RUNNING and now_s - self._started_s >= STABLE_S:
             self._tries_count = 0
         if self._tries_count == len(DELAYS_S):
-            self.phase = Phase.LOST
+            self.phase = ProcessPhase.LOST
             return
-        self.phase = Phase.WAITING
+        self.phase = ProcessPhase.WAITING
         self._due_s = now_s + DELAYS_S[self._tries_count]
         self._tries_count += 1
 
     def started(self, now_s: float) -> None:
         """Note that it was started again."""
-        self.phase = Phase.RUNNING
+        self.phase = ProcessPhase.RUNNING
         self.count += 1
         self._started_s = now_s

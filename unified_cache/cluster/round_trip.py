@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from unified_cache.cluster.child import Report, report_stream
+from unified_cache.cluster.child import StartReport, report_stream
 from unified_cache.storage_backends.mooncake.native import METADATA, Store, load_store, new_put_config
 
 __all__ = ["main", "travel"]
@@ -18,11 +18,11 @@ __all__ = ["main", "travel"]
 PAGE_BYTES = 4096
 
 
-def travel(store: Store, master: str, nodes: Sequence[str], protocol: str) -> Report:
+def travel(store: Store, master: str, nodes: Sequence[str], protocol: str) -> StartReport:
     """Visit each node and return; report the first that does not work."""
     code = store.setup(master.rpartition(":")[0], METADATA, 0, 0, protocol, "", master)
     if code:
-        return Report(f"no master at {master} takes a client in (setup: {code})")
+        return StartReport(f"no master at {master} takes a client in (setup: {code})")
     sent = ctypes.create_string_buffer(os.urandom(PAGE_BYTES), PAGE_BYTES)
     came = ctypes.create_string_buffer(PAGE_BYTES)
     for page in (sent, came):
@@ -34,18 +34,22 @@ def travel(store: Store, master: str, nodes: Sequence[str], protocol: str) -> Re
         key = f"unified-cache/round-trip/{os.urandom(8).hex()}/{number}"
         (stored,) = store.batch_put_from([key], [ctypes.addressof(sent)], [PAGE_BYTES], placement)
         if stored:
-            return Report(f"others cannot reach the node at {node}: a page put there did not arrive (put: {stored})")
+            return StartReport(
+                f"others cannot reach the node at {node}: a page put there did not arrive (put: {stored})"
+            )
         (replica,) = store.batch_get_replica_desc([key])[key]
         endpoints.add(replica.get_memory_descriptor().buffer_descriptor.transport_endpoint)
         ctypes.memset(came, 0, PAGE_BYTES)
         (read,) = store.batch_get_into([key], [ctypes.addressof(came)], [PAGE_BYTES])
         store.batch_remove([key], True)
         if read != PAGE_BYTES or came.raw != sent.raw:
-            return Report(f"a page put on the node at {node} did not come back (get: {read})")
+            return StartReport(f"a page put on the node at {node} did not come back (get: {read})")
     if len(endpoints) < len(nodes):
         # Mooncake puts a page elsewhere, and says nothing, where it does not know the node or the node is full.
-        return Report(f"the nodes {', '.join(nodes)} are not all there: pages went to {', '.join(sorted(endpoints))}")
-    return Report()
+        return StartReport(
+            f"the nodes {', '.join(nodes)} are not all there: pages went to {', '.join(sorted(endpoints))}"
+        )
+    return StartReport()
 
 
 def main(master: str, nodes: Sequence[str], protocol: str) -> NoReturn:

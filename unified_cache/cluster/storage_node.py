@@ -9,9 +9,9 @@ import sys
 import time
 from contextlib import closing
 
-from unified_cache.cluster.address import claim
-from unified_cache.cluster.child import STOP_SIGNALS, Report, report_stream
+from unified_cache.cluster.child import STOP_SIGNALS, StartReport, report_stream
 from unified_cache.cluster.event_log import EventLog
+from unified_cache.cluster.host_port import claim
 from unified_cache.cluster.node import NodeSettings
 from unified_cache.errors import ConfigError
 from unified_cache.storage_backends.mooncake.native import METADATA, Store, load_store
@@ -30,13 +30,13 @@ def main(settings: NodeSettings) -> int:
         holder = claim(settings.address.host, settings.address.port)
     except OSError as error:
         taken = f"the address {settings.address} must be free on this machine, found: {error.strerror or error}"
-        Report(taken, refused=True).send(stream)
+        StartReport(taken, refused=True).send(stream)
         return 2
     with closing(holder):
         try:
             store = load_store()
         except ConfigError as error:
-            Report(str(error), refused=True).send(stream)
+            StartReport(str(error), refused=True).send(stream)
             return 2
         code = store.setup(
             str(settings.address),
@@ -50,9 +50,9 @@ def main(settings: NodeSettings) -> int:
         if code:
             # The code tells nothing apart, and sizes and names were looked at before: mostly it is the master.
             reason = f"{settings.master} takes no segment of {settings.segment_bytes} bytes in (setup: {code})"
-            Report(f"{reason}; is it a Mooncake master's RPC address?").send(stream)
+            StartReport(f"{reason}; is it a Mooncake master's RPC address?").send(stream)
             return 1
-        Report().send(stream)
+        StartReport().send(stream)
         _watch(store, EventLog(sys.stderr, time.time), settings)
         store.close()
     return 0

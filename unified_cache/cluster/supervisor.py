@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from unified_cache.cluster.child import STOP_SIGNALS, Child, Report, report_stream, wait_until
+from unified_cache.cluster.child import STOP_SIGNALS, Child, StartReport, report_stream, wait_until
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState, MemberState
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.local import ClusterPlan, LocalCluster
-from unified_cache.cluster.restarts import Phase, Restarts
+from unified_cache.cluster.restarts import ProcessPhase, Restarts
 from unified_cache.errors import CacheError, InputError, StorageError
 
 __all__ = ["Supervisor", "end_supervisor", "main", "start_supervisor", "supervise"]
@@ -77,7 +77,7 @@ class Supervisor:
         child, restarts = member.child, member.restarts
         if child.is_alive:
             return True
-        if restarts.phase is Phase.RUNNING:
+        if restarts.phase is ProcessPhase.RUNNING:
             self._note_end(member, "died", child.ending(), now_s)
         if restarts.is_due(now_s):
             try:
@@ -88,7 +88,7 @@ class Supervisor:
                 restarts.started(now_s)
                 self._log.write("restarted", {"who": child.name, "pid": member.child.pid})
                 self.publish()
-        return restarts.phase is Phase.RUNNING
+        return restarts.phase is ProcessPhase.RUNNING
 
     def _note_end(self, member: _Member, event: str, reason: str, now_s: float) -> None:
         member.restarts.ended(now_s)
@@ -170,14 +170,14 @@ def main(path: str, nodes_count: int, segment_bytes: int) -> int:
     try:
         plan = ClusterPlan(nodes_count, segment_bytes)
         log = EventLog(sys.stderr, time.time)
-        supervise(plan, ClusterDirectory(Path(path)), log, lambda _: Report().send(stream))
+        supervise(plan, ClusterDirectory(Path(path)), log, lambda _: StartReport().send(stream))
     except BrokenPipeError:
         return 1
     except CacheError as error:
-        Report(str(error), refused=isinstance(error, InputError)).send(stream)
+        StartReport(str(error), refused=isinstance(error, InputError)).send(stream)
         return 1
     except OSError as error:
-        Report(f"{error.filename}: {error.strerror}" if error.filename else str(error)).send(stream)
+        StartReport(f"{error.filename}: {error.strerror}" if error.filename else str(error)).send(stream)
         return 1
     return 0
 

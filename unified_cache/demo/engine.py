@@ -3,7 +3,7 @@
 One iteration:
 
     poll      let transfers go on whose bytes have moved
-    admit     seat requests from the queue, as far as device pages are free
+    admit     start requests from the queue, as far as device pages are free
     advance   storage -> host -> device, for those whose prefix is not there yet; nobody waits
     batch     a chunk of each prompt under way, a token of each answer: one forward batch, extend, decode or idle
     place     its metadata, made once, says where every token is written in every pool
@@ -25,14 +25,14 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from unified_cache.cache import UnifiedCache
-from unified_cache.demo.placing import Placing, WriteLocs
-from unified_cache.demo.request import Outcome, Request
-from unified_cache.demo.seat import SINK, PrefillChunk, Seat
+from unified_cache.demo.request import DemoRequest, RequestOutcome
+from unified_cache.demo.running_request import SINK, PrefillChunk, RunningRequest
+from unified_cache.demo.write_locator import WriteLocator, WriteLocs
 from unified_cache.errors import ConfigError, InputError, StateError
 from unified_cache.forward import ForwardBatch, ForwardMode
 from unified_cache.integrations.transformers import DevicePages, greedy
 
-__all__ = ["Engine", "EngineSettings"]
+__all__ = ["DemoEngine", "EngineSettings"]
 
 POLL_S = 0.0005
 """Between two looks when nothing but transfers is under way."""
@@ -66,14 +66,14 @@ class EngineSettings:
                 raise ConfigError(f"{name} must be positive, found {value}")
 
 
-class Engine:
+class DemoEngine:
     """Requests in, tokens out. Borrows cache and pages; one thread owns it, as it does the cache."""
 
     def __init__(
         self,
         cache: UnifiedCache,
         pages: DevicePages,
-        placing: Placing,
+        placing: WriteLocator,
         settings: EngineSettings = EngineSettings(),
         *,
         choose: Callable[[torch.Tensor], int] = greedy,
@@ -90,13 +90,13 @@ class Engine:
         self._choose = choose
         self._clock = clock
         self._pause = pause
-        self._queue: deque[Request] = deque()
-        self._seats: list[Seat] = []
+        self._queue: deque[DemoRequest] = deque()
+        self._running: list[RunningRequest] = []
         self._padding = self._run_padding()
 
     # ---- requests --------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> bool:
+    def submit(self, request: DemoRequest) -> bool:
         """Take a new request; False, with nothing done, if too many wait already.
 
         Raises:
@@ -111,18 +111,18 @@ class Engine:
         self._queue.append(request)
         return True
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: DemoRequest) -> None:
         """Give a request up, whatever it is doing; what it has handed over stays cached. Once it is over: nothing."""
         if request.outcome is not None:
             return
-        request.outcome = Outcome.ABORTED
+        request.outcome = RequestOutcome.ABORTED
         if request in self._queue:
             self._queue.remove(request)
-        for seat in [seat for seat in self._seats if seat.request is request]:
-            seat.abort()
-            self._seats.remove(seat)
+        for running in [running for running in self._running if running.request is request]:
+            running.abort()
+            self._running.remove(running)
 
-    def stream(self, request: Request) -> Iterator[int]:
+    def stream(self, request: DemoRequest) -> Iterator[int]:
         """Submit a request and yield its tokens as they come, serving all others meanwhile. Leaving early aborts it.
 
         Raises:
@@ -142,12 +142,12 @@ class Engine:
 
     def run(self) -> None:
         """Serve until nobody waits or runs."""
-        while self._queue or self._seats:
+        while self._queue or self._running:
             self.step()
 
     def close(self) -> None:
         """Abort whatever is under way. The caller closes the cache."""
-        for request in [*self._queue, *(seat.request for seat in self._seats)]:
+        for request in [*self._queue, *(running.request for running in self._running)]:
             self.abort(request)
 
     # ---- one iteration ---------------------------------------------------------------------------------------
@@ -156,37 +156,39 @@ class Engine:
         """Do one iteration; where nothing but transfers is under way, pause a moment."""
         self.cache.poll()
         self._admit()
-        for seat in self._seats:
-            seat.advance()
+        for running in self._running:
+            running.advance()
         chunks = self._chunks()
         batch = self._batch(chunks)
         self.forwards[batch.mode] += 1
         self._write_padding(self._run(chunks, self._placing(batch)))
-        if not chunks and self._seats:
+        if not chunks and self._running:
             self._pause(POLL_S)
 
     def _admit(self) -> None:
-        """Seat requests in the order they came, as long as the device has a page for all they may come to."""
-        reserved = sum(self._pages_needed(seat.request) for seat in self._seats)
-        while self._queue and len(self._seats) < self.settings.requests_max:
+        """Start requests in the order they came, as long as the device has a page for all they may come to."""
+        reserved = sum(self._pages_needed(running.request) for running in self._running)
+        while self._queue and len(self._running) < self.settings.requests_max:
             reserved += self._pages_needed(self._queue[0])
             if reserved > self._device_pages:
                 return
             settings = self.settings
             request = self._queue.popleft()
-            self._seats.append(
-                Seat(request, self.cache, self.pages, settings.chunk_pages, keeps_answer=settings.keeps_answers)
+            self._running.append(
+                RunningRequest(
+                    request, self.cache, self.pages, settings.chunk_pages, keeps_answer=settings.keeps_answers
+                )
             )
 
     def _chunks(self) -> list[PrefillChunk]:
         """Choose what to run: a token of every answer, and one prompt or more until the batch is full."""
-        ready = [seat for seat in self._seats if seat.is_ready]
-        prompts = [seat for seat in ready if seat.is_prefilling]
-        chunks = [seat.chunk() for seat in ready if not seat.is_prefilling]
+        ready = [running for running in self._running if running.is_ready]
+        prompts = [running for running in ready if running.is_prefilling]
+        chunks = [running.chunk() for running in ready if not running.is_prefilling]
         tokens_count = len(chunks)
-        for number, seat in enumerate(prompts):
+        for number, running in enumerate(prompts):
             if number == 0 or tokens_count < self.settings.batch_tokens:
-                chunks.append(seat.chunk())
+                chunks.append(running.chunk())
                 tokens_count += len(chunks[-1].tokens)
         return chunks
 
@@ -195,11 +197,11 @@ class Engine:
         device = self._model.device
         if not chunks:
             return ForwardBatch.idle(device, 1)
-        is_extend = any(chunk.seat.is_prefilling for chunk in chunks)
-        tables = [torch.from_numpy(chunk.seat.table[0]) for chunk in chunks]
+        is_extend = any(chunk.running.is_prefilling for chunk in chunks)
+        tables = [torch.from_numpy(chunk.running.table[0]) for chunk in chunks]
         return ForwardBatch(
             ForwardMode.EXTEND if is_extend else ForwardMode.DECODE,
-            torch.cat([chunk.seat.locs(0, chunk.start, chunk.end) for chunk in chunks]).to(device),
+            torch.cat([chunk.running.locs(0, chunk.start, chunk.end) for chunk in chunks]).to(device),
             torch.tensor([chunk.end for chunk in chunks], dtype=torch.int32, device=device),
             torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=SINK).to(device),
         )
@@ -209,18 +211,18 @@ class Engine:
         for chunk in chunks:
             count = chunk.end - chunk.start
             logits = self._forward(chunk)
-            self.pages.write(chunk.seat.past, self._component_locs(locs.head(count), chunk))
+            self.pages.write(chunk.running.past, self._component_locs(locs.head(count), chunk))
             locs = locs.tail(count)
-            chunk.seat.ran(chunk)
-            if not chunk.seat.is_prefilling:
-                self._emit(chunk.seat, self._choose(logits))
+            chunk.running.ran(chunk)
+            if not chunk.running.is_prefilling:
+                self._emit(chunk.running, self._choose(logits))
         return locs
 
     @torch.no_grad()
     def _forward(self, chunk: PrefillChunk) -> torch.Tensor:
         """Run the model on one request's tokens; return what follows the last one, shape (vocabulary,)."""
         ids = torch.tensor([chunk.tokens], dtype=torch.int64, device=self._model.device)
-        found = self._model(input_ids=ids, past_key_values=chunk.seat.past, use_cache=True, logits_to_keep=1)
+        found = self._model(input_ids=ids, past_key_values=chunk.running.past, use_cache=True, logits_to_keep=1)
         return cast("torch.Tensor", found.logits[0, -1])
 
     def _component_locs(self, locs: WriteLocs, chunk: PrefillChunk | None) -> Sequence[torch.Tensor]:
@@ -236,7 +238,7 @@ class Engine:
             elif component.mapped and locs.swa is not None:
                 found.append(locs.swa.to(torch.int64))
             elif chunk is not None:
-                found.append(chunk.seat.locs(number, chunk.start, chunk.end).to(locs.full.device))
+                found.append(chunk.running.locs(number, chunk.start, chunk.end).to(locs.full.device))
             else:
                 found.append(torch.full_like(locs.full, SINK))
         return found
@@ -247,19 +249,19 @@ class Engine:
             self.pages.write(self._padding, self._component_locs(locs.head(1), None))
             locs = locs.tail(1)
 
-    def _emit(self, seat: Seat, token: int) -> None:
-        request = seat.request
+    def _emit(self, running: RunningRequest, token: int) -> None:
+        request = running.request
         request.tokens.append(token)
         if request.first_token_s is None:
             request.first_token_s = self._clock() - request.submitted_s
         if request.is_complete:
-            request.outcome = Outcome.FINISHED
-            seat.finish()
-            self._seats.remove(seat)
+            request.outcome = RequestOutcome.FINISHED
+            running.finish()
+            self._running.remove(running)
 
     # ---- sizes -----------------------------------------------------------------------------------------------
 
-    def _pages_needed(self, request: Request) -> int:
+    def _pages_needed(self, request: DemoRequest) -> int:
         return -(-request.length_max // self.pages.layout.page_size)
 
     @property

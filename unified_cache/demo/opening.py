@@ -10,8 +10,8 @@ import transformers
 
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, Retention, WritePolicy
-from unified_cache.demo.engine import Engine, EngineSettings
-from unified_cache.demo.placing import PagedPlacing, Placing
+from unified_cache.demo.engine import DemoEngine, EngineSettings
+from unified_cache.demo.write_locator import PagedWriteLocator, WriteLocator
 from unified_cache.forward import SwaTranslation
 from unified_cache.integrations.transformers import KeptState, greedy
 from unified_cache.pool import Identity
@@ -63,9 +63,9 @@ def opened(
     storage: str | None = None,
     settings: EngineSettings = EngineSettings(),
     *,
-    place: Callable[[SwaTranslation | None], Placing] = PagedPlacing,
+    place: Callable[[SwaTranslation | None], WriteLocator] = PagedWriteLocator,
     choose: Callable[[torch.Tensor], int] = greedy,
-) -> Iterator[Engine]:
+) -> Iterator[DemoEngine]:
     """Open an engine for the length of a ``with`` block, over the store that a URL names; it backs up what it inserts.
 
     ``place`` is given what translates Full locations, None where nothing does.
@@ -88,6 +88,6 @@ def opened(
         cache = doors.enter_context(
             UnifiedCache.open(kept.layout, config, pages.pools, identity=identity_of(name), storage=store)
         )
-        engine = Engine(cache, pages, place(translation_of(cache, kept.model.device)), settings, choose=choose)
+        engine = DemoEngine(cache, pages, place(translation_of(cache, kept.model.device)), settings, choose=choose)
         doors.callback(engine.close)
         yield engine

@@ -7,10 +7,10 @@ from unified_cache.errors import InputError
 from unified_cache.integrations.transformers import Reused
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace
 
-__all__ = ["Outcome", "Request"]
+__all__ = ["DemoRequest", "RequestOutcome"]
 
 
-class Outcome(Enum):
+class RequestOutcome(Enum):
     """How a request ended."""
 
     FINISHED = "finished"
@@ -19,7 +19,7 @@ class Outcome(Enum):
     """Somebody gave it up; the tokens that were out by then stay."""
 
 
-class Request:
+class DemoRequest:
     """A prompt and what came of it so far. The engine fills it in; whoever submitted it reads."""
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Request:
         self.tokens_max = tokens_max
         self.stop = frozenset(stop)
         self.namespace = namespace
-        self.outcome: Outcome | None = None
+        self.outcome: RequestOutcome | None = None
         """None as long as it waits or runs."""
         self.reused = Reused()
         self.computed_tokens = 0

@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from unified_cache.demo.request import Request
-from unified_cache.demo.workload import QUESTIONS, Visit, shown
+from unified_cache.demo.request import DemoRequest
+from unified_cache.demo.workload import QUESTIONS, ConversationTurn, shown
 from unified_cache.integrations.transformers import Reused
 
-__all__ = ["DemoResult", "Row", "Served"]
+__all__ = ["DemoResult", "ServedTurn", "TierRow"]
 
 COLUMNS = (
     "served from",
@@ -26,10 +26,10 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedTurn:
     """One request, and the same prompt served cold."""
 
-    visit: Visit
+    visit: ConversationTurn
     is_together: bool
     """Whether it shared the engine with others; its time is not comparable then."""
     prompt_tokens: int
@@ -41,7 +41,7 @@ class Served:
     cold_answer: tuple[int, ...]
 
     @classmethod
-    def of(cls, visit: Visit, request: Request, cold: Request, *, is_together: bool) -> "Served":
+    def of(cls, visit: ConversationTurn, request: DemoRequest, cold: DemoRequest, *, is_together: bool) -> "ServedTurn":
         """Take what two finished requests have shown."""
         assert request.first_token_s is not None, "a request that is over has a first token"
         assert cold.first_token_s is not None, "the same"
@@ -64,7 +64,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TierRow:
     """Requests that the same tier has served."""
 
     tier: str
@@ -78,10 +78,10 @@ class Row:
     cold_first_token_s: float
 
     @classmethod
-    def of(cls, tier: str, served: Sequence[Served]) -> "Row":
+    def of(cls, tier: str, served: Sequence[ServedTurn]) -> "TierRow":
         """Summarise one or more requests."""
 
-        def mean(count: Callable[[Served], int]) -> float:
+        def mean(count: Callable[[ServedTurn], int]) -> float:
             return statistics.fmean(count(each) for each in served)
 
         return cls(
@@ -116,21 +116,21 @@ class DemoResult:
 
     model: str
     storage: str
-    served: tuple[Served, ...]
+    served: tuple[ServedTurn, ...]
     forwards: dict[str, int]
     """Iterations of both engines, by what their batch was."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of what ``Row.cells`` returns."""
+        """Names of what ``TierRow.cells`` returns."""
         return COLUMNS
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[TierRow, ...]:
         """The table: every prompt served cold, then by tier those served one at a time that found something there."""
         alone = [each for each in self.served if not each.is_together]
         computed = [
-            Served(
+            ServedTurn(
                 each.visit,
                 False,
                 each.prompt_tokens,
@@ -147,7 +147,10 @@ class DemoResult:
             tier: [each for each in alone if each.visit.turn and served_from(each) == tier]
             for tier in ("device", "host", "storage")
         }
-        return (Row.of("nowhere (cold)", computed), *(Row.of(tier, found) for tier, found in by_tier.items() if found))
+        return (
+            TierRow.of("nowhere (cold)", computed),
+            *(TierRow.of(tier, found) for tier, found in by_tier.items() if found),
+        )
 
     @property
     def different(self) -> int:
@@ -205,7 +208,7 @@ class DemoResult:
         }
 
 
-def served_from(served: Served) -> str | None:
+def served_from(served: ServedTurn) -> str | None:
     """Return the tier that most of the reused tokens came from; None if there are none."""
     reused = served.reused
     by_tier = {"device": reused.device_tokens, "host": reused.host_tokens, "storage": reused.storage_tokens}

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from unified_cache.cache import UnifiedCache
-from unified_cache.demo.engine import Engine, EngineSettings
+from unified_cache.demo.engine import DemoEngine, EngineSettings
 from unified_cache.demo.opening import TierSizes, load_model, opened
-from unified_cache.demo.request import Request
-from unified_cache.demo.result import DemoResult, Served
+from unified_cache.demo.request import DemoRequest
+from unified_cache.demo.result import DemoResult, ServedTurn
 from unified_cache.demo.session import Session
 from unified_cache.demo.workload import (
     QUESTIONS,
-    Hurdle,
-    Visit,
+    ConversationTurn,
+    Interruption,
     first_life,
     second_life,
     system_prompt,
@@ -64,11 +64,11 @@ def run_demo(settings: DemoSettings, watch: Watch) -> DemoResult:
     """
     kept = load_model(settings.model)
     with _one_thread(), _storage(settings) as storage:
-        return Demo(settings, kept, storage, watch).run()
+        return DemoRun(settings, kept, storage, watch).run()
 
 
 @dataclass(slots=True)
-class Demo:
+class DemoRun:
     """A run under way."""
 
     settings: DemoSettings
@@ -76,7 +76,7 @@ class Demo:
     storage: str
     watch: Watch
     sessions: list[Session] = field(default_factory=list)
-    done: list[tuple[Visit, Request, bool]] = field(default_factory=list)
+    done: list[tuple[ConversationTurn, DemoRequest, bool]] = field(default_factory=list)
     """With each visit its request, and whether others were served beside it."""
     forwards: dict[str, int] = field(default_factory=dict)
 
@@ -91,12 +91,12 @@ class Demo:
         with self._engine() as engine:
             for visit in second_life(len(users)):
                 self._serve(engine, visit)
-            self._serve_together(engine, [Visit(user, 4, Hurdle.NONE) for user in users])
+            self._serve_together(engine, [ConversationTurn(user, 4, Interruption.NONE) for user in users])
         served = tuple(self._cold())
         return DemoResult(self.settings.model, self.settings.storage or "a temporary directory", served, self.forwards)
 
     @contextmanager
-    def _engine(self) -> Iterator[Engine]:
+    def _engine(self) -> Iterator[DemoEngine]:
         """Open an engine that the longest conversation fits into, over a host tier for all of them."""
         pages_max = self._pages_max
         sizes = TierSizes(device_pages=2 * pages_max, host_pages=2 * pages_max * self.settings.users)
@@ -113,7 +113,7 @@ class Demo:
         turns = sum(len(_line(question)) + self.settings.answer_tokens for question in QUESTIONS)
         return -(-(self.settings.system_tokens + len("\nreader 00") + turns) // self.kept.layout.page_size)
 
-    def _serve(self, engine: Engine, visit: Visit) -> None:
+    def _serve(self, engine: DemoEngine, visit: ConversationTurn) -> None:
         """Serve one turn on its own, after what comes before it has happened."""
         self._meet(engine.cache, visit.hurdle)
         session = self.sessions[visit.user]
@@ -122,9 +122,9 @@ class Demo:
         assert session.last is not None
         self._note(visit, session.last, is_together=False)
 
-    def _serve_together(self, engine: Engine, visits: list[Visit]) -> None:
+    def _serve_together(self, engine: DemoEngine, visits: list[ConversationTurn]) -> None:
         """Serve a turn of several users in one continuous batch."""
-        requests: list[Request] = []
+        requests: list[DemoRequest] = []
         for visit in visits:
             question = tokens_of(_line(QUESTIONS[visit.turn]))
             requests.append(self.sessions[visit.user].ask(question, self.settings.answer_tokens))
@@ -134,29 +134,29 @@ class Demo:
             self.sessions[visit.user].hear()
             self._note(visit, request, is_together=True)
 
-    def _meet(self, cache: UnifiedCache, hurdle: Hurdle) -> None:
+    def _meet(self, cache: UnifiedCache, hurdle: Interruption) -> None:
         cache.wait_all(SETTLE_S)
-        if hurdle is Hurdle.CROWD:
+        if hurdle is Interruption.CROWD:
             everything = [np.ones(min(cache.config.device_pages), np.bool_) for _ in cache.layout.components]
             taken = cache.allocate(everything)
             assert taken is not None, "nothing is pinned between two requests"
             cache.free(taken)
-        elif hurdle is Hurdle.RESET:
+        elif hurdle is Interruption.RESET:
             cache.reset()
 
-    def _note(self, visit: Visit, request: Request, *, is_together: bool) -> None:
+    def _note(self, visit: ConversationTurn, request: DemoRequest, *, is_together: bool) -> None:
         self.done.append((visit, request, is_together))
         self.watch(len(self.done), f"reader {visit.user + 1}, turn {visit.turn + 1}")
 
-    def _cold(self) -> Iterator[Served]:
+    def _cold(self) -> Iterator[ServedTurn]:
         """Serve every prompt once more, by an engine that has nothing of it."""
         with opened(self.settings.model, self.kept, TierSizes(2 * self._pages_max), None, COMPARABLE) as engine:
             for number, (visit, request, is_together) in enumerate(self.done, 1):
                 engine.cache.reset()
-                again = Request(request.tokens[: request.prompt_tokens], request.tokens_max)
+                again = DemoRequest(request.tokens[: request.prompt_tokens], request.tokens_max)
                 for _ in engine.stream(again):
                     pass
-                yield Served.of(visit, request, again, is_together=is_together)
+                yield ServedTurn.of(visit, request, again, is_together=is_together)
                 self.watch(len(self.done) + number, "the same, cold")
 
 

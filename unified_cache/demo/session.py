@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from unified_cache.demo.engine import Engine
-from unified_cache.demo.request import Outcome, Request
+from unified_cache.demo.engine import DemoEngine
+from unified_cache.demo.request import DemoRequest, RequestOutcome
 
 __all__ = ["Session"]
 
@@ -16,20 +16,20 @@ class Session:
     def __init__(self, beginning: list[int]) -> None:
         self.spoken = list(beginning)
         """Tokens said so far by either side."""
-        self.last: Request | None = None
+        self.last: DemoRequest | None = None
         """The turn under way or just over."""
 
-    def ask(self, tokens: list[int], tokens_max: int) -> Request:
+    def ask(self, tokens: list[int], tokens_max: int) -> DemoRequest:
         """Return the request of the next turn, to be submitted; ``hear`` its answer when it is over."""
-        self.last = Request([*self.spoken, *tokens], tokens_max)
+        self.last = DemoRequest([*self.spoken, *tokens], tokens_max)
         return self.last
 
     def hear(self) -> None:
         """Make the turn just over part of the conversation; one that was aborted has not been."""
-        if self.last is not None and self.last.outcome is Outcome.FINISHED:
+        if self.last is not None and self.last.outcome is RequestOutcome.FINISHED:
             self.spoken = list(self.last.tokens)
 
-    def stream(self, engine: Engine, tokens: list[int], tokens_max: int) -> Iterator[int]:
+    def stream(self, engine: DemoEngine, tokens: list[int], tokens_max: int) -> Iterator[int]:
         """Say something, and yield the answer's tokens as they come."""
         yield from engine.stream(self.ask(tokens, tokens_max))
         self.hear()

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["QUESTIONS", "Hurdle", "Visit", "first_life", "second_life", "shown", "system_prompt", "tokens_of"]
+__all__ = [
+    "QUESTIONS",
+    "ConversationTurn",
+    "Interruption",
+    "first_life",
+    "second_life",
+    "shown",
+    "system_prompt",
+    "tokens_of",
+]
 
 _RULES = (
     "You are the clerk of a small library of machines. Answer in one line. ",
@@ -27,7 +36,7 @@ BRAILLE = 0x2800
 """Unicode's 256 patterns of eight dots: one for every byte."""
 
 
-class Hurdle(Enum):
+class Interruption(Enum):
     """What happens before a user's next turn, and so the fastest tier that can still have the prompt."""
 
     NONE = "device"
@@ -39,23 +48,23 @@ class Hurdle(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class ConversationTurn:
     """One turn of one user."""
 
     user: int
     turn: int
-    hurdle: Hurdle
+    hurdle: Interruption
 
 
-def first_life(users: int) -> list[Visit]:
+def first_life(users: int) -> list[ConversationTurn]:
     """Return what the first engine serves: each user begins and comes back; later again, after a crowd."""
-    begun = [Visit(user, turn, Hurdle.NONE) for user in range(users) for turn in (0, 1)]
-    return begun + [Visit(user, 2, Hurdle.CROWD) for user in range(users)]
+    begun = [ConversationTurn(user, turn, Interruption.NONE) for user in range(users) for turn in (0, 1)]
+    return begun + [ConversationTurn(user, 2, Interruption.CROWD) for user in range(users)]
 
 
-def second_life(users: int) -> list[Visit]:
+def second_life(users: int) -> list[ConversationTurn]:
     """Return what the engine after the restart serves, one by one."""
-    return [Visit(user, 3, Hurdle.RESET) for user in range(users)]
+    return [ConversationTurn(user, 3, Interruption.RESET) for user in range(users)]
 
 
 def system_prompt(tokens_count: int) -> str:

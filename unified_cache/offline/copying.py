@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from unified_cache.offline.listing import Count, ObjectPools, batches, take_inventory
-from unified_cache.offline.reading import Finding, Outcome, Reading, blank, read_verified
+from unified_cache.offline.listing import ObjectCount, ObjectPools, batches, take_inventory
+from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome, blank, read_verified
 from unified_cache.offline.upkeep import Watch
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import Description, manifest_of
 from unified_cache.storage_backends.protocol import Level, StorageBackend, StoredObject
 
-__all__ = ["CopyPlan", "CopyResult", "Copying", "Task", "chunks", "copy_identity", "exist", "plan_identity"]
+__all__ = ["CopyPlan", "CopyResult", "CopyTask", "Copying", "chunks", "copy_identity", "exist", "plan_identity"]
 
 CHUNK_PAGES = 64
 """Pages whose objects are copied together, one pool after the other: what is cut short leaves whole pages behind it,
@@ -27,7 +27,7 @@ LOOK_LABELS_MAX = 4096
 """Labels in one question whether they exist."""
 
 
-class Task(NamedTuple):
+class CopyTask(NamedTuple):
     """Objects of one page that are to be copied, or to be checked."""
 
     key: PageKey
@@ -41,15 +41,15 @@ class Task(NamedTuple):
 class CopyResult:
     """What a copy has done, and what it could not do."""
 
-    copied: Count = field(default_factory=Count)
+    copied: ObjectCount = field(default_factory=ObjectCount)
     """Objects that the target took."""
-    skipped: Count = field(default_factory=Count)
+    skipped: ObjectCount = field(default_factory=ObjectCount)
     """Objects that the target had."""
     gone_count: int = 0
     """Objects that the source let go while the copy ran; nobody's fault."""
     declined_count: int = 0
     """Objects that the target had no room for, or let go again before the copy ended."""
-    findings: dict[Label, Finding] = field(default_factory=dict)
+    findings: dict[Label, FlawedObject] = field(default_factory=dict)
     """Objects of the source that are flawed or cannot be read; none of them was copied."""
 
     @property
@@ -73,7 +73,7 @@ class Copying:
         self.sound: dict[PageKey, int] = {}
         """By page, the objects that the target has and whose bytes were verified here, on their way or in place."""
 
-    def copy(self, tasks: Sequence[Task]) -> None:
+    def copy(self, tasks: Sequence[CopyTask]) -> None:
         """Copy the objects of a few pages, KV before sidecars; those already found flawed are passed over.
 
         Raises:
@@ -82,12 +82,12 @@ class Copying:
         for bit, batch, parents in self._batches(tasks):
             new = [found for found in batch if found.label not in self.result.findings]
             readings = read_verified(self._source, [blank(found, parents[found.label]) for found in new])
-            self._store(bit, [reading for reading in readings if reading.outcome is Outcome.SOUND])
+            self._store(bit, [reading for reading in readings if reading.outcome is ReadOutcome.SOUND])
             for reading in readings:
                 self._count_fault(reading)
             self._watch(len(batch), sum(found.object_bytes for found in batch))
 
-    def check(self, tasks: Sequence[Task]) -> None:
+    def check(self, tasks: Sequence[CopyTask]) -> None:
         """Read objects that the target seems to have, and remove those that are flawed; the sound become recent there.
 
         Raises:
@@ -97,10 +97,10 @@ class Copying:
             flawed: list[Label] = []
             for reading in read_verified(self._target, [blank(found) for found in batch]):
                 label = reading.page.label
-                if reading.outcome is Outcome.SOUND:
+                if reading.outcome is ReadOutcome.SOUND:
                     self.sound[label.key] = self.sound.get(label.key, 0) | 1 << bit
                     self.result.skipped.add(reading.object_bytes)
-                elif reading.outcome is not Outcome.GONE:
+                elif reading.outcome is not ReadOutcome.GONE:
                     flawed.append(label)
             if flawed:
                 self._target.remove(flawed)
@@ -121,7 +121,9 @@ class Copying:
                 self.result.declined_count += 1
         return self.result
 
-    def _batches(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[StoredObject], dict[Label, PageKey | None]]]:
+    def _batches(
+        self, tasks: Sequence[CopyTask]
+    ) -> Iterator[tuple[int, list[StoredObject], dict[Label, PageKey | None]]]:
         """Yield pool by pool what of the tasks is not known to be in the target, with the parents of the pages."""
         for bit in range(len(self.pools.specs)):
             parents = {
@@ -133,7 +135,7 @@ class Copying:
             for batch in batches(StoredObject(label, size) for label in parents):
                 yield bit, batch, parents
 
-    def _store(self, bit: int, readings: Sequence[Reading]) -> None:
+    def _store(self, bit: int, readings: Sequence[ReadObject]) -> None:
         stored = self._target.put([reading.page for reading in readings], self._level) if readings else []
         for reading, ok in zip(readings, stored, strict=True):
             if ok:
@@ -143,21 +145,21 @@ class Copying:
             else:
                 self.result.declined_count += 1
 
-    def _count_fault(self, reading: Reading) -> None:
-        if reading.outcome is Outcome.GONE:
+    def _count_fault(self, reading: ReadObject) -> None:
+        if reading.outcome is ReadOutcome.GONE:
             self.result.gone_count += 1
-        elif reading.outcome is not Outcome.SOUND:
+        elif reading.outcome is not ReadOutcome.SOUND:
             label = reading.page.label
-            self.result.findings[label] = Finding(label, reading.outcome, reading.reason)
+            self.result.findings[label] = FlawedObject(label, reading.outcome, reading.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
     """What is to be copied of one identity, and what need not be."""
 
-    tasks: Sequence[Task]
-    todo: Count
-    skipped: Count
+    tasks: Sequence[CopyTask]
+    todo: ObjectCount
+    skipped: ObjectCount
     misfits: Sequence[StoredObject]
     """Objects of the source that no engine could use; they are not copied."""
     stale: Sequence[Label]
@@ -175,12 +177,12 @@ def plan_identity(source: StorageBackend, target: StorageBackend, description: D
     identity = description.identity.digest(description.layout)
     have = take_inventory(source, identity, description.layout)
     there = take_inventory(target, identity, description.layout)
-    todo, skipped = Count(), Count()
-    tasks: list[Task] = []
+    todo, skipped = ObjectCount(), ObjectCount()
+    tasks: list[CopyTask] = []
     for key, present in have.pages.items():
         held = there.pages.get(key, 0)
         if present & ~held:
-            tasks.append(Task(key, None, present & ~held))
+            tasks.append(CopyTask(key, None, present & ~held))
         for bit in range(len(have.pools.specs)):
             if present >> bit & 1:
                 (skipped if held >> bit & 1 else todo).add(have.pools.object_bytes(bit))
@@ -201,7 +203,7 @@ def copy_identity(
     copying.result.skipped = plan.skipped
     for found in plan.misfits:
         reason = copying.pools.misfit(found) or ""
-        copying.result.findings[found.label] = Finding(found.label, Outcome.FLAWED, reason)
+        copying.result.findings[found.label] = FlawedObject(found.label, ReadOutcome.FLAWED, reason)
     target.register(manifest_of(description.identity, description.layout), {})
     if plan.stale:
         target.remove(plan.stale)
@@ -210,7 +212,7 @@ def copy_identity(
     return copying.finish()
 
 
-def chunks(tasks: Iterable[Task]) -> Iterator[list[Task]]:
+def chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
     """Cut tasks into runs of pages that are copied together."""
     waiting = iter(tasks)
     while chunk := list(islice(waiting, CHUNK_PAGES)):

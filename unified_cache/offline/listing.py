@@ -13,8 +13,8 @@ from unified_cache.storage_backends.protocol import StorageBackend, StoredObject
 __all__ = [
     "BATCH_BYTES_MAX",
     "BATCH_OBJECTS_MAX",
-    "Count",
     "Inventory",
+    "ObjectCount",
     "ObjectPools",
     "batches",
     "count_objects",
@@ -34,7 +34,7 @@ POOLS_MAX = 62
 
 
 @dataclass(slots=True)
-class Count:
+class ObjectCount:
     """Objects, and the bytes they take, headers included."""
 
     objects_count: int = 0
@@ -131,18 +131,18 @@ def listed(storage: StorageBackend, identity: bytes) -> Iterator[list[StoredObje
         cursor = found.cursor
 
 
-def count_objects(storage: StorageBackend, identity: bytes) -> dict[str, Count]:
+def count_objects(storage: StorageBackend, identity: bytes) -> dict[str, ObjectCount]:
     """Count the objects of an identity by the name of their pool. One scan, no reads."""
-    counts: dict[str, Count] = defaultdict(Count)
+    counts: dict[str, ObjectCount] = defaultdict(ObjectCount)
     for objects in listed(storage, identity):
         for found in objects:
             counts[found.label.pool].add(found.object_bytes)
     return dict(counts)
 
 
-def total_of(counts: Iterable[Mapping[str, Count]]) -> Count:
+def total_of(counts: Iterable[Mapping[str, ObjectCount]]) -> ObjectCount:
     """Add up what several identities have in all pools."""
-    total = Count()
+    total = ObjectCount()
     for by_pool in counts:
         for count in by_pool.values():
             total.objects_count += count.objects_count

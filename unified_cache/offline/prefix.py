@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.offline.copying import Copying, CopyResult, Task, chunks, exist
+from unified_cache.offline.copying import Copying, CopyResult, CopyTask, chunks, exist
 from unified_cache.offline.listing import ObjectPools
 from unified_cache.offline.upkeep import Watch
 from unified_cache.page import PageKey, Prompt
@@ -45,7 +45,7 @@ class PrefixPlan:
     target: StorageBackend
     description: Description
     pools: ObjectPools
-    chains: Sequence["Chain"]
+    chains: Sequence["PromptChain"]
     objects_count: int
     """Objects to copy or, where the target has them, to check; shared ones counted for every prompt."""
 
@@ -109,7 +109,7 @@ def prefetch_prefixes(plan: PrefixPlan, watch: Watch) -> tuple[list[Prefetched],
     return found, result
 
 
-class Chain:
+class PromptChain:
     """One prompt's pages in two stores: which objects each has, as far as is known by now."""
 
     __slots__ = ("_layout", "_pools", "in_source", "in_target", "prompt")
@@ -180,12 +180,14 @@ class Chain:
         labels = [self._pools.label(key, bit) for bit in range(len(self._pools.specs)) for key in self.prompt.keys]
         return np.array(exist(storage, labels), np.bool_).reshape(self._shape)
 
-    def _tasks(self, wanted: Presence) -> list[Task]:
+    def _tasks(self, wanted: Presence) -> list[CopyTask]:
         keys = self.prompt.keys
         weights = 1 << np.arange(len(wanted), dtype=np.int64)
         sets = (wanted * weights[:, None]).sum(axis=0).tolist()
         return [
-            Task(keys[page], keys[page - 1] if page else None, objects) for page, objects in enumerate(sets) if objects
+            CopyTask(keys[page], keys[page - 1] if page else None, objects)
+            for page, objects in enumerate(sets)
+            if objects
         ]
 
 
@@ -194,7 +196,7 @@ def _looked_for(
 ) -> PrefixPlan:
     layout = description.layout
     pools = ObjectPools(description.identity.digest(layout), layout)
-    chains = [Chain(prompt, layout, pools, source, target) for prompt in prompts]
+    chains = [PromptChain(prompt, layout, pools, source, target) for prompt in prompts]
     return PrefixPlan(source, target, description, pools, chains, 0)
 
 

@@ -9,10 +9,10 @@ from unified_cache.page import PageKey
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StoredObject
 
-__all__ = ["Finding", "Outcome", "Reading", "blank", "read_verified"]
+__all__ = ["FlawedObject", "ReadObject", "ReadOutcome", "blank", "read_verified"]
 
 
-class Outcome(Enum):
+class ReadOutcome(Enum):
     """What came of reading an object."""
 
     SOUND = "sound"
@@ -25,21 +25,21 @@ class Outcome(Enum):
     """It was removed since it was listed; no fault of anybody."""
 
 
-class Reading(NamedTuple):
+class ReadObject(NamedTuple):
     """One object that was asked for. The page's buffers hold it where it is sound, else anything."""
 
     page: PageIO
     object_bytes: int
-    outcome: Outcome
+    outcome: ReadOutcome
     reason: str = ""
     """What is wrong with it, for people."""
 
 
-class Finding(NamedTuple):
+class FlawedObject(NamedTuple):
     """One object that something is wrong with."""
 
     label: Label
-    outcome: Outcome
+    outcome: ReadOutcome
     reason: str
 
 
@@ -48,7 +48,7 @@ def blank(found: StoredObject, parent: PageKey | None = None) -> PageIO:
     return PageIO(found.label, parent, (memoryview(bytearray(found.object_bytes)),))
 
 
-def read_verified(storage: StorageBackend, pages: Sequence[PageIO]) -> list[Reading]:
+def read_verified(storage: StorageBackend, pages: Sequence[PageIO]) -> list[ReadObject]:
     """Read one batch and verify every page of it; nothing is removed.
 
     Where the batch fails, its pages are read one by one, so that one bad sector costs one page.
@@ -62,15 +62,15 @@ def read_verified(storage: StorageBackend, pages: Sequence[PageIO]) -> list[Read
         if error.retryable:
             raise
         if len(pages) == 1:
-            return [_reading(pages[0], Outcome.UNREADABLE, str(error))]
+            return [_reading(pages[0], ReadOutcome.UNREADABLE, str(error))]
         return [read_verified(storage, [page])[0] for page in pages]
-    return [_verified(page) if hit else _reading(page, Outcome.GONE) for page, hit in zip(pages, hits, strict=True)]
+    return [_verified(page) if hit else _reading(page, ReadOutcome.GONE) for page, hit in zip(pages, hits, strict=True)]
 
 
-def _verified(page: PageIO) -> Reading:
+def _verified(page: PageIO) -> ReadObject:
     flaw = verify_buffers(page.buffers, page.label)
-    return _reading(page, Outcome.SOUND) if flaw is None else _reading(page, Outcome.FLAWED, flaw.value)
+    return _reading(page, ReadOutcome.SOUND) if flaw is None else _reading(page, ReadOutcome.FLAWED, flaw.value)
 
 
-def _reading(page: PageIO, outcome: Outcome, reason: str = "") -> Reading:
-    return Reading(page, sum(buffer.nbytes for buffer in page.buffers), outcome, reason)
+def _reading(page: PageIO, outcome: ReadOutcome, reason: str = "") -> ReadObject:
+    return ReadObject(page, sum(buffer.nbytes for buffer in page.buffers), outcome, reason)

@@ -13,7 +13,7 @@ from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 
-__all__ = ["Kept", "Undescribed", "choose", "identities_of", "open_existing", "open_to_read"]
+__all__ = ["StoredIdentity", "Undescribed", "choose", "identities_of", "open_existing", "open_to_read"]
 
 DIRECTORY_STORES: Mapping[str, type[FileStorage | PackedStorage]] = {"file": FileStorage, "packed": PackedStorage}
 """Stores in a directory, by scheme."""
@@ -27,7 +27,7 @@ class Undescribed:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredIdentity:
     """One identity that a store holds."""
 
     digest: bytes
@@ -83,7 +83,7 @@ def open_to_read(url: str) -> StorageBackend:
     return open_storage(url)
 
 
-def identities_of(storage: StorageBackend) -> list[Kept]:
+def identities_of(storage: StorageBackend) -> list[StoredIdentity]:
     """List the identities of a store in the order of their digests.
 
     Raises:
@@ -93,7 +93,7 @@ def identities_of(storage: StorageBackend) -> list[Kept]:
     return [_kept(digest, manifest) for digest, manifest in sorted(catalog_of(storage).manifests().items())]
 
 
-def choose(found: Sequence[Kept], url: str, wanted: str | None) -> Kept:
+def choose(found: Sequence[StoredIdentity], url: str, wanted: str | None) -> StoredIdentity:
     """Return the one identity whose digest begins with ``wanted`` in hex, or the only one there is.
 
     Raises:
@@ -110,18 +110,20 @@ def choose(found: Sequence[Kept], url: str, wanted: str | None) -> Kept:
     )
 
 
-def _kept(digest: bytes, manifest: Manifest | None) -> Kept:
+def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:
     if manifest is None:
         reason = (
             f"identity {digest.hex()} has no manifest that can be read; the engine that wrote it can register it anew"
         )
-        return Kept(digest, Undescribed(reason))
+        return StoredIdentity(digest, Undescribed(reason))
     if manifest.identity != digest:
-        return Kept(digest, Undescribed(f"identity {digest.hex()} has the manifest of {manifest.identity.hex()}"))
+        return StoredIdentity(
+            digest, Undescribed(f"identity {digest.hex()} has the manifest of {manifest.identity.hex()}")
+        )
     try:
-        return Kept(digest, described_by(manifest))
+        return StoredIdentity(digest, described_by(manifest))
     except StorageError as error:
-        return Kept(digest, Undescribed(str(error)))
+        return StoredIdentity(digest, Undescribed(str(error)))
 
 
 def _check_exists(url: str) -> None:

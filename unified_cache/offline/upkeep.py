@@ -8,9 +8,9 @@ wrong bytes.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from unified_cache.offline.listing import Count, ObjectPools, batches, listed, take_inventory
-from unified_cache.offline.reading import Finding, Outcome, Reading, blank, read_verified
-from unified_cache.offline.stores import Kept, Undescribed
+from unified_cache.offline.listing import ObjectCount, ObjectPools, batches, listed, take_inventory
+from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome, blank, read_verified
+from unified_cache.offline.stores import StoredIdentity, Undescribed
 from unified_cache.pool import ModelLayout
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend
@@ -28,20 +28,20 @@ REMOVE_LABELS_MAX = 1000
 class Verification:
     """What reading every object of one identity has shown."""
 
-    read: Count = field(default_factory=Count)
+    read: ObjectCount = field(default_factory=ObjectCount)
     """Objects asked for, whatever came of it."""
     sound_count: int = 0
     gone_count: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FlawedObject] = field(default_factory=list)
     """Objects that are flawed or cannot be read, in the order of the listing."""
     removed_count: int = 0
 
-    def count(self, outcome: Outcome) -> int:
+    def count(self, outcome: ReadOutcome) -> int:
         """Return how many of the findings came out so."""
         return sum(finding.outcome is outcome for finding in self.findings)
 
 
-def verify(storage: StorageBackend, kept: Kept, watch: Watch) -> Verification:
+def verify(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verification:
     """Read and verify every object of an identity; change nothing.
 
     An object is flawed where its seal names another page, its checksum does not hold, or its pool or length are not
@@ -56,7 +56,7 @@ def verify(storage: StorageBackend, kept: Kept, watch: Watch) -> Verification:
     return result
 
 
-def scrub(storage: StorageBackend, kept: Kept, watch: Watch) -> Verification:
+def scrub(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verification:
     """Verify every object of an identity and remove the flawed, batch by batch.
 
     What cannot be read stays: the fault may be the disk's. Cut short, it has removed what it has found so far.
@@ -66,7 +66,7 @@ def scrub(storage: StorageBackend, kept: Kept, watch: Watch) -> Verification:
     """
     result = Verification()
     for readings in _examined(storage, kept):
-        flawed = [reading.page.label for reading in readings if reading.outcome is Outcome.FLAWED]
+        flawed = [reading.page.label for reading in readings if reading.outcome is ReadOutcome.FLAWED]
         result.removed_count += storage.remove(flawed) if flawed else 0
         _note(result, readings, watch)
     return result
@@ -135,11 +135,11 @@ def _remove(storage: StorageBackend, labels: list[Label]) -> int:
     )
 
 
-def _examined(storage: StorageBackend, kept: Kept) -> Iterator[list[Reading]]:
+def _examined(storage: StorageBackend, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
     """Read everything of an identity, a batch at a time; what cannot be a hit anyway is not read."""
     pools = None if isinstance(kept.description, Undescribed) else ObjectPools(kept.digest, kept.description.layout)
     for batch in batches(found for objects in listed(storage, kept.digest) for found in objects):
-        readings: list[Reading] = []
+        readings: list[ReadObject] = []
         fitting: list[PageIO] = []
         for found in batch:
             reason = None if pools is None else pools.misfit(found)
@@ -147,17 +147,17 @@ def _examined(storage: StorageBackend, kept: Kept) -> Iterator[list[Reading]]:
                 fitting.append(blank(found))
             else:
                 unread = PageIO(found.label, None, ())
-                readings.append(Reading(unread, found.object_bytes, Outcome.FLAWED, reason))
+                readings.append(ReadObject(unread, found.object_bytes, ReadOutcome.FLAWED, reason))
         yield readings + (read_verified(storage, fitting) if fitting else [])
 
 
-def _note(result: Verification, readings: Sequence[Reading], watch: Watch) -> None:
+def _note(result: Verification, readings: Sequence[ReadObject], watch: Watch) -> None:
     for reading in readings:
         result.read.add(reading.object_bytes)
-        if reading.outcome is Outcome.SOUND:
+        if reading.outcome is ReadOutcome.SOUND:
             result.sound_count += 1
-        elif reading.outcome is Outcome.GONE:
+        elif reading.outcome is ReadOutcome.GONE:
             result.gone_count += 1
         else:
-            result.findings.append(Finding(reading.page.label, reading.outcome, reading.reason))
+            result.findings.append(FlawedObject(reading.page.label, reading.outcome, reading.reason))
     watch(len(readings), sum(reading.object_bytes for reading in readings))

@@ -13,10 +13,10 @@ from unified_cache.page import PageKey
 from unified_cache.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.replay.oracle import Oracle
 
-__all__ = ["Engine", "NoEngine", "OracleEngine"]
+__all__ = ["NoEngine", "OracleEngine", "ReplayEngine"]
 
 
-class Engine(Protocol):
+class ReplayEngine(Protocol):
     """Who computes pages and who would notice wrong ones."""
 
     def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from unified_cache.replay.plan import Plan
+from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.player import Player
 from unified_cache.replay.result import Hits
 from unified_cache.replay.trace import TraceRequest
@@ -30,7 +30,7 @@ class Fleet:
         self._served = 0
 
     @classmethod
-    def sharing(cls, plan: Plan) -> Self:
+    def sharing(cls, plan: ReplayPlan) -> Self:
         """Open the store of ``plan``, and its engines over it.
 
         Raises:
@@ -46,7 +46,7 @@ class Fleet:
             return cls(players, None if store is None else store.capability().bytes_max, doors.pop_all())
 
     @classmethod
-    def private(cls, plan: Plan, store_bytes: int | None) -> Self:
+    def private(cls, plan: ReplayPlan, store_bytes: int | None) -> Self:
         """Open the engines of ``plan`` without bytes, each over an equal part of ``store_bytes``.
 
         What they hit is what they would hit with bytes.
@@ -89,7 +89,7 @@ class Fleet:
             player.wait_all()
 
 
-def _open_store(plan: Plan) -> StorageBackend | None:
+def _open_store(plan: ReplayPlan) -> StorageBackend | None:
     """Open the store of ``plan``; without bytes one of the same cap that remembers names only, if the URL would do.
 
     Raises:

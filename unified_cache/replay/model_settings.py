@@ -15,7 +15,7 @@ from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.pool import Component, ModelLayout, PoolSpec
 from unified_cache.replay.machine import bytes_text
-from unified_cache.replay.plan import Plan, component_bytes
+from unified_cache.replay.plan import ReplayPlan, component_bytes
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.window import needed_pages
 
@@ -80,7 +80,7 @@ class ModelSettings:
         _ = self.plan
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> ReplayPlan:
         """What will be run: prompts as long as they are, pages scaled, tiers split between components."""
         true = self.sized.layout
         run = ModelLayout(true.page_size, tuple(_scaled(component, self.scale) for component in true.components))
@@ -91,7 +91,7 @@ class ModelSettings:
         if self.storage is not None and self.storage_bytes is not None:
             prompts = self._prompts("storage", self.storage_bytes, sealed=True)
             storage_bytes = int(prompts * _prompt_bytes(run, typical, sealed=True))
-        return Plan(
+        return ReplayPlan(
             subject=f"unified-cache replay of {self.name}",
             layout=run,
             true_layout=true,

@@ -11,7 +11,7 @@ from unified_cache.replay.machine import bytes_text, memory_bytes
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.seal import HEADER_BYTES
 
-__all__ = ["SEAL_BYTES", "Plan", "Settings", "component_bytes"]
+__all__ = ["SEAL_BYTES", "PlannedSettings", "ReplayPlan", "component_bytes"]
 
 SLOT_BYTES = 9
 """What the cache keeps for every slot, used or not: free list, state and scratch of ``SlotAllocator``."""
@@ -29,7 +29,7 @@ def component_bytes(component: Component) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     """Everything that decides what a run does; two runs of equal plans and traces are equal.
 
     Raises:
@@ -91,7 +91,7 @@ class Plan:
         """Whether engines share a store, and so are to be compared with engines that do not."""
         return self.engines > 1 and self.storage is not None
 
-    def without_bytes(self) -> "Plan":
+    def without_bytes(self) -> "ReplayPlan":
         """Return the same run on names and slots alone."""
         return replace(self, with_bytes=False)
 
@@ -129,11 +129,11 @@ def _payload_bytes(pools: Sequence[PoolSpec], device_pages: int, host_pages: int
     return on_device + (host_pages + 1) * sum(pool.page_bytes + SEAL_BYTES for pool in pools if pool.page_bytes)
 
 
-class Settings(Protocol):
+class PlannedSettings(Protocol):
     """What somebody asked for, and the plan that follows from it."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ReplayPlan:
         """What will be run."""
         ...
 

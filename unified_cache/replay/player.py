@@ -10,8 +10,8 @@ from unified_cache.controller import InlineWorkers, Operation, TransferKind
 from unified_cache.memory import NoBytes
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity
-from unified_cache.replay.engine import Engine, NoEngine, OracleEngine
-from unified_cache.replay.plan import Plan
+from unified_cache.replay.engine import NoEngine, OracleEngine, ReplayEngine
+from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.result import Hits
 from unified_cache.replay.trace import TraceRequest
 from unified_cache.storage_backends.protocol import StorageBackend
@@ -27,7 +27,7 @@ SETTLE_TIMEOUT_S = 600.0
 class Player:
     """A cache, the engine over it, and what has been counted so far. Use it in a ``with`` block."""
 
-    def __init__(self, plan: Plan, cache: UnifiedCache, engine: Engine) -> None:
+    def __init__(self, plan: ReplayPlan, cache: UnifiedCache, engine: ReplayEngine) -> None:
         """Take parts that fit each other; ``Player.open`` puts them together."""
         self.plan = plan
         self.cache = cache
@@ -39,7 +39,7 @@ class Player:
         """By component: pages handed back, by the tier they came from."""
 
     @classmethod
-    def open(cls, plan: Plan, storage: StorageBackend | None) -> Self:
+    def open(cls, plan: ReplayPlan, storage: StorageBackend | None) -> Self:
         """Allocate the tiers of one engine over a store, which the player closes.
 
         Raises:

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from unified_cache.replay.plan import Settings
+from unified_cache.replay.plan import PlannedSettings
 
-__all__ = ["ComponentUse", "Hits", "ReplayResult", "Window"]
+__all__ = ["ComponentUse", "Hits", "ReplayResult", "TimeSeriesPoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ComponentUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeSeriesPoint:
     """Requests [start, end) of a replay, as one point of its time series."""
 
     start: int
@@ -80,12 +80,12 @@ class ReplayResult:
     """What a replay found. Counts are in pages; blocks are for people who know the trace."""
 
     trace: str
-    settings: Settings
+    settings: PlannedSettings
     requests: int
     pages: int
     """Pages asked for, padded tails included."""
     seen_pages: int
-    """See ``Window``: a cache that starts empty and never evicts would have handed back these."""
+    """See ``TimeSeriesPoint``: a cache that starts empty and never evicts would have handed back these."""
     hits: Hits
     hits_apart: Hits | None
     """Of several engines over one store: what as many would have hit that have an equal part of it each."""
@@ -102,7 +102,7 @@ class ReplayResult:
     flawed_pages: int
     """Pages that storage returned damaged, each refused and taken for a miss."""
     seconds: float
-    series: tuple[Window, ...]
+    series: tuple[TimeSeriesPoint, ...]
     environment: Mapping[str, str]
     """Versions and machine: a figure without them says little."""
 

@@ -15,9 +15,9 @@ import torch
 from unified_cache.pool import Tier
 from unified_cache.replay.fleet import Fleet
 from unified_cache.replay.machine import bytes_text, cpu_name, memory_bytes, own_version
-from unified_cache.replay.plan import Plan, Settings, component_bytes
+from unified_cache.replay.plan import PlannedSettings, ReplayPlan, component_bytes
 from unified_cache.replay.player import Player
-from unified_cache.replay.result import ComponentUse, Hits, ReplayResult, Window
+from unified_cache.replay.result import ComponentUse, Hits, ReplayResult, TimeSeriesPoint
 from unified_cache.replay.trace import TraceRequest
 
 __all__ = ["Watch", "replay"]
@@ -29,7 +29,7 @@ Watch = Callable[[int, float], None]
 """Told after every request how many are served, and what part of their blocks was handed back."""
 
 
-def replay(trace: str, requests: Sequence[TraceRequest], settings: Settings, watch: Watch) -> ReplayResult:
+def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettings, watch: Watch) -> ReplayResult:
     """Serve ``requests`` in their order by engines of these sizes; ``trace`` is what the result calls them.
 
     Several engines over a store are then compared with as many that have a part of it each; ``watch`` counts that
@@ -95,7 +95,7 @@ class _Served:
         return sum(self.by_request, Hits())
 
 
-def _serve(fleet: Fleet, plan: Plan, requests: Sequence[TraceRequest], watch: Watch) -> _Served:
+def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], watch: Watch) -> _Served:
     served = _Served()
     seen: set[int] = set()
     asked = handed = 0
@@ -119,7 +119,7 @@ def _blocks_seen(request: TraceRequest, seen: set[int]) -> int:
     return count
 
 
-def _components(plan: Plan, players: Sequence[Player]) -> tuple[ComponentUse, ...]:
+def _components(plan: ReplayPlan, players: Sequence[Player]) -> tuple[ComponentUse, ...]:
     """Sum up what each component held, handed back and moved on all engines."""
     traffic = [player.cache.traffic() for player in players]
     return tuple(
@@ -137,15 +137,15 @@ def _components(plan: Plan, players: Sequence[Player]) -> tuple[ComponentUse, ..
     )
 
 
-def _series(requests: Sequence[TraceRequest], served: _Served) -> tuple[Window, ...]:
+def _series(requests: Sequence[TraceRequest], served: _Served) -> tuple[TimeSeriesPoint, ...]:
     """Sum up at most ``WINDOWS_MAX`` windows of equally many requests."""
     step = max(1, -(-len(requests) // WINDOWS_MAX))
-    windows: list[Window] = []
+    windows: list[TimeSeriesPoint] = []
     for start in range(0, len(requests), step):
         end = min(start + step, len(requests))
         last = requests[end - 1].timestamp
         asked, seen = sum(served.pages[start:end]), sum(served.seen_pages[start:end])
-        windows.append(Window(start, end, last, asked, seen, sum(served.by_request[start:end], Hits())))
+        windows.append(TimeSeriesPoint(start, end, last, asked, seen, sum(served.by_request[start:end], Hits())))
     return tuple(windows)
 
 

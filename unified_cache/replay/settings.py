@@ -8,7 +8,7 @@ from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.replay.machine import bytes_text
-from unified_cache.replay.plan import Plan
+from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.trace import BLOCK_TOKENS
 
 __all__ = ["ReplaySettings"]
@@ -53,14 +53,14 @@ class ReplaySettings:
         _ = self.plan
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> ReplayPlan:
         """What will be run: prompts padded to whole blocks, as the trace's published figures count."""
         if self.page_size < 1:
             raise ConfigError(
                 f"page size must divide the trace's blocks of {BLOCK_TOKENS} tokens, found {self.page_size}"
             )
         layout = ModelLayout(self.page_size, (Full((PoolSpec(POOL_NAME, self.page_bytes),)),))
-        return Plan(
+        return ReplayPlan(
             subject="unified-cache replay",
             layout=layout,
             true_layout=layout,

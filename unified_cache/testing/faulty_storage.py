@@ -15,7 +15,7 @@ from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.wrappers.method import Method
 
-__all__ = ["Fault", "FaultPlan", "FaultyStorage", "ScriptedFaults", "SeededFaults"]
+__all__ = ["FaultPlan", "FaultyStorage", "ScriptedFaults", "SeededFaults", "StorageFault"]
 
 POISON = 0xDB
 """What stands where a short read or a torn write brought nothing."""
@@ -24,7 +24,7 @@ LABELS_KEPT_MAX = 256
 """Pages remembered to be returned in place of others."""
 
 
-class Fault(Enum):
+class StorageFault(Enum):
     """What goes wrong with a call, or with one page of its batch, chosen by the seed."""
 
     FAIL = "fail"
@@ -47,10 +47,10 @@ class Fault(Enum):
     """The first pages of a batch are stored, then the call raises a retryable StorageError."""
 
 
-_OF_EVERY_CALL = frozenset({Fault.FAIL, Fault.DELAY, Fault.HANG})
+_OF_EVERY_CALL = frozenset({StorageFault.FAIL, StorageFault.DELAY, StorageFault.HANG})
 _FAULTS_OF = {
-    Method.GET: _OF_EVERY_CALL | {Fault.SHORT_READ, Fault.FLIPPED_BIT, Fault.MISDIRECTED_READ},
-    Method.PUT: _OF_EVERY_CALL | {Fault.LOST_WRITE, Fault.TORN_WRITE, Fault.PARTIAL_WRITE},
+    Method.GET: _OF_EVERY_CALL | {StorageFault.SHORT_READ, StorageFault.FLIPPED_BIT, StorageFault.MISDIRECTED_READ},
+    Method.PUT: _OF_EVERY_CALL | {StorageFault.LOST_WRITE, StorageFault.TORN_WRITE, StorageFault.PARTIAL_WRITE},
 }
 """Which faults a method can have; one not named has those of every call."""
 
@@ -58,7 +58,7 @@ _FAULTS_OF = {
 class FaultPlan(Protocol):
     """Decide which calls go wrong, and how."""
 
-    def fault_of(self, number: int, method: Method) -> Fault | None:
+    def fault_of(self, number: int, method: Method) -> StorageFault | None:
         """Return the fault of call ``number``, counted from 0 over all methods but capability and close.
 
         Called once for each call, in the order of the numbers.
@@ -69,13 +69,13 @@ class FaultPlan(Protocol):
 class SeededFaults:
     """Give every call each of the faults that its method can have at a rate, at most one a call."""
 
-    def __init__(self, rates: Mapping[Fault, float], rng: random.Random) -> None:
+    def __init__(self, rates: Mapping[StorageFault, float], rng: random.Random) -> None:
         if min(rates.values(), default=0.0) < 0 or sum(rates.values()) > 1:
             raise ConfigError(f"rates of faults must not be negative and sum up to at most 1, found {dict(rates)}")
         self._rates = rates
         self._rng = rng
 
-    def fault_of(self, number: int, method: Method) -> Fault | None:
+    def fault_of(self, number: int, method: Method) -> StorageFault | None:
         """Draw one number; the same seed and the same calls draw the same faults."""
         drawn = self._rng.random()
         for fault, rate in self._rates.items():
@@ -88,10 +88,10 @@ class SeededFaults:
 class ScriptedFaults:
     """Give the calls of these numbers these faults."""
 
-    def __init__(self, script: Mapping[int, Fault]) -> None:
+    def __init__(self, script: Mapping[int, StorageFault]) -> None:
         self._script = script
 
-    def fault_of(self, number: int, method: Method) -> Fault | None:
+    def fault_of(self, number: int, method: Method) -> StorageFault | None:
         """Look the number up.
 
         Raises:
@@ -131,7 +131,7 @@ class FaultyStorage:
         self._hang_s_max = hang_s_max
         self._sleep = sleep
         self._calls_count = 0
-        self._fired_count: Counter[Fault] = Counter()
+        self._fired_count: Counter[StorageFault] = Counter()
         self._hung_count = 0
         self._releases_count = 0
         self._labels: deque[tuple[Label, int]] = deque(maxlen=LABELS_KEPT_MAX)
@@ -144,7 +144,7 @@ class FaultyStorage:
             return self._calls_count
 
     @property
-    def fired_count(self) -> dict[Fault, int]:
+    def fired_count(self) -> dict[StorageFault, int]:
         """Faults that struck so far; a copy, faults that never did are absent."""
         with self._changed:
             return dict(self._fired_count)
@@ -192,16 +192,16 @@ class FaultyStorage:
         fault = self._begin(Method.PUT)
         with self._changed:
             self._labels.extend((page.label, page_bytes(page)) for page in pages)
-        if fault is Fault.PARTIAL_WRITE and len(pages) > 1:
+        if fault is StorageFault.PARTIAL_WRITE and len(pages) > 1:
             stored_count = self._rng.randrange(1, len(pages))
             self._backend.put(pages[:stored_count], level)
             self._count(fault)
             raise StorageError(f"only {stored_count} of {len(pages)} pages were put", retryable=True)
-        absent = self._absent(pages) if fault in (Fault.LOST_WRITE, Fault.TORN_WRITE) else []
+        absent = self._absent(pages) if fault in (StorageFault.LOST_WRITE, StorageFault.TORN_WRITE) else []
         if fault is None or not absent:
             return self._backend.put(pages, level)
         struck = self._rng.choice(absent)
-        if fault is Fault.TORN_WRITE:
+        if fault is StorageFault.TORN_WRITE:
             stored = self._backend.put([self._torn(page) if page is struck else page for page in pages], level)
         else:
             kept = [page for page in pages if page.label != struck.label]
@@ -224,7 +224,7 @@ class FaultyStorage:
         """Close the wrapped backend; never faulty, and calls that hang go on hanging."""
         self._backend.close()
 
-    def _begin(self, method: Method) -> Fault | None:
+    def _begin(self, method: Method) -> StorageFault | None:
         """Number a call and let it fail, sleep or hang; return the fault that its method has to apply itself."""
         with self._changed:
             number = self._calls_count
@@ -233,11 +233,11 @@ class FaultyStorage:
             if fault not in _OF_EVERY_CALL:
                 return fault
             self._fired_count[fault] += 1
-            if fault is Fault.HANG:
+            if fault is StorageFault.HANG:
                 self._hang()
-        if fault is Fault.DELAY:
+        if fault is StorageFault.DELAY:
             self._sleep(self._delay_s)
-        if fault is Fault.FAIL:
+        if fault is StorageFault.FAIL:
             raise StorageError(f"call {number}, {method.value}, fails on purpose", retryable=True)
         return None
 
@@ -248,7 +248,7 @@ class FaultyStorage:
         self._changed.wait_for(lambda: self._releases_count != releases_count, self._hang_s_max)
         self._hung_count -= 1
 
-    def _count(self, fault: Fault) -> None:
+    def _count(self, fault: StorageFault) -> None:
         with self._changed:
             self._fired_count[fault] += 1
 
@@ -261,12 +261,12 @@ class FaultyStorage:
                 absent.setdefault(page.label, page)
         return list(absent.values())
 
-    def _damaged(self, fault: Fault, page: PageIO) -> bytearray | None:
+    def _damaged(self, fault: StorageFault, page: PageIO) -> bytearray | None:
         """Return what a damaged read of a page brings; None if there is no other page to bring."""
-        if fault is Fault.MISDIRECTED_READ:
+        if fault is StorageFault.MISDIRECTED_READ:
             return self._other(page)
         content = bytearray(b"".join(page.buffers))
-        if fault is Fault.SHORT_READ:
+        if fault is StorageFault.SHORT_READ:
             return self._cut_short(content)
         content[self._rng.randrange(len(content))] ^= 1 << self._rng.randrange(8)
         return content

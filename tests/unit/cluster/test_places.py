@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.cluster.address import LOOPBACK, Address, claim, free_ports
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState, MemberState
 from unified_cache.cluster.event_log import EventLog
+from unified_cache.cluster.host_port import LOOPBACK, HostPort, claim, free_ports
 from unified_cache.cluster.local import NODES_MAX, ClusterPlan
 from unified_cache.cluster.node import NodeSettings, Transport
 from unified_cache.errors import ConfigError
@@ -26,13 +26,13 @@ STATE = ClusterState(
 
 
 def test_an_address_is_read_and_shown() -> None:
-    assert str(Address.parse("--master", "cache-1:50051")) == "cache-1:50051"
+    assert str(HostPort.parse("--master", "cache-1:50051")) == "cache-1:50051"
 
 
 @pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:x", "host:0", "host:65536", "host:-1"])
 def test_what_is_no_address_is_refused_with_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--master must be HOST:PORT as in .*, found "):
-        Address.parse("--master", text)
+        HostPort.parse("--master", text)
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70, "."])
@@ -72,7 +72,7 @@ def test_a_segment_fits_mooncake_and_the_machine(segment_bytes: int) -> None:
 
 
 def test_the_settings_of_a_node_travel_whole() -> None:
-    settings = NodeSettings(Address("m", 1), 16 * MIB, Address("n", 2), Transport.RDMA)
+    settings = NodeSettings(HostPort("m", 1), 16 * MIB, HostPort("n", 2), Transport.RDMA)
     assert NodeSettings.from_json(settings.as_json()) == settings
 
 

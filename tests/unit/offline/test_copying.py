@@ -22,7 +22,7 @@ from tests.support.offline import (
 )
 from unified_cache.errors import StorageError
 from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
-from unified_cache.offline.reading import Outcome
+from unified_cache.offline.reading import ReadOutcome
 from unified_cache.offline.upkeep import Watch
 from unified_cache.pool import ModelLayout
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StoredObject
@@ -68,7 +68,7 @@ def test_a_flipped_bit_in_any_pool_is_reported_and_not_copied(name: str, kind: s
     result = copy(source, target, layout)
     assert not result.is_complete
     assert {label: finding.outcome for label, finding in result.findings.items()} == {
-        known.label: Outcome.FLAWED for known in flipped.values()
+        known.label: ReadOutcome.FLAWED for known in flipped.values()
     }
     assert objects_of(source, layout) == before
     copied = objects_of(target, layout)
@@ -192,5 +192,5 @@ def test_an_object_that_cannot_be_read_costs_itself_alone_and_a_fault_that_may_p
             copy(source, target, layout)
         return
     result = copy(source, target, layout)
-    assert [finding.outcome for finding in result.findings.values()] == [Outcome.UNREADABLE]
+    assert [finding.outcome for finding in result.findings.values()] == [ReadOutcome.UNREADABLE]
     assert objects_of(target, layout).keys() == objects_of(healthy, layout).keys() - {bad.label}

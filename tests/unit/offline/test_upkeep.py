@@ -22,8 +22,8 @@ from tests.support.offline import (
 from unified_cache.errors import ConfigError, StorageError, TokenError
 from unified_cache.offline.listing import count_objects, listed
 from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.reading import Outcome
-from unified_cache.offline.stores import Kept, Undescribed, choose, identities_of, open_existing, open_to_read
+from unified_cache.offline.reading import ReadOutcome
+from unified_cache.offline.stores import StoredIdentity, Undescribed, choose, identities_of, open_existing, open_to_read
 from unified_cache.offline.upkeep import clear, collect, find_garbage, scrub, verify
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout
@@ -36,10 +36,10 @@ from unified_cache.storage_backends.protocol import Scan
 from unified_cache.testing.storage_contract import listing
 
 
-def filled(kind: str, path: Path, layout: ModelLayout) -> Kept:
+def filled(kind: str, path: Path, layout: ModelLayout) -> StoredIdentity:
     """Fill a store and say whose it is."""
     fill(open_store(kind, path), layout, [prompt_of(1), prompt_of(2)])
-    return Kept(TOY.digest(layout), description_of(layout))
+    return StoredIdentity(TOY.digest(layout), description_of(layout))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -58,7 +58,7 @@ def test_verify_finds_every_flaw_and_changes_nothing_and_scrub_removes_what_it_f
     result = verify(storage, kept, unwatched)
     flawed = {found[0].label, found[1].label, Label(kept.digest, found[2].label.key, "unheard_of")}
     assert {finding.label for finding in result.findings} == flawed
-    assert result.count(Outcome.FLAWED) == 3
+    assert result.count(ReadOutcome.FLAWED) == 3
     assert result.read.objects_count == len(before) == result.sound_count + 3
     assert sorted(listing(storage, kept.digest)) == before
     result = scrub(storage, kept, unwatched)
@@ -73,8 +73,8 @@ def test_an_identity_without_a_manifest_is_verified_by_its_seals(tmp_path: Path)
     kept = filled("memory", tmp_path, layout)
     storage = open_store("memory", tmp_path)
     flip(storage, min(listing(storage, kept.digest)))
-    result = verify(storage, Kept(kept.digest, Undescribed("lost")), unwatched)
-    assert result.count(Outcome.FLAWED) == 1
+    result = verify(storage, StoredIdentity(kept.digest, Undescribed("lost")), unwatched)
+    assert result.count(ReadOutcome.FLAWED) == 1
     assert result.sound_count == result.read.objects_count - 1
 
 
@@ -184,7 +184,7 @@ def test_a_manifest_that_is_missing_broken_or_of_another_identity_is_told(tmp_pa
     reasons = {kept.digest: kept.description for kept in identities_of(storage)}
     assert all(isinstance(reason, Undescribed) for reason in reasons.values())
     with pytest.raises(StorageError, match="must have that digest"):
-        Kept(TOY.digest(LAYOUTS["full_mamba"]), reasons[TOY.digest(LAYOUTS["full_mamba"])]).described()
+        StoredIdentity(TOY.digest(LAYOUTS["full_mamba"]), reasons[TOY.digest(LAYOUTS["full_mamba"])]).described()
     storage.close()
 
 
@@ -227,7 +227,7 @@ def test_a_manifest_comes_back_as_it_was_given_and_one_of_another_format_is_refu
             described_by(newer)
 
 
-class Stuck(ListedMemory):
+class StuckScanStorage(ListedMemory):
     """Its scan stays where it is."""
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
@@ -236,7 +236,7 @@ class Stuck(ListedMemory):
 
 def test_a_scan_that_does_not_advance_is_a_fault() -> None:
     with pytest.raises(StorageError, match="must advance"):
-        list(listed(Stuck(), bytes(32)))
+        list(listed(StuckScanStorage(), bytes(32)))
 
 
 @pytest.mark.parametrize(

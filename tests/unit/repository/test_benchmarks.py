@@ -6,7 +6,7 @@ import pytest
 from benchmarks.__main__ import SECTIONS, run_sections
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import QUICK
-from benchmarks.report import Run, misses, result_path, write_json
+from benchmarks.report import BenchmarkRun, misses, result_path, write_json
 
 
 def silent(name: str) -> None:
@@ -14,22 +14,22 @@ def silent(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run() -> BenchmarkRun:
     return run_sections(["lock"], QUICK, progress=silent)
 
 
-def test_a_run_opens_with_the_calibration(run: Run) -> None:
+def test_a_run_opens_with_the_calibration(run: BenchmarkRun) -> None:
     assert [figure.section for figure in run.figures[:3]] == ["calibration"] * 3
     assert run.calibration.scale == pytest.approx(run.calibration.memcmp_us.median / 1.3)
 
 
-def test_every_figure_is_positive_and_within_its_spread(run: Run) -> None:
+def test_every_figure_is_positive_and_within_its_spread(run: BenchmarkRun) -> None:
     for figure in run.figures:
         assert 0 < figure.spread.p10 <= figure.spread.median <= figure.spread.p90
         assert figure.spread.n >= 5
 
 
-def test_a_line_of_the_tree_is_held_against_the_scaled_reference(run: Run) -> None:
+def test_a_line_of_the_tree_is_held_against_the_scaled_reference(run: BenchmarkRun) -> None:
     lines = [figure for figure in run.figures if figure.name.startswith("lock + unlock")]
     assert len(lines) == 2
     for line in lines:
@@ -38,7 +38,7 @@ def test_a_line_of_the_tree_is_held_against_the_scaled_reference(run: Run) -> No
         assert held.met is not None
 
 
-def test_a_run_is_kept_as_json_with_spread_calibration_machine_and_commit(run: Run, tmp_path: Path) -> None:
+def test_a_run_is_kept_as_json_with_spread_calibration_machine_and_commit(run: BenchmarkRun, tmp_path: Path) -> None:
     path = tmp_path / "made" / "run.json"
     write_json(run, path)
     kept = json.loads(path.read_text(encoding="utf-8"))
@@ -50,11 +50,11 @@ def test_a_run_is_kept_as_json_with_spread_calibration_machine_and_commit(run: R
     assert {"against", "median", "ratio", "met"} <= kept["figures"][-1]["comparisons"][0].keys()
 
 
-def test_results_are_named_by_day_and_commit(run: Run) -> None:
+def test_results_are_named_by_day_and_commit(run: BenchmarkRun) -> None:
     assert result_path(run).name == f"{run.started:%Y-%m-%d}-{run.machine.commit}.json"
 
 
-def test_a_target_that_was_not_met_is_a_miss(run: Run) -> None:
+def test_a_target_that_was_not_met_is_a_miss(run: BenchmarkRun) -> None:
     spread = Spread.of([1.0, 2.0, 3.0])
     held = (
         Comparison("fast", 1.0, 2.0, at_most=1.5),
@@ -63,7 +63,7 @@ def test_a_target_that_was_not_met_is_a_miss(run: Run) -> None:
         Comparison("shown", 1.0, 9.0),
     )
     figure = Figure("section", "line", "us", spread, held)
-    only = Run(run.started, 1.0, run.machine, (0.0, 0.0, 0.0), run.calibration, (figure,))
+    only = BenchmarkRun(run.started, 1.0, run.machine, (0.0, 0.0, 0.0), run.calibration, (figure,))
     assert [missed.against for _, missed in misses(only)] == ["fast", "plain"]
 
 

@@ -11,21 +11,21 @@
 ``Sequence`` step by step; ``PrefixCachedModel`` is the loop for one request at a time.
 """
 
-from unified_cache.integrations.transformers.kept import Kept, LayerState, layer_state
-from unified_cache.integrations.transformers.model import Answer, Generation, PrefixCachedModel, greedy
+from unified_cache.integrations.transformers.layer_rows import LayerRows, LayerState, layer_state
+from unified_cache.integrations.transformers.model import Completion, Generation, PrefixCachedModel, greedy
 from unified_cache.integrations.transformers.pages import DevicePages, KeptState, Strand
-from unified_cache.integrations.transformers.prefix import Prefix, Reused, Stage
+from unified_cache.integrations.transformers.prefix import PrefixRestore, Reused, Stage
 from unified_cache.integrations.transformers.sequence import Sequence
 
 __all__ = [
-    "Answer",
+    "Completion",
     "DevicePages",
     "Generation",
-    "Kept",
     "KeptState",
+    "LayerRows",
     "LayerState",
-    "Prefix",
     "PrefixCachedModel",
+    "PrefixRestore",
     "Reused",
     "Sequence",
     "Stage",

@@ -15,7 +15,7 @@ from unified_cache.integrations.transformers.prefix import Reused, Stage
 from unified_cache.integrations.transformers.sequence import Sequence
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, TokensLike, encode_tokens
 
-__all__ = ["Answer", "Generation", "PrefixCachedModel", "greedy"]
+__all__ = ["Completion", "Generation", "PrefixCachedModel", "greedy"]
 
 CHUNK_TOKENS = 512
 """Usual tokens per forward of a prefill."""
@@ -32,7 +32,7 @@ def greedy(logits: torch.Tensor) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """What came of a request."""
 
     tokens: tuple[int, ...]
@@ -53,9 +53,9 @@ class Generation:
 
     __slots__ = ("_tokens", "answer")
 
-    def __init__(self, tokens: Generator[int, None, Answer]) -> None:
+    def __init__(self, tokens: Generator[int, None, Completion]) -> None:
         self._tokens = tokens
-        self.answer: Answer | None = None
+        self.answer: Completion | None = None
         """What came of it, once the last token is out."""
 
     def __iter__(self) -> Iterator[int]:
@@ -160,7 +160,7 @@ class PrefixCachedModel:
         stop: frozenset[int],
         choose: Callable[[torch.Tensor], int],
         namespace: Namespace,
-    ) -> Generator[int, None, Answer]:
+    ) -> Generator[int, None, Completion]:
         started_s = self._clock()
         with self.prefill(prompt, namespace) as sequence:
             assert sequence.logits is not None, "a prompt that is ready has been computed"
@@ -171,4 +171,4 @@ class PrefixCachedModel:
             while len(generated) < tokens_max and generated[-1] not in stop:
                 generated.append(choose(sequence.feed(generated[-1])))
                 yield generated[-1]
-        return Answer(tuple(generated), prompt_tokens, sequence.computed_tokens, sequence.reused, first_token_s)
+        return Completion(tuple(generated), prompt_tokens, sequence.computed_tokens, sequence.reused, first_token_s)

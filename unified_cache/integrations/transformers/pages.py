@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from unified_cache.components.layouts import from_hf_config
 from unified_cache.errors import LayoutError
-from unified_cache.integrations.transformers.kept import CHECKPOINT, Kept, layer_state
+from unified_cache.integrations.transformers.layer_rows import CHECKPOINT, LayerRows, layer_state
 from unified_cache.memory import DevicePool
 from unified_cache.pool import Component, ModelLayout, PoolSpec, Slots
 from unified_cache.window import SPAN_ALL, window
@@ -37,7 +37,7 @@ class Strand:
     """Whether a page is not rows of tokens, but the state after its last one."""
 
     @classmethod
-    def of(cls, kept: Kept, layer: int, page_size: int) -> "Strand":
+    def of(cls, kept: LayerRows, layer: int, page_size: int) -> "Strand":
         """Cut what a layer keeps into pages of ``page_size`` tokens.
 
         Raises:

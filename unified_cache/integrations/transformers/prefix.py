@@ -9,7 +9,7 @@ from unified_cache.controller import Operation, OperationState
 from unified_cache.page import Prompt
 from unified_cache.tree import Lock
 
-__all__ = ["Prefix", "Reused", "Stage"]
+__all__ = ["PrefixRestore", "Reused", "Stage"]
 
 
 class Stage(Enum):
@@ -41,7 +41,7 @@ class Reused:
         return self.device_tokens + self.host_tokens + self.storage_tokens
 
 
-class Prefix:
+class PrefixRestore:
     """The longest prefix of a prompt that any tier holds, on its way to the device; then who had how much of it."""
 
     __slots__ = ("_asked", "_cache", "_operation", "_pages_count", "ends", "lock", "reused")

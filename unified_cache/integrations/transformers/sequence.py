@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from unified_cache.cache import UnifiedCache
 from unified_cache.errors import InputError, StateError
 from unified_cache.integrations.transformers.pages import DevicePages
-from unified_cache.integrations.transformers.prefix import Prefix, Reused, Stage
+from unified_cache.integrations.transformers.prefix import PrefixRestore, Reused, Stage
 from unified_cache.page import Namespace
 from unified_cache.pool import Slots
 from unified_cache.tree import Lock
@@ -66,7 +66,7 @@ class Sequence:
         self._namespace = namespace
         self._chunk_pages = chunk_pages
         self._prompt = cache.prompt(tokens, namespace)
-        self._prefix = Prefix(cache, self._prompt, len(tokens))
+        self._prefix = PrefixRestore(cache, self._prompt, len(tokens))
         self._lock: Lock | None = None
         self._fresh: list[Slots] | None = None
         self._is_over = False

@@ -14,7 +14,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, Scan
 from unified_cache.storage_backends.wrappers import Backoff, BreakerState, CircuitBreaker, DeadlineStorage, Method
-from unified_cache.testing.faulty_storage import Fault, FaultyStorage
+from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
 
 PAUSES = Backoff(10.0, 35.0)
@@ -29,7 +29,7 @@ def failing(breaker: CircuitBreaker, times: int) -> None:
 def test_after_failures_in_a_row_the_store_is_absent() -> None:
     backend = MemoryStorage()
     backend.put(sealed([1]), Level.CACHED)
-    faulty = scripted({0: Fault.FAIL, 2: Fault.FAIL, 3: Fault.FAIL}, backend)
+    faulty = scripted({0: StorageFault.FAIL, 2: StorageFault.FAIL, 3: StorageFault.FAIL}, backend)
     breaker = CircuitBreaker(faulty, 2, PAUSES, ManualClock())
     failing(breaker, 1)
     assert breaker.exists([label(1)]) == [True]
@@ -50,7 +50,7 @@ def test_after_failures_in_a_row_the_store_is_absent() -> None:
 
 def test_the_pause_doubles_with_every_probe_that_fails_up_to_its_bound_and_starts_anew_after_success() -> None:
     clock = ManualClock()
-    faulty = scripted(dict.fromkeys([0, 1, 2, 3, 5], Fault.FAIL))
+    faulty = scripted(dict.fromkeys([0, 1, 2, 3, 5], StorageFault.FAIL))
     breaker = CircuitBreaker(faulty, 1, PAUSES, clock)
     failing(breaker, 1)
     for pause_s in (10.0, 20.0, 35.0):
@@ -72,7 +72,7 @@ def test_while_the_probe_is_out_every_other_call_finds_the_store_absent() -> Non
     backend = MemoryStorage()
     backend.put(sealed([1]), Level.CACHED)
     clock = ManualClock()
-    faulty = scripted({0: Fault.FAIL, 1: Fault.HANG}, backend)
+    faulty = scripted({0: StorageFault.FAIL, 1: StorageFault.HANG}, backend)
     breaker = CircuitBreaker(faulty, 1, PAUSES, clock)
     failing(breaker, 1)
     clock.sleep(10.0)
@@ -89,13 +89,13 @@ def test_while_the_probe_is_out_every_other_call_finds_the_store_absent() -> Non
     assert faulty.calls_count == 3
 
 
-@pytest.mark.parametrize("late", [Fault.FAIL, None])
+@pytest.mark.parametrize("late", [StorageFault.FAIL, None])
 def test_what_began_before_the_breaker_opened_neither_closes_it_nor_counts_against_the_probe(
-    late: Fault | None,
+    late: StorageFault | None,
 ) -> None:
     clock = ManualClock()
     backend = MemoryStorage()
-    faulty = scripted({0: Fault.HANG, 1: Fault.FAIL}, backend)
+    faulty = scripted({0: StorageFault.HANG, 1: StorageFault.FAIL}, backend)
     breaker = CircuitBreaker(faulty, 1, PAUSES, clock)
     with ThreadPoolExecutor(1) as caller:
         slow = caller.submit(breaker.put, sealed([1]), Level.DURABLE if late else Level.CACHED)
@@ -110,7 +110,7 @@ def test_what_began_before_the_breaker_opened_neither_closes_it_nor_counts_again
 
 
 def test_timeouts_open_it_and_then_nobody_waits_for_the_deadline() -> None:
-    faulty = scripted({0: Fault.HANG, 1: Fault.HANG})
+    faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG})
     deadline = DeadlineStorage(faulty, 0.02, calls_max=4)
     breaker = CircuitBreaker(deadline, 2, PAUSES, ManualClock())
     failing(breaker, 2)
@@ -143,7 +143,7 @@ def test_only_what_speaks_against_the_store_is_a_failure(error: BaseException, i
 
 
 def test_a_closed_store_is_closed_in_every_state() -> None:
-    breaker = CircuitBreaker(scripted({0: Fault.FAIL}), 1, PAUSES, ManualClock())
+    breaker = CircuitBreaker(scripted({0: StorageFault.FAIL}), 1, PAUSES, ManualClock())
     failing(breaker, 1)
     breaker.close()
     with pytest.raises(ClosedError):
@@ -173,8 +173,8 @@ class Switched:
     def __init__(self) -> None:
         self.fails = False
 
-    def fault_of(self, number: int, method: Method) -> Fault | None:
-        return Fault.FAIL if self.fails else None
+    def fault_of(self, number: int, method: Method) -> StorageFault | None:
+        return StorageFault.FAIL if self.fails else None
 
 
 class BreakerMachine(RuleBasedStateMachine):

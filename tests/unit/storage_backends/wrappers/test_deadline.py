@@ -13,7 +13,7 @@ from unified_cache.errors import ClosedError, ConfigError, StorageError, Storage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.wrappers import DeadlineStorage, Method, StuckCall
-from unified_cache.testing.faulty_storage import Fault, FaultyStorage
+from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
 SHORT_S = 0.02
@@ -62,7 +62,7 @@ def test_an_answer_in_time_is_the_stores_and_so_is_an_error() -> None:
 
 
 def test_the_buffers_of_a_call_that_timed_out_are_written_later_and_its_call_says_when_that_is_over() -> None:
-    faulty = scripted({0: Fault.HANG}, filled(MemoryStorage()))
+    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
     clock = ManualClock()
     clock.now_s = 100.0
     storage = DeadlineStorage(faulty, SHORT_S, calls_max=2, clock=clock)
@@ -81,7 +81,7 @@ def test_the_buffers_of_a_call_that_timed_out_are_written_later_and_its_call_say
 
 
 def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() -> None:
-    faulty = scripted({0: Fault.HANG, 1: Fault.HANG}, filled(MemoryStorage()))
+    faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG}, filled(MemoryStorage()))
     clock = ManualClock()
     storage = DeadlineStorage(faulty, SHORT_S, calls_max=2, clock=clock)
     page = blank_page(label(1))
@@ -103,7 +103,7 @@ def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() ->
 
 
 def test_a_thread_is_free_again_once_its_call_has_returned() -> None:
-    faulty = scripted(dict.fromkeys(range(10), Fault.HANG), filled(MemoryStorage()))
+    faulty = scripted(dict.fromkeys(range(10), StorageFault.HANG), filled(MemoryStorage()))
     storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
     for started_count in range(1, 4):
         error = timed_out(storage, blank_page(label(1)))
@@ -115,7 +115,7 @@ def test_a_thread_is_free_again_once_its_call_has_returned() -> None:
 
 def test_a_late_error_reaches_nobody() -> None:
     backend = filled(MemoryStorage())
-    faulty = scripted({0: Fault.HANG}, backend)
+    faulty = scripted({0: StorageFault.HANG}, backend)
     storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
     error = timed_out(storage, blank_page(label(1)))
     backend.close()
@@ -126,7 +126,7 @@ def test_a_late_error_reaches_nobody() -> None:
 
 
 def test_callers_beyond_the_threads_wait_for_one_that_is_free() -> None:
-    faulty = scripted({0: Fault.HANG}, filled(MemoryStorage()))
+    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
     storage = DeadlineStorage(faulty, PATIENCE_S, calls_max=1)
     with ThreadPoolExecutor(4) as callers:
         first = callers.submit(storage.exists, [label(1)])
@@ -139,7 +139,7 @@ def test_callers_beyond_the_threads_wait_for_one_that_is_free() -> None:
 
 
 def test_a_caller_that_waits_for_a_thread_is_told_when_the_last_one_gets_stuck() -> None:
-    faulty = scripted({0: Fault.HANG}, filled(MemoryStorage()))
+    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
     storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
     with ThreadPoolExecutor(2) as callers:
         first = callers.submit(storage.exists, [label(1)])
@@ -155,7 +155,7 @@ def test_a_caller_that_waits_for_a_thread_is_told_when_the_last_one_gets_stuck()
 def test_closing_over_a_call_that_hangs_ends_names_it_and_leaves_the_store_open_until_it_returns() -> None:
     backend = SlowToClose()
     backend.may_close.set()
-    faulty = scripted({0: Fault.HANG}, filled(backend))
+    faulty = scripted({0: StorageFault.HANG}, filled(backend))
     storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
     error = timed_out(storage, blank_page(label(1)))
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_an_error_of_close_is_raised_once() -> None:
 
 
 def test_a_caller_that_waits_for_a_thread_finds_the_store_closed() -> None:
-    faulty = scripted({0: Fault.HANG}, filled(MemoryStorage()))
+    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
     storage = DeadlineStorage(faulty, PATIENCE_S, calls_max=1)
     with ThreadPoolExecutor(2) as callers:
         first = callers.submit(storage.exists, [label(1)])
@@ -216,7 +216,7 @@ def test_threads_are_daemons_no_more_than_allowed_and_end_with_the_store() -> No
     def threads() -> set[threading.Thread]:
         return {each for each in set(threading.enumerate()) - before if each.name.startswith("storage-call")}
 
-    faulty = scripted(dict.fromkeys(range(3), Fault.HANG), filled(MemoryStorage()))
+    faulty = scripted(dict.fromkeys(range(3), StorageFault.HANG), filled(MemoryStorage()))
     storage = DeadlineStorage(faulty, PATIENCE_S, calls_max=3)
     with ThreadPoolExecutor(5) as callers:
         calls = [callers.submit(storage.exists, [label(1)]) for _ in range(5)]

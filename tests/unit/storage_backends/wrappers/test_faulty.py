@@ -11,7 +11,7 @@ from unified_cache.seal import Flaw, verify_buffers
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.storage_backends.wrappers import DeadlineStorage, Method
-from unified_cache.testing.faulty_storage import POISON, Fault, FaultyStorage, SeededFaults
+from unified_cache.testing.faulty_storage import POISON, FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
 
@@ -23,18 +23,18 @@ def filled(numbers: range) -> MemoryStorage:
 
 def test_a_call_that_fails_does_nothing_and_may_be_tried_again() -> None:
     backend = MemoryStorage()
-    storage = scripted({0: Fault.FAIL}, backend)
+    storage = scripted({0: StorageFault.FAIL}, backend)
     with pytest.raises(StorageError, match="call 0, put, fails") as raised:
         storage.put(sealed([1]), Level.CACHED)
     assert raised.value.retryable
     assert backend.exists([label(1)]) == [False]
     assert storage.put(sealed([1]), Level.CACHED) == [True]
-    assert storage.fired_count == {Fault.FAIL: 1}
+    assert storage.fired_count == {StorageFault.FAIL: 1}
 
 
 @pytest.mark.parametrize("method", [Method.EXISTS, Method.GET, Method.REMOVE, Method.SCAN])
 def test_every_method_can_fail(method: Method) -> None:
-    storage = scripted({0: Fault.FAIL}, filled(range(1)))
+    storage = scripted({0: StorageFault.FAIL}, filled(range(1)))
     calls: dict[Method, Callable[[], object]] = {
         Method.EXISTS: lambda: storage.exists([label(0)]),
         Method.GET: lambda: storage.get(blank([0])),
@@ -47,15 +47,15 @@ def test_every_method_can_fail(method: Method) -> None:
 
 def test_a_delayed_call_sleeps_and_goes_on() -> None:
     clock = ManualClock()
-    plan = SeededFaults({Fault.DELAY: 1.0}, random.Random(1))
+    plan = SeededFaults({StorageFault.DELAY: 1.0}, random.Random(1))
     storage = FaultyStorage(filled(range(1)), plan, random.Random(1), delay_s=3.0, sleep=clock.sleep)
     assert storage.exists([label(0)]) == [True]
     assert clock.sleeps_s == [3.0]
-    assert storage.fired_count == {Fault.DELAY: 1}
+    assert storage.fired_count == {StorageFault.DELAY: 1}
 
 
 def test_a_call_hangs_until_it_is_released_and_then_goes_on() -> None:
-    faulty = scripted({0: Fault.HANG, 1: Fault.HANG}, filled(range(2)))
+    faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG}, filled(range(2)))
     storage = DeadlineStorage(faulty, 0.01, calls_max=3)
     assert not faulty.wait_until_hung(1, 0.0)
     for _ in range(2):
@@ -65,11 +65,11 @@ def test_a_call_hangs_until_it_is_released_and_then_goes_on() -> None:
     assert len(storage.stuck_calls()) == 2
     faulty.release()
     storage.close(PATIENCE_S)
-    assert faulty.fired_count == {Fault.HANG: 2}
+    assert faulty.fired_count == {StorageFault.HANG: 2}
 
 
 def test_a_call_that_nobody_releases_does_not_hang_for_ever() -> None:
-    plan = SeededFaults({Fault.HANG: 1.0}, random.Random(1))
+    plan = SeededFaults({StorageFault.HANG: 1.0}, random.Random(1))
     storage = FaultyStorage(filled(range(1)), plan, random.Random(1), hang_s_max=0.01)
     assert storage.exists([label(0)]) == [True]
 
@@ -77,15 +77,15 @@ def test_a_call_that_nobody_releases_does_not_hang_for_ever() -> None:
 @pytest.mark.parametrize(
     ("fault", "flaws"),
     [
-        (Fault.SHORT_READ, {Flaw.HEADER, Flaw.PAYLOAD}),
-        (Fault.FLIPPED_BIT, {Flaw.HEADER, Flaw.PAYLOAD}),
-        (Fault.MISDIRECTED_READ, {Flaw.FOREIGN}),
-        (Fault.TORN_WRITE, {Flaw.HEADER, Flaw.PAYLOAD}),
+        (StorageFault.SHORT_READ, {Flaw.HEADER, Flaw.PAYLOAD}),
+        (StorageFault.FLIPPED_BIT, {Flaw.HEADER, Flaw.PAYLOAD}),
+        (StorageFault.MISDIRECTED_READ, {Flaw.FOREIGN}),
+        (StorageFault.TORN_WRITE, {Flaw.HEADER, Flaw.PAYLOAD}),
     ],
 )
-def test_a_damaged_page_counts_as_a_hit_and_does_not_verify(fault: Fault, flaws: set[Flaw]) -> None:
+def test_a_damaged_page_counts_as_a_hit_and_does_not_verify(fault: StorageFault, flaws: set[Flaw]) -> None:
     for seed in range(20):
-        script = {0: fault} if fault is Fault.TORN_WRITE else {1: fault}
+        script = {0: fault} if fault is StorageFault.TORN_WRITE else {1: fault}
         storage = scripted(script, seed=seed)
         assert storage.put(sealed(range(3)), Level.CACHED) == [True] * 3
         found = blank(range(3))
@@ -97,7 +97,7 @@ def test_a_damaged_page_counts_as_a_hit_and_does_not_verify(fault: Fault, flaws:
 
 
 def test_a_short_read_brings_the_front_of_the_page_and_poison() -> None:
-    storage = scripted({0: Fault.SHORT_READ}, filled(range(1)))
+    storage = scripted({0: StorageFault.SHORT_READ}, filled(range(1)))
     found = blank_page(label(0), cuts=(1, 700))
     assert storage.get([found]) == [True]
     content, expected = bytes_of(found), bytes_of(sealed_page(label(0)))
@@ -107,7 +107,7 @@ def test_a_short_read_brings_the_front_of_the_page_and_poison() -> None:
 
 
 def test_a_flipped_bit_is_one_bit() -> None:
-    storage = scripted({0: Fault.FLIPPED_BIT}, filled(range(1)))
+    storage = scripted({0: StorageFault.FLIPPED_BIT}, filled(range(1)))
     (found,) = blank([0])
     storage.get([found])
     flips = int.from_bytes(bytes_of(found)) ^ int.from_bytes(bytes_of(sealed_page(label(0))))
@@ -115,7 +115,7 @@ def test_a_flipped_bit_is_one_bit() -> None:
 
 
 def test_a_misdirected_page_is_another_page_whole() -> None:
-    storage = scripted({1: Fault.MISDIRECTED_READ})
+    storage = scripted({1: StorageFault.MISDIRECTED_READ})
     storage.put([*sealed(range(2)), sealed_page(label(2), PAGE_BYTES + 1)], Level.CACHED)
     (found,) = blank([0])
     assert storage.get([found]) == [True]
@@ -125,15 +125,15 @@ def test_a_misdirected_page_is_another_page_whole() -> None:
 
 def test_a_lost_write_is_acknowledged_and_not_there() -> None:
     backend = filled(range(2))
-    storage = scripted({0: Fault.LOST_WRITE}, backend)
+    storage = scripted({0: StorageFault.LOST_WRITE}, backend)
     assert storage.put(sealed([0, 2, 1, 2]), Level.CACHED) == [True] * 4
     assert backend.exists([label(number) for number in range(3)]) == [True, True, False]
-    assert storage.fired_count == {Fault.LOST_WRITE: 1}
+    assert storage.fired_count == {StorageFault.LOST_WRITE: 1}
 
 
 def test_a_partial_write_stores_the_first_pages_and_raises() -> None:
     backend = MemoryStorage()
-    storage = scripted({0: Fault.PARTIAL_WRITE}, backend)
+    storage = scripted({0: StorageFault.PARTIAL_WRITE}, backend)
     with pytest.raises(StorageError, match="of 5 pages") as raised:
         storage.put(sealed(range(5)), Level.CACHED)
     assert raised.value.retryable
@@ -143,8 +143,8 @@ def test_a_partial_write_stores_the_first_pages_and_raises() -> None:
     assert not stored[-1]
 
 
-@pytest.mark.parametrize("fault", [Fault.SHORT_READ, Fault.FLIPPED_BIT, Fault.MISDIRECTED_READ])
-def test_a_read_that_finds_nothing_cannot_be_damaged(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [StorageFault.SHORT_READ, StorageFault.FLIPPED_BIT, StorageFault.MISDIRECTED_READ])
+def test_a_read_that_finds_nothing_cannot_be_damaged(fault: StorageFault) -> None:
     storage = scripted({0: fault, 1: fault})
     assert storage.get(blank([0])) == [False]
     assert storage.get([]) == []
@@ -152,7 +152,7 @@ def test_a_read_that_finds_nothing_cannot_be_damaged(fault: Fault) -> None:
 
 
 def test_a_page_that_has_no_other_cannot_be_misdirected() -> None:
-    storage = scripted({1: Fault.MISDIRECTED_READ})
+    storage = scripted({1: StorageFault.MISDIRECTED_READ})
     storage.put(sealed([0]), Level.CACHED)
     (found,) = blank([0])
     assert storage.get([found]) == [True]
@@ -160,8 +160,8 @@ def test_a_page_that_has_no_other_cannot_be_misdirected() -> None:
     assert storage.fired_count == {}
 
 
-@pytest.mark.parametrize("fault", [Fault.LOST_WRITE, Fault.TORN_WRITE, Fault.PARTIAL_WRITE])
-def test_a_put_that_would_change_nothing_cannot_go_wrong(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [StorageFault.LOST_WRITE, StorageFault.TORN_WRITE, StorageFault.PARTIAL_WRITE])
+def test_a_put_that_would_change_nothing_cannot_go_wrong(fault: StorageFault) -> None:
     storage = scripted({0: fault, 1: fault}, filled(range(1)))
     assert storage.put(sealed([0]), Level.CACHED) == [True]
     assert storage.put([], Level.CACHED) == []
@@ -169,13 +169,13 @@ def test_a_put_that_would_change_nothing_cannot_go_wrong(fault: Fault) -> None:
 
 
 def test_a_script_that_gives_a_call_a_fault_it_cannot_have_is_an_error() -> None:
-    storage = scripted({0: Fault.LOST_WRITE})
+    storage = scripted({0: StorageFault.LOST_WRITE})
     with pytest.raises(ConfigError, match="call 0 is get, which cannot have a lost write"):
         storage.get(blank([0]))
 
 
 def test_a_seeded_fault_strikes_only_methods_that_can_have_it() -> None:
-    plan = SeededFaults({Fault.LOST_WRITE: 1.0}, random.Random(1))
+    plan = SeededFaults({StorageFault.LOST_WRITE: 1.0}, random.Random(1))
     storage = FaultyStorage(filled(range(1)), plan, random.Random(1))
     (found,) = blank([0])
     assert storage.get([found]) == [True]
@@ -184,8 +184,8 @@ def test_a_seeded_fault_strikes_only_methods_that_can_have_it() -> None:
     assert storage.fired_count == {}
 
 
-@pytest.mark.parametrize("rates", [{Fault.FAIL: -0.1}, {Fault.FAIL: 0.6, Fault.DELAY: 0.5}])
-def test_rates_that_are_no_probabilities_are_an_error(rates: Mapping[Fault, float]) -> None:
+@pytest.mark.parametrize("rates", [{StorageFault.FAIL: -0.1}, {StorageFault.FAIL: 0.6, StorageFault.DELAY: 0.5}])
+def test_rates_that_are_no_probabilities_are_an_error(rates: Mapping[StorageFault, float]) -> None:
     with pytest.raises(ConfigError, match="rates"):
         SeededFaults(rates, random.Random(1))
 
@@ -203,7 +203,7 @@ def history(storage: StorageBackend, calls_count: int) -> list[object]:
 
 
 def test_the_same_seed_gives_the_same_faults_at_the_rates_asked_for() -> None:
-    lying = set(Fault) - {Fault.DELAY, Fault.HANG}
+    lying = set(StorageFault) - {StorageFault.DELAY, StorageFault.HANG}
     stores = [
         FaultyStorage(
             MemoryStorage(20 * PAGE_BYTES),
@@ -215,5 +215,5 @@ def test_the_same_seed_gives_the_same_faults_at_the_rates_asked_for() -> None:
     one, same, other = (history(storage, 400) for storage in stores)
     assert one == same
     assert one != other
-    assert set(stores[0].fired_count) >= lying - {Fault.LOST_WRITE, Fault.TORN_WRITE}
-    assert 0.07 < stores[0].fired_count[Fault.FAIL] / stores[0].calls_count < 0.13
+    assert set(stores[0].fired_count) >= lying - {StorageFault.LOST_WRITE, StorageFault.TORN_WRITE}
+    assert 0.07 < stores[0].fired_count[StorageFault.FAIL] / stores[0].calls_count < 0.13

@@ -14,7 +14,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
-from unified_cache.testing.faulty_storage import Fault, FaultyStorage, SeededFaults
+from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, PAGE_BYTES, label
 
 
@@ -55,7 +55,7 @@ def test_every_method_is_counted_with_its_pages_hits_and_bytes() -> None:
 def test_latency_is_the_time_to_the_answer_or_the_error() -> None:
     registry = CollectorRegistry()
     clock = ManualClock()
-    plan = SeededFaults({Fault.DELAY: 1.0}, random.Random(1))
+    plan = SeededFaults({StorageFault.DELAY: 1.0}, random.Random(1))
     slow = FaultyStorage(MemoryStorage(), plan, random.Random(1), delay_s=0.3, sleep=clock.sleep)
     storage = MeteredStorage(slow, StorageMetrics(registry), "s", clock)
     storage.get(blank([1]))
@@ -69,7 +69,7 @@ def test_latency_is_the_time_to_the_answer_or_the_error() -> None:
 
 def test_errors_are_counted_by_class_and_raised_and_have_neither_pages_nor_hits() -> None:
     registry = CollectorRegistry()
-    storage = MeteredStorage(scripted({0: Fault.FAIL}), StorageMetrics(registry), "s")
+    storage = MeteredStorage(scripted({0: StorageFault.FAIL}), StorageMetrics(registry), "s")
     with pytest.raises(StorageError, match="on purpose"):
         storage.get(blank([1]))
     storage.close()

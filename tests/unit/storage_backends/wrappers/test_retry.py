@@ -13,7 +13,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers import Backoff, RetryStorage
-from unified_cache.testing.faulty_storage import Fault
+from unified_cache.testing.faulty_storage import StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, bytes_of, label
 
 PAUSES = Backoff(1.0, 3.0)
@@ -25,7 +25,7 @@ def retrying(backend: StorageBackend, rounds_max: int, clock: ManualClock | None
 
 def test_a_fault_that_passes_is_not_seen() -> None:
     clock = ManualClock()
-    faulty = scripted({0: Fault.FAIL, 4: Fault.FAIL, 7: Fault.FAIL})
+    faulty = scripted({0: StorageFault.FAIL, 4: StorageFault.FAIL, 7: StorageFault.FAIL})
     storage = retrying(faulty, 2, clock)
     assert storage.put(sealed(range(4)), Level.CACHED) == [True] * 4
     assert storage.exists([label(9)]) == [False]
@@ -42,7 +42,7 @@ def test_a_store_that_always_fails_is_asked_so_often_and_then_its_error_is_raise
     rounds_max: int, calls_count: int
 ) -> None:
     clock = ManualClock()
-    faulty = scripted(dict.fromkeys(range(100), Fault.FAIL))
+    faulty = scripted(dict.fromkeys(range(100), StorageFault.FAIL))
     storage = retrying(faulty, rounds_max, clock)
     with pytest.raises(StorageError, match=f"call {calls_count - 1}, get, fails"):
         storage.get(blank(range(64)))
@@ -56,7 +56,7 @@ def test_pauses_double_up_to_their_bound_shortened_by_up_to_a_half_as_the_seed_s
     def pauses_s(seed: int) -> list[float]:
         clock = ManualClock()
         with pytest.raises(StorageError):
-            retrying(scripted(dict.fromkeys(range(9), Fault.FAIL)), 5, clock, seed).get(blank([1]))
+            retrying(scripted(dict.fromkeys(range(9), StorageFault.FAIL)), 5, clock, seed).get(blank([1]))
         return clock.sleeps_s
 
     assert pauses_s(1) == pauses_s(1)
@@ -68,7 +68,7 @@ def test_pauses_double_up_to_their_bound_shortened_by_up_to_a_half_as_the_seed_s
 def test_a_batch_that_fails_is_cut_until_only_what_fails_is_missing() -> None:
     # Page 4 is bad: of calls 0 [0, 8); 1 [0, 4), 2 [4, 8); 3 [4, 6), 4 [6, 8); 5 [4, 5), 6 [5, 6) those with it fail.
     backend = MemoryStorage()
-    faulty = scripted(dict.fromkeys([0, 2, 3, 5], Fault.FAIL), backend)
+    faulty = scripted(dict.fromkeys([0, 2, 3, 5], StorageFault.FAIL), backend)
     storage = retrying(faulty, 4)
     assert storage.put(sealed(range(8)), Level.CACHED) == [number != 4 for number in range(8)]
     assert backend.exists([label(number) for number in range(8)]) == [number != 4 for number in range(8)]
@@ -76,7 +76,7 @@ def test_a_batch_that_fails_is_cut_until_only_what_fails_is_missing() -> None:
 
 
 def test_a_batch_that_was_stored_in_part_is_completed() -> None:
-    storage = retrying(scripted({0: Fault.PARTIAL_WRITE}), 2)
+    storage = retrying(scripted({0: StorageFault.PARTIAL_WRITE}), 2)
     assert storage.put(sealed(range(6)), Level.CACHED) == [True] * 6
     found = blank(range(6))
     assert storage.get(found) == [True] * 6
@@ -137,13 +137,13 @@ def test_a_timeout_is_not_tried_again_nor_hidden_by_what_was_answered() -> None:
 
 
 def test_an_empty_batch_is_tried_again_like_any_other() -> None:
-    faulty = scripted({0: Fault.FAIL})
+    faulty = scripted({0: StorageFault.FAIL})
     assert retrying(faulty, 2).exists([]) == []
     assert faulty.calls_count == 2
 
 
 def test_other_methods_are_tried_once() -> None:
-    faulty = scripted(dict.fromkeys(range(3), Fault.FAIL))
+    faulty = scripted(dict.fromkeys(range(3), StorageFault.FAIL))
     storage = retrying(faulty, 5)
     for call in (
         lambda: storage.register(manifest_of(MODEL, LAYOUT), {}),
@@ -166,7 +166,7 @@ def test_whatever_fails_calls_are_bounded_and_every_page_said_to_be_stored_is(
 ) -> None:
     clock = ManualClock()
     backend = MemoryStorage()
-    faulty = scripted(dict.fromkeys(fails, Fault.FAIL), backend)
+    faulty = scripted(dict.fromkeys(fails, StorageFault.FAIL), backend)
     storage = retrying(faulty, rounds_max, clock)
     try:
         stored = storage.put(sealed(range(pages_count)), Level.CACHED)

@@ -21,7 +21,7 @@ from unified_cache.storage_backends.wrappers import (
     RetryStorage,
 )
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
-from unified_cache.testing.faulty_storage import Fault, FaultyStorage, SeededFaults
+from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
 OPERATIONS = 2_000
@@ -30,14 +30,14 @@ SEALED = [sealed_page(label(number)) for number in range(PAGES)]
 CONTENTS = [bytes_of(page) for page in SEALED]
 
 RATES = {
-    Fault.FAIL: 0.08,
-    Fault.DELAY: 0.02,
-    Fault.SHORT_READ: 0.08,
-    Fault.FLIPPED_BIT: 0.08,
-    Fault.MISDIRECTED_READ: 0.08,
-    Fault.LOST_WRITE: 0.08,
-    Fault.TORN_WRITE: 0.08,
-    Fault.PARTIAL_WRITE: 0.08,
+    StorageFault.FAIL: 0.08,
+    StorageFault.DELAY: 0.02,
+    StorageFault.SHORT_READ: 0.08,
+    StorageFault.FLIPPED_BIT: 0.08,
+    StorageFault.MISDIRECTED_READ: 0.08,
+    StorageFault.LOST_WRITE: 0.08,
+    StorageFault.TORN_WRITE: 0.08,
+    StorageFault.PARTIAL_WRITE: 0.08,
 }
 
 
@@ -110,7 +110,7 @@ def test_a_store_that_hangs_costs_two_deadlines_and_is_a_miss_from_then_on() -> 
     clock = ManualClock()
     backend = MemoryStorage()
     backend.put(SEALED[:2], Level.CACHED)
-    store = FaultyStorage(backend, SeededFaults({Fault.HANG: 1.0}, random.Random(0)), random.Random(0))
+    store = FaultyStorage(backend, SeededFaults({StorageFault.HANG: 1.0}, random.Random(0)), random.Random(0))
     deadline = DeadlineStorage(store, 0.05, calls_max=3)
     retry = RetryStorage(deadline, 3, Backoff(0.1, 1.0), random.Random(0), clock.sleep)
     breaker = CircuitBreaker(retry, 2, Backoff(1.0, 1.0), clock)

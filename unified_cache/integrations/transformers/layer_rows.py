@@ -15,14 +15,14 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4CSACa
 
 from unified_cache.errors import LayoutError
 
-__all__ = ["CHECKPOINT", "Kept", "LayerState", "layer_state"]
+__all__ = ["CHECKPOINT", "LayerRows", "LayerState", "layer_state"]
 
 CHECKPOINT = 0
 """Tokens of a row that is no row of tokens: the state after all of them, true at one boundary alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class LayerRows:
     """One tensor that a layer keeps now."""
 
     pool: str
@@ -39,7 +39,7 @@ class Kept:
 class LayerState(Protocol):
     """One layer of a model's own cache object, read and filled at page boundaries. Batches of one request."""
 
-    def read(self) -> list[Kept]:
+    def read(self) -> list[LayerRows]:
         """Return every tensor that the layer needs to go on, in an order that never changes."""
         ...
 
@@ -59,9 +59,9 @@ class FullLayer:
     def __init__(self, layer: DynamicLayer) -> None:
         self._layer = layer
 
-    def read(self) -> list[Kept]:
+    def read(self) -> list[LayerRows]:
         """Return keys and values."""
-        return [Kept("kv", _rows(self._layer.keys)), Kept("kv", _rows(self._layer.values))]
+        return [LayerRows("kv", _rows(self._layer.keys)), LayerRows("kv", _rows(self._layer.values))]
 
     def write(self, rows: Sequence[torch.Tensor], tokens: int) -> None:
         """Hand keys and values over."""
@@ -77,10 +77,10 @@ class WindowLayer:
     def __init__(self, layer: DynamicSlidingWindowLayer) -> None:
         self._layer = layer
 
-    def read(self) -> list[Kept]:
+    def read(self) -> list[LayerRows]:
         """Return keys and values."""
         rows_max = self._layer.sliding_window - 1
-        return [Kept("swa", _rows(each), rows_max=rows_max) for each in (self._layer.keys, self._layer.values)]
+        return [LayerRows("swa", _rows(each), rows_max=rows_max) for each in (self._layer.keys, self._layer.values)]
 
     def write(self, rows: Sequence[torch.Tensor], tokens: int) -> None:
         """Hand keys and values over, and how many tokens there were up to the last of them."""
@@ -97,10 +97,10 @@ class RecurrentLayer:
     def __init__(self, layer: LinearAttentionLayer) -> None:
         self._layer = layer
 
-    def read(self) -> list[Kept]:
+    def read(self) -> list[LayerRows]:
         """Return the convolution's inputs and the recurrent state, of each pair that the layer keeps."""
         pairs = ((self._layer.conv_states[at], self._layer.recurrent_states[at]) for at in self._states())
-        return [Kept("mamba", each, CHECKPOINT, rows_max=1) for pair in pairs for each in pair]
+        return [LayerRows("mamba", each, CHECKPOINT, rows_max=1) for pair in pairs for each in pair]
 
     def write(self, rows: Sequence[torch.Tensor], tokens: int) -> None:
         """Hand both over as the state after a prompt."""
@@ -123,7 +123,7 @@ class HeavilyCompressedLayer:
     def __init__(self, layer: DeepseekV4HCACache) -> None:
         self._layer = layer
 
-    def read(self) -> list[Kept]:
+    def read(self) -> list[LayerRows]:
         """Return the window and the compressed rows."""
         return [_window(self._layer), _compressed(self._layer, "compressor", "deepseek_v4_c128")]
 
@@ -142,13 +142,13 @@ class CompressedSparseLayer:
     def __init__(self, layer: DeepseekV4CSACache) -> None:
         self._layer = layer
 
-    def read(self) -> list[Kept]:
+    def read(self) -> list[LayerRows]:
         """Return the window; then compressed rows and overlapping group, of the compressor and of the indexer."""
         kept = [_window(self._layer)]
         for name, pool in _CSA_POOLS.items():
             overlap = (self._layer.overlap_kv[name], self._layer.overlap_gate[name])
             kept.append(_compressed(self._layer, name, pool))
-            kept += [Kept(f"{pool}_state", each, CHECKPOINT, rows_max=1) for each in overlap]
+            kept += [LayerRows(f"{pool}_state", each, CHECKPOINT, rows_max=1) for each in overlap]
         return kept
 
     def write(self, rows: Sequence[torch.Tensor], tokens: int) -> None:
@@ -201,8 +201,8 @@ def _fill(layer: DynamicLayer, keys: torch.Tensor, values: torch.Tensor) -> None
     layer.keys, layer.values = (rows.transpose(0, 1).unsqueeze(0) for rows in (keys, values))
 
 
-def _window(layer: DeepseekV4HCACache) -> Kept:
-    return Kept("swa", _rows(layer.keys), rows_max=layer.sliding_window - 1)
+def _window(layer: DeepseekV4HCACache) -> LayerRows:
+    return LayerRows("swa", _rows(layer.keys), rows_max=layer.sliding_window - 1)
 
 
 def _fill_window(layer: DeepseekV4HCACache, rows: torch.Tensor, tokens: int) -> None:
@@ -211,6 +211,6 @@ def _fill_window(layer: DeepseekV4HCACache, rows: torch.Tensor, tokens: int) -> 
     layer.cumulative_length = tokens
 
 
-def _compressed(layer: DeepseekV4HCACache, name: str, pool: str) -> Kept:
+def _compressed(layer: DeepseekV4HCACache, name: str, pool: str) -> LayerRows:
     compressed = layer.compressed_kv[name]
-    return Kept(pool, None if compressed is None else compressed[0], layer.compress_rate)
+    return LayerRows(pool, None if compressed is None else compressed[0], layer.compress_rate)

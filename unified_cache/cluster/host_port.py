@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from unified_cache.errors import ConfigError
 
-__all__ = ["LOOPBACK", "Address", "claim", "free_ports"]
+__all__ = ["LOOPBACK", "HostPort", "claim", "free_ports"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -18,14 +18,14 @@ DRAWS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class HostPort:
     """Where a process listens."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, option: str, text: str) -> "Address":
+    def parse(cls, option: str, text: str) -> "HostPort":
         """Read HOST:PORT.
 
         Raises:

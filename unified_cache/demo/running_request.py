@@ -15,12 +15,12 @@ import torch
 from transformers import DynamicCache
 
 from unified_cache.cache import UnifiedCache
-from unified_cache.demo.request import Request
-from unified_cache.integrations.transformers import DevicePages, Prefix, Stage
+from unified_cache.demo.request import DemoRequest
+from unified_cache.integrations.transformers import DevicePages, PrefixRestore, Stage
 from unified_cache.pool import Slots
 from unified_cache.tree import Lock
 
-__all__ = ["PrefillChunk", "Seat"]
+__all__ = ["PrefillChunk", "RunningRequest"]
 
 SINK = 0
 """Slot of the page that padding goes to."""
@@ -30,17 +30,17 @@ SINK = 0
 class PrefillChunk:
     """Tokens that the next forward runs for one request."""
 
-    seat: "Seat"
+    running: "RunningRequest"
     start: int
     end: int
 
     @property
     def tokens(self) -> list[int]:
         """Token ids."""
-        return self.seat.request.tokens[self.start : self.end]
+        return self.running.request.tokens[self.start : self.end]
 
 
-class Seat:
+class RunningRequest:
     """What one running request holds. The engine asks for a chunk, runs it, says where to write it, and so on."""
 
     __slots__ = (
@@ -60,9 +60,9 @@ class Seat:
     )
 
     def __init__(
-        self, request: Request, cache: UnifiedCache, pages: DevicePages, chunk_pages: int, *, keeps_answer: bool
+        self, request: DemoRequest, cache: UnifiedCache, pages: DevicePages, chunk_pages: int, *, keeps_answer: bool
     ) -> None:
-        """Seat a request; nothing is asked or allocated yet. Chunks of its prompt end at multiples of ``chunk_pages``.
+        """Take a request; nothing is asked or allocated yet. Chunks of its prompt end at multiples of ``chunk_pages``.
 
         With ``keeps_answer`` the pages that decoding fills are kept like those of the prompt.
         """
@@ -72,7 +72,7 @@ class Seat:
         self._pages = pages
         self._chunk_pages = chunk_pages
         self._keeps_answer = keeps_answer
-        self._prefix = Prefix(cache, prompt, len(request.tokens))
+        self._prefix = PrefixRestore(cache, prompt, len(request.tokens))
         self._steps = self._begin()
         self._lock: Lock | None = None
         self._fresh: list[Slots] = []

@@ -8,7 +8,7 @@ import torch
 
 from unified_cache.forward import ForwardBatch, LayerKind, SwaTranslation, init_metadata, write_locs
 
-__all__ = ["PagedPlacing", "Placing", "WriteLocs", "as_it_is"]
+__all__ = ["PagedWriteLocator", "WriteLocator", "WriteLocs", "own_length"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class WriteLocs:
         return WriteLocs(self.full[count:], None if self.swa is None else self.swa[count:])
 
 
-class Placing(Protocol):
+class WriteLocator(Protocol):
     """Turn one batch into write locations. Called once in every iteration, for idle batches as well."""
 
     def __call__(self, batch: ForwardBatch) -> WriteLocs:
@@ -37,17 +37,17 @@ class Placing(Protocol):
         ...
 
 
-def as_it_is(tokens_count: int) -> int:
+def own_length(tokens_count: int) -> int:
     """Return the length that other ranks need a batch to have, of one that has no other ranks: its own."""
     return tokens_count
 
 
-class PagedPlacing:
+class PagedWriteLocator:
     """What a serving engine does: pad to the length that all ranks agree on, build metadata, ask it layer by layer."""
 
     __slots__ = ("_padded_tokens", "_translation")
 
-    def __init__(self, translation: SwaTranslation | None, padded_tokens: Callable[[int], int] = as_it_is) -> None:
+    def __init__(self, translation: SwaTranslation | None, padded_tokens: Callable[[int], int] = own_length) -> None:
         """Translate by ``translation``, None where no component is reached through Full's slots."""
         self._translation = translation
         self._padded_tokens = padded_tokens
