@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import InputError, LayoutError
-from unified_cache.window import needed_pages
+from unified_cache.window import SPAN_ALL, needed_pages
 
 __all__ = [
     "POOL_NAME_BYTES_MAX",
@@ -78,49 +77,34 @@ class PoolSpec:
             raise LayoutError(f"pool {self.name}: page_bytes must not be negative, found {self.page_bytes}")
 
 
-class Component(Protocol):
-    """One kind of state with its own validity rule, locks and LRUs per tier.
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One kind of state that a model keeps, with its own validity rule, locks and eviction queues per tier.
 
-    A component says which pages before ``end`` a resume at ``end`` needs, and in which pools they lie. It holds
-    no state and knows neither tree nor cache.
+    Everything that differs between kinds is in these fields. ``unified_cache.components`` makes the usual ones.
     """
 
-    @property
-    def name(self) -> str:
-        """Name for people: tables, errors, metrics."""
-        ...
+    name: str
+    """Name for people: tables, errors, metrics."""
+    span: int
+    """Pages before ``end`` that a resume at ``end`` needs; ``SPAN_ALL`` for all of them."""
+    pools: tuple[PoolSpec, ...]
+    """The anchor pool, whose slots the component allocates, then the sidecars that follow its slots."""
+    mapped: bool = False
+    """Whether engines reach its device slots through Full's, by a map (see ``slots.PageMap``)."""
+    page_size: int | None = None
+    """Tokens per page that the span was counted in; None where the span is right for pages of any size."""
 
-    @property
-    def span(self) -> int:
-        """Pages before ``end`` that a resume at ``end`` needs; ``SPAN_ALL`` for all of them."""
-        ...
-
-    @property
-    def mapped(self) -> bool:
-        """Whether engines reach its device slots through Full's, by a map (see ``slots.PageMap``)."""
-        ...
-
-    @property
-    def pools(self) -> tuple[PoolSpec, ...]:
-        """The anchor pool, whose slots the component allocates, then the sidecars that follow its slots."""
-        ...
+    def __post_init__(self) -> None:
+        if not 1 <= self.span <= SPAN_ALL:
+            raise LayoutError(f"the span of {self.name} must be in [1, {SPAN_ALL}], found {self.span}")
+        if not self.pools:
+            raise LayoutError(f"component {self.name} needs at least one pool")
 
     @property
     def hit_policy(self) -> HitPolicy:
-        """The span in storage's words."""
-        ...
-
-    def check_page_size(self, page_size: int) -> None:
-        """Check that the span means pages of ``page_size`` tokens.
-
-        Raises:
-            LayoutError: it means others.
-        """
-        ...
-
-    def with_pools(self, pools: tuple[PoolSpec, ...]) -> "Component":
-        """Return the same component over other pools, anchor first."""
-        ...
+        """The span in the words that SGLang's storage interface uses."""
+        return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +121,8 @@ class ModelLayout:
         if not self.components:
             raise LayoutError("a layout needs at least one component")
         first = self.components[0]
-        if first.hit_policy is not HitPolicy.ALL_PAGES:
-            raise LayoutError(f"the first component must need all pages, found {first.name} with {first.hit_policy}")
+        if first.span != SPAN_ALL:
+            raise LayoutError(f"the first component must need all pages, found {first.name} with span {first.span}")
         mapped = [component.name for component in self.components if component.mapped]
         if len(mapped) > 1 or first.mapped:
             raise LayoutError(f"at most one component, and not the first, may be mapped, found {mapped}")
@@ -146,9 +130,11 @@ class ModelLayout:
         if len(set(names)) != len(names):
             raise LayoutError(f"pool names must differ, found {names}")
         for component in self.components:
-            if not component.pools:
-                raise LayoutError(f"component {component.name} needs at least one pool")
-            component.check_page_size(self.page_size)
+            if component.page_size not in {None, self.page_size}:
+                raise LayoutError(
+                    f"{component.name}: a window counted in pages of {component.page_size} tokens, "
+                    f"found {self.page_size}"
+                )
         sharded = [pool.name for pool in first.pools if not pool.replicated]
         if sharded and any(pool.replicated for pool in self.pools):
             raise LayoutError(f"where any pool is replicated, those of {first.name} must be, found {sharded} sharded")
@@ -164,7 +150,7 @@ class ModelLayout:
     def only(self, chosen: Callable[[PoolSpec], bool]) -> "ModelLayout | None":
         """Return the same model with the chosen pools alone; None if there are none."""
         left = [(each, tuple(pool for pool in each.pools if chosen(pool))) for each in self.components]
-        components = tuple(component.with_pools(pools) for component, pools in left if pools)
+        components = tuple(replace(component, pools=pools) for component, pools in left if pools)
         return ModelLayout(self.page_size, components) if components else None
 
     @property

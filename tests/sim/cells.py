@@ -63,7 +63,7 @@ def cell(name: str, *others: Component) -> Cell:
     return Cell(name, ModelLayout(PAGE_SIZE, (Full(pools("kv", "kv_index")), *others)))
 
 
-def window(window_tokens: int) -> SlidingWindow:
+def window(window_tokens: int) -> Component:
     return SlidingWindow(window_tokens, PAGE_SIZE, pools("swa", "swa_scale"))
 
 

@@ -1,42 +1,21 @@
 """Component sets for tests: the first needs every page, the others a window."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import DeepSeekV4
-from unified_cache.pool import HitPolicy, ModelLayout, PoolSpec
+from unified_cache.pool import Component, ModelLayout, PoolSpec
 from unified_cache.window import SPAN_ALL
 
 
-@dataclass(frozen=True)
-class ToyComponent:
-    """Any span, any pools: what the tree and the controller know of a component is no more than this."""
-
-    name: str
-    span: int
-    pools: tuple[PoolSpec, ...]
-    mapped: bool = False
-
-    @property
-    def hit_policy(self) -> HitPolicy:
-        return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
-
-    def check_page_size(self, page_size: int) -> None:
-        """Accept any."""
-
-    def with_pools(self, pools: tuple[PoolSpec, ...]) -> "ToyComponent":
-        return replace(self, pools=pools)
-
-
-def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[ToyComponent, ...]:
+def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[Component, ...]:
     """Make one component per span; every one but the first has a sidecar pool, the second is mapped."""
-    components: list[ToyComponent] = []
+    components: list[Component] = []
     for number, span in enumerate(spans):
         pools = [PoolSpec(f"toy{number}", page_bytes * (number + 1))]
         if number:
             pools.append(PoolSpec(f"toy{number}_sidecar", 24 + number))
-        components.append(ToyComponent(f"toy{number}", span, tuple(pools), mapped=number == 1))
+        components.append(Component(f"toy{number}", span, tuple(pools), mapped=number == 1))
     return tuple(components)
 
 
@@ -51,17 +30,17 @@ SPAN_SETS = (
 )
 
 
-def full_attention() -> Full:
+def full_attention() -> Component:
     """Make full attention with a sidecar."""
     return Full((PoolSpec("kv", 40), PoolSpec("kv_index", 24)))
 
 
-def sliding_window(window_tokens: int, page_size: int) -> SlidingWindow:
+def sliding_window(window_tokens: int, page_size: int) -> Component:
     """Make a sliding window with a sidecar."""
     return SlidingWindow(window_tokens, page_size, (PoolSpec("swa", 32), PoolSpec("swa_scale", 17)))
 
 
-def recurrent_state() -> RecurrentState:
+def recurrent_state() -> Component:
     """Make recurrent state with a sidecar."""
     return RecurrentState((PoolSpec("ssm", 48), PoolSpec("conv", 20)))
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.components import ToyComponent
 from unified_cache.page import Prompt
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
@@ -35,8 +34,8 @@ LAYOUTS: Mapping[str, ModelLayout] = {
     "deepseek_v4": ModelLayout(
         PAGE_SIZE,
         (
-            ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 0), PoolSpec("c4", 96), PoolSpec("c128", 40))),
-            ToyComponent("swa", 2, (PoolSpec("swa", 64), PoolSpec("c4_state", 32)), mapped=True),
+            Component("full", SPAN_ALL, (PoolSpec("kv", 0), PoolSpec("c4", 96), PoolSpec("c128", 40))),
+            Component("swa", 2, (PoolSpec("swa", 64), PoolSpec("c4_state", 32)), mapped=True),
         ),
     ),
 }

@@ -18,8 +18,7 @@ so no group of 128 is pending at a page boundary. Names and formats as SGLang 0.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unified_cache.components.full import Full
-from unified_cache.components.swa import SlidingWindow
+from unified_cache.components.kinds import Full, SlidingWindow
 from unified_cache.errors import LayoutError
 from unified_cache.pool import ModelLayout, PoolSpec
 

@@ -5,7 +5,7 @@ each component, by the retention in force, is the ratio.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -187,4 +187,4 @@ def _scaled(component: Component, scale: float) -> Component:
         PoolSpec(pool.name, max(POOL_BYTES_MIN, round(pool.page_bytes * scale)) if pool.page_bytes else 0)
         for pool in component.pools
     )
-    return component.with_pools(pools)
+    return replace(component, pools=pools)

@@ -1,37 +1,13 @@
 """What a store is told about the pages of one identity, so that a tool can read it without an engine."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from unified_cache.errors import LayoutError, StorageError
-from unified_cache.pool import HitPolicy, Identity, ModelLayout, PoolSpec
-from unified_cache.proto.manifest_pb2 import Component, Manifest, Pool
+from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.proto import manifest_pb2 as proto
 from unified_cache.seal import FORMAT_VERSION
-from unified_cache.window import SPAN_ALL
 
-__all__ = ["Description", "StoredComponent", "described_by", "manifest_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredComponent:
-    """A component as a manifest describes it: enough for windows and objects, nothing of how an engine maps slots."""
-
-    name: str
-    span: int
-    pools: tuple[PoolSpec, ...]
-    mapped: bool = False
-    """Never: slots are an engine's matter, no manifest speaks of them."""
-
-    @property
-    def hit_policy(self) -> HitPolicy:
-        """The span in storage's words."""
-        return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
-
-    def check_page_size(self, page_size: int) -> None:
-        """Accept any: the manifest stands under the digest of span and page size together."""
-
-    def with_pools(self, pools: tuple[PoolSpec, ...]) -> "StoredComponent":
-        """Return the same component over other pools."""
-        return replace(self, pools=pools)
+__all__ = ["Description", "described_by", "manifest_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +18,9 @@ class Description:
     layout: ModelLayout
 
 
-def manifest_of(identity: Identity, layout: ModelLayout) -> Manifest:
+def manifest_of(identity: Identity, layout: ModelLayout) -> proto.Manifest:
     """Describe an identity and its layout field by field, under the digest that names both."""
-    return Manifest(
+    return proto.Manifest(
         format_version=FORMAT_VERSION,
         identity=identity.digest(layout),
         model=identity.model,
@@ -53,17 +29,17 @@ def manifest_of(identity: Identity, layout: ModelLayout) -> Manifest:
         shard=identity.shard,
         page_size=layout.page_size,
         components=[
-            Component(
+            proto.Component(
                 name=component.name,
                 span=component.span,
-                pools=[Pool(name=pool.name, page_bytes=pool.page_bytes) for pool in component.pools],
+                pools=[proto.Pool(name=pool.name, page_bytes=pool.page_bytes) for pool in component.pools],
             )
             for component in layout.components
         ],
     )
 
 
-def described_by(manifest: Manifest) -> Description:
+def described_by(manifest: proto.Manifest) -> Description:
     """Return what a manifest says: the inverse of ``manifest_of``, checked against the digest that it stands under.
 
     Raises:
@@ -78,7 +54,7 @@ def described_by(manifest: Manifest) -> Description:
         )
     try:
         components = tuple(
-            StoredComponent(
+            Component(
                 component.name, component.span, tuple(PoolSpec(pool.name, pool.page_bytes) for pool in component.pools)
             )
             for component in manifest.components

@@ -10,7 +10,7 @@ from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.config import CacheConfig, Retention
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.errors import ConfigError, InputError, SlotError
-from unified_cache.pool import ModelLayout, PoolSpec, Tier
+from unified_cache.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.window import needed_pages, window
 
@@ -20,7 +20,7 @@ WINDOW = SlidingWindow(2 * PAGE, PAGE, (PoolSpec("swa", 32), PoolSpec("swa_sidec
 STATE = RecurrentState((PoolSpec("mamba", 48),))
 
 
-def engine(*components: SlidingWindow | RecurrentState, pages: int = 32, states: int = 8) -> ToyEngine:
+def engine(*components: Component, pages: int = 32, states: int = 8) -> ToyEngine:
     sizes = (pages, *(states for _ in components))
     return ToyEngine(ModelLayout(PAGE, (FULL, *components)), sizes, tuple(0 for _ in sizes), None, InlineWorkers())
 

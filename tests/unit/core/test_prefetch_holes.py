@@ -7,7 +7,7 @@ from tests.support.cache import ToyEngine
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PoolSpec, Tier
+from unified_cache.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 
 PAGE = 16
@@ -16,7 +16,7 @@ WINDOW = SlidingWindow(2 * PAGE, PAGE, (PoolSpec("swa", 32), PoolSpec("swa_scale
 STATE = RecurrentState((PoolSpec("mamba", 48),))
 
 
-def engine(*components: SlidingWindow | RecurrentState) -> ToyEngine:
+def engine(*components: Component) -> ToyEngine:
     layout = ModelLayout(PAGE, (FULL, *components))
     sizes = (16, *(8 for _ in components))
     return ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
@@ -62,7 +62,7 @@ def bring(toy: ToyEngine, prompt: Prompt) -> int:
 
 @pytest.mark.parametrize("components", [(WINDOW,), (STATE,), (WINDOW, STATE)])
 def test_a_window_that_memory_lost_comes_back_while_full_stays(
-    components: tuple[SlidingWindow | RecurrentState, ...],
+    components: tuple[Component, ...],
 ) -> None:
     toy = engine(*components)
     prompt = served_and_stored(toy, 1, 2, 3, 4)

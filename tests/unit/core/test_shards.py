@@ -7,12 +7,11 @@ from typing import TypeVar
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
-from tests.support.components import ToyComponent
 from tests.support.ranks import FailingStorage, ThreadRanks, in_threads, over, prompt_of, ranked, same, served
 from unified_cache.components.layouts.presets import layout
 from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.errors import LayoutError
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.ranks import LocalRanks
 from unified_cache.ranks.shards import Shard, heads_per_unit
@@ -29,8 +28,8 @@ Result = TypeVar("Result")
 
 def mixed_layout() -> ModelLayout:
     """Make MLA with recurrent state: what attention keeps is alike on all ranks, the state is not."""
-    full = ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64, True), PoolSpec("index", 40, True)))
-    return ModelLayout(PAGE, (full, ToyComponent("state", 1, (PoolSpec("state", 48),))))
+    full = Component("full", SPAN_ALL, (PoolSpec("kv", 64, True), PoolSpec("index", 40, True)))
+    return ModelLayout(PAGE, (full, Component("state", 1, (PoolSpec("state", 48),))))
 
 
 class Counting(FailingStorage):
@@ -119,9 +118,9 @@ HEADS, HEADS_PER_UNIT = 8, 2
 def cut_layout(rank: int, size: int) -> ModelLayout:
     """Make what a rank keeps of full attention, a window and recurrent state, attention cut into units of heads."""
     shard = Shard.of_rank(rank, size, HEADS, 32)
-    full = ToyComponent("full", SPAN_ALL, shard.unit_pools("kv", HEADS_PER_UNIT, 64))
-    windowed = ToyComponent("swa", 2, shard.unit_pools("swa", HEADS_PER_UNIT, 40))
-    return ModelLayout(PAGE, (full, windowed, ToyComponent("state", 1, (PoolSpec("state", 48),))))
+    full = Component("full", SPAN_ALL, shard.unit_pools("kv", HEADS_PER_UNIT, 64))
+    windowed = Component("swa", 2, shard.unit_pools("swa", HEADS_PER_UNIT, 40))
+    return ModelLayout(PAGE, (full, windowed, Component("state", 1, (PoolSpec("state", 48),))))
 
 
 @pytest.mark.parametrize(("writers", "readers"), [(1, 4), (2, 4), (4, 2), (4, 1)])
@@ -165,9 +164,9 @@ def test_what_cannot_be_cut_goes_by_the_whole_shard_beside_what_is_cut() -> None
 
 
 def test_a_unit_of_heads_that_full_attention_does_not_hold_is_refused() -> None:
-    full = ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64, shard="heads 0-2/8"),))
+    full = Component("full", SPAN_ALL, (PoolSpec("kv", 64, shard="heads 0-2/8"),))
     with pytest.raises(LayoutError, match="must be one of full's"):
-        ModelLayout(PAGE, (full, ToyComponent("swa", 2, (PoolSpec("swa", 40, shard="heads 2-4/8"),))))
+        ModelLayout(PAGE, (full, Component("swa", 2, (PoolSpec("swa", 40, shard="heads 2-4/8"),))))
 
 
 def test_an_identity_that_names_no_shard_owns_everything_under_its_own_digest() -> None:
@@ -192,9 +191,9 @@ def test_a_store_is_told_of_both_owners_of_a_mixed_layout() -> None:
 
 
 def test_a_replicated_pool_beside_sharded_attention_is_refused() -> None:
-    full = ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64),))
+    full = Component("full", SPAN_ALL, (PoolSpec("kv", 64),))
     with pytest.raises(LayoutError, match="those of full must be"):
-        ModelLayout(PAGE, (full, ToyComponent("state", 1, (PoolSpec("state", 48, True),))))
+        ModelLayout(PAGE, (full, Component("state", 1, (PoolSpec("state", 48, True),))))
 
 
 @pytest.mark.parametrize(
@@ -206,8 +205,8 @@ def test_latent_attention_is_replicated_and_heads_are_not(model: str, replicated
 
 def test_whether_a_pool_is_replicated_changes_no_identity() -> None:
     assert PoolSpec("kv", 64, True) == PoolSpec("kv", 64)
-    alike = ModelLayout(PAGE, (ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64, True),)),))
-    apart = ModelLayout(PAGE, (ToyComponent("full", SPAN_ALL, (PoolSpec("kv", 64),)),))
+    alike = ModelLayout(PAGE, (Component("full", SPAN_ALL, (PoolSpec("kv", 64, True),)),))
+    apart = ModelLayout(PAGE, (Component("full", SPAN_ALL, (PoolSpec("kv", 64),)),))
     assert IDENTITY.digest(alike) == IDENTITY.digest(apart)
 
 

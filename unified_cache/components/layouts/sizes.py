@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from unified_cache.components.full import Full
+from unified_cache.components.kinds import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.fields import COUNT_MAX
-from unified_cache.components.mamba import RecurrentState
-from unified_cache.components.swa import SlidingWindow
 from unified_cache.errors import LayoutError
 from unified_cache.pool import Component, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES

@@ -257,4 +257,4 @@ def _with_sizes(component: Component, sizes: Mapping[str, int]) -> Component:
     pools: tuple[PoolSpec, ...] = tuple(
         replace(pool, page_bytes=sizes.get(pool.name, pool.page_bytes)) for pool in component.pools
     )
-    return component.with_pools(pools)
+    return replace(component, pools=pools)
