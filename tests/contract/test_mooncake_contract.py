@@ -7,7 +7,7 @@ import pytest
 from tests.contract.test_remote_contract import ServiceContract
 from tests.support.mooncake import open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
-from tests.support.service import Running
+from tests.support.service import LoopbackServer
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
@@ -34,7 +34,7 @@ def emptied(storage: MooncakeStorage) -> MooncakeStorage:
 class TestServiceOverMooncake(ServiceContract):
     @pytest.fixture
     def storage(self, cluster: LocalCluster) -> Iterator[StorageBackend]:
-        running = Running.start(emptied(open_mooncake(cluster)), RequestLimits(host_bytes_max=0))
+        running = LoopbackServer.start(emptied(open_mooncake(cluster)), RequestLimits(host_bytes_max=0))
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()

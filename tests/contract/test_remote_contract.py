@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.service import Running
+from tests.support.service import LoopbackServer
 from unified_cache.errors import StorageError
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.service.limits import RequestLimits
@@ -72,7 +72,7 @@ class TestRemoteStorage(ServiceContract):
         self, request: pytest.FixtureRequest, backend: StorageBackend, regions_max: int
     ) -> Iterator[StorageBackend]:
         limits = RequestLimits(host_bytes_max=request.param, part_bytes=500, regions_max=regions_max)
-        running = Running.start(backend, limits)
+        running = LoopbackServer.start(backend, limits)
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()
@@ -82,7 +82,7 @@ class TestRemoteStorage(ServiceContract):
 class TestTwoServersOverOneStore(ServiceContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Iterator[StorageBackend]:
-        servers = [Running.start(FileStorage.open(tmp_path / "store")) for _ in range(2)]
+        servers = [LoopbackServer.start(FileStorage.open(tmp_path / "store")) for _ in range(2)]
         storage = RemoteStorage.open(RemoteOptions(tuple(running.address for running in servers)))
         yield storage
         storage.close()

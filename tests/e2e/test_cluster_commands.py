@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.cluster import TIMEOUT_S, Running, all_end, ask, ask_apart, descendants, mounted, slowness
+from tests.support.cluster import TIMEOUT_S, RunningCommand, all_end, ask, ask_apart, descendants, mounted, slowness
 from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
@@ -136,7 +136,7 @@ def test_status_tells_of_a_node_that_does_not_answer(place: Path) -> None:
 
 @needs_mooncake
 def test_a_cluster_in_the_foreground_ends_with_ctrl_c(place: Path) -> None:
-    running = Running("cluster", "up", "--foreground", "--dir", place, *SMALL)
+    running = RunningCommand("cluster", "up", "--foreground", "--dir", place, *SMALL)
     assert str(running.logged("ready")["url"]).startswith("mooncake://")
     started = processes_of(place)
     assert started[0].pid == running.popen.pid
@@ -149,7 +149,7 @@ def test_a_cluster_in_the_foreground_ends_with_ctrl_c(place: Path) -> None:
 
 @needs_mooncake
 def test_a_killed_cluster_in_the_foreground_leaves_nothing(place: Path) -> None:
-    running = Running("cluster", "up", "--foreground", "--dir", place, *SMALL)
+    running = RunningCommand("cluster", "up", "--foreground", "--dir", place, *SMALL)
     running.logged("ready")
     started = processes_of(place)
     running.popen.kill()
@@ -161,7 +161,7 @@ def test_a_killed_cluster_in_the_foreground_leaves_nothing(place: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_start_that_is_broken_off_leaves_nothing(place: Path, number: signal.Signals) -> None:
     directory = ClusterDirectory(place)
-    running = Running("cluster", "up", "--dir", place, *SMALL)
+    running = RunningCommand("cluster", "up", "--dir", place, *SMALL)
     assert wait_until(lambda: directory.is_supervised and directory.supervisor_pid != 0, TIMEOUT_S)
     started = processes_of(place)
     running.popen.send_signal(number)

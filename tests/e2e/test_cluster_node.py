@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import TIMEOUT_S, Answer, Running, all_end, ask, ask_apart, descendants, mounted, slowness
+from tests.support.cluster import (
+    TIMEOUT_S,
+    CommandResult,
+    RunningCommand,
+    all_end,
+    ask,
+    ask_apart,
+    descendants,
+    mounted,
+    slowness,
+)
 from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.host_port import LOOPBACK, HostPort, claim, free_ports
@@ -45,7 +55,7 @@ def test_a_node_is_ready_when_others_reach_it_and_ends_gracefully(cluster: Local
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(TIMEOUT_S)
         environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
-        running = Running(*node(cluster.rpc, "--ready-file", ready_file), environment=environment)
+        running = RunningCommand(*node(cluster.rpc, "--ready-file", ready_file), environment=environment)
         ready = running.logged("ready")
         assert systemd.recv(64) == b"READY=1"
         assert wait_until(ready_file.exists, TIMEOUT_S)
@@ -63,7 +73,7 @@ def test_a_node_is_ready_when_others_reach_it_and_ends_gracefully(cluster: Local
 
 
 def test_a_node_dies_with_the_command_that_runs_it(cluster: LocalCluster) -> None:
-    running = Running(*node(cluster.rpc))
+    running = RunningCommand(*node(cluster.rpc))
     running.logged("ready")
     started = descendants(running.popen.pid)
     running.popen.kill()
@@ -72,7 +82,7 @@ def test_a_node_dies_with_the_command_that_runs_it(cluster: LocalCluster) -> Non
 
 
 def test_the_command_fails_when_its_node_dies(cluster: LocalCluster) -> None:
-    running = Running(*node(cluster.rpc))
+    running = RunningCommand(*node(cluster.rpc))
     pid = running.logged("ready")["pid"]
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGKILL)
@@ -82,7 +92,7 @@ def test_the_command_fails_when_its_node_dies(cluster: LocalCluster) -> None:
 
 def test_a_node_says_when_its_master_is_lost_and_back() -> None:
     with LocalCluster.running(nodes=1, segment_bytes=16 << 20) as own:
-        running = Running(*node(own.rpc))
+        running = RunningCommand(*node(own.rpc))
         ready = running.logged("ready")
         own.master.kill()
         running.logged("master_lost")
@@ -94,7 +104,7 @@ def test_a_node_says_when_its_master_is_lost_and_back() -> None:
 
 
 def test_a_node_waits_for_its_master_as_long_as_it_is_told(cluster: LocalCluster, nobody: HostPort) -> None:
-    running = Running(*node(nobody, "--wait-s", "600"))
+    running = RunningCommand(*node(nobody, "--wait-s", "600"))
     assert str(running.logged("waiting")["reason"]) == "Connection refused"
     running.popen.terminate()
     assert running.end() == 0
@@ -112,7 +122,7 @@ def test_somebody_else_at_the_address_is_an_error_within_five_seconds() -> None:
     assert answer.error.startswith(f"error: no master at {master} within 3 s: ")
 
 
-def timed(arguments: tuple[str | Path, ...]) -> Answer:
+def timed(arguments: tuple[str | Path, ...]) -> CommandResult:
     started_s = time.monotonic()
     answer = ask_apart(*arguments)
     assert time.monotonic() - started_s < NO_MASTER_MAX_S * slowness()

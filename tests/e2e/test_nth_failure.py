@@ -16,8 +16,8 @@ import pytest
 
 from tests.support.budget import LONG
 from tests.support.cache import ToyEngine
-from tests.support.files import Fault, FaultyDisk
-from tests.support.operations import Call
+from tests.support.files import DiskFault, FaultyDisk
+from tests.support.operations import UnreturnedCall
 from tests.support.store_kinds import StoreKind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
@@ -58,7 +58,7 @@ class Trigger:
 
 
 @dataclass
-class World:
+class CacheUnderFaults:
     """A cache over a store in a directory, and everything that can go wrong with it."""
 
     root: Path
@@ -67,8 +67,8 @@ class World:
     copies: Trigger = field(default_factory=Trigger)
     allocations: Trigger = field(default_factory=Trigger)
     timeouts: Trigger = field(default_factory=Trigger)
-    copy_fault: Fault = Fault.EIO
-    calls: list[Call] = field(default_factory=list)
+    copy_fault: DiskFault = DiskFault.EIO
+    calls: list[UnreturnedCall] = field(default_factory=list)
     history: list[Prompt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class World:
 class FaultyMemory:
     """Memory of which one copy goes wrong, with nothing moved or half of it."""
 
-    def __init__(self, memory: PageMemory, world: World) -> None:
+    def __init__(self, memory: PageMemory, world: CacheUnderFaults) -> None:
         self._memory = memory
         self._world = world
 
@@ -201,7 +201,7 @@ class FaultyMemory:
         self, copy: Callable[[PoolSpec, Slots, Slots], None], pool: PoolSpec, source: Slots, target: Slots
     ) -> None:
         if self._world.copies.fires():
-            if self._world.copy_fault is Fault.SHORT:
+            if self._world.copy_fault is DiskFault.SHORT:
                 half = len(source) // 2
                 copy(pool, source[:half], target[:half])
             self._raise()
@@ -216,7 +216,7 @@ class FaultyMemory:
 class SlowStorage(VerifiedStorage):
     """A store of which one call does not return in time; the buffers are filled with rubbish until it does."""
 
-    def __init__(self, backend: StorageBackend, world: World) -> None:
+    def __init__(self, backend: StorageBackend, world: CacheUnderFaults) -> None:
         super().__init__(backend)
         self._world = world
 
@@ -234,7 +234,7 @@ class SlowStorage(VerifiedStorage):
 
     def _maybe_hang(self, name: str) -> None:
         if self._world.timeouts.fires():
-            call = Call(name)
+            call = UnreturnedCall(name)
             self._world.calls.append(call)
             raise StorageTimeoutError(f"{name} hangs", call)
 
@@ -242,37 +242,37 @@ class SlowStorage(VerifiedStorage):
 # ---- ten histories -----------------------------------------------------------------------------------------------
 
 
-def serve_and_back_up(world: World) -> None:
+def serve_and_back_up(world: CacheUnderFaults) -> None:
     world.serve(1, 2, 3)
     world.back_up(1, 2, 3)
 
 
-def durable(world: World) -> None:
+def durable(world: CacheUnderFaults) -> None:
     world.serve(1, 2, 3, 4)
     world.back_up(1, 2, 3, 4, level=Level.DURABLE)
 
 
-def load_from_host(world: World) -> None:
+def load_from_host(world: CacheUnderFaults) -> None:
     serve_and_back_up(world)
     world.squeeze(Tier.DEVICE)
     world.bring(1, 2, 3)
 
 
-def prefetch_from_storage(world: World) -> None:
+def prefetch_from_storage(world: CacheUnderFaults) -> None:
     serve_and_back_up(world)
     world.squeeze(Tier.DEVICE)
     world.squeeze(Tier.HOST)
     world.bring(1, 2, 3)
 
 
-def conversation(world: World) -> None:
+def conversation(world: CacheUnderFaults) -> None:
     for turn in range(1, 5):
         world.bring(*range(turn))
         world.serve(*range(turn + 1))
         world.back_up(*range(turn + 1))
 
 
-def branches(world: World) -> None:
+def branches(world: CacheUnderFaults) -> None:
     for content in (7, 8, 9):
         world.serve(1, 2, 3, content)
         world.back_up(1, 2, 3, content)
@@ -280,28 +280,28 @@ def branches(world: World) -> None:
     world.bring(1, 2, 3, 8)
 
 
-def pressure(world: World) -> None:
+def pressure(world: CacheUnderFaults) -> None:
     for first in range(5):
         world.serve(*range(10 * first, 10 * first + 5))
         world.back_up(*range(10 * first, 10 * first + 5))
     world.bring(*range(5))
 
 
-def forks(world: World) -> None:
+def forks(world: CacheUnderFaults) -> None:
     serve_and_back_up(world)
     world.run_fork(1, 2, 3)
     world.serve(1, 2, 3, 4)
     world.run_fork(1, 2, 3, 4)
 
 
-def forgetting(world: World) -> None:
+def forgetting(world: CacheUnderFaults) -> None:
     serve_and_back_up(world)
     world.cache.reset() if not world.cache.stats().operations_live else None
     world.bring(1, 2, 3)
     world.serve(1, 2, 3, 4)
 
 
-def cancelling(world: World) -> None:
+def cancelling(world: CacheUnderFaults) -> None:
     serve_and_back_up(world)
     world.squeeze(Tier.DEVICE)
     operation = world.cache.load(world.prompt(1, 2, 3))
@@ -331,16 +331,16 @@ def failing_calls(count: int) -> range:
 
 @pytest.mark.parametrize("kind", StoreKind)
 @pytest.mark.parametrize("history", HISTORIES)
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", DiskFault)
 def test_a_file_system_call_that_goes_wrong(
-    history: Callable[[World], None], fault: Fault, kind: StoreKind, tmp_path: Path
+    history: Callable[[CacheUnderFaults], None], fault: DiskFault, kind: StoreKind, tmp_path: Path
 ) -> None:
-    right = World(tmp_path / "right", kind)
+    right = CacheUnderFaults(tmp_path / "right", kind)
     history(right)
     count = len(right.disk.calls)
     right.check()
-    for number in range(list(Fault).index(fault), count, DISK_STRIDE):
-        world = World(tmp_path / str(number), kind)
+    for number in range(list(DiskFault).index(fault), count, DISK_STRIDE):
+        world = CacheUnderFaults(tmp_path / str(number), kind)
         world.disk.fault = fault
         world.disk.failing = range(number, number + 1)
         history(world)
@@ -348,13 +348,13 @@ def test_a_file_system_call_that_goes_wrong(
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-@pytest.mark.parametrize("fault", Fault)
-def test_a_copy_that_goes_wrong(history: Callable[[World], None], fault: Fault, tmp_path: Path) -> None:
-    right = World(tmp_path / "right")
+@pytest.mark.parametrize("fault", DiskFault)
+def test_a_copy_that_goes_wrong(history: Callable[[CacheUnderFaults], None], fault: DiskFault, tmp_path: Path) -> None:
+    right = CacheUnderFaults(tmp_path / "right")
     history(right)
     assert right.copies.count > 0
     for number in failing_calls(right.copies.count):
-        world = World(tmp_path / str(number))
+        world = CacheUnderFaults(tmp_path / str(number))
         world.copy_fault = fault
         world.copies.at = number
         history(world)
@@ -362,11 +362,11 @@ def test_a_copy_that_goes_wrong(history: Callable[[World], None], fault: Fault, 
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_a_store_that_does_not_return_in_time(history: Callable[[World], None], tmp_path: Path) -> None:
-    right = World(tmp_path / "right")
+def test_a_store_that_does_not_return_in_time(history: Callable[[CacheUnderFaults], None], tmp_path: Path) -> None:
+    right = CacheUnderFaults(tmp_path / "right")
     history(right)
     for number in range(right.timeouts.count):
-        world = World(tmp_path / str(number))
+        world = CacheUnderFaults(tmp_path / str(number))
         world.timeouts.at = number
         history(world)
         assert len(world.calls) == 1
@@ -375,7 +375,7 @@ def test_a_store_that_does_not_return_in_time(history: Callable[[World], None], 
 
 @pytest.mark.parametrize("history", HISTORIES)
 def test_an_allocation_that_finds_no_room(
-    history: Callable[[World], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    history: Callable[[CacheUnderFaults], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocations = Trigger()
     allocate, allocate_pages = Ledger.allocate, Ledger.allocate_pages
@@ -388,10 +388,10 @@ def test_an_allocation_that_finds_no_room(
 
     monkeypatch.setattr(Ledger, "allocate", flaky)
     monkeypatch.setattr(Ledger, "allocate_pages", flaky_pages)
-    right = World(tmp_path / "right")
+    right = CacheUnderFaults(tmp_path / "right")
     history(right)
     for number in failing_calls(allocations.count):
-        world = World(tmp_path / str(number))
+        world = CacheUnderFaults(tmp_path / str(number))
         allocations.at, allocations.count = number, 0
         world.allocations = allocations
         history(world)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill, objects_of, open_store, url_of
-from tests.support.running_service import Running, running
+from tests.support.running_service import RunningService, running
 from unified_cache.cli.main import run
 from unified_cache.page import Prompt
 
@@ -16,7 +16,7 @@ LAYOUT = LAYOUTS["full"]
 
 
 @pytest.fixture
-def server() -> Iterator[Running]:
+def server() -> Iterator[RunningService]:
     with running() as server:
         yield server
 
@@ -34,7 +34,7 @@ def objects_in(tmp_path: Path) -> dict[str, bytes]:
     return found
 
 
-def test_ping_and_stat_tell_of_each_server(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ping_and_stat_tell_of_each_server(server: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"grpc://{server.address}"
     assert run(["ping", url, "--json"]) == 0
     (pong,) = json.loads(capsys.readouterr().out)
@@ -52,7 +52,7 @@ def test_ping_and_stat_tell_of_each_server(server: Running, capsys: pytest.Captu
 
 
 def test_what_is_put_can_be_looked_up_and_got_again(
-    server: Running, like: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: RunningService, like: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, tokens = f"grpc://{server.address}", tmp_path / "tokens.json"
     tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
@@ -71,7 +71,7 @@ def test_what_is_put_can_be_looked_up_and_got_again(
 
 
 def test_what_goes_wrong_is_one_line(
-    server: Running, like: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: RunningService, like: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, name, none = f"grpc://{server.address}", next(iter(objects_in(tmp_path))), str(tmp_path / "none")
     junk = tmp_path / "junk"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.service import Running
+from tests.support.service import LoopbackServer
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.errors import StorageError
 from unified_cache.page import Namespace, Prompt
@@ -38,10 +38,10 @@ def suppress_refusal() -> Iterator[None]:
             raise
 
 
-class World:
+class IdentityProbe:
     """Whose pages a client asks for."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: LoopbackServer) -> None:
         self.running = running
 
     def hits(
@@ -74,16 +74,16 @@ class World:
 
 
 @pytest.fixture(params=[0, 1 << 20], ids=["store", "memory"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    running = Running.start(FileStorage.open(tmp_path / "store"), RequestLimits(host_bytes_max=request.param))
-    world = World(running)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[IdentityProbe]:
+    running = LoopbackServer.start(FileStorage.open(tmp_path / "store"), RequestLimits(host_bytes_max=request.param))
+    world = IdentityProbe(running)
     assert world.hits(put=True) == 4
     yield world
     running.stop()
 
 
 WINDOW = LAYOUT.components[1]
-FLIPPED: dict[str, Callable[[World], int]] = {
+FLIPPED: dict[str, Callable[[IdentityProbe], int]] = {
     "model": lambda world: world.hits(replace(IDENTITY, model="other")),
     "revision": lambda world: world.hits(replace(IDENTITY, revision="r2")),
     "dtype": lambda world: world.hits(replace(IDENTITY, dtype="fp8")),
@@ -110,10 +110,10 @@ FLIPPED: dict[str, Callable[[World], int]] = {
 
 
 @pytest.mark.parametrize("field", FLIPPED)
-def test_one_field_different_finds_nothing_and_takes_nothing_away(world: World, field: str) -> None:
+def test_one_field_different_finds_nothing_and_takes_nothing_away(world: IdentityProbe, field: str) -> None:
     assert FLIPPED[field](world) == 0
     assert world.hits() == 4
 
 
-def test_nothing_different_finds_everything(world: World) -> None:
+def test_nothing_different_finds_everything(world: IdentityProbe) -> None:
     assert world.hits(replace(IDENTITY), ModelLayout(4, LAYOUT.components)) == 4

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.budget import LONG, examples
-from tests.support.exactness import FAMILIES, L3, SETTLE_S, TIGHT, Shape, engine, page_size_of, prompt_of, serve_exactly
+from tests.support.exactness import (
+    FAMILIES,
+    L3,
+    SETTLE_S,
+    TIGHT,
+    CacheSizes,
+    engine,
+    page_size_of,
+    prompt_of,
+    serve_exactly,
+)
 from unified_cache.integrations.transformers import PrefixCachedModel, Sequence, Stage
 from unified_cache.testing.seeded_workers import SeededWorkers
 from unified_cache.testing.tiny_models import VOCABULARY
@@ -52,7 +62,7 @@ def test_requests_aborted_at_any_step_leave_nothing_behind(family: str) -> None:
     others = [prompt_of(family, seed, is_aligned=False) for seed in range(2, 7)]
     tails = [other[: rng.randrange(3 * page_size_of(family))] for other in others]
     prompts = [shared, *(shared[: rng.randrange(1, len(shared))] + tail for tail in tails)]
-    shape = Shape(device_pages=TIGHT, host_pages=2 * TIGHT)
+    shape = CacheSizes(device_pages=TIGHT, host_pages=2 * TIGHT)
     stages = itertools.cycle(Stage)
     aborted_at: set[Stage | None] = set()
     with engine(family, L3("memory:", is_shared=False), shape, SeededWorkers(rng)) as ours:

@@ -13,7 +13,7 @@ from tests.support.exactness import (
     EVERYWHERE,
     FAMILIES,
     TIGHT,
-    Shape,
+    CacheSizes,
     all_but_last,
     crowd_out,
     engine,
@@ -77,7 +77,7 @@ def locked(engine: PrefixCachedModel, tokens: tuple[int, ...], family: str) -> L
 @contextmanager
 def served(family: str) -> Iterator[LockedPrompt]:
     tokens = prompt_of(family, 1, is_aligned=False)
-    with engine(family, shape=Shape(retention=EVERYWHERE)) as ours:
+    with engine(family, shape=CacheSizes(retention=EVERYWHERE)) as ours:
         serve(ours, tokens)
         yield LockedPrompt(family, tokens, ours, locked(ours, tokens, family))
 
@@ -155,7 +155,7 @@ def test_state_of_another_boundary_shows(family: str, pool: str) -> None:
 @pytest.mark.parametrize("family", WINDOWED)
 def test_a_stale_map_from_full_to_window_slots_shows(family: str) -> None:
     tokens = prompt_of(family, 1, is_aligned=False)
-    with engine(family, shape=Shape(device_pages=TIGHT)) as ours:
+    with engine(family, shape=CacheSizes(device_pages=TIGHT)) as ours:
         paired = ours.cache.pairing
         assert paired is not None
         serve(ours, tokens)

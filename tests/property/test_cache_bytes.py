@@ -102,7 +102,7 @@ class LyingStorage(MemoryStorage):
 
 
 @dataclass(eq=False)
-class Request:
+class HistoryRequest:
     """One request from its match to its end."""
 
     prompt: Prompt
@@ -144,7 +144,7 @@ class CacheHistory(RuleBasedStateMachine):
         self.cache = self.engine.cache
         self.tree = self.cache._ledger.tree
         self.payloads = Payloads()
-        self.requests: list[Request] = []
+        self.requests: list[HistoryRequest] = []
         self.operations: dict[Operation, Prompt] = {}
         self.history: list[Prompt] = []
         self.pinned: dict[Lock, Pinned] = {}
@@ -250,7 +250,7 @@ class CacheHistory(RuleBasedStateMachine):
         if request is not None:
             self.insert(request)
 
-    def compute(self, prompt: Prompt, leaves: Leaves) -> Request | None:
+    def compute(self, prompt: Prompt, leaves: Leaves) -> HistoryRequest | None:
         """Match, lock, allocate and compute; None if pins leave too little room."""
         assert self.engine is not None
         if len(self.requests) > 2:
@@ -272,7 +272,7 @@ class CacheHistory(RuleBasedStateMachine):
             return None
         for component, slots in enumerate(pages):
             self.engine.write_pages(component, slots, prompt, lock.end)
-        request = Request(prompt, lock, needed, pages, fork)
+        request = HistoryRequest(prompt, lock, needed, pages, fork)
         self.requests.append(request)
         return request
 
@@ -293,7 +293,7 @@ class CacheHistory(RuleBasedStateMachine):
         assert self.engine.read(forked[0], mine) == self.engine.read(forked[0], theirs)
         return fork
 
-    def insert(self, request: Request) -> None:
+    def insert(self, request: HistoryRequest) -> None:
         """Hand over what was computed, what a resume needs or all of it; a fork becomes the state at the end."""
         if self.dice.random() < 0.5:
             wasted = [(slots[~keep] >= 0).any() for slots, keep in zip(request.pages, request.needed, strict=True)]
@@ -320,7 +320,7 @@ class CacheHistory(RuleBasedStateMachine):
         kept = self.cache.slots(request.lock)[request.lock.end - len(request.pages[0]) :]
         self.happened["duplicate"] += bool((kept != request.pages[0]).any())
 
-    def use_fork(self, request: Request, component: int) -> None:
+    def use_fork(self, request: HistoryRequest, component: int) -> None:
         """Run the state on to the end of the prompt: what a forward pass does to it."""
         assert self.engine is not None
         self.happened["fork_inserted"] += 1
@@ -329,7 +329,7 @@ class CacheHistory(RuleBasedStateMachine):
         request.pages[component][-1] = slot
         self.engine.write(component, slot, request.prompt, request.prompt.pages_count - 1)
 
-    def end(self, request: Request) -> None:
+    def end(self, request: HistoryRequest) -> None:
         for own in request.own():
             self.cache.free(own)
         self.happened["given_up"] += not request.inserted
@@ -441,7 +441,7 @@ class CacheHistory(RuleBasedStateMachine):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("component_set", COMPONENT_SETS)
 def test_random_histories_never_hand_back_a_wrong_byte_or_lose_a_slot(component_set: str) -> None:
-    class History(CacheHistory):
+    class LayoutHistory(CacheHistory):
         layouts = COMPONENT_SETS[component_set]
         happened: ClassVar[Counter[str]] = Counter()
 
@@ -454,7 +454,7 @@ def test_random_histories_never_hand_back_a_wrong_byte_or_lose_a_slot(component_
     # How often a situation occurs is a matter of luck, that it occurs is not: more histories until each has.
     for number in range(ROUNDS_MAX):
         run_machine(
-            seed(number)(History),
+            seed(number)(LayoutHistory),
             settings=settings(
                 max_examples=examples(80, 1000),
                 stateful_step_count=40,
@@ -464,7 +464,7 @@ def test_random_histories_never_hand_back_a_wrong_byte_or_lose_a_slot(component_
                 suppress_health_check=list(HealthCheck),
             ),
         )
-        rare = {name: History.happened[name] for name in expected if History.happened[name] < TIMES_MIN}
+        rare = {name: LayoutHistory.happened[name] for name in expected if LayoutHistory.happened[name] < TIMES_MIN}
         if not rare:
             break
-    assert not rare, f"too rare to prove anything: {rare} of {History.happened}"
+    assert not rare, f"too rare to prove anything: {rare} of {LayoutHistory.happened}"

@@ -46,7 +46,7 @@ class UnsyncedDisk(Disk):
     fdatasync = staticmethod(lambda fd: None)
 
 
-class Model:
+class PackedModel:
     """What is in a store: the bytes of every page, the least recent first."""
 
     def __init__(self, bytes_max: int | None) -> None:
@@ -105,7 +105,7 @@ class PackedHistory(RuleBasedStateMachine):
         self.top = Path(tempfile.mkdtemp())
         self.now_ns = 1000 * STAMP_GRAIN_NS
         self.salt = 0
-        self.model = Model(bytes_max)
+        self.model = PackedModel(bytes_max)
         self.storage = self.open(bytes_max)
 
     def open(self, bytes_max: int | None, name: str = "store") -> PackedStorage:

@@ -33,7 +33,7 @@ def slots(values: list[int]) -> Slots:
 
 
 @dataclass
-class History:
+class AllocatorHistory:
     """The allocator and, beside it, what it should be: who has which peer, and what waits in a group."""
 
     allocator: PairedAllocator
@@ -161,7 +161,7 @@ def test_pairing_is_a_dict_and_translation_is_per_token(
     seeds: list[int],
     dtype: torch.dtype,
 ) -> None:
-    history = History(PairedAllocator(SlotAllocator(capacities[0]), SlotAllocator(capacities[1])))
+    history = AllocatorHistory(PairedAllocator(SlotAllocator(capacities[0]), SlotAllocator(capacities[1])))
     group = ReleaseGroup(history.allocator)
     translations = [
         SwaTranslation.of(history.allocator, page_size, CPU),

@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from tests.support.budget import PHASES, examples
 from tests.support.components import SPAN_SETS
-from tests.support.tree_model import Model
+from tests.support.tree_model import TreeModel
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Tier
@@ -30,7 +30,7 @@ class TreeHistory(RuleBasedStateMachine):
     def start(self, spans: tuple[int, ...], page_size: int, roomy: bool, policies: list[EvictionPolicy]) -> None:
         full = 40 if roomy else 14
         windowed = 20 if roomy else 6
-        self.model = Model(
+        self.model = TreeModel(
             spans,
             page_size,
             {(tier, component): windowed if component else full for tier in Tier for component in range(len(spans))},

@@ -36,7 +36,7 @@ class Violation:
 
 
 @dataclass
-class Report:
+class SimReport:
     """What simulations did together."""
 
     seeds: int = 0
@@ -94,7 +94,7 @@ class Report:
         )
 
 
-def run_seed(seed: int, operations: int, report: Report) -> None:
+def run_seed(seed: int, operations: int, report: SimReport) -> None:
     """Run one seed into a report; a broken promise ends the seed and stands in the report."""
     simulation = Simulation(seed, faulty=is_faulty(seed))
     began_s = time.process_time()
@@ -115,11 +115,11 @@ def run_seed(seed: int, operations: int, report: Report) -> None:
         report.add(seed, simulation)
 
 
-def run_seeds(seeds: Iterable[int], operations_each: int) -> Report:
+def run_seeds(seeds: Iterable[int], operations_each: int) -> SimReport:
     """Run seeds one after the other."""
     gc.collect()
     gc.freeze()  # what was imported will never be garbage; looking at it again and again takes a fifth of the time
-    report = Report()
+    report = SimReport()
     for seed in seeds:
         run_seed(seed, operations_each, report)
     return report

@@ -14,8 +14,9 @@ from tests.sim.engine import SETTLE_S, SimEngine
 from tests.sim.faults import DecliningStorage, Faults
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FILLING_WEIGHTS, FULL, KINDS, WEIGHTS
-from tests.sim.workers import LaggingWorkers, ManualClock, Task
+from tests.sim.workers import LaggingWorkers, ScheduledJob
 from tests.support.cache_model import Flow, flow_of
+from tests.support.clock import ManualClock
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig
 from unified_cache.controller import Controller, LayerwiseLoad, Operation
@@ -48,7 +49,7 @@ _NO_NUMBERS: Contents = np.empty(0, np.int64)
 
 
 @dataclass
-class Tally:
+class SimTally:
     """What a simulation has done."""
 
     operations: Counter[str] = field(default_factory=Counter)
@@ -85,14 +86,14 @@ class Simulation:
         self.requests = self.engine.requests
         self.prompts = self.engine.prompts
         self.operations: dict[Operation, tuple[Prompt, Contents]] = {}
-        self.claim_of: dict[Task, Claim] = {}
-        self.arrivals: dict[LayerwiseLoad, Task] = {}
+        self.claim_of: dict[ScheduledJob, Claim] = {}
+        self.arrivals: dict[LayerwiseLoad, ScheduledJob] = {}
         """What the engine reads of loads under way, and which job brings it."""
-        self.held: list[Task] = []
+        self.held: list[ScheduledJob] = []
         """Jobs that have ended and whose operation waits until the engine has left it."""
         self.brought: list[tuple[Flow, Contents]] = []
         """What the last poll had to publish: what jobs brought, of which pages."""
-        self.tally = Tally(happened=self.engine.happened)
+        self.tally = SimTally(happened=self.engine.happened)
         self.audit.look([])
         self.trace = hashlib.sha256()
         self.acts: dict[str, Callable[[], object]] = {
@@ -247,7 +248,7 @@ class Simulation:
         operation = self.rng.choice(list(self.operations))
         return self.cache.cancel(operation)
 
-    def loads(self) -> list[Task]:
+    def loads(self) -> list[ScheduledJob]:
         """Return the jobs of loads that the engine may begin to follow."""
         followed = self.arrivals.values()
         return [task for task in self.workers.tasks if isinstance(task.job, LoadJob) and task not in followed]
@@ -299,7 +300,7 @@ class Simulation:
         self.claim_of = {task: known.get(task) or self.task_claim(task) for task in tasks}
         return [*claims, *self.claim_of.values()]
 
-    def task_claim(self, task: Task) -> Claim:
+    def task_claim(self, task: ScheduledJob) -> Claim:
         """Say what a job has out, what it reads in the tree, and what it brings from tier to tier."""
         prompt, numbers = self.operations[task.operation]
         flow = flow_of(task.job, prompt)

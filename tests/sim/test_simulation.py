@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.sim.memory import ContentMemory
-from tests.sim.report import Report, run_seed, run_seeds
+from tests.sim.report import SimReport, run_seed, run_seeds
 from tests.sim.simulation import Simulation
 from tests.sources import ROOT
 from tests.support.budget import LONG
@@ -140,7 +140,7 @@ def test_a_planted_mistake_is_caught_and_its_seed_shows_it_again(
     mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mistake(monkeypatch)
-    report = Report()
+    report = SimReport()
     for seed in FAULTY_SEEDS:
         run_seed(seed, CAUGHT_WITHIN, report)
         if report.violations:

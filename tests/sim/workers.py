@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.faults import COPY_FAIL_RATE, Faults
 from tests.sim.memory import ContentMemory
+from tests.support.clock import ManualClock
 from unified_cache.controller import Operation
 from unified_cache.controller.operation import Job
 from unified_cache.controller.workers import Finished, run_job
@@ -15,22 +16,8 @@ LAG_S_MAX = 0.02
 """How long a job may lie in its queue."""
 
 
-class ManualClock:
-    """Time that passes when somebody says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now_s += seconds
-
-
 @dataclass(eq=False)
-class Task:
+class ScheduledJob:
     """A job from its submission until its operation is told."""
 
     operation: Operation
@@ -50,14 +37,14 @@ class LaggingWorkers:
         self._clock = clock
         self._memory = memory
         self._faults = faults
-        self.tasks: list[Task] = []
+        self.tasks: list[ScheduledJob] = []
         """Every job whose operation has not been told of its end, in the order they were submitted."""
-        self._over: list[Task] = []
+        self._over: list[ScheduledJob] = []
         """Those that have ended."""
 
     def submit(self, operation: Operation, job: Job) -> None:
         """Queue a job."""
-        self.tasks.append(Task(operation, job, self._clock() + self._rng.random() * LAG_S_MAX))
+        self.tasks.append(ScheduledJob(operation, job, self._clock() + self._rng.random() * LAG_S_MAX))
 
     def step(self) -> str:
         """Move one job on by one slice, whichever the seed says; tell what was done, nothing if all wait."""
@@ -77,7 +64,7 @@ class LaggingWorkers:
         self._over.append(task)
         return "end"
 
-    def _begin(self, task: Task) -> None:
+    def _begin(self, task: ScheduledJob) -> None:
         task.begun = True
         self._memory.captured = []
         before_s = self._clock()

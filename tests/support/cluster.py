@@ -21,8 +21,8 @@ from unified_cache.storage_backends.mooncake.admin import Admin
 __all__ = [
     "COMMAND",
     "TIMEOUT_S",
-    "Answer",
-    "Running",
+    "CommandResult",
+    "RunningCommand",
     "all_end",
     "ask",
     "ask_apart",
@@ -37,7 +37,7 @@ TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """What a command printed, and its exit status."""
 
     status: int
@@ -51,17 +51,17 @@ class Answer:
         return line
 
 
-def ask(*arguments: str | Path) -> Answer:
+def ask(*arguments: str | Path) -> CommandResult:
     """Run a command here."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = run(list(map(str, arguments)))
-    return Answer(status, out.getvalue(), err.getvalue())
+    return CommandResult(status, out.getvalue(), err.getvalue())
 
 
 def ask_apart(
     *arguments: str | Path, environment: Mapping[str, str] = os.environ, before: Sequence[str] = ()
-) -> Answer:
+) -> CommandResult:
     """Run a command in a process of its own, through the program ``before``."""
     result = subprocess.run(
         [*before, *COMMAND, *map(str, arguments)],
@@ -71,7 +71,7 @@ def ask_apart(
         timeout=TIMEOUT_S,
         env=environment,
     )
-    return Answer(result.returncode, result.stdout, result.stderr)
+    return CommandResult(result.returncode, result.stdout, result.stderr)
 
 
 def slowness() -> float:
@@ -79,7 +79,7 @@ def slowness() -> float:
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-class Running:
+class RunningCommand:
     """A command that goes on; ``events`` are the lines of JSON that it logged so far."""
 
     def __init__(self, *arguments: str | Path, environment: Mapping[str, str] = os.environ) -> None:

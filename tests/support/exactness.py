@@ -49,7 +49,7 @@ class L3:
 
 
 @dataclass(frozen=True)
-class Shape:
+class CacheSizes:
     """How much room there is, and what is kept."""
 
     device_pages: int = ROOMY
@@ -85,7 +85,7 @@ def prompt_of(family: str, seed: int, *, is_aligned: bool) -> tuple[int, ...]:
 
 @contextmanager
 def engine(
-    family: str, l3: L3 | None = None, shape: Shape = Shape(), workers: Workers | None = None
+    family: str, l3: L3 | None = None, shape: CacheSizes = CacheSizes(), workers: Workers | None = None
 ) -> Iterator[PrefixCachedModel]:
     kept = kept_by(family)
     components = len(kept.layout.components)
@@ -198,7 +198,7 @@ def from_the_device(family: str, *, is_aligned: bool) -> None:
 
 def from_the_host(family: str, *, is_aligned: bool) -> None:
     tokens = prompt_of(family, 1, is_aligned=is_aligned)
-    with engine(family, shape=Shape(device_pages=TIGHT)) as ours:
+    with engine(family, shape=CacheSizes(device_pages=TIGHT)) as ours:
         serve(ours, tokens)
         crowd_out(ours, family)
         reused = serve_exactly(ours, family, tokens, STEPS_MAX)
@@ -208,7 +208,7 @@ def from_the_host(family: str, *, is_aligned: bool) -> None:
 def inside_a_longer_prefix(family: str, *, is_aligned: bool) -> None:
     shared = 2 * page_size_of(family)
     tokens = prompt_of(family, 1, is_aligned=True)[:shared] + prompt_of(family, 2, is_aligned=is_aligned)[shared:]
-    with engine(family, shape=Shape(retention=EVERYWHERE)) as ours:
+    with engine(family, shape=CacheSizes(retention=EVERYWHERE)) as ours:
         serve(ours, prompt_of(family, 1, is_aligned=is_aligned))
         assert serve_exactly(ours, family, tokens) == Reused(device_tokens=shared)
 
@@ -254,7 +254,7 @@ def in_larger_chunks(family: str, *, is_aligned: bool) -> None:
     """What is kept does not depend on how a prefill is cut, and a resume is exact from wherever it may begin."""
     page_size = page_size_of(family)
     tokens = prompt_of(family, 1, is_aligned=is_aligned)
-    with engine(family, shape=Shape(chunk_pages=3)) as ours:
+    with engine(family, shape=CacheSizes(chunk_pages=3)) as ours:
         cold = chunk_ends(ours, tokens[: 2 * page_size + 1])
         assert cold[-2:] == [2 * page_size, 2 * page_size + 1]
         rest = chunk_ends(ours, tokens)
@@ -294,7 +294,7 @@ MEMORY_SCENARIOS: tuple[Scenario, ...] = (
 
 def from_storage(family: str, l3: L3, *, is_aligned: bool) -> None:
     tokens = prompt_of(family, 1, is_aligned=is_aligned)
-    with engine(family, l3, Shape(device_pages=TIGHT, host_pages=TIGHT)) as ours:
+    with engine(family, l3, CacheSizes(device_pages=TIGHT, host_pages=TIGHT)) as ours:
         serve(ours, tokens)
         crowd_out(ours, family)
         reused = serve_exactly(ours, family, tokens, STEPS_MAX)
@@ -331,7 +331,7 @@ SHARED_STORAGE_SCENARIOS: tuple[Scenario, ...] = (after_a_restart,)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PromptResult:
     """What a process made of a prompt, small enough to be printed."""
 
     logits_digest: str
@@ -345,12 +345,12 @@ def digest(logits: list[torch.Tensor]) -> str:
     return hashed.hexdigest()
 
 
-def outcome_of(family: str, l3: L3, tokens: tuple[int, ...]) -> Outcome:
+def outcome_of(family: str, l3: L3, tokens: tuple[int, ...]) -> PromptResult:
     with engine(family, l3) as ours, ours.prefill(tokens) as sequence:
-        return Outcome(digest(go_on(sequence, STEPS_MAX)), sequence.reused.storage_tokens)
+        return PromptResult(digest(go_on(sequence, STEPS_MAX)), sequence.reused.storage_tokens)
 
 
-def outcomes(url: str) -> Mapping[str, Outcome]:
+def outcomes(url: str) -> Mapping[str, PromptResult]:
     """Serve every family's prompt from what the store holds."""
     return {
         family: outcome_of(family, L3(url, is_shared=True), prompt_of(family, 1, is_aligned=False))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.file_history import History, check_service, prepare
+from tests.support.file_history import StoreHistory, check_service, prepare
 from tests.support.files import FaultyDisk
 from tests.support.store_kinds import StoreKind
 from unified_cache.testing.storage_contract import PAGE_BYTES
@@ -43,7 +43,7 @@ def main(kind: StoreKind, directory: Path, stride: int) -> None:
         while True:
             root = directory / f"{bytes_max}-{number}"
             prepare(kind, root)
-            history = History(kind, root, DeadlyDisk(number), bytes_max)
+            history = StoreHistory(kind, root, DeadlyDisk(number), bytes_max)
             child = os.fork()
             if not child:
                 history.play()

@@ -31,7 +31,7 @@ PAGES = range(12)
 OF_OTHER_POOL = label(0, POOLS[1])
 
 
-class History:
+class StoreHistory:
     """What one process does with a store, and what it was promised meanwhile."""
 
     def __init__(self, kind: StoreKind, root: Path, disk: Disk, bytes_max: int | None) -> None:
@@ -129,7 +129,7 @@ def prepare(kind: StoreKind, root: Path) -> None:
     (root / "tmp" / "dead" / "0").write_bytes(b"half a page")
 
 
-def check_service(root: Path, history: History) -> None:
+def check_service(root: Path, history: StoreHistory) -> None:
     """Check that with the fault gone nothing wrong, nothing half-written and nothing else is left of it."""
     with closing(history.kind.open(root, bytes_max=history.bytes_max, disk=FaultyDisk())) as storage:
         assert temps(root) == []

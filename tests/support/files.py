@@ -60,7 +60,7 @@ def descriptors(root: Path) -> list[str]:
     return sorted(found)
 
 
-class Fault(Enum):
+class DiskFault(Enum):
     """How a call goes wrong."""
 
     ENOSPC = errno.ENOSPC
@@ -77,7 +77,7 @@ class FaultyDisk(Disk):
     It waits for no sync: without a loss of power nobody sees the difference, and a loop takes seconds, not minutes.
     """
 
-    def __init__(self, fault: Fault = Fault.EIO, failing: range = range(0), only: str = "") -> None:
+    def __init__(self, fault: DiskFault = DiskFault.EIO, failing: range = range(0), only: str = "") -> None:
         self.fault = fault
         self.failing = failing
         self.only = only
@@ -88,10 +88,10 @@ class FaultyDisk(Disk):
         own = object.__getattribute__(self, name)
         if name not in Disk.__dict__ or name.startswith("_"):
             return own
-        return _Call(self, name, own)
+        return _DiskCall(self, name, own)
 
 
-class _Call:
+class _DiskCall:
     """One call on its way to a faulty disk."""
 
     def __init__(self, disk: FaultyDisk, name: str, right: Callable[..., object]) -> None:

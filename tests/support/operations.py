@@ -47,17 +47,7 @@ class Stepped:
 
 
 @dataclass
-class Clock:
-    """Time that passes when the test says so."""
-
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass
-class Call:
+class UnreturnedCall:
     """A call that a store does not return from until the test says so."""
 
     name: str

@@ -164,14 +164,14 @@ class Declining:
         """Put allocators that decline into a new cache."""
         ledger = cache._ledger
         ledger._allocators = [
-            [DecliningAllocator(allocator.capacity, self) for allocator in tier] for tier in ledger._allocators
+            [FlakyAllocator(allocator.capacity, self) for allocator in tier] for tier in ledger._allocators
         ]
         if ledger.layout.mapped is not None:
             device = ledger._allocators[Tier.DEVICE]
             ledger.paired = PairedAllocator(device[0], device[ledger.layout.mapped])
 
 
-class DecliningAllocator(SlotAllocator):
+class FlakyAllocator(SlotAllocator):
     """Has no room now and then, though it has."""
 
     __slots__ = ("_declining",)

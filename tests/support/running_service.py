@@ -19,7 +19,7 @@ from unified_cache.service.server import Service
 from unified_cache.service.settings import load_settings
 from unified_cache.wire.calls import Call
 
-__all__ = ["CALL_S", "REQUESTS", "Running", "called", "credentials", "refusal", "running"]
+__all__ = ["CALL_S", "REQUESTS", "RunningService", "called", "credentials", "refusal", "running"]
 
 CALL_S = 20.0
 """Longest wait for an answer; reached only by a bug."""
@@ -35,7 +35,7 @@ REQUESTS: Mapping[Call, type[Message]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningService:
     """A server and what it wrote."""
 
     service: Service
@@ -60,14 +60,14 @@ class Running:
 
 
 @contextmanager
-def running(**settings: object) -> Iterator[Running]:
+def running(**settings: object) -> Iterator[RunningService]:
     """Open a server over memory; ``settings`` go over that."""
     flags = {"listen": "127.0.0.1:0", "storage": "memory:", "host_bytes": 1 << 20, "metrics": {"listen": "127.0.0.1:0"}}
     stream, drain = StringIO(), Drain()
     log = Log(stream, Pace(100, 1.0, time.monotonic), time.time)
     service = Service.open(load_settings(None, {**flags, **settings}), log, drain)
     try:
-        yield Running(service, stream, drain)
+        yield RunningService(service, stream, drain)
     finally:
         service.close()
 

@@ -88,7 +88,7 @@ class Notes:
         self.anomalies.append((kind, text))
 
 
-class Running:
+class LoopbackServer:
     """A server that answers on loopback."""
 
     def __init__(self, service: CacheService, server: grpc.Server, port: int) -> None:
@@ -110,7 +110,7 @@ class Running:
         usage: CappedUsage | None = None,
         clock: Callable[[], float] | None = None,
         port: int = 0,
-    ) -> "Running":
+    ) -> "LoopbackServer":
         limits = limits or RequestLimits(host_bytes_max=64 << 20)
         gate, notes, usage = TokenGate(), Notes(), usage or CappedUsage()
         drains: list[None] = []
@@ -131,20 +131,10 @@ class Running:
         self.service.close()
 
 
-class ManualClock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class Wire:
     """A client that sends what it is told to, right or wrong."""
 
-    def __init__(self, running: Running, token: str = "") -> None:
+    def __init__(self, running: LoopbackServer, token: str = "") -> None:
         self.running = running
         self._channel = grpc.insecure_channel(
             running.address, [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]

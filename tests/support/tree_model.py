@@ -43,7 +43,7 @@ class PendingTransfer:
 
 
 @dataclass
-class Model:
+class TreeModel:
     """The tree under test, the naive truth about it, and free lists of slots."""
 
     spans: tuple[int, ...]

@@ -12,21 +12,6 @@ PATIENCE_S = 60.0
 """Longest wait for what must happen; reached only by a bug."""
 
 
-class ManualClock:
-    """Seconds that pass only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.sleeps_s: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.sleeps_s.append(seconds)
-        self.now_s += seconds
-
-
 def scripted(script: Mapping[int, StorageFault], backend: StorageBackend | None = None, seed: int = 0) -> FaultyStorage:
     """Put these faults, by call number, before a backend, or an empty one in memory."""
     return FaultyStorage(backend or MemoryStorage(), ScriptedFaults(script), random.Random(seed))

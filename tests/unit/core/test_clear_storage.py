@@ -129,7 +129,7 @@ def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
 ) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
 
-    class Interrupted(MemoryStorage):
+    class ClearsAfterPut(MemoryStorage):
         between: Callable[[], None] | None = None
 
         def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
@@ -144,7 +144,7 @@ def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
         if put_ends_last:
             workers.run()
 
-    store, workers = Interrupted(), Stepped()
+    store, workers = ClearsAfterPut(), Stepped()
     toy = engine(store, workers=workers)
     cache = toy.cache
     cache.backup(serve(toy, 6))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.support.clock import ManualClock
 from tests.support.components import toy_components
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.errors import ConfigError, InputError, StaleMatchError
@@ -16,16 +17,6 @@ HALF_LIFE = 50
 CAPACITY = 40
 
 
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class Toy:
     """A tree of one-token pages, with slots given out in turn; slots are asked for by the prompt they belong to."""
 
@@ -35,7 +26,7 @@ class Toy:
         spans: tuple[int, ...] = (SPAN_ALL,),
         ttl_s: float | None = None,
     ) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock(1000.0)
         config = EvictionConfig(
             device=(kind,) * len(spans),
             lfu_half_life_touches=HALF_LIFE,
@@ -369,7 +360,7 @@ def test_a_pin_outlasts_the_time_to_live() -> None:
 
 
 def test_ages_are_told_within_a_step_and_kept_in_bounded_room() -> None:
-    clock = Clock()
+    clock = ManualClock(1000.0)
     ages = Ages(32.0, clock)
     for stamp in range(1, 1001):
         ages.note(stamp)
@@ -381,7 +372,7 @@ def test_ages_are_told_within_a_step_and_kept_in_bounded_room() -> None:
 
 
 def test_ages_know_nothing_before_the_first_touch() -> None:
-    assert Ages(1.0, Clock()).expired() == 0
+    assert Ages(1.0, ManualClock(1000.0)).expired() == 0
 
 
 # ---- policies by themselves ----------------------------------------------------------------------------------

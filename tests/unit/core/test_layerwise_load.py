@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, oracle, toy_layout
-from tests.support.operations import PAGE, SPANS, Clock, Stepped, engine, out_pages, serve, started
+from tests.support.clock import ManualClock
+from tests.support.operations import PAGE, SPANS, Stepped, engine, out_pages, serve, started
 from tests.support.ranks import ThreadRanks, digest_of, in_threads, over, ranked, same, served
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.controller import LayerwiseLoad, Operation, OperationState, ThreadWorkers
@@ -209,7 +210,7 @@ def test_a_copy_that_fails_ends_every_wait_for_what_was_to_come() -> None:
 
 @pytest.mark.parametrize("ending", ["done", "failed", "cancelled", "late"])
 def test_until_the_engine_leaves_a_load_keeps_its_slots_however_it_ends(ending: str) -> None:
-    workers, clock = Stepped(), Clock()
+    workers, clock = Stepped(), ManualClock()
     toy = engine(workers=workers)
     cache = toy.cache
     prompt = on_host(toy)

@@ -7,11 +7,11 @@ from threading import Event
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
+from tests.support.clock import ManualClock
 from tests.support.operations import (
     PAGE,
-    Call,
-    Clock,
     Stepped,
+    UnreturnedCall,
     configured,
     engine,
     filled,
@@ -44,7 +44,7 @@ class HangingStorage(MemoryStorage):
     def __init__(self) -> None:
         super().__init__()
         self.hang_at = -1
-        self.hung: list[tuple[Call, Sequence[PageIO]]] = []
+        self.hung: list[tuple[UnreturnedCall, Sequence[PageIO]]] = []
 
     def get(self, pages: Sequence[PageIO]) -> list[bool]:
         self._maybe_hang("get", pages)
@@ -57,7 +57,7 @@ class HangingStorage(MemoryStorage):
     def _maybe_hang(self, name: str, pages: Sequence[PageIO]) -> None:
         self.hang_at -= 1
         if self.hang_at == -1:
-            call = Call(name)
+            call = UnreturnedCall(name)
             self.hung.append((call, pages))
             raise StorageTimeoutError(f"{name} hangs", call)
 
@@ -148,7 +148,7 @@ def test_a_transfer_whose_job_has_ended_unclaimed_can_still_be_cancelled_and_a_c
 # ---- time --------------------------------------------------------------------------------------------------------
 
 
-def with_clock(toy: ToyEngine, clock: Clock, **fields: object) -> UnifiedCache:
+def with_clock(toy: ToyEngine, clock: ManualClock, **fields: object) -> UnifiedCache:
     toy.cache.config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
     controller = toy.cache._controller
     controller._clock = clock
@@ -157,7 +157,7 @@ def with_clock(toy: ToyEngine, clock: Clock, **fields: object) -> UnifiedCache:
 
 
 def test_a_transfer_that_takes_too_long_fails_at_once_and_is_released_when_its_job_ends() -> None:
-    workers, clock = Stepped(), Clock()
+    workers, clock = Stepped(), ManualClock()
     toy = engine(workers=workers)
     cache = with_clock(toy, clock, operation_timeout_s=2.0)
     operation = started(cache.backup(serve(toy, 4)))
@@ -174,7 +174,7 @@ def test_a_transfer_that_takes_too_long_fails_at_once_and_is_released_when_its_j
 
 
 def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
-    store, workers, clock = MemoryStorage(), Stepped(), Clock()
+    store, workers, clock = MemoryStorage(), Stepped(), ManualClock()
     filled(store)
     toy = engine(store, workers=workers)
     cache = with_clock(toy, clock, prefetching=Prefetching(patience_s=1.0, patience_per_1024_tokens_s=1024.0 / 96))
@@ -291,7 +291,7 @@ def test_closing_names_the_call_that_a_store_does_not_return_from() -> None:
 def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     let_go = Event()
 
-    class Stuck(MemoryStorage):
+    class StuckStorage(MemoryStorage):
         def exists(self, labels: Sequence[object]) -> list[bool]:
             let_go.wait(30)
             return [False] * len(labels)
@@ -299,7 +299,7 @@ def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     guard = StorageGuard(deadline_s=0.4, calls_max=2, failures_max=2)
     toy = engine()
     cache = configured(toy, guard=guard, close_timeout_s=2.0)
-    cache.attach(Stuck())
+    cache.attach(StuckStorage())
     for first in (0, 1000, 2000, 3000):
         operation = started(cache.prefetch(cache.prompt(tokens(2, first))))
         cache.poll()
@@ -353,7 +353,7 @@ def test_detaching_ends_what_moves_and_keeps_what_has_come() -> None:
 def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
 
-    class Failing(MemoryStorage):
+    class FailingAfterSomeGets(MemoryStorage):
         left = 99
 
         def get(self, pages: Sequence[PageIO]) -> list[bool]:
@@ -362,7 +362,7 @@ def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: p
                 raise StorageError("no more", retryable=False)
             return super().get(pages)
 
-    store = Failing()
+    store = FailingAfterSomeGets()
     toy, prompt = stored_and_forgotten(store)
     store.left = 1
     operation = started(toy.cache.prefetch(prompt))

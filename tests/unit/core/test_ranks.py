@@ -2,19 +2,19 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.operations import Clock, Stepped
+from tests.support.clock import ManualClock
+from tests.support.operations import Stepped, UnreturnedCall
 from tests.support.rank_script import Rank, compare
 from tests.support.ranks import (
     Declining,
-    DecliningAllocator,
     FailingStorage,
+    FlakyAllocator,
     Meeting,
     ThreadRanks,
     digest_of,
@@ -224,18 +224,6 @@ def test_a_page_that_one_rank_does_not_get_ends_the_prefix_on_all() -> None:
 # ---- what fails --------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Call:
-    """A call that a store does not return from until the test says so."""
-
-    name: str = "get"
-    started_s: float = 0.0
-    returned: bool = False
-
-    def wait(self, timeout_s: float) -> bool:
-        return self.returned
-
-
 @pytest.mark.parametrize("leg", [TransferKind.BACKUP, TransferKind.PREFETCH])
 def test_a_transfer_that_fails_on_one_rank_fails_on_all_and_leaves_the_same(leg: TransferKind) -> None:
     def live(ranks: ThreadRanks) -> tuple[str, str, int]:
@@ -273,7 +261,7 @@ def test_no_room_on_one_rank_is_no_room_on_any(rank: int, times: int, pages: int
         prompt = served(toy, 5)
         host = cache._ledger._allocators[Tier.HOST]
         if ranks.rank == rank:
-            host[0] = DecliningAllocator(host[0].capacity, Times(random.Random(0), 1.0))
+            host[0] = FlakyAllocator(host[0].capacity, Times(random.Random(0), 1.0))
         assert over(cache, cache.backup(prompt)).pages_count == pages
         return cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST), out_pages(cache), digest_of(cache)
 
@@ -283,9 +271,9 @@ def test_no_room_on_one_rank_is_no_room_on_any(rank: int, times: int, pages: int
 # ---- time --------------------------------------------------------------------------------------------------------
 
 
-def stepped(ranks: ThreadRanks, store: MemoryStorage | None = None) -> tuple[ToyEngine, Stepped, Clock]:
+def stepped(ranks: ThreadRanks, store: MemoryStorage | None = None) -> tuple[ToyEngine, Stepped, ManualClock]:
     """Return a rank whose jobs run, and whose time passes, when the test says so."""
-    workers, clock = Stepped(), Clock()
+    workers, clock = Stepped(), ManualClock()
     toy = engine()
     cache = ranked(toy, ranks, store, workers, operation_timeout_s=2.0)
     cache._controller._clock = clock
@@ -332,7 +320,7 @@ def test_a_transfer_that_is_too_late_by_one_clock_is_too_late_by_all() -> None:
 
 def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all() -> None:
     class Hanging(MemoryStorage):
-        call: Call | None = None
+        call: UnreturnedCall | None = None
 
         def get(self, pages: Sequence[PageIO]) -> list[bool]:
             if self.call is not None:
@@ -346,7 +334,7 @@ def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all(
         prompt = served(toy, 4)
         over(cache, cache.backup(prompt))
         cache.reset()
-        call = Call()
+        call = UnreturnedCall("get")
         store.call = call if ranks.rank == 1 else None
         operation = cache.prefetch(prompt)
         assert operation is not None

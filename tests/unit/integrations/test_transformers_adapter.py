@@ -12,7 +12,7 @@ from tests.support.exactness import (
     EVERYWHERE,
     FAMILIES,
     PAGES,
-    Shape,
+    CacheSizes,
     chunk_ends,
     engine,
     forward,
@@ -136,12 +136,12 @@ def test_a_large_chunk_ends_where_state_is_kept_that_the_model_would_let_go_of(f
     shared = 2 * page_size_of(family)
     first, second = prompt_of(family, 1, is_aligned=False), prompt_of(family, 2, is_aligned=False)
     tokens = first[:shared] + second[shared:]
-    with engine(family, shape=Shape(retention=EVERYWHERE, chunk_pages=PAGES)) as ours:
+    with engine(family, shape=CacheSizes(retention=EVERYWHERE, chunk_pages=PAGES)) as ours:
         cold = chunk_ends(ours, first)
         assert shared in cold
         rest = chunk_ends(ours, tokens)
         assert rest[0] > shared
-    with engine(family, shape=Shape(retention=EVERYWHERE, chunk_pages=PAGES)) as ours:
+    with engine(family, shape=CacheSizes(retention=EVERYWHERE, chunk_pages=PAGES)) as ours:
         serve(ours, first)
         with ours.prefill(tokens) as sequence:
             assert sequence.reused == Reused(device_tokens=shared)
@@ -152,7 +152,7 @@ def test_a_large_chunk_ends_where_state_is_kept_that_the_model_would_let_go_of(f
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_without_room_is_computed_and_not_kept(family: str) -> None:
     tokens = prompt_of(family, 1, is_aligned=False)
-    with engine(family, shape=Shape(device_pages=PAGES - 1)) as ours:
+    with engine(family, shape=CacheSizes(device_pages=PAGES - 1)) as ours:
         assert serve_exactly(ours, family, tokens) == Reused()
         assert serve_exactly(ours, family, tokens) == Reused()
 

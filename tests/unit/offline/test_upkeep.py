@@ -227,7 +227,7 @@ def test_a_manifest_comes_back_as_it_was_given_and_one_of_another_format_is_refu
             described_by(newer)
 
 
-class StuckScanStorage(ListedMemory):
+class StuckScan(ListedMemory):
     """Its scan stays where it is."""
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
@@ -236,7 +236,7 @@ class StuckScanStorage(ListedMemory):
 
 def test_a_scan_that_does_not_advance_is_a_fault() -> None:
     with pytest.raises(StorageError, match="must advance"):
-        list(listed(StuckScanStorage(), bytes(32)))
+        list(listed(StuckScan(), bytes(32)))
 
 
 @pytest.mark.parametrize(

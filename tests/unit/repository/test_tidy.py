@@ -1,6 +1,7 @@
 """The style of this repository, as far as a machine can read it.
 
-Each rule is a function over one file. A finding that a reason excuses stands in ``ALLOWED`` under the rule's name.
+Each rule but the one about homonyms is a function over one file. A finding that a reason excuses stands in
+``ALLOWED`` under the rule's name.
 """
 
 import ast
@@ -9,7 +10,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +22,6 @@ FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 PARAMETERS_MAX = 7
 LINE_COLUMNS_MAX = 120
-
-FORBIDDEN_WORDS = frozenset(
-    ["manager", "managers", "handler", "handlers", "helper", "helpers", "util", "utils", "info", "infos", "data"],
-)
-"""Words that say nothing; forbidden as whole words of snake_case and of class names."""
-
-FORBIDDEN_NAMES = re.compile(r"process|do_.*|.*_impl|.*_v2")
 
 ATTRIBUTE_BUILTINS = frozenset({"getattr", "setattr", "hasattr", "delattr"})
 CATCH_ALLS = frozenset({"Exception", "BaseException"})
@@ -55,9 +49,20 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     },
 }
 
+HOMONYMS_LEFT = frozenset(
+    {
+        "Batch",
+        "Found",
+        "Kept",
+        "Place",
+        "Places",
+    }
+)
+"""Class names that still occur more than once; no new one comes in."""
+
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StyleFinding:
     """One place that breaks a rule. ``name`` is what ``ALLOWED`` knows it by: an identifier or the scope around."""
 
     path: str
@@ -77,27 +82,27 @@ def functions(source: Source) -> Iterator[tuple[Function, str]]:
             yield node, f"{scope}.{node.name}" if scope else node.name
 
 
-def long_files(source: Source) -> Iterator[Finding]:
+def long_files(source: Source) -> Iterator[StyleFinding]:
     count = len(source.text.splitlines())
     if count > FILE_LINES_MAX:
-        yield Finding(source.path, count, "", f"{count} lines", f"at most {FILE_LINES_MAX} in a file")
+        yield StyleFinding(source.path, count, "", f"{count} lines", f"at most {FILE_LINES_MAX} in a file")
 
 
-def long_lines(source: Source) -> Iterator[Finding]:
+def long_lines(source: Source) -> Iterator[StyleFinding]:
     for line, text in enumerate(source.text.splitlines(), 1):
         if len(text) > LINE_COLUMNS_MAX:
-            yield Finding(source.path, line, "", f"{len(text)} columns", f"at most {LINE_COLUMNS_MAX}")
+            yield StyleFinding(source.path, line, "", f"{len(text)} columns", f"at most {LINE_COLUMNS_MAX}")
 
 
-def long_functions(source: Source) -> Iterator[Finding]:
+def long_functions(source: Source) -> Iterator[StyleFinding]:
     for node, name in functions(source):
         count = (node.end_lineno or node.lineno) - node.lineno + 1
         if count > FUNCTION_LINES_MAX:
             found = f"{name} with {count} lines"
-            yield Finding(source.path, node.lineno, name, found, f"at most {FUNCTION_LINES_MAX} in a function")
+            yield StyleFinding(source.path, node.lineno, name, found, f"at most {FUNCTION_LINES_MAX} in a function")
 
 
-def many_parameters(source: Source) -> Iterator[Finding]:
+def many_parameters(source: Source) -> Iterator[StyleFinding]:
     for node, name in functions(source):
         positional = [*node.args.posonlyargs, *node.args.args]
         if positional and positional[0].arg in ("self", "cls"):
@@ -106,35 +111,37 @@ def many_parameters(source: Source) -> Iterator[Finding]:
         count = len(positional) + len(node.args.kwonlyargs) + len(rest)
         if count > PARAMETERS_MAX:
             found = f"{name} with {count} parameters"
-            yield Finding(source.path, node.lineno, name, found, f"at most {PARAMETERS_MAX}; a value type for the rest")
+            yield StyleFinding(
+                source.path, node.lineno, name, found, f"at most {PARAMETERS_MAX}; a value type for the rest"
+            )
 
 
-def literal_attributes(source: Source) -> Iterator[Finding]:
+def literal_attributes(source: Source) -> Iterator[StyleFinding]:
     for node, scope in scoped_nodes(source.tree):
         if not isinstance(node, ast.Call) or dotted(node.func) not in ATTRIBUTE_BUILTINS or len(node.args) < 2:
             continue
         if isinstance(node.args[1], ast.Constant):
-            yield Finding(
+            yield StyleFinding(
                 source.path, node.lineno, scope, ast.unparse(node), "the attribute itself, in a type that has it"
             )
 
 
-def inner_imports(source: Source) -> Iterator[Finding]:
+def inner_imports(source: Source) -> Iterator[StyleFinding]:
     names = {id(inner): name for node, name in functions(source) for inner in ast.walk(node)}
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and id(node) in names:
             found = f"{ast.unparse(node)!r} inside a function"
-            yield Finding(source.path, node.lineno, names[id(node)], found, "imports at the top of the file")
+            yield StyleFinding(source.path, node.lineno, names[id(node)], found, "imports at the top of the file")
 
 
-def swallowed_exceptions(source: Source) -> Iterator[Finding]:
+def swallowed_exceptions(source: Source) -> Iterator[StyleFinding]:
     expected = "narrow types, or a raise in the handler"
     for node, scope in scoped_nodes(source.tree):
         if isinstance(node, ast.ExceptHandler) and catches_all(node.type) and not raises(node.body):
             found = f"except {ast.unparse(node.type)}" if node.type else "a bare except"
-            yield Finding(source.path, node.lineno, scope, f"{found} that goes on", expected)
+            yield StyleFinding(source.path, node.lineno, scope, f"{found} that goes on", expected)
         elif isinstance(node, ast.Call) and suppresses_all(node):
-            yield Finding(source.path, node.lineno, scope, ast.unparse(node), expected)
+            yield StyleFinding(source.path, node.lineno, scope, ast.unparse(node), expected)
 
 
 def catches_all(caught: ast.expr | None) -> bool:
@@ -159,23 +166,23 @@ def raises(body: list[ast.stmt]) -> bool:
     return False
 
 
-def nameless_ignores(source: Source) -> Iterator[Finding]:
+def nameless_ignores(source: Source) -> Iterator[StyleFinding]:
     for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
         if token.type == tokenize.COMMENT and any(pattern.search(token.string) for pattern in NAMELESS_IGNORES):
-            yield Finding(source.path, token.start[0], "", repr(token.string), "the code of what is ignored")
+            yield StyleFinding(source.path, token.start[0], "", repr(token.string), "the code of what is ignored")
 
 
-def untyped_annotations(source: Source) -> Iterator[Finding]:
+def untyped_annotations(source: Source) -> Iterator[StyleFinding]:
     if not source.path.startswith(PACKAGE):
         return
     for node, scope in scoped_nodes(source.tree):
         imported = isinstance(node, ast.ImportFrom) and any(alias.name == "Any" for alias in node.names)
         used = isinstance(node, ast.Name | ast.Attribute) and dotted(node).split(".")[-1] == "Any"
         if isinstance(node, ast.stmt | ast.expr) and (imported or used):
-            yield Finding(source.path, node.lineno, scope, ast.unparse(node), "a type; object where all fit")
+            yield StyleFinding(source.path, node.lineno, scope, ast.unparse(node), "a type; object where all fit")
 
 
-def unsafe_loaders(source: Source) -> Iterator[Finding]:
+def unsafe_loaders(source: Source) -> Iterator[StyleFinding]:
     if not source.path.startswith(PACKAGE):
         return
     expected = "formats that cannot run code when read"
@@ -189,35 +196,17 @@ def unsafe_loaders(source: Source) -> Iterator[Finding]:
         else:
             continue
         if any(name.split(".")[0] in UNSAFE_MODULES or name in UNSAFE_LOADERS for name in names):
-            yield Finding(source.path, node.lineno, scope, ast.unparse(node), expected)
+            yield StyleFinding(source.path, node.lineno, scope, ast.unparse(node), expected)
 
 
-def empty_words(source: Source) -> Iterator[Finding]:
-    stem = source.path.rsplit("/", 1)[-1].removesuffix(".py")
-    for line, name in [(1, stem), *((line, name) for node in ast.walk(source.tree) for line, name in defined(node))]:
-        if FORBIDDEN_NAMES.fullmatch(name) or FORBIDDEN_WORDS.intersection(words(name)):
-            yield Finding(source.path, line, name, f"the name {name!r}", "a word that says what it is")
-
-
-def words(identifier: str) -> set[str]:
-    """Split snake_case and CamelCase, acronyms kept whole, into lower-case words."""
-    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", identifier)}
-
-
-def defined(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the names that ``node`` itself brings into being; names merely used belong to whoever made them."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.lineno, node.name
-    elif isinstance(node, ast.arg):
-        yield node.lineno, node.arg
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.lineno, node.id
-    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-        yield node.lineno, node.attr
-    elif isinstance(node, ast.alias) and node.asname:
-        yield node.lineno, node.asname
-    elif isinstance(node, ast.ExceptHandler) and node.name:
-        yield node.lineno, node.name
+def homonyms(sources: Iterable[Source]) -> dict[str, list[str]]:
+    """Return the class names that occur more than once, each with every ``path:line`` of a class of that name."""
+    places: dict[str, list[str]] = {}
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{source.path}:{node.lineno}")
+    return {name: where for name, where in places.items() if len(where) > 1}
 
 
 def dotted(node: ast.expr) -> str:
@@ -231,7 +220,7 @@ def dotted(node: ast.expr) -> str:
     return ".".join([node.id, *reversed(parts)])
 
 
-Rule = Callable[[Source], Iterator[Finding]]
+Rule = Callable[[Source], Iterator[StyleFinding]]
 
 RULES: tuple[Rule, ...] = (
     long_files,
@@ -244,7 +233,6 @@ RULES: tuple[Rule, ...] = (
     nameless_ignores,
     untyped_annotations,
     unsafe_loaders,
-    empty_words,
 )
 
 
@@ -252,7 +240,7 @@ def name_of(rule: Rule) -> str:
     return rule.__name__
 
 
-def excused(rule: Rule, finding: Finding) -> bool:
+def excused(rule: Rule, finding: StyleFinding) -> bool:
     return f"{finding.path}::{finding.name}" in ALLOWED.get(name_of(rule), {})
 
 
@@ -274,6 +262,18 @@ def test_every_exception_excuses_something(rule: Rule) -> None:
 def test_every_exception_names_a_rule_and_a_reason() -> None:
     assert set(ALLOWED) <= {name_of(rule) for rule in RULES}
     assert all(reason for entries in ALLOWED.values() for reason in entries.values())
+
+
+def test_no_class_name_occurs_twice() -> None:
+    found = {name: where for name, where in homonyms(python_sources()).items() if name not in HOMONYMS_LEFT}
+    assert not found, "\n" + "\n".join(
+        f"found class {name} at {', '.join(where)}; expected one class of a name" for name, where in found.items()
+    )
+
+
+def test_a_class_name_that_occurs_twice_is_found() -> None:
+    sources = [Source.of("a.py", "class Page: ...\nclass Slot: ...\n"), Source.of("b.py", "\nclass Page: ...\n")]
+    assert homonyms(sources) == {"Page": ["a.py:1", "b.py:2"]}
 
 
 def test_the_linter_looks_at_every_file() -> None:
@@ -304,10 +304,6 @@ BAD: tuple[tuple[Rule, str], ...] = (
     (unsafe_loaders, "import pickle\n"),
     (unsafe_loaders, "from numpy import load\n"),
     (unsafe_loaders, "page = torch.load(path)\n"),
-    (empty_words, "class CacheManager: ...\n"),
-    (empty_words, "def f(page_data): ...\n"),
-    (empty_words, "def do_it(): ...\n"),
-    (empty_words, "self.load_impl = 1\n"),
 )
 
 
@@ -328,7 +324,6 @@ GOOD: tuple[tuple[Rule, str], ...] = (
     (nameless_ignores, "x = '# type: ignore'  # type: ignore[assignment]  # noqa: S101\n"),
     (untyped_annotations, "def f(x: object) -> int: ...\nif any(x): ...\n"),
     (unsafe_loaders, "import torch\npage = np.frombuffer(store.load(key))\n"),
-    (empty_words, "class Metadata(socketserver.BaseRequestHandler): ...\npointer = tensor.data_ptr()\n"),
 )
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.support.clock import ManualClock
 from tests.support.running_service import called, refusal, running
-from tests.support.wrappers import ManualClock
 from unified_cache.cli.main import run
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.sources import ROOT
+from tests.support.clock import ManualClock
 from tests.support.service import TokenGate
-from tests.support.wrappers import ManualClock
 from unified_cache.errors import StorageError
 from unified_cache.service.access.fairness import StoredBytes, Turns
 from unified_cache.service.limits import RequestLimits

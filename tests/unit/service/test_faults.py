@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 import pytest
 
-from tests.support.service import Running, Wire, refused, wait_for
+from tests.support.service import LoopbackServer, Wire, refused, wait_for
 from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from tests.unit.service.test_tenancy import put
 from unified_cache.errors import StorageError, StorageFullError
@@ -22,7 +22,7 @@ ROOMY = RequestLimits(host_bytes_max=1 << 20)
 BARE = RequestLimits(host_bytes_max=0)
 
 
-class Failing(MemoryStorage):
+class RaisingStorage(MemoryStorage):
     """A durable store that raises what it is told to."""
 
     def __init__(self) -> None:
@@ -52,20 +52,20 @@ class Failing(MemoryStorage):
             raise self.error
 
 
-Serve = Callable[..., tuple[Running, Wire]]
+Serve = Callable[..., tuple[LoopbackServer, Wire]]
 
 
 @pytest.fixture
-def store() -> Failing:
-    return Failing()
+def store() -> RaisingStorage:
+    return RaisingStorage()
 
 
 @pytest.fixture
-def serve(store: Failing) -> Iterator[Serve]:
-    opened: list[tuple[Running, Wire]] = []
+def serve(store: RaisingStorage) -> Iterator[Serve]:
+    opened: list[tuple[LoopbackServer, Wire]] = []
 
-    def serve(limits: RequestLimits, deadline_s: float = 0.0) -> tuple[Running, Wire]:
-        running = Running.start(DeadlineStorage(store, deadline_s, 4) if deadline_s else store, limits)
+    def serve(limits: RequestLimits, deadline_s: float = 0.0) -> tuple[LoopbackServer, Wire]:
+        running = LoopbackServer.start(DeadlineStorage(store, deadline_s, 4) if deadline_s else store, limits)
         wire = Wire(running)
         wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
         opened.append((running, wire))
@@ -92,7 +92,7 @@ def put_durable(wire: Wire, number: int) -> bytes:
     return pb.PutReply.FromString(wire.put([start(number, level=pb.DURABLE), part(page(number))])).stored
 
 
-def test_a_store_that_is_down_costs_misses_and_keeps_pages_in_memory(store: Failing, serve: Serve) -> None:
+def test_a_store_that_is_down_costs_misses_and_keeps_pages_in_memory(store: RaisingStorage, serve: Serve) -> None:
     running, wire = serve(ROOMY)
     store.error = StorageError("/secret/path is down", retryable=True)
     assert put(wire, 0) == b"\x01"
@@ -106,7 +106,7 @@ def test_a_store_that_is_down_costs_misses_and_keeps_pages_in_memory(store: Fail
     assert {kind for kind, _ in running.notes.anomalies} == {"store_get", "store_put", "store_exists"}
 
 
-def test_without_memory_a_store_that_is_down_makes_puts_unavailable(store: Failing, serve: Serve) -> None:
+def test_without_memory_a_store_that_is_down_makes_puts_unavailable(store: RaisingStorage, serve: Serve) -> None:
     running, wire = serve(BARE)
     store.error = StorageError("down", retryable=True)
     with refused(grpc.StatusCode.UNAVAILABLE):
@@ -116,7 +116,7 @@ def test_without_memory_a_store_that_is_down_makes_puts_unavailable(store: Faili
     assert got(wire, 0) == [0]
 
 
-def test_a_store_that_hangs_is_waited_for_in_bounds(store: Failing, serve: Serve) -> None:
+def test_a_store_that_hangs_is_waited_for_in_bounds(store: RaisingStorage, serve: Serve) -> None:
     _, wire = serve(ROOMY, deadline_s=0.05)
     store.hung.clear()
     assert put(wire, 0) == b"\x01"
@@ -125,7 +125,7 @@ def test_a_store_that_hangs_is_waited_for_in_bounds(store: Failing, serve: Serve
         put_durable(wire, 2)
 
 
-def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: Failing, serve: Serve) -> None:
+def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage, serve: Serve) -> None:
     _, wire = serve(BARE)
     put(wire, 0)
     full = StorageFullError("no space left on /secret/path")
@@ -138,7 +138,7 @@ def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: Failing, serve:
 
 
 def test_a_store_that_declines_without_memory_declines(serve: Serve) -> None:
-    running = Running.start(MemoryStorage(2 * OBJECT_BYTES), BARE)
+    running = LoopbackServer.start(MemoryStorage(2 * OBJECT_BYTES), BARE)
     wire = Wire(running)
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     assert put(wire, 0, 1, 2) == b"\x02\x02\x00"
@@ -147,7 +147,7 @@ def test_a_store_that_declines_without_memory_declines(serve: Serve) -> None:
     running.stop()
 
 
-def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(store: Failing, serve: Serve) -> None:
+def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(store: RaisingStorage, serve: Serve) -> None:
     _, wire = serve(BARE)
     for at in (*range(0, HEADER_BYTES, 5), HEADER_BYTES + 1, OBJECT_BYTES - 1):
         put(wire, 0)

@@ -14,9 +14,8 @@ import grpc
 import psutil
 import pytest
 
-from tests.support.running_service import Running, running
-from tests.support.service import Running as Served
-from tests.support.service import Wire, refused, wait_for
+from tests.support.running_service import RunningService, running
+from tests.support.service import LoopbackServer, Wire, refused, wait_for
 from tests.support.service_process import ServerProcess
 from tests.unit.service.test_requests import (
     IDENTITY,
@@ -55,10 +54,10 @@ BOMB_BYTES = 200_000_000
 BOMB_RSS_BYTES_MAX = 64 << 20
 
 
-class World:
+class ServerOverDirectory:
     """A server over a directory, with one page of ``acme`` in it and nothing in memory."""
 
-    def __init__(self, server: Running, directory: Path, tokens: Mapping[str, str]) -> None:
+    def __init__(self, server: RunningService, directory: Path, tokens: Mapping[str, str]) -> None:
         self.server = server
         self.directory = directory
         self.tokens = tokens
@@ -70,7 +69,7 @@ class World:
 
     def wire(self, token: str) -> Wire:
         """Connect with a token, whatever it is."""
-        return Wire(cast("Served", self.server), token)
+        return Wire(cast("LoopbackServer", self.server), token)
 
     def of(self, name: str) -> Wire:
         """Return the connection of a caller."""
@@ -107,7 +106,7 @@ class World:
 
 
 @contextmanager
-def world_in(directory: Path) -> Iterator[World]:
+def world_in(directory: Path) -> Iterator[ServerOverDirectory]:
     tokens: dict[str, str] = {}
     for name, caller in CALLERS.items():
         tokens[name], entry = new_token(caller, None, secrets.token_bytes)
@@ -115,18 +114,18 @@ def world_in(directory: Path) -> Iterator[World]:
     store = directory / "store"
     access = {"tokens": directory / "tokens"}
     with running(storage=f"file:{store}", host_bytes=0, access=access, limits=LIMITS) as server:
-        world = World(server, store, tokens)
+        world = ServerOverDirectory(server, store, tokens)
         yield world
         world.close()
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOverDirectory]:
     with world_in(tmp_path_factory.mktemp("inputs")) as world:
         yield world
 
 
-Send = Callable[[World], object]
+Send = Callable[[ServerOverDirectory], object]
 
 
 def ask(call: Call, message: object, who: str = "writer") -> Send:
@@ -155,13 +154,13 @@ def other_token(change: Callable[[str], str]) -> Send:
     return lambda world: world.wire(change(world.tokens["writer"])).ask(Call.STATS, b"")
 
 
-def unknown_method(world: World) -> None:
+def unknown_method(world: ServerOverDirectory) -> None:
     with grpc.insecure_channel(world.server.address) as channel:
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path + "2")
         begin(b"", 10.0)
 
 
-def without_token(world: World) -> None:
+def without_token(world: ServerOverDirectory) -> None:
     with grpc.insecure_channel(world.server.address) as channel:
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.STATS.path)
         begin(b"", 10.0)
@@ -289,7 +288,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("code", "send"), CASES)
-def test_a_bad_input_has_its_status_and_changes_nothing(world: World, code: grpc.StatusCode, send: Send) -> None:
+def test_a_bad_input_has_its_status_and_changes_nothing(
+    world: ServerOverDirectory, code: grpc.StatusCode, send: Send
+) -> None:
     with world.unchanged(), refused(code):
         send(world)
 
@@ -304,7 +305,7 @@ HARMLESS: Mapping[int, Send] = {
 
 
 @pytest.mark.parametrize("row", HARMLESS)
-def test_an_input_that_only_looks_bad_is_answered_and_changes_nothing(world: World, row: int) -> None:
+def test_an_input_that_only_looks_bad_is_answered_and_changes_nothing(world: ServerOverDirectory, row: int) -> None:
     with world.unchanged():
         HARMLESS[row](world)
 
@@ -374,7 +375,9 @@ def test_a_message_of_zeros_that_arrives_small_costs_the_server_no_memory(tmp_pa
     server.kill()
 
 
-def test_calls_beyond_those_of_all_tenants_exhaust_a_resource_and_others_go_on_later(world: World) -> None:
+def test_calls_beyond_those_of_all_tenants_exhaust_a_resource_and_others_go_on_later(
+    world: ServerOverDirectory,
+) -> None:
     stop = threading.Event()
 
     def messages() -> Iterator[bytes]:
@@ -398,7 +401,7 @@ def test_calls_beyond_those_of_all_tenants_exhaust_a_resource_and_others_go_on_l
     assert world.got() == b"\x02"
 
 
-def flawed_count(world: World) -> float:
+def flawed_count(world: ServerOverDirectory) -> float:
     return sum(count for name, count in world.server.metrics().items() if "flawed_pages_total" in name)
 
 
@@ -424,7 +427,7 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_page_that_was_changed_in_the_store_is_a_miss_that_is_cleared_away_and_counted(
-    world: World, damage: str
+    world: ServerOverDirectory, damage: str
 ) -> None:
     (path,) = world.paths()
     flawed = flawed_count(world)
@@ -470,7 +473,7 @@ def hard_link(path: Path) -> None:
 
 @pytest.mark.parametrize("replace", [cut, lengthened, link, pipe, directory, hard_link])
 def test_what_lies_in_the_place_of_a_page_is_a_miss_and_nothing_waits_for_it(
-    world: World, replace: Callable[[Path], None]
+    world: ServerOverDirectory, replace: Callable[[Path], None]
 ) -> None:
     (path,) = world.paths()
     replace(path)
@@ -479,7 +482,7 @@ def test_what_lies_in_the_place_of_a_page_is_a_miss_and_nothing_waits_for_it(
     assert world.got() == b"\x02"
 
 
-def test_code_in_every_field_of_bytes_is_refused_and_never_runs(world: World) -> None:
+def test_code_in_every_field_of_bytes_is_refused_and_never_runs(world: ServerOverDirectory) -> None:
     name = PICKLE.ljust(32)[:32]
     with world.unchanged(), refused(BAD):
         world.writer.put([start(1), part(PICKLE.ljust(OBJECT_BYTES))])

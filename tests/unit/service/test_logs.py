@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from tests.support.wrappers import ManualClock
+from tests.support.clock import ManualClock
 from unified_cache.service.operations.logs import KINDS_MAX, Log, Pace, log_to
 from unified_cache.service.settings import LogSettings
 

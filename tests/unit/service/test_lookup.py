@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.support.service import Running, Wire
+from tests.support.service import LoopbackServer, Wire
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
@@ -94,7 +94,7 @@ MANIFEST = manifest_of(Identity("looked/up"), LAYOUT)
 @pytest.fixture
 def wire() -> Iterator[Wire]:
     """A server with five pages of a prompt, and the windows of the last two."""
-    running = Running.start(MemoryStorage(), RequestLimits(host_bytes_max=0))
+    running = LoopbackServer.start(MemoryStorage(), RequestLimits(host_bytes_max=0))
     client = running.client()
     client.register(MANIFEST, {})
     keys = Prompt.of(range(20), 4, Namespace(cache_salt="salt")).keys

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.clock import ManualClock
 from tests.support.running_service import CALL_S, called, running
-from tests.support.wrappers import ManualClock
 from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, page, part, start
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb

@@ -5,7 +5,7 @@ from threading import Thread
 
 import pytest
 
-from tests.support.wrappers import ManualClock
+from tests.support.clock import ManualClock
 from unified_cache.service.access.fairness import Place, StoredBytes, Turns
 from unified_cache.service.settings import QuotaSettings, load_settings
 

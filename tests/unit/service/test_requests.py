@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from tests.support.service import Running, Wire, refused, wait_for
+from tests.support.service import LoopbackServer, Wire, refused, wait_for
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
@@ -59,12 +59,12 @@ def part(content: bytes, offset: int = 0) -> pb.PutPart:
     return pb.PutPart(offset=offset, content=content)
 
 
-class World:
+class ServerOverMemory:
     """A server over memory, with one page stored."""
 
     def __init__(self) -> None:
         self.backend = MemoryStorage()
-        self.running = Running.start(self.backend, LIMITS)
+        self.running = LoopbackServer.start(self.backend, LIMITS)
         self.wire = Wire(self.running)
         self.wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=32_000))
         assert pb.PutReply.FromString(self.wire.put([start(0), part(page(0))])).stored == b"\x02"
@@ -83,8 +83,8 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    world = World()
+def world() -> Iterator[ServerOverMemory]:
+    world = ServerOverMemory()
     yield world
     world.wire.close()
     world.running.stop()
@@ -105,13 +105,13 @@ MALFORMED = (
 @pytest.mark.parametrize(
     "call", [Call.HELLO, Call.LOOKUP, Call.EXISTS, Call.REMOVE, Call.PREFETCH, Call.SCAN, Call.CLEAR]
 )
-def test_what_is_no_message_is_an_invalid_argument(world: World, call: Call, message: bytes) -> None:
+def test_what_is_no_message_is_an_invalid_argument(world: ServerOverMemory, call: Call, message: bytes) -> None:
     with world.unchanged(), refused(BAD):
         world.wire.ask(call, message)
 
 
 @pytest.mark.parametrize("message", MALFORMED)
-def test_what_is_no_message_is_an_invalid_argument_in_streams_too(world: World, message: bytes) -> None:
+def test_what_is_no_message_is_an_invalid_argument_in_streams_too(world: ServerOverMemory, message: bytes) -> None:
     with world.unchanged(), refused(BAD):
         world.wire.get(message)
     with world.unchanged(), refused(BAD):
@@ -120,13 +120,13 @@ def test_what_is_no_message_is_an_invalid_argument_in_streams_too(world: World, 
         world.wire.put([start(1), message])
 
 
-def test_unknown_fields_are_ignored(world: World) -> None:
+def test_unknown_fields_are_ignored(world: ServerOverMemory) -> None:
     with world.unchanged():
         known = pb.ExistsRequest(runs=[run(key(0))]).SerializeToString()
         assert pb.ExistsReply.FromString(world.wire.ask(Call.EXISTS, known + b"\xfa\x3f\x03abc")).found == b"\x01"
 
 
-def test_an_unknown_method_is_unimplemented(world: World) -> None:
+def test_an_unknown_method_is_unimplemented(world: ServerOverMemory) -> None:
     channel = grpc.insecure_channel(world.running.address)
     begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path + "2")
     with world.unchanged(), refused(grpc.StatusCode.UNIMPLEMENTED):
@@ -134,7 +134,7 @@ def test_an_unknown_method_is_unimplemented(world: World) -> None:
     channel.close()
 
 
-def test_a_message_beyond_the_limit_exhausts_a_resource(world: World) -> None:
+def test_a_message_beyond_the_limit_exhausts_a_resource(world: ServerOverMemory) -> None:
     with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
         world.wire.ask(Call.EXISTS, bytes(LIMITS.message_bytes_max + 1))
     channel = grpc.insecure_channel(world.running.address, compression=grpc.Compression.Gzip)
@@ -144,18 +144,18 @@ def test_a_message_beyond_the_limit_exhausts_a_resource(world: World) -> None:
     channel.close()
 
 
-def test_too_much_metadata_exhausts_a_resource(world: World) -> None:
+def test_too_much_metadata_exhausts_a_resource(world: ServerOverMemory) -> None:
     with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
         Wire(world.running, "x" * (64 << 10)).ask(Call.STATS, b"")
 
 
 @pytest.mark.parametrize("asserted", ["", "x" * 65, "a\n", "a\0b", "../a", "A", "é", "-a"])
-def test_what_is_no_name_of_a_tenant_is_an_invalid_argument(world: World, asserted: str) -> None:
+def test_what_is_no_name_of_a_tenant_is_an_invalid_argument(world: ServerOverMemory, asserted: str) -> None:
     with world.unchanged(), refused(BAD):
         world.wire.ask(Call.STATS, pb.StatsRequest(tenant=asserted))
 
 
-def test_another_tenant_is_permission_denied_and_the_reserved_one_an_invalid_argument(world: World) -> None:
+def test_another_tenant_is_permission_denied_and_the_reserved_one_an_invalid_argument(world: ServerOverMemory) -> None:
     with world.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
         world.wire.ask(Call.STATS, pb.StatsRequest(tenant="other"))
     with world.unchanged(), refused(BAD):
@@ -165,7 +165,7 @@ def test_another_tenant_is_permission_denied_and_the_reserved_one_an_invalid_arg
         world.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1], namespace=namespace)))
 
 
-def test_a_role_that_is_too_low_is_permission_denied(world: World) -> None:
+def test_a_role_that_is_too_low_is_permission_denied(world: ServerOverMemory) -> None:
     reader, writer = Wire(world.running, "default:reader"), Wire(world.running, "default:writer")
     with world.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
         reader.put([start(1), part(page(1))])
@@ -189,7 +189,7 @@ NAMES += [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_key_that_is_no_digest_is_an_invalid_argument(world: World, name: bytes) -> None:
+def test_a_key_that_is_no_digest_is_an_invalid_argument(world: ServerOverMemory, name: bytes) -> None:
     for runs in ([run(name)], [run(key(0), name)], [run(key(0), identity=name)]):
         for call, request in (
             (Call.EXISTS, pb.ExistsRequest(runs=runs)),
@@ -208,13 +208,13 @@ def test_a_key_that_is_no_digest_is_an_invalid_argument(world: World, name: byte
         world.wire.ask(Call.SCAN, pb.ScanRequest(identity=name))
 
 
-def test_a_run_without_keys_is_an_invalid_argument(world: World) -> None:
+def test_a_run_without_keys_is_an_invalid_argument(world: ServerOverMemory) -> None:
     with world.unchanged(), refused(BAD):
         world.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run()]))
 
 
 @pytest.mark.parametrize("cursor", ["../x", "x" * 10_240, "a\0", "a b", "\u202e"])
-def test_a_cursor_that_no_scan_returned_is_an_invalid_argument(world: World, cursor: str) -> None:
+def test_a_cursor_that_no_scan_returned_is_an_invalid_argument(world: ServerOverMemory, cursor: str) -> None:
     if cursor == "../x":
         # No name of an object, but text: the listing goes on after it.
         world.wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY, cursor=cursor))
@@ -224,18 +224,18 @@ def test_a_cursor_that_no_scan_returned_is_an_invalid_argument(world: World, cur
 
 
 @pytest.mark.parametrize("token", [-1, 2**31, 2**63 - 1, -(2**63), 32_000])
-def test_a_token_out_of_range_is_an_invalid_argument(world: World, token: int) -> None:
+def test_a_token_out_of_range_is_an_invalid_argument(world: ServerOverMemory, token: int) -> None:
     with world.unchanged(), refused(BAD):
         world.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1, token])))
 
 
-def test_no_tokens_at_all_hit_nothing(world: World) -> None:
+def test_no_tokens_at_all_hit_nothing(world: ServerOverMemory) -> None:
     for request in (pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens()), pb.LookupRequest(identity=IDENTITY)):
         with world.unchanged():
             assert pb.LookupReply.FromString(world.wire.ask(Call.LOOKUP, request)) == pb.LookupReply()
 
 
-def test_more_tokens_or_keys_than_may_be_are_an_invalid_argument(world: World) -> None:
+def test_more_tokens_or_keys_than_may_be_are_an_invalid_argument(world: ServerOverMemory) -> None:
     many = [key(number) for number in range(LIMITS.pages_max + 1)]
     with world.unchanged(), refused(BAD):
         world.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1] * 1001)))
@@ -248,12 +248,12 @@ def test_more_tokens_or_keys_than_may_be_are_an_invalid_argument(world: World) -
 
 
 @pytest.mark.parametrize("object_bytes", [OBJECT_BYTES - 1, OBJECT_BYTES + 1, 0, HEADER_BYTES, 2 * OBJECT_BYTES])
-def test_a_page_of_another_length_is_an_invalid_argument(world: World, object_bytes: int) -> None:
+def test_a_page_of_another_length_is_an_invalid_argument(world: ServerOverMemory, object_bytes: int) -> None:
     with world.unchanged(), refused(BAD):
         world.wire.put([start(1, object_bytes=object_bytes), part(bytes(object_bytes))])
 
 
-def test_a_page_whose_checksum_does_not_hold_is_an_invalid_argument(world: World) -> None:
+def test_a_page_whose_checksum_does_not_hold_is_an_invalid_argument(world: ServerOverMemory) -> None:
     for at in (*range(0, HEADER_BYTES, 7), HEADER_BYTES, OBJECT_BYTES - 1):
         flipped = bytearray(page(1))
         flipped[at] ^= 1
@@ -263,7 +263,7 @@ def test_a_page_whose_checksum_does_not_hold_is_an_invalid_argument(world: World
         world.wire.put([start(1), part(page(2))])
 
 
-def test_a_pool_that_the_layout_does_not_have_is_an_invalid_argument(world: World) -> None:
+def test_a_pool_that_the_layout_does_not_have_is_an_invalid_argument(world: ServerOverMemory) -> None:
     for pool in ("other", "", "../kv", "KV"):
         with world.unchanged(), refused(BAD):
             world.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), pool=pool)]))
@@ -305,12 +305,14 @@ STREAMS: dict[str, list[pb.PutPart | bytes]] = {
 
 
 @pytest.mark.parametrize("messages", STREAMS.values(), ids=STREAMS.keys())
-def test_a_stream_out_of_order_is_an_invalid_argument(world: World, messages: list[pb.PutPart | bytes]) -> None:
+def test_a_stream_out_of_order_is_an_invalid_argument(
+    world: ServerOverMemory, messages: list[pb.PutPart | bytes]
+) -> None:
     with world.unchanged(), refused(BAD):
         world.wire.put(messages)
 
 
-def test_a_put_that_its_client_cancels_leaves_nothing(world: World) -> None:
+def test_a_put_that_its_client_cancels_leaves_nothing(world: ServerOverMemory) -> None:
     stop = threading.Event()
 
     def messages() -> Iterator[pb.PutPart]:
@@ -326,7 +328,7 @@ def test_a_put_that_its_client_cancels_leaves_nothing(world: World) -> None:
         stop.set()
 
 
-def test_a_put_whose_deadline_passes_leaves_nothing(world: World) -> None:
+def test_a_put_whose_deadline_passes_leaves_nothing(world: ServerOverMemory) -> None:
     stop = threading.Event()
 
     def messages() -> Iterator[pb.PutPart]:
@@ -340,7 +342,7 @@ def test_a_put_whose_deadline_passes_leaves_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("lease_s", [0.0, -1.0, 60.1, float("inf"), float("nan"), float("-inf")])
-def test_a_lease_of_no_time_or_too_much_is_an_invalid_argument(world: World, lease_s: float) -> None:
+def test_a_lease_of_no_time_or_too_much_is_an_invalid_argument(world: ServerOverMemory, lease_s: float) -> None:
     with world.unchanged(), refused(BAD):
         request = pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[key(0)]), lease_s=lease_s)
         world.wire.ask(Call.LOOKUP, request)
@@ -373,7 +375,7 @@ OTHER_LAYOUTS = {
 
 @pytest.mark.parametrize("difference", OTHER_LAYOUTS)
 def test_another_layout_of_a_registered_model_is_a_failed_precondition_that_names_the_difference(
-    world: World, difference: str
+    world: ServerOverMemory, difference: str
 ) -> None:
     with world.unchanged(), refused(grpc.StatusCode.FAILED_PRECONDITION, f"{difference}: expected"):
         world.wire.ask(Call.HELLO, pb.HelloRequest(manifest=OTHER_LAYOUTS[difference]))
@@ -389,17 +391,17 @@ def test_another_layout_of_a_registered_model_is_a_failed_precondition_that_name
         changed(page_size=0),
     ],
 )
-def test_a_manifest_that_makes_no_sense_is_an_invalid_argument(world: World, manifest: Manifest) -> None:
+def test_a_manifest_that_makes_no_sense_is_an_invalid_argument(world: ServerOverMemory, manifest: Manifest) -> None:
     with world.unchanged(), refused(BAD):
         world.wire.ask(Call.HELLO, pb.HelloRequest(manifest=manifest))
 
 
-def test_an_identity_without_hello_is_a_failed_precondition(world: World) -> None:
+def test_an_identity_without_hello_is_a_failed_precondition(world: ServerOverMemory) -> None:
     with world.unchanged(), refused(grpc.StatusCode.FAILED_PRECONDITION):
         world.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), identity=key(5))]))
 
 
-def test_bytes_that_would_run_code_elsewhere_are_only_bytes(world: World) -> None:
+def test_bytes_that_would_run_code_elsewhere_are_only_bytes(world: ServerOverMemory) -> None:
     pickled = b"cbuiltins\nexec\n(S'raise SystemExit'\ntR."
     with world.unchanged(), refused(BAD):
         world.wire.put([start(1), part(pickled + bytes(OBJECT_BYTES - len(pickled)))])
@@ -407,13 +409,13 @@ def test_bytes_that_would_run_code_elsewhere_are_only_bytes(world: World) -> Non
         world.wire.ask(Call.EXISTS, pickled)
 
 
-def test_the_same_put_many_times_over_is_stored_once(world: World) -> None:
+def test_the_same_put_many_times_over_is_stored_once(world: ServerOverMemory) -> None:
     with world.unchanged():
         futures = [world.wire.begin_put([start(0), part(page(0))]) for _ in range(100)]
         assert {pb.PutReply.FromString(future.result()).stored for future in futures} == {b"\x02"}
 
 
-def test_a_page_in_many_parts_arrives_whole(world: World) -> None:
+def test_a_page_in_many_parts_arrives_whole(world: ServerOverMemory) -> None:
     whole = page(9)
     parts = [part(whole[at : at + 100], at) for at in range(0, len(whole), 100)]
     assert pb.PutReply.FromString(world.wire.put([start(9), *parts])).stored == b"\x02"
@@ -423,11 +425,11 @@ def test_a_page_in_many_parts_arrives_whole(world: World) -> None:
 
 
 def test_a_fault_of_the_server_is_internal_and_tells_no_text() -> None:
-    class Broken(MemoryStorage):
+    class FailingScan(MemoryStorage):
         def scan(self, identity: bytes, cursor: str = "") -> Scan:
             raise ZeroDivisionError("the secret")
 
-    running = Running.start(Broken(), LIMITS)
+    running = LoopbackServer.start(FailingScan(), LIMITS)
     wire = Wire(running)
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     with pytest.raises(grpc.RpcError) as caught:

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
-from tests.support.running_service import CALL_S, Running, called, refusal, running
+from tests.support.running_service import CALL_S, RunningService, called, refusal, running
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.gate import RETRY_KEYS
@@ -22,13 +22,13 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture
-def server() -> Iterator[Running]:
+def server() -> Iterator[RunningService]:
     with running(access={"local_role": "admin"}) as server:
         yield server
 
 
 @pytest.fixture
-def channel(server: Running) -> Iterator[grpc.Channel]:
+def channel(server: RunningService) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(server.address) as channel:
         yield channel
 
@@ -36,7 +36,7 @@ def channel(server: Running) -> Iterator[grpc.Channel]:
 class OpenPut:
     """A put that is under way until told to end."""
 
-    def __init__(self, server: Running, channel: grpc.Channel) -> None:
+    def __init__(self, server: RunningService, channel: grpc.Channel) -> None:
         self._go_on = Event()
         put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
         self._answer = put.future(self._messages(), timeout=CALL_S)
@@ -143,7 +143,9 @@ def test_a_call_whose_turn_does_not_come_is_refused() -> None:
         assert refusal(channel, Call.HELLO) is None
 
 
-def test_a_drain_lets_what_is_in_flight_end_and_refuses_what_is_new(server: Running, channel: grpc.Channel) -> None:
+def test_a_drain_lets_what_is_in_flight_end_and_refuses_what_is_new(
+    server: RunningService, channel: grpc.Channel
+) -> None:
     under_way = OpenPut(server, channel)
     finished: list[bool] = []
     draining = Thread(target=lambda: finished.append(server.service.drain(CALL_S)))
@@ -159,19 +161,19 @@ def test_a_drain_lets_what_is_in_flight_end_and_refuses_what_is_new(server: Runn
     assert finished == [True]
 
 
-def test_a_call_that_outlasts_the_grace_is_cut_off(server: Running, channel: grpc.Channel) -> None:
+def test_a_call_that_outlasts_the_grace_is_cut_off(server: RunningService, channel: grpc.Channel) -> None:
     under_way = OpenPut(server, channel)
     assert not server.service.drain(0.01)
     assert under_way.end() is not grpc.StatusCode.OK
 
 
-def test_an_administrator_asks_for_the_end(server: Running, channel: grpc.Channel) -> None:
+def test_an_administrator_asks_for_the_end(server: RunningService, channel: grpc.Channel) -> None:
     assert not server.drain.is_asked
     called(channel, Call.DRAIN)
     assert server.drain.wait(CALL_S)
 
 
-def test_an_address_in_use_is_refused_and_nothing_is_left_open(server: Running) -> None:
+def test_an_address_in_use_is_refused_and_nothing_is_left_open(server: RunningService) -> None:
     for flags in ({"listen": server.address}, {"metrics": {"listen": f"127.0.0.1:{server.service.metrics_port}"}}):
         with pytest.raises(ConfigError), running(**flags):
             pass

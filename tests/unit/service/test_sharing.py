@@ -8,7 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.service import ManualClock, Running, Wire, refused, wait_for
+from tests.support.clock import ManualClock
+from tests.support.service import LoopbackServer, Wire, refused, wait_for
 from tests.unit.service.test_requests import BAD, MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.limits import RequestLimits
@@ -33,18 +34,18 @@ BUFFERS = 2500
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock()
+    return ManualClock(1000.0)
 
 
 @pytest.fixture
-def running(clock: ManualClock) -> Iterator[Running]:
-    running = Running.start(MemoryStorage(), LIMITS, clock=clock)
+def running(clock: ManualClock) -> Iterator[LoopbackServer]:
+    running = LoopbackServer.start(MemoryStorage(), LIMITS, clock=clock)
     yield running
     running.stop()
 
 
 @pytest.fixture
-def wire(running: Running) -> Iterator[Wire]:
+def wire(running: LoopbackServer) -> Iterator[Wire]:
     wire = Wire(running)
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     yield wire
@@ -182,7 +183,7 @@ def nothing(path: Path) -> None:
     ids=lambda make: make.__name__,
 )
 def test_what_is_not_as_it_must_be_is_refused_and_left_where_it_is(
-    running: Running, wire: Wire, path: Path, make: Callable[[Path], None]
+    running: LoopbackServer, wire: Wire, path: Path, make: Callable[[Path], None]
 ) -> None:
     make(path)
     before = path.lstat() if make is not nothing else None
@@ -208,7 +209,7 @@ def test_a_region_of_no_bytes_or_too_many_is_refused(wire: Wire, path: Path, reg
         wire.ask(Call.SHARE, offer(path, region_bytes))
 
 
-def test_a_tenant_has_a_bounded_number_of_regions_and_others_have_theirs(running: Running, wire: Wire) -> None:
+def test_a_tenant_has_a_bounded_number_of_regions_and_others_have_theirs(running: LoopbackServer, wire: Wire) -> None:
     def offered(by: Wire) -> str:
         path = SHARED_DIRECTORY / (NAME_PREFIX + secrets.token_hex(16))
         made(path)
@@ -228,7 +229,7 @@ def test_a_tenant_has_a_bounded_number_of_regions_and_others_have_theirs(running
 
 
 def test_a_region_that_nobody_names_is_let_go_and_calls_that_name_it_later_are_refused(
-    running: Running, wire: Wire, path: Path, clock: ManualClock
+    running: LoopbackServer, wire: Wire, path: Path, clock: ManualClock
 ) -> None:
     # A client that died without a word leaves just this.
     before = open_files()
@@ -251,7 +252,7 @@ def open_files() -> int:
     return sum(link.readlink().is_relative_to(SHARED_DIRECTORY) for link in links if link.is_symlink())
 
 
-def test_another_tenant_cannot_name_a_region(running: Running, wire: Wire, path: Path) -> None:
+def test_another_tenant_cannot_name_a_region(running: LoopbackServer, wire: Wire, path: Path) -> None:
     made(path)
     name = shared(wire, path)
     other = Wire(running, "team:writer")
@@ -297,7 +298,9 @@ def test_content_in_the_stream_and_in_memory_do_not_mix(wire: Wire, path: Path) 
     assert get(wire, where, 1) == (b"\x00", 0)
 
 
-def test_a_region_that_is_cut_off_costs_the_call_and_nothing_else(running: Running, wire: Wire, path: Path) -> None:
+def test_a_region_that_is_cut_off_costs_the_call_and_nothing_else(
+    running: LoopbackServer, wire: Wire, path: Path
+) -> None:
     put_whole = [start(1), part(page(1))]
     wire.put(put_whole)
     region = made(path)
@@ -334,7 +337,7 @@ def test_bytes_that_change_after_they_were_named_never_change_a_page(wire: Wire,
 
 
 def test_a_server_that_shares_nothing_says_so_and_refuses() -> None:
-    running = Running.start(MemoryStorage(), RequestLimits(host_bytes_max=1 << 20, regions_max=0))
+    running = LoopbackServer.start(MemoryStorage(), RequestLimits(host_bytes_max=1 << 20, regions_max=0))
     wire = Wire(running)
     assert pb.HelloReply.FromString(wire.ask(Call.HELLO, pb.HelloRequest())).region_bytes_max == 0
     with refused(PRECONDITION):

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.service import CappedUsage, Running, Wire, refused
+from tests.support.service import CappedUsage, LoopbackServer, Wire, refused
 from tests.unit.service.test_requests import IDENTITY, LAYOUT, MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from unified_cache.offline.stores import identities_of
 from unified_cache.pool import Identity
@@ -22,13 +22,13 @@ LIMITS = RequestLimits(host_bytes_max=4 * OBJECT_BYTES)
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    running = Running.start(FileStorage.open(tmp_path / "store"), LIMITS, usage=CappedUsage(10 * OBJECT_BYTES))
+def running(tmp_path: Path) -> Iterator[LoopbackServer]:
+    running = LoopbackServer.start(FileStorage.open(tmp_path / "store"), LIMITS, usage=CappedUsage(10 * OBJECT_BYTES))
     yield running
     running.stop()
 
 
-def tenant(running: Running, name: str, role: str = "admin") -> Wire:
+def tenant(running: LoopbackServer, name: str, role: str = "admin") -> Wire:
     wire = Wire(running, f"{name}:{role}")
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     return wire
@@ -55,7 +55,7 @@ def every_answer(wire: Wire, *numbers: int) -> list[object]:
     ]
 
 
-def test_what_one_tenant_stored_another_sees_no_trace_of(running: Running) -> None:
+def test_what_one_tenant_stored_another_sees_no_trace_of(running: LoopbackServer) -> None:
     owner, other, nobody = tenant(running, "owner"), tenant(running, "other"), tenant(running, "nobody")
     assert put(owner, 0, 1) == b"\x02\x02"
     absent = every_answer(nobody, 7, 8)
@@ -65,7 +65,7 @@ def test_what_one_tenant_stored_another_sees_no_trace_of(running: Running) -> No
     assert pb.ExistsReply.FromString(owner.ask(Call.EXISTS, pb.ExistsRequest(runs=runs))).found == b"\x01\x01"
 
 
-def test_two_tenants_store_the_same_page_each_for_itself(running: Running) -> None:
+def test_two_tenants_store_the_same_page_each_for_itself(running: LoopbackServer) -> None:
     first, second = tenant(running, "a"), tenant(running, "a.b")
     assert put(first, 0) == put(second, 0) == b"\x02"
     assert running.usage.used == {"a": OBJECT_BYTES, "a.b": OBJECT_BYTES}
@@ -81,7 +81,9 @@ def test_a_tenant_whose_name_and_model_read_like_anothers_shares_nothing() -> No
     assert len(digests) == len(named)
 
 
-def test_what_lies_in_the_store_can_be_read_by_tools_and_says_whose_it_is(running: Running, tmp_path: Path) -> None:
+def test_what_lies_in_the_store_can_be_read_by_tools_and_says_whose_it_is(
+    running: LoopbackServer, tmp_path: Path
+) -> None:
     put(tenant(running, "team-a"), 0)
     put(tenant(running, "team-b"), 0)
     with_tools = FileStorage.open(tmp_path / "store")
@@ -91,7 +93,7 @@ def test_what_lies_in_the_store_can_be_read_by_tools_and_says_whose_it_is(runnin
     with_tools.close()
 
 
-def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(running: Running) -> None:
+def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(running: LoopbackServer) -> None:
     full, other = tenant(running, "full"), tenant(running, "other")
     put(full, *range(10))
     with pytest.raises(grpc.RpcError) as caught:
@@ -107,7 +109,7 @@ def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(runn
 
 def test_bytes_that_the_store_evicted_are_given_back_when_room_is_short() -> None:
     backend = MemoryStorage()
-    running = Running.start(backend, RequestLimits(host_bytes_max=0), usage=CappedUsage(5 * OBJECT_BYTES))
+    running = LoopbackServer.start(backend, RequestLimits(host_bytes_max=0), usage=CappedUsage(5 * OBJECT_BYTES))
     wire = tenant(running, "a")
     put(wire, *range(5))
     backend.remove(list(backend._pages)[:2])
@@ -117,7 +119,7 @@ def test_bytes_that_the_store_evicted_are_given_back_when_room_is_short() -> Non
     running.stop()
 
 
-def test_clear_removes_what_is_the_callers_and_lets_the_model_have_another_layout(running: Running) -> None:
+def test_clear_removes_what_is_the_callers_and_lets_the_model_have_another_layout(running: LoopbackServer) -> None:
     mine, other = tenant(running, "mine"), tenant(running, "other")
     put(mine, 0, 1, 2)
     put(other, 0)

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from tests.support.certificates import Authority
-from tests.support.running_service import CALL_S, Running, called, credentials, refusal, running
+from tests.support.running_service import CALL_S, RunningService, called, credentials, refusal, running
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.tls import read_certificates
@@ -35,17 +35,17 @@ def tls(authority: Authority, tmp_path: Path) -> dict[str, str | float]:
 
 
 @pytest.fixture
-def server(tls: dict[str, str | float]) -> Iterator[Running]:
+def server(tls: dict[str, str | float]) -> Iterator[RunningService]:
     with running(tls=tls) as server:
         yield server
 
 
-def hello(server: Running, channel_credentials: grpc.ChannelCredentials) -> pb.HelloReply:
+def hello(server: RunningService, channel_credentials: grpc.ChannelCredentials) -> pb.HelloReply:
     with grpc.secure_channel(server.address, channel_credentials) as channel:
         return pb.HelloReply.FromString(called(channel, Call.HELLO))
 
 
-def test_the_tenant_is_the_common_name_of_the_certificate(authority: Authority, server: Running) -> None:
+def test_the_tenant_is_the_common_name_of_the_certificate(authority: Authority, server: RunningService) -> None:
     assert hello(server, credentials(authority, authority.issue("acme"))).tenant == "acme"
     with grpc.secure_channel(server.address, credentials(authority, authority.issue("acme/admin"))) as channel:
         assert refusal(channel, Call.CLEAR) is None
@@ -54,7 +54,7 @@ def test_the_tenant_is_the_common_name_of_the_certificate(authority: Authority, 
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "../x", "acme/king", "acme/admin/more", "/admin", ".acme", "a b"])
-def test_a_name_that_is_no_tenant_is_nobody(authority: Authority, server: Running, name: str) -> None:
+def test_a_name_that_is_no_tenant_is_nobody(authority: Authority, server: RunningService, name: str) -> None:
     issued = authority.issue(name or " ", uris=("spiffe://cluster.example/unified-cache/acme/admin",))
     with grpc.secure_channel(server.address, credentials(authority, issued)) as channel:
         refused = refusal(channel, Call.HELLO)
@@ -88,7 +88,7 @@ def test_with_a_trust_domain_the_tenant_is_a_spiffe_id_of_it_and_nothing_else(
 
 
 def test_nobody_without_a_certificate_of_the_authority_gets_through_the_handshake(
-    authority: Authority, server: Running
+    authority: Authority, server: RunningService
 ) -> None:
     foreign = Authority("foreign")
     channels = [
@@ -106,14 +106,14 @@ def test_nobody_without_a_certificate_of_the_authority_gets_through_the_handshak
     assert hello(server, credentials(authority, authority.issue("acme"))).tenant == "acme"
 
 
-def test_health_needs_the_handshake_and_no_tenant(authority: Authority, server: Running) -> None:
+def test_health_needs_the_handshake_and_no_tenant(authority: Authority, server: RunningService) -> None:
     with grpc.secure_channel(server.address, credentials(authority, authority.issue("No Tenant"))) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=CALL_S)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_a_token_over_a_certificate_says_who_calls_and_a_wrong_one_is_not_made_up_for(
-    authority: Authority, server: Running
+    authority: Authority, server: RunningService
 ) -> None:
     with grpc.secure_channel(server.address, credentials(authority, authority.issue("acme"))) as channel:
         refused = refusal(channel, Call.HELLO, token="uc1_wrong")
@@ -122,7 +122,7 @@ def test_a_token_over_a_certificate_says_who_calls_and_a_wrong_one_is_not_made_u
 
 
 def test_a_new_certificate_and_a_new_authority_hold_without_a_restart(
-    authority: Authority, server: Running, tls: dict[str, str | float], tmp_path: Path
+    authority: Authority, server: RunningService, tls: dict[str, str | float], tmp_path: Path
 ) -> None:
     assert hello(server, credentials(authority, authority.issue("acme"))).tenant == "acme"
     later = Authority("later")
@@ -133,7 +133,9 @@ def test_a_new_certificate_and_a_new_authority_hold_without_a_restart(
         assert refusal(channel, Call.HELLO) is not None
 
 
-def test_spoiled_files_keep_the_certificates_there_were(authority: Authority, server: Running, tmp_path: Path) -> None:
+def test_spoiled_files_keep_the_certificates_there_were(
+    authority: Authority, server: RunningService, tmp_path: Path
+) -> None:
     (tmp_path / "server.pem").write_bytes(b"spoiled")
     assert hello(server, credentials(authority, authority.issue("acme"))).tenant == "acme"
     authority.issue("server").write(tmp_path, "server")
@@ -165,7 +167,7 @@ def test_files_that_make_no_sense_are_refused_at_the_start(
         read_certificates(settings.model_copy(update={"key": tmp_path / "none"}))
 
 
-def test_metrics_are_read_over_the_same_tls(authority: Authority, server: Running, tmp_path: Path) -> None:
+def test_metrics_are_read_over_the_same_tls(authority: Authority, server: RunningService, tmp_path: Path) -> None:
     url = f"https://127.0.0.1:{server.service.metrics_port}/metrics"
     context = ssl.create_default_context(cadata=authority.pem.decode())
     with pytest.raises((URLError, ssl.SSLError, ConnectionError)):

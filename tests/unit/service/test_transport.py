@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from tests.support.service import refused, wait_for
-from tests.unit.service.test_requests import LIMITS, OBJECT_BYTES, WHOLE, World, key, part, run, start
+from tests.unit.service.test_requests import LIMITS, OBJECT_BYTES, WHOLE, ServerOverMemory, key, part, run, start
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.wire.calls import Call
 
@@ -32,19 +32,19 @@ NO_CALLS = {
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    world = World()
+def world() -> Iterator[ServerOverMemory]:
+    world = ServerOverMemory()
     yield world
     world.wire.close()
     world.running.stop()
 
 
-def connected(world: World) -> socket.socket:
+def connected(world: ServerOverMemory) -> socket.socket:
     return socket.create_connection(("127.0.0.1", world.running.port), timeout=5)
 
 
 @pytest.mark.parametrize("sent", NO_CALLS.values(), ids=NO_CALLS.keys())
-def test_bytes_that_are_no_call_change_nothing(world: World, sent: bytes) -> None:
+def test_bytes_that_are_no_call_change_nothing(world: ServerOverMemory, sent: bytes) -> None:
     with world.unchanged(), ExitStack() as opened:
         for _ in range(5):
             connection = opened.enter_context(connected(world))
@@ -57,14 +57,14 @@ def test_bytes_that_are_no_call_change_nothing(world: World, sent: bytes) -> Non
                 continue  # the server may close before it has read all
 
 
-def test_a_connection_closed_by_one_end_is_left(world: World) -> None:
+def test_a_connection_closed_by_one_end_is_left(world: ServerOverMemory) -> None:
     with world.unchanged(), connected(world) as connection:
         connection.sendall(PREFACE + SETTINGS)
         connection.shutdown(socket.SHUT_WR)
         assert world.wire.ask(Call.STATS, b"")
 
 
-def test_a_connection_that_is_reset_changes_nothing(world: World) -> None:
+def test_a_connection_that_is_reset_changes_nothing(world: ServerOverMemory) -> None:
     with world.unchanged():
         for _ in range(20):
             connection = connected(world)
@@ -73,7 +73,7 @@ def test_a_connection_that_is_reset_changes_nothing(world: World) -> None:
             connection.close()
 
 
-def test_a_thousand_idle_connections_leave_the_others_served(world: World) -> None:
+def test_a_thousand_idle_connections_leave_the_others_served(world: ServerOverMemory) -> None:
     with world.unchanged(), ExitStack() as opened:
         for number in range(1000):
             connection = opened.enter_context(connected(world))
@@ -83,7 +83,7 @@ def test_a_thousand_idle_connections_leave_the_others_served(world: World) -> No
             assert world.wire.ask(Call.STATS, b"", timeout_s=5.0)
 
 
-def test_a_method_of_another_service_is_unimplemented(world: World) -> None:
+def test_a_method_of_another_service_is_unimplemented(world: ServerOverMemory) -> None:
     channel = grpc.insecure_channel(world.running.address)
     for path in ("/x/y", "/", "//", "/unified_cache.service.v1.Cache/", "/unified_cache.service.v2.Cache/Get"):
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
@@ -92,12 +92,12 @@ def test_a_method_of_another_service_is_unimplemented(world: World) -> None:
     channel.close()
 
 
-def test_a_part_beyond_the_limit_exhausts_a_resource(world: World) -> None:
+def test_a_part_beyond_the_limit_exhausts_a_resource(world: ServerOverMemory) -> None:
     with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
         world.wire.put([start(1), part(bytes(LIMITS.message_bytes_max))])
 
 
-def test_a_compressed_bomb_in_a_stream_exhausts_a_resource(world: World) -> None:
+def test_a_compressed_bomb_in_a_stream_exhausts_a_resource(world: ServerOverMemory) -> None:
     channel = grpc.insecure_channel(world.running.address, compression=grpc.Compression.Gzip)
     begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
     with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
@@ -105,12 +105,12 @@ def test_a_compressed_bomb_in_a_stream_exhausts_a_resource(world: World) -> None
     channel.close()
 
 
-def test_a_deadline_that_is_over_leaves_nothing(world: World) -> None:
+def test_a_deadline_that_is_over_leaves_nothing(world: ServerOverMemory) -> None:
     with world.unchanged(), refused(grpc.StatusCode.DEADLINE_EXCEEDED):
         world.wire.put([start(1), part(WHOLE)], timeout_s=-1.0)
 
 
-def test_a_get_that_its_client_cancels_gives_its_place_back(world: World) -> None:
+def test_a_get_that_its_client_cancels_gives_its_place_back(world: ServerOverMemory) -> None:
     channel = grpc.insecure_channel(world.running.address, [("grpc.use_local_subchannel_pool", 1)])
     begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(Call.GET.path)
     request = pb.GetRequest(runs=[run(*[key(0)] * 100, object_bytes=OBJECT_BYTES)])
@@ -123,7 +123,7 @@ def test_a_get_that_its_client_cancels_gives_its_place_back(world: World) -> Non
     channel.close()
 
 
-def test_a_put_whose_connection_goes_leaves_nothing(world: World) -> None:
+def test_a_put_whose_connection_goes_leaves_nothing(world: ServerOverMemory) -> None:
     stop = threading.Event()
 
     def messages() -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import Fault, FaultyDisk, bytes_in, descriptors, path_of, put, temps
+from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, path_of, put, temps
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.pool import Identity
 from unified_cache.seal import Label
@@ -145,7 +145,7 @@ def test_a_bad_block_does_not_block_a_put_of_its_page(root: Path) -> None:
 
 def test_short_reads_and_writes_are_carried_on(root: Path) -> None:
     for call in ("write", "writev", "readv"):
-        disk = FaultyDisk(Fault.SHORT, only=call)
+        disk = FaultyDisk(DiskFault.SHORT, only=call)
         with closing(FileStorage.open(root, disk=disk)) as storage:
             for number, cuts in enumerate([(), (50, 60, 900)]):
                 page = sealed_page(label(number), cuts=cuts)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.budget import LONG
-from tests.support.file_history import History, check_service, prepare
-from tests.support.files import Fault, FaultyDisk, descriptors
+from tests.support.file_history import StoreHistory, check_service, prepare
+from tests.support.files import DiskFault, FaultyDisk, descriptors
 from tests.support.store_kinds import StoreKind
 from unified_cache.testing.storage_contract import PAGE_BYTES
 
@@ -19,7 +19,7 @@ def calls_of(kind: StoreKind, root: Path, bytes_max: int | None) -> list[str]:
     """Play the history without a fault and return its calls."""
     prepare(kind, root)
     disk = FaultyDisk()
-    history = History(kind, root, disk, bytes_max)
+    history = StoreHistory(kind, root, disk, bytes_max)
     history.play()
     assert history.faults == []
     check_service(root, history)
@@ -29,26 +29,26 @@ def calls_of(kind: StoreKind, root: Path, bytes_max: int | None) -> list[str]:
 @pytest.mark.parametrize("kind", StoreKind)
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "from_then_on"])
 @pytest.mark.parametrize("bytes_max", [None, 6 * PAGE_BYTES], ids=["unbounded", "capped"])
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", DiskFault)
 def test_whichever_call_goes_wrong_no_byte_is_wrong_and_nothing_durable_is_lost_and_service_goes_on(
-    fault: Fault, bytes_max: int | None, for_good: bool, kind: StoreKind, tmp_path: Path
+    fault: DiskFault, bytes_max: int | None, for_good: bool, kind: StoreKind, tmp_path: Path
 ) -> None:
     calls = calls_of(kind, tmp_path / "right", bytes_max)
     before = descriptors(tmp_path)
     fired_count = raised_count = 0
-    first = (list(Fault).index(fault) + (5 if for_good else 0) + (3 if bytes_max else 0)) % STRIDE
+    first = (list(DiskFault).index(fault) + (5 if for_good else 0) + (3 if bytes_max else 0)) % STRIDE
     for number in range(first, len(calls), STRIDE):
         root = tmp_path / str(number)
         prepare(kind, root)
         disk = FaultyDisk(fault, range(number, 1 << 30 if for_good else number + 1))
-        history = History(kind, root, disk, bytes_max)
+        history = StoreHistory(kind, root, disk, bytes_max)
         history.play()
         fired_count += len(disk.calls) > number
         raised_count += bool(history.faults)
         check_service(root, history)
         assert descriptors(tmp_path) == before
     assert fired_count >= len(calls) // STRIDE - 1
-    assert fault is Fault.SHORT or raised_count > fired_count // RAISED_FRACTION[kind]
+    assert fault is DiskFault.SHORT or raised_count > fired_count // RAISED_FRACTION[kind]
 
 
 RAISED_FRACTION = {StoreKind.FILE: 4, StoreKind.PACKED: 8}

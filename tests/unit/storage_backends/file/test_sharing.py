@@ -112,7 +112,7 @@ def test_a_page_without_room_because_of_what_others_keep_is_stored_in_its_place(
 def test_a_store_that_opens_while_another_is_busy_counts_what_that_one_has_begun(root: Path) -> None:
     opened: list[FileStorage] = []
 
-    class Interrupted(Disk):
+    class OpensAnotherStore(Disk):
         """Lets somebody else open the store when the first draft is to be renamed."""
 
         def rename(  # type: ignore[override]
@@ -122,7 +122,7 @@ def test_a_store_that_opens_while_another_is_busy_counts_what_that_one_has_begun
                 opened.append(FileStorage.open(root))
             os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
-    with closing(FileStorage.open(root, disk=Interrupted())) as storage:
+    with closing(FileStorage.open(root, disk=OpensAnotherStore())) as storage:
         put(storage, range(5))
         with closing(opened[0]) as other:
             assert other.bytes_used == storage.bytes_used == bytes_in(root) == 5 * PAGE_BYTES
@@ -162,7 +162,7 @@ def test_a_page_granted_room_by_a_writer_that_died_is_counted_until_it_is_to_be_
 
 
 def test_a_page_that_another_process_evicted_before_it_had_its_name_counts_once_it_has(root: Path) -> None:
-    class Interrupted(Disk):
+    class EvictsBeforeRename(Disk):
         """Lets somebody else make room when the first draft is to be renamed."""
 
         def rename(  # type: ignore[override]
@@ -174,7 +174,7 @@ def test_a_page_that_another_process_evicted_before_it_had_its_name_counts_once_
 
     with ExitStack() as stack:
         other = stack.enter_context(closing(FileStorage.open(root, bytes_max=3 * PAGE_BYTES)))
-        storage = stack.enter_context(closing(FileStorage.open(root, disk=Interrupted())))
+        storage = stack.enter_context(closing(FileStorage.open(root, disk=EvictsBeforeRename())))
         put(storage, [0])
         assert other.bytes_used == storage.bytes_used == bytes_in(root) == 4 * PAGE_BYTES
         put(other, [14])
@@ -198,7 +198,7 @@ def test_a_put_goes_on_where_the_journal_cannot_be_written_and_says_so(root: Pat
 
 
 def test_a_page_put_right_while_an_intruder_is_cleared_away_is_not_lost(root: Path) -> None:
-    class Interrupted(Disk):
+    class PutsBeforeRemoval(Disk):
         """Lets somebody put the page between the look at the intruder and its removal."""
 
         def rename(  # type: ignore[override]
@@ -210,7 +210,7 @@ def test_a_page_put_right_while_an_intruder_is_cleared_away_is_not_lost(root: Pa
             os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     path = path_of(root, label(1))
-    with closing(FileStorage.open(root, disk=Interrupted())) as storage, closing(FileStorage.open(root)) as other:
+    with closing(FileStorage.open(root, disk=PutsBeforeRemoval())) as storage, closing(FileStorage.open(root)) as other:
         put(other, [1])
         os.truncate(path, 5)
         assert storage.get([blank_page(label(1))]) == [False]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import Fault, FaultyDisk, path_of, put, temps
+from tests.support.files import DiskFault, FaultyDisk, path_of, put, temps
 from unified_cache.storage_backends.directory.stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
 from unified_cache.storage_backends.file.quota import UNREMOVABLE_MAX
 from unified_cache.storage_backends.file.store import FileStorage
@@ -102,7 +102,7 @@ def test_what_a_sweep_cannot_remove_is_removed_by_the_next_one(root: Path) -> No
     (root / "tmp" / "dead").mkdir()
     (root / "tmp" / "dead" / "0").write_bytes(b"half a page")
     (root / "tmp" / "dead" / "lock").touch()
-    FileStorage.open(root, disk=FaultyDisk(Fault.EACCES, range(1), only="unlink")).close()
+    FileStorage.open(root, disk=FaultyDisk(DiskFault.EACCES, range(1), only="unlink")).close()
     assert temps(root) == ["0"]
     FileStorage.open(root).close()
     assert list((root / "tmp").iterdir()) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.wrappers import ManualClock
+from tests.support.clock import ManualClock
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
 from unified_cache.storage_backends.mooncake.buffers import BATCH_BYTES, BATCH_OBJECTS, Piece, batches

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import Fault, FaultyDisk, descriptors, put
+from tests.support.files import DiskFault, FaultyDisk, descriptors, put
 from unified_cache.errors import StorageError, StorageFullError
 from unified_cache.seal import Flaw
 from unified_cache.storage_backends.directory.disk import Disk
@@ -287,7 +287,7 @@ def test_an_intruder_in_the_place_of_a_file_is_cleared_away(
 def test_an_object_that_cannot_be_read_is_a_miss_and_its_slot_is_used_no_more_before_a_restart(
     root: Path, pack: Path
 ) -> None:
-    disk = FaultyDisk(Fault.EIO, only="preadv")
+    disk = FaultyDisk(DiskFault.EIO, only="preadv")
     with closing(opened(root, disk)) as storage:
         disk.failing = range(len(disk.calls) + 1, len(disk.calls) + 2)
         assert hits(storage) == [True, False, True]
@@ -307,7 +307,7 @@ def test_an_object_that_cannot_be_read_is_a_miss_and_its_slot_is_used_no_more_be
 
 
 def test_a_slot_that_became_another_page_while_its_page_could_not_be_read_stays_that_page(root: Path) -> None:
-    class LateDisk(FaultyDisk):
+    class SlowUnreadableDisk(FaultyDisk):
         """A disk that is slow to say that a page cannot be read."""
 
         def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:  # type: ignore[override]
@@ -315,9 +315,9 @@ def test_a_slot_that_became_another_page_while_its_page_could_not_be_read_stays_
                 return os.preadv(fd, buffers, offset)
             storage.remove([label(1)])
             assert put(storage, [9], Level.DURABLE) == [True]
-            raise OSError(Fault.EIO.value, os.strerror(Fault.EIO.value))
+            raise OSError(DiskFault.EIO.value, os.strerror(DiskFault.EIO.value))
 
-    with closing(opened(root, LateDisk())) as storage:
+    with closing(opened(root, SlowUnreadableDisk())) as storage:
         assert hits(storage) == [True, False, True]
         assert storage.counts.unreadable_count == 0
         assert storage.exists([label(9)]) == [True]
@@ -326,7 +326,7 @@ def test_a_slot_that_became_another_page_while_its_page_could_not_be_read_stays_
 
 
 def test_a_fault_that_is_not_the_objects_is_raised_and_loses_nothing(root: Path) -> None:
-    disk = FaultyDisk(Fault.EMFILE, only="preadv")
+    disk = FaultyDisk(DiskFault.EMFILE, only="preadv")
     with closing(opened(root, disk)) as storage:
         disk.failing = range(len(disk.calls) + 1, len(disk.calls) + 2)
         with pytest.raises(StorageError, match=r"cannot read .*Too many open files \(EMFILE\)") as raised:
@@ -337,7 +337,7 @@ def test_a_fault_that_is_not_the_objects_is_raised_and_loses_nothing(root: Path)
 
 def test_short_reads_and_writes_are_carried_on(root: Path) -> None:
     for call in ("preadv", "pwritev"):
-        disk = FaultyDisk(Fault.SHORT, range(1 << 30), only=call)
+        disk = FaultyDisk(DiskFault.SHORT, range(1 << 30), only=call)
         with closing(opened(root, disk)) as storage:
             assert hits(storage) == [True] * 3
             page = sealed_page(label(7), cuts=(50, 60, 900))
@@ -347,9 +347,9 @@ def test_short_reads_and_writes_are_carried_on(root: Path) -> None:
         check_recovery(root, [True] * 3)
 
 
-@pytest.mark.parametrize("fault", [Fault.ENOSPC, Fault.EIO, Fault.EMFILE])
+@pytest.mark.parametrize("fault", [DiskFault.ENOSPC, DiskFault.EIO, DiskFault.EMFILE])
 def test_a_put_in_which_any_one_call_fails_leaves_nothing_of_its_batch_and_loses_no_slot(
-    fault: Fault, root: Path
+    fault: DiskFault, root: Path
 ) -> None:
     batch = range(3, 14)  # in two files, one of them new
     failed_count = 0
@@ -357,7 +357,7 @@ def test_a_put_in_which_any_one_call_fails_leaves_nothing_of_its_batch_and_loses
         disk = FaultyDisk(fault)
         with closing(opened(root, disk)) as storage:
             disk.failing = range(len(disk.calls) + number, len(disk.calls) + number + 1)
-            expected = StorageFullError if fault is Fault.ENOSPC else StorageError
+            expected = StorageFullError if fault is DiskFault.ENOSPC else StorageError
             try:
                 put(storage, batch, Level.DURABLE)
             except expected:
@@ -382,7 +382,7 @@ def test_a_put_in_which_any_one_call_fails_leaves_nothing_of_its_batch_and_loses
 
 def test_a_put_that_fails_for_want_of_room_says_so_and_a_restart_brings_nothing_of_it(root: Path) -> None:
     for number in range(1, 5):
-        disk = FaultyDisk(Fault.ENOSPC, only="pwritev")
+        disk = FaultyDisk(DiskFault.ENOSPC, only="pwritev")
         with closing(opened(root, disk)) as storage:
             disk.failing = range(len(disk.calls) + number, len(disk.calls) + number + 1)
             with pytest.raises(StorageFullError, match=r"No space left on device \(ENOSPC\)"):
@@ -392,7 +392,7 @@ def test_a_put_that_fails_for_want_of_room_says_so_and_a_restart_brings_nothing_
 
 
 def test_a_disk_that_takes_no_write_for_a_while_loses_no_page_and_no_later_put(root: Path) -> None:
-    disk = FaultyDisk(Fault.EIO, only="pwritev")
+    disk = FaultyDisk(DiskFault.EIO, only="pwritev")
     with closing(opened(root, disk)) as storage:
         disk.failing = range(1 << 30)
         with pytest.raises(StorageError, match="cannot store pages in"):
@@ -416,7 +416,7 @@ def test_a_store_that_cannot_be_read_is_not_opened_and_not_harmed(root: Path) ->
     right = FaultyDisk()
     opened(root, right).close()
     for number in range(len(right.calls)):
-        for fault in (Fault.EIO, Fault.EMFILE):
+        for fault in (DiskFault.EIO, DiskFault.EMFILE):
             with suppress(StorageError):
                 opened(root, FaultyDisk(fault, range(number, number + 1))).close()
             assert descriptors(root) == []
@@ -425,7 +425,7 @@ def test_a_store_that_cannot_be_read_is_not_opened_and_not_harmed(root: Path) ->
 
 
 def test_a_store_is_closed_whatever_fails(root: Path) -> None:
-    disk = FaultyDisk(Fault.EIO)
+    disk = FaultyDisk(DiskFault.EIO)
     storage = opened(root, disk)
     hits(storage)
     storage.put([PageIO(label(5), None, (memoryview(b"short"),))], Level.CACHED)

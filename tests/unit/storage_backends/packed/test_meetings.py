@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import Fault, FaultyDisk, put
+from tests.support.files import DiskFault, FaultyDisk, put
 from unified_cache.errors import StorageError
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.packed.store import PackedStorage
@@ -94,7 +94,7 @@ def test_a_durable_put_fails_where_somebody_removed_the_file_under_it(tmp_path: 
 
 
 def test_a_page_that_is_unreadable_again_and_again_leaves_nothing_behind_when_it_is_removed(tmp_path: Path) -> None:
-    disk = FaultyDisk(Fault.EIO, only="preadv")
+    disk = FaultyDisk(DiskFault.EIO, only="preadv")
     with closing(opened(tmp_path / "store", disk)) as storage:
         for _ in range(3):
             put(storage, [1])
@@ -111,7 +111,7 @@ def test_a_page_that_is_unreadable_again_and_again_leaves_nothing_behind_when_it
 def test_a_file_whose_name_could_not_be_made_to_stay_does_not_stay(tmp_path: Path) -> None:
     root = tmp_path / "store"
     opened(root).close()
-    disk = FaultyDisk(Fault.EIO, only="fsync")
+    disk = FaultyDisk(DiskFault.EIO, only="fsync")
     with closing(opened(root, disk)) as storage:
         disk.failing = range(1 << 30)
         for number in range(5):

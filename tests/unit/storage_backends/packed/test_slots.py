@@ -272,7 +272,7 @@ def test_the_free_space_floor_counts_no_room_that_was_given_back_before_a_restar
 
 
 def test_a_page_stored_while_another_put_of_it_is_declined_is_counted(root: Path) -> None:
-    class LateDisk(MeasuredDisk):
+    class DiskFilledMeanwhile(MeasuredDisk):
         """A disk that fills up as somebody else has stored the page."""
 
         def fstatvfs(self, fd: int) -> os.statvfs_result:
@@ -282,7 +282,7 @@ def test_a_page_stored_while_another_put_of_it_is_declined_is_counted(root: Path
                 self.free_bytes = 0
             return super().fstatvfs(fd)
 
-    with closing(opened(root, PAGE_BYTES, disk=LateDisk(1 << 21), free_bytes_min=1 << 20)) as storage:
+    with closing(opened(root, PAGE_BYTES, disk=DiskFilledMeanwhile(1 << 21), free_bytes_min=1 << 20)) as storage:
         put(storage, [1])
         assert storage.bytes_used == PAGE_BYTES * len(held(storage, 2))
 

@@ -10,9 +10,10 @@ import grpc
 import pytest
 
 from tests.support.certificates import Authority
+from tests.support.clock import ManualClock
 from tests.support.running_service import called, credentials, refusal
 from tests.support.running_service import running as serving
-from tests.support.service import ManualClock, Running, wait_for
+from tests.support.service import LoopbackServer, wait_for
 from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page
 from tests.unit.service.test_sharing import made, offer, open_files
 from unified_cache.proto import service_pb2 as pb
@@ -27,8 +28,8 @@ from unified_cache.wire.sharing import NAME_PREFIX, SHARED_DIRECTORY
 
 
 @pytest.fixture
-def running() -> Iterator[Running]:
-    running = Running.start(MemoryStorage())
+def running() -> Iterator[LoopbackServer]:
+    running = LoopbackServer.start(MemoryStorage())
     yield running
     running.stop()
 
@@ -62,7 +63,7 @@ def come_and_go(storage: RemoteStorage) -> None:
     assert [bytes(found[number].buffers[0]) for number in (0, 2)] == [page(1), page(2)]
 
 
-def test_a_client_shares_by_itself_and_lets_go_when_it_is_closed(running: Running) -> None:
+def test_a_client_shares_by_itself_and_lets_go_when_it_is_closed(running: LoopbackServer) -> None:
     before = open_files()
     storage = running.client()
     come_and_go(storage)
@@ -73,7 +74,7 @@ def test_a_client_shares_by_itself_and_lets_go_when_it_is_closed(running: Runnin
     assert open_files() == before
 
 
-def test_a_client_whose_memory_the_server_forgot_goes_on(running: Running) -> None:
+def test_a_client_whose_memory_the_server_forgot_goes_on(running: LoopbackServer) -> None:
     storage = running.client()
     storage.register(MANIFEST, {})
     storage.put(pages_of(1), Level.CACHED)
@@ -84,7 +85,7 @@ def test_a_client_whose_memory_the_server_forgot_goes_on(running: Running) -> No
 
 
 def test_a_client_that_is_refused_uses_the_stream() -> None:
-    running = Running.start(MemoryStorage(), RequestLimits(host_bytes_max=1 << 20, region_bytes_max=16 << 20))
+    running = LoopbackServer.start(MemoryStorage(), RequestLimits(host_bytes_max=1 << 20, region_bytes_max=16 << 20))
     taken = [running.client() for _ in range(RequestLimits().regions_max + 1)]
     for number, storage in enumerate(taken):
         storage.register(MANIFEST, {})
@@ -116,7 +117,7 @@ def leave_room(monkeypatch: pytest.MonkeyPatch, room_bytes: int) -> None:
 
 @pytest.mark.parametrize(("room_bytes", "regions_count"), [(REGION_BYTES_MIN - 1, 0), (REGION_BYTES_MIN, 1)])
 def test_where_shared_memory_is_full_a_client_shares_less_or_uses_the_stream(
-    running: Running, monkeypatch: pytest.MonkeyPatch, room_bytes: int, regions_count: int
+    running: LoopbackServer, monkeypatch: pytest.MonkeyPatch, room_bytes: int, regions_count: int
 ) -> None:
     leave_room(monkeypatch, room_bytes)
     storage = running.client()
@@ -130,7 +131,7 @@ def test_a_call_that_a_small_region_has_no_room_for_uses_the_stream_and_others_g
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     leave_room(monkeypatch, REGION_BYTES_MIN)
-    sharing = Sharing(lambda offer: Granted("region", 60.0), ManualClock(), tmp_path)
+    sharing = Sharing(lambda offer: Granted("region", 60.0), ManualClock(1000.0), tmp_path)
     assert sharing.lend(REGION_BYTES_MIN, 1 << 30) is None
     first = sharing.lend(REGION_BYTES_MIN // 2, 1 << 30)
     assert first is not None

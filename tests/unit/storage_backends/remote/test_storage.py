@@ -7,7 +7,8 @@ from hashlib import sha256
 
 import pytest
 
-from tests.support.service import ManualClock, Running
+from tests.support.clock import ManualClock
+from tests.support.service import LoopbackServer
 from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.storage_backends.manifest import manifest_of
@@ -72,7 +73,7 @@ def test_a_token_is_read_from_a_file_and_never_shown(tmp_path_factory: pytest.Te
 
 
 def test_a_service_is_opened_by_its_url() -> None:
-    running = Running.start(MemoryStorage())
+    running = LoopbackServer.start(MemoryStorage())
     storage = open_for_contract(open_storage(f"grpc://{running.address}"))
     assert storage.put([sealed_page(label(1))], Level.CACHED) == [True]
     assert storage.exists([label(1)]) == [True]
@@ -134,8 +135,8 @@ class TwoServers:
     """Two servers with one store each, and a client whose pauses nobody waits for."""
 
     def __init__(self) -> None:
-        self.servers = [Running.start(MemoryStorage()) for _ in range(2)]
-        self.clock = ManualClock()
+        self.servers = [LoopbackServer.start(MemoryStorage()) for _ in range(2)]
+        self.clock = ManualClock(1000.0)
         self.pauses_s: list[float] = []
         options = RemoteOptions(tuple(running.address for running in self.servers), timeout_s=5.0)
         connected = [Server.connect(name, options) for name in options.servers]
@@ -213,7 +214,7 @@ def test_a_server_that_was_restarted_is_greeted_again(two: TwoServers) -> None:
     assert all(two.storage.put(pages, Level.CACHED))
     port = two.servers[0].port
     two.servers[0].stop()
-    two.servers[0] = Running.start(MemoryStorage(), port=port)
+    two.servers[0] = LoopbackServer.start(MemoryStorage(), port=port)
     two.clock.now_s += 60
     hits = two.storage.get([blank_page(page.label) for page in pages])
     assert 0 < sum(hits) < 20

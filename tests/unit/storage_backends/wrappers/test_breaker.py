@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.support.wrappers import PATIENCE_S, ManualClock, blank, scripted, sealed
+from tests.support.clock import ManualClock
+from tests.support.wrappers import PATIENCE_S, blank, scripted, sealed
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage

@@ -8,7 +8,8 @@ from threading import Event
 
 import pytest
 
-from tests.support.wrappers import PATIENCE_S, ManualClock, scripted, sealed
+from tests.support.clock import ManualClock
+from tests.support.wrappers import PATIENCE_S, scripted, sealed
 from unified_cache.errors import ClosedError, ConfigError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
@@ -185,11 +186,11 @@ def test_a_store_that_hangs_in_close_is_named_too() -> None:
 
 
 def test_an_error_of_close_is_raised_once() -> None:
-    class Broken(MemoryStorage):
+    class UnclosableStorage(MemoryStorage):
         def close(self) -> None:
             raise StorageError("the disk is gone", retryable=False)
 
-    storage = DeadlineStorage(Broken(), PATIENCE_S, calls_max=1)
+    storage = DeadlineStorage(UnclosableStorage(), PATIENCE_S, calls_max=1)
     with pytest.raises(StorageError, match="gone"):
         storage.close()
     storage.close()

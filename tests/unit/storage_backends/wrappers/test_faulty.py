@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from tests.support.wrappers import PATIENCE_S, ManualClock, blank, scripted, sealed
+from tests.support.clock import ManualClock
+from tests.support.wrappers import PATIENCE_S, blank, scripted, sealed
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.seal import Flaw, verify_buffers
 from unified_cache.storage_backends.memory import MemoryStorage

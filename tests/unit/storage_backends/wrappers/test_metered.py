@@ -8,7 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.sources import ROOT
-from tests.support.wrappers import ManualClock, blank, scripted, sealed
+from tests.support.clock import ManualClock
+from tests.support.wrappers import blank, scripted, sealed
 from unified_cache.errors import ClosedError, StorageError
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage

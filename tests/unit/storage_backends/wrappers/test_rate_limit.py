@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.wrappers import ManualClock, blank, scripted, sealed
+from tests.support.clock import ManualClock
+from tests.support.wrappers import blank, scripted, sealed
 from unified_cache.errors import ClosedError, ConfigError
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, StorageBackend

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.wrappers import ManualClock, blank, scripted, sealed
+from tests.support.clock import ManualClock
+from tests.support.wrappers import blank, scripted, sealed
 from unified_cache.errors import ConfigError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage

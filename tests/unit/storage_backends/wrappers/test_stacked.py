@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.wrappers import PATIENCE_S, ManualClock
+from tests.support.clock import ManualClock
+from tests.support.wrappers import PATIENCE_S
 from unified_cache.errors import StorageError, StorageTimeoutError
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, StorageBackend
