@@ -174,8 +174,8 @@ class PackedHistory(RuleBasedStateMachine):
         identities = (label(0).identity, label(0, model=OTHER_MODEL).identity)
         found = [each for identity in identities for each in listing(self.storage, identity)]
         assert sorted(found) == sorted(StoredObject(named, len(content)) for named, content in pages.items())
-        used = Counter((slot.file.shape, slot.file.number) for slot in self.storage._index._slots.values())
-        for shape, free in self.storage._places._free.items():
+        used = Counter((slot.segment.key, slot.segment.number) for slot in self.storage._index._slots.values())
+        for shape, free in self.storage._segments._free.items():
             check_slots(free, {number: count for (used_in, number), count in used.items() if used_in == shape})
 
     def teardown(self) -> None:
@@ -194,7 +194,7 @@ def check_slots(free: FreeSlots, used: dict[int, int]) -> None:
     assert len(set(places)) == len(places)
     count = Counter(number for number, _ in places)
     assert {number: count[number] + used.get(number, 0) for number in free._fresh} == free._fresh
-    assert {file.number for file in free.files} == free._fresh.keys()
+    assert {file.number for file in free.segments} == free._fresh.keys()
 
 
 @pytest.mark.timeout(1800)

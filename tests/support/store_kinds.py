@@ -9,7 +9,7 @@ from tests.support.files import bytes_in
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.stamps import Clock
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, parse_name
+from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, parse_file_name
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES
 
@@ -61,7 +61,7 @@ class StoreKind(Enum):
 
 def _spare_bytes(path: Path) -> int:
     """Return what a packed file may take beside its pages: its table as far as it was used, and stray pages."""
-    parsed = parse_name(b"", path.name)
+    parsed = parse_file_name(b"", path.name)
     assert parsed is not None
     shape, _ = parsed
     table_bytes = -(-shape.slots_count * ENTRY_BYTES // BLOCK_BYTES) * BLOCK_BYTES

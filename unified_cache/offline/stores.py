@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import catalog_of
-from unified_cache.storage_backends.directory.address import address_of
+from unified_cache.storage_backends.directory.address import parse_address
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.packed.store import PackedStorage
@@ -78,7 +78,7 @@ def open_to_read(url: str) -> StorageBackend:
     _check_exists(url)
     scheme, _, rest = url.partition(":")
     if scheme in DIRECTORY_STORES:
-        address = address_of(rest, scheme)
+        address = parse_address(rest, scheme)
         return DIRECTORY_STORES[scheme].open(address.path, free_bytes_min=address.free_bytes_min, notes_reads=False)
     return open_storage(url)
 
@@ -131,7 +131,7 @@ def _check_exists(url: str) -> None:
     scheme, _, rest = url.partition(":")
     if scheme not in DIRECTORY_STORES or not rest:
         return
-    path = address_of(rest, scheme).path
+    path = parse_address(rest, scheme).path
     if not path.is_dir():
         raise ConfigError(f"{url} must be a {scheme} store, found {'a file' if path.exists() else 'nothing there'}")
     if next(path.iterdir(), None) is None:

@@ -6,7 +6,7 @@ from threading import Lock
 from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.lru import Recency, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan
 
 __all__ = ["KeysOnlyStorage", "open_url"]
@@ -20,7 +20,7 @@ class KeysOnlyStorage:
     """
 
     def __init__(self, bytes_max: int | None = None, object_bytes: Mapping[str, int] | None = None) -> None:
-        self._recency = Recency(bytes_max)
+        self._lru = StoreLru(bytes_max)
         self._object_bytes = object_bytes
         self._closed = False
         self._guard = Lock()
@@ -28,13 +28,13 @@ class KeysOnlyStorage:
     @property
     def bytes_used(self) -> int:
         """Bytes that the objects remembered now would take."""
-        return self._recency.bytes_used
+        return self._lru.bytes_used
 
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._guard:
             self._check_open()
-            return Capability("keys_only", durable=False, bytes_max=self._recency.bytes_max)
+            return Capability("keys_only", durable=False, bytes_max=self._lru.bytes_max)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Accept any identity; names need no announcement."""
@@ -45,14 +45,14 @@ class KeysOnlyStorage:
         """Tell for each label whether it is remembered. No access."""
         with self._guard:
             self._check_open()
-            known = self._recency
+            known = self._lru
             return [label in known for label in labels]
 
     def get(self, pages: Sequence[PageIO]) -> list[bool]:
         """Tell for each page whether it is remembered at that size; a page of another size is forgotten."""
         with self._guard:
             self._check_open()
-            return self._recency.find([page.label for page in pages], self._sizes_of(pages))
+            return self._lru.find([page.label for page in pages], self._sizes_of(pages))
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
         """Remember pages; False for those that have no room.
@@ -64,23 +64,23 @@ class KeysOnlyStorage:
             self._check_open()
             if level is Level.DURABLE:
                 raise StorageError("keys_only cannot store at level DURABLE, only CACHED", retryable=False)
-            stored, _ = self._recency.store([page.label for page in pages], self._sizes_of(pages))
+            stored, _ = self._lru.store([page.label for page in pages], self._sizes_of(pages))
             return stored
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Forget objects; return how many were remembered."""
         with self._guard:
             self._check_open()
-            before = len(self._recency)
+            before = len(self._lru)
             for label in labels:
-                self._recency.forget(label)
-            return before - len(self._recency)
+                self._lru.forget(label)
+            return before - len(self._lru)
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity by name. Linear in all objects remembered."""
         with self._guard:
             self._check_open()
-            return self._recency.scan(identity, cursor)
+            return self._lru.scan(identity, cursor)
 
     def close(self) -> None:
         """Refuse every later call."""

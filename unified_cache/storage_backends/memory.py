@@ -6,7 +6,7 @@ from threading import Lock
 from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.lru import Recency, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan
 
 __all__ = ["MemoryStorage", "open_url"]
@@ -20,7 +20,7 @@ class MemoryStorage:
     """
 
     def __init__(self, bytes_max: int | None = None) -> None:
-        self._recency = Recency(bytes_max)
+        self._lru = StoreLru(bytes_max)
         self._pages: dict[Label, bytes] = {}
         self._closed = False
         self._guard = Lock()
@@ -28,13 +28,13 @@ class MemoryStorage:
     @property
     def bytes_used(self) -> int:
         """Bytes of all pages held now."""
-        return self._recency.bytes_used
+        return self._lru.bytes_used
 
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._guard:
             self._check_open()
-            return Capability("memory", durable=False, bytes_max=self._recency.bytes_max)
+            return Capability("memory", durable=False, bytes_max=self._lru.bytes_max)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Accept any identity; pages in memory need no announcement."""
@@ -51,7 +51,7 @@ class MemoryStorage:
         """Copy each page into its buffers. A page of another length is dropped, and a miss."""
         with self._guard:
             self._check_open()
-            hits = self._recency.find([page.label for page in pages], [page_bytes(page) for page in pages])
+            hits = self._lru.find([page.label for page in pages], [page_bytes(page) for page in pages])
             for page, hit in zip(pages, hits, strict=True):
                 if hit:
                     _fill(page.buffers, self._pages[page.label])
@@ -70,7 +70,7 @@ class MemoryStorage:
             if level is Level.DURABLE:
                 raise StorageError("memory cannot store at level DURABLE, only CACHED", retryable=False)
             sizes = [page_bytes(page) for page in pages]
-            stored, evicted = self._recency.store([page.label for page in pages], sizes)
+            stored, evicted = self._lru.store([page.label for page in pages], sizes)
             for label in evicted:
                 del self._pages[label]
             for page, object_bytes, ok in zip(pages, sizes, stored, strict=True):
@@ -91,7 +91,7 @@ class MemoryStorage:
         """List pages of one identity by name. Linear in all pages held."""
         with self._guard:
             self._check_open()
-            return self._recency.scan(identity, cursor)
+            return self._lru.scan(identity, cursor)
 
     def close(self) -> None:
         """Let every page go; memory is where this backend keeps them."""
@@ -104,7 +104,7 @@ class MemoryStorage:
             raise ClosedError("this memory store was closed")
 
     def _drop(self, label: Label) -> bool:
-        self._recency.forget(label)
+        self._lru.forget(label)
         return self._pages.pop(label, None) is not None
 
 

@@ -70,7 +70,7 @@ class GuardedStore:
         if isinstance(self.backend, FileStorage | PackedStorage):
             counts = self.backend.counts
             evictions.add_metric(["room"], counts.evicted_count)
-            evictions.add_metric(["intruder"], counts.intruders_count)
+            evictions.add_metric(["intruder"], counts.foreign_count)
             declined.add_metric([], counts.declined_count)
         yield evictions
         yield declined

@@ -5,10 +5,10 @@ from types import TracebackType
 
 from unified_cache.errors import ClosedError
 
-__all__ = ["Calls"]
+__all__ = ["CallsInFlight"]
 
 
-class Calls:
+class CallsInFlight:
     """Calls in flight: each enters while the store is open, and closing waits until the last has left.
 
     Entering and leaving take no lock, for they are on the path of every call: a call shows itself before it looks

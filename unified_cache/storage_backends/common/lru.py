@@ -9,13 +9,13 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.common.chains import Chains, Link
 from unified_cache.storage_backends.protocol import PageIO, Scan, StoredObject
 
-__all__ = ["SCAN_OBJECTS_MAX", "Recency", "page_bytes"]
+__all__ = ["SCAN_OBJECTS_MAX", "StoreLru", "page_bytes"]
 
 SCAN_OBJECTS_MAX = 1000
 """Objects in one answer of a scan; a listing of that size fits one message of any transport."""
 
 
-class Recency:
+class StoreLru:
     """Objects with their sizes in order of use, under a cap; what needs a page goes before that page.
 
     Bookkeeping only: it removes nothing by itself and it is not thread-safe; the store that owns it guards it.

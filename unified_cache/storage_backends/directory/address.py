@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from unified_cache.errors import ConfigError
 
-__all__ = ["FREE_BYTES_MIN", "FileAddress", "address_of"]
+__all__ = ["FREE_BYTES_MIN", "DirectoryAddress", "parse_address"]
 
 FREE_BYTES_MIN = 64 << 20
 """What is left to everybody else on the file system, unless the caller says otherwise."""
@@ -22,14 +22,14 @@ _SIZE = re.compile(r"([0-9]{1,18})(KiB|MiB|GiB|TiB)?")
 _UNIT_BITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
-class FileAddress(NamedTuple):
+class DirectoryAddress(NamedTuple):
     """What a name of a file store says."""
 
     path: Path
     free_bytes_min: int
 
 
-def address_of(rest: str, scheme: str = "file") -> FileAddress:
+def parse_address(rest: str, scheme: str = "file") -> DirectoryAddress:
     """Read the text after ``file:``, or after another scheme with the same forms.
 
     Raises:
@@ -40,7 +40,7 @@ def address_of(rest: str, scheme: str = "file") -> FileAddress:
         directory, options = rest, ""
     if not directory:
         raise ConfigError(f"{scheme}: needs a directory after the colon, as in {scheme}:/var/cache/pages")
-    return FileAddress(Path(directory), _free_bytes_in(options, scheme) if options else FREE_BYTES_MIN)
+    return DirectoryAddress(Path(directory), _free_bytes_in(options, scheme) if options else FREE_BYTES_MIN)
 
 
 def _free_bytes_in(options: str, scheme: str) -> int:

@@ -14,9 +14,9 @@ __all__ = [
     "DIRECTORY_FLAGS",
     "READ_FLAGS",
     "WRITE_FLAGS",
-    "Directories",
     "Directory",
-    "let_go",
+    "OpenDirectories",
+    "close_quietly",
     "missing_bytes",
     "read_all",
     "read_at",
@@ -53,7 +53,7 @@ def storage_error(error: OSError, doing: str) -> StorageError:
     return StorageError(message, retryable=error.errno in _PASSING)
 
 
-def let_go(disk: Disk, fd: int) -> None:
+def close_quietly(disk: Disk, fd: int) -> None:
     """Close a descriptor through which nothing was written; what the system says of it changes nothing."""
     try:
         disk.close(fd)
@@ -65,7 +65,7 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> None:
     """Write the buffers one after the other, however many calls it takes."""
     if len(buffers) == 1 and disk.write(fd, buffers[0]) == buffers[0].nbytes:
         return
-    rest = _Rest(buffers)
+    rest = _BuffersLeft(buffers)
     if len(buffers) == 1:
         rest.skip(disk.lseek(fd, 0, os.SEEK_CUR))
     while rest.buffers:
@@ -83,7 +83,7 @@ def read_all(disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: i
             return count == wanted_bytes
     else:
         count = 0
-    rest = _Rest(buffers)
+    rest = _BuffersLeft(buffers)
     rest.skip(count)
     while rest.buffers:
         count = disk.readv(fd, rest.buffers[:_BUFFERS_MAX])
@@ -97,7 +97,7 @@ def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) ->
     """Write the buffers one after the other from an offset on, however many calls it takes."""
     if len(buffers) == 1 and disk.pwritev(fd, buffers, offset) == buffers[0].nbytes:
         return
-    rest = _Rest(buffers)
+    rest = _BuffersLeft(buffers)
     while rest.buffers:
         count = disk.pwritev(fd, rest.buffers[:_BUFFERS_MAX], offset)
         rest.skip(count)
@@ -108,7 +108,7 @@ def read_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> 
     """Fill the buffers one after the other from an offset on; False where the file ends before they do."""
     if len(buffers) == 1 and disk.preadv(fd, buffers, offset) == buffers[0].nbytes:
         return True
-    rest = _Rest(buffers)
+    rest = _BuffersLeft(buffers)
     while rest.buffers:
         count = disk.preadv(fd, rest.buffers[:_BUFFERS_MAX], offset)
         if not count:
@@ -136,7 +136,7 @@ def missing_bytes(disk: Disk, fd: int, wanted_bytes: int) -> int:
     return wanted_bytes - int(status.f_bavail) * int(status.f_frsize)
 
 
-class _Rest:
+class _BuffersLeft:
     """What is still to move of a run of buffers."""
 
     __slots__ = ("buffers",)
@@ -170,13 +170,13 @@ class Directory:
         """Close the descriptor now; nobody may be using it."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            let_go(self._disk, fd)
+            close_quietly(self._disk, fd)
 
     def __del__(self) -> None:
         self.close()
 
 
-class Directories:
+class OpenDirectories:
     """The fan-out directories of a store, kept open up to a number, the first opened closed first.
 
     Thread-safe; a directory in use outlives its place here. Finding an open one takes no guard and moves nothing:
@@ -239,7 +239,7 @@ class Directories:
             try:
                 self._disk.fsync(fd)
             finally:
-                let_go(self._disk, fd)
+                close_quietly(self._disk, fd)
             self._disk.fsync(self._root_fd)
         for directory in touched:
             directory.anchored = True

@@ -6,9 +6,9 @@ from contextlib import suppress
 from threading import Lock
 
 from unified_cache.storage_backends.directory.descriptors import Directory
-from unified_cache.storage_backends.directory.root import Root
+from unified_cache.storage_backends.directory.root import StoreRoot
 
-__all__ = ["NOT_A_FILE", "UNREADABLE", "Intruders", "is_whole"]
+__all__ = ["NOT_A_FILE", "UNREADABLE", "ForeignFiles", "is_whole"]
 
 NOT_A_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR})
 """What open says of a link, of a socket or of a device without driver."""
@@ -17,10 +17,10 @@ UNREADABLE = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.EUCLEAN, err
 """What says that one object cannot be had, not that nothing can: a bad block, a wrong owner."""
 
 
-class Intruders:
+class ForeignFiles:
     """Clears away links, FIFOs, directories and files of another length. Thread-safe."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: StoreRoot) -> None:
         self._root = root
         self._count = 0
         self._guard = Lock()

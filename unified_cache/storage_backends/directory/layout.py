@@ -22,13 +22,13 @@ from unified_cache.errors import InputError
 from unified_cache.page import PAGE_KEY_BYTES
 from unified_cache.pool import PoolSpec
 from unified_cache.seal import Label
-from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, let_go
+from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, close_quietly
 from unified_cache.storage_backends.directory.disk import Disk
 
 __all__ = [
     "IDENTITY_BYTES",
     "MANIFEST_NAME",
-    "Found",
+    "ListedObject",
     "check_identity",
     "check_label",
     "check_scan",
@@ -51,7 +51,7 @@ _FAN_NAME = re.compile(rf"[0-9a-f]{{{_FAN_DIGITS}}}")
 _OBJECT_NAME = re.compile(r"[0-9a-f]{64}\.[a-z0-9][a-z0-9_]{0,31}")
 
 
-class Found(NamedTuple):
+class ListedObject(NamedTuple):
     """One object as a listing of its directory shows it."""
 
     label: Label
@@ -124,7 +124,7 @@ def identities_in(disk: Disk, root_fd: int) -> list[bytes]:
     return [bytes.fromhex(name) for name in disk.listdir(root_fd) if _IDENTITY_NAME.fullmatch(name)]
 
 
-def objects_in(disk: Disk, root_fd: int, identity: bytes, after: str = "") -> Generator[Found, None, None]:
+def objects_in(disk: Disk, root_fd: int, identity: bytes, after: str = "") -> Generator[ListedObject, None, None]:
     """List the objects of one identity in the order of their names, after one name; foreign names are passed over.
 
     An object is looked at only when it is asked for, so whoever wants a few pays for a few.
@@ -134,7 +134,7 @@ def objects_in(disk: Disk, root_fd: int, identity: bytes, after: str = "") -> Ge
             yield from _objects_in_fan(disk, root_fd, identity, fan, after)
 
 
-def _objects_in_fan(disk: Disk, root_fd: int, identity: bytes, fan: str, after: str) -> Iterator[Found]:
+def _objects_in_fan(disk: Disk, root_fd: int, identity: bytes, fan: str, after: str) -> Iterator[ListedObject]:
     path = f"{identity.hex()}/{fan}"
     for name in _names_in(disk, root_fd, path):
         label = label_of(identity, name) if name > after and name.startswith(fan) else None
@@ -143,7 +143,7 @@ def _objects_in_fan(disk: Disk, root_fd: int, identity: bytes, fan: str, after: 
         with suppress(FileNotFoundError, NotADirectoryError):
             status = disk.stat(f"{path}/{name}", dir_fd=root_fd, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
-                yield Found(label, name, status.st_size, status.st_mtime_ns)
+                yield ListedObject(label, name, status.st_size, status.st_mtime_ns)
 
 
 def _names_in(disk: Disk, root_fd: int, path: str) -> list[str]:
@@ -155,4 +155,4 @@ def _names_in(disk: Disk, root_fd: int, path: str) -> list[str]:
     try:
         return sorted(disk.listdir(fd))
     finally:
-        let_go(disk, fd)
+        close_quietly(disk, fd)

@@ -10,21 +10,21 @@ from unified_cache.storage_backends.directory.descriptors import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
     WRITE_FLAGS,
-    let_go,
+    close_quietly,
     storage_error,
     write_all,
 )
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.layout import MANIFEST_NAME, check_identity, identities_in
-from unified_cache.storage_backends.directory.root import Root
+from unified_cache.storage_backends.directory.root import StoreRoot
 
-__all__ = ["keep_manifest", "manifests_in"]
+__all__ = ["read_manifests", "write_manifest"]
 
 MANIFEST_BYTES_MAX = 1 << 20
 """A larger manifest is not one of ours."""
 
 
-def keep_manifest(root: Root, manifest: Manifest) -> None:
+def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
     """Write a manifest beside its pages, durably, unless the same is there.
 
     Raises:
@@ -44,7 +44,7 @@ def keep_manifest(root: Root, manifest: Manifest) -> None:
                 _write(root, identity_fd, manifest, root.new_temp())
                 return
         finally:
-            let_go(root.disk, identity_fd)
+            close_quietly(root.disk, identity_fd)
     except OSError as error:
         raise storage_error(error, f"cannot keep {path}") from error
     try:
@@ -55,19 +55,19 @@ def keep_manifest(root: Root, manifest: Manifest) -> None:
         raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
 
 
-def manifests_in(root: Root) -> dict[bytes, Manifest | None]:
+def read_manifests(root: StoreRoot) -> dict[bytes, Manifest | None]:
     """Read the manifest of every identity, None where there is none that can be read.
 
     Raises:
         StorageError: the store cannot be listed.
     """
     try:
-        return _manifests_in(root)
+        return _read_manifests(root)
     except OSError as error:
         raise storage_error(error, f"cannot list the identities in {root.path}") from error
 
 
-def _manifests_in(root: Root) -> dict[bytes, Manifest | None]:
+def _read_manifests(root: StoreRoot) -> dict[bytes, Manifest | None]:
     found: dict[bytes, Manifest | None] = {}
     for identity in identities_in(root.disk, root.fd):
         try:
@@ -81,7 +81,7 @@ def _manifests_in(root: Root) -> dict[bytes, Manifest | None]:
         except (OSError, ParseError, UnicodeDecodeError):
             continue  # What is in its place says nothing of whose pages these are.
         finally:
-            let_go(root.disk, identity_fd)
+            close_quietly(root.disk, identity_fd)
     return found
 
 
@@ -93,10 +93,10 @@ def _read(disk: Disk, identity_fd: int) -> bytes | None:
     try:
         return disk.read(fd, MANIFEST_BYTES_MAX)
     finally:
-        let_go(disk, fd)
+        close_quietly(disk, fd)
 
 
-def _write(root: Root, identity_fd: int, manifest: Manifest, temp: str) -> None:
+def _write(root: StoreRoot, identity_fd: int, manifest: Manifest, temp: str) -> None:
     disk = root.disk
     placed = False
     try:

@@ -16,13 +16,13 @@ from unified_cache.storage_backends.directory.descriptors import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
     WRITE_FLAGS,
-    let_go,
+    close_quietly,
     storage_error,
     write_all,
 )
 from unified_cache.storage_backends.directory.disk import Disk
 
-__all__ = ["Format", "Root", "open_root"]
+__all__ = ["StoreFormat", "StoreRoot", "open_root"]
 
 WRITER_ATTEMPTS_MAX = 16
 """Tries to get a temp directory of our own; one is lost each time another process sweeps it half-made."""
@@ -34,7 +34,7 @@ _TMP_NAME = "tmp"
 _LOCK_NAME = "lock"
 
 
-class Format(NamedTuple):
+class StoreFormat(NamedTuple):
     """What the marker of a directory says of how things stand in it; whoever knows another format is refused."""
 
     name: str
@@ -42,7 +42,7 @@ class Format(NamedTuple):
     version: int
 
 
-class Root(NamedTuple):
+class StoreRoot(NamedTuple):
     """The open directory of a store, and this process's temp directory in it. Owns its file descriptors."""
 
     disk: Disk
@@ -66,10 +66,10 @@ class Root(NamedTuple):
         """Remove the temp directory, give up its lock, close every descriptor."""
         _remove_writer(self.disk, self.tmp_fd, self.writer)
         for fd in (self.lock_fd, self.writer_fd, self.tmp_fd, self.fd):
-            let_go(self.disk, fd)
+            close_quietly(self.disk, fd)
 
 
-def open_root(disk: Disk, path: Path, expected: Format, new_writer: Callable[[], str]) -> Root:
+def open_root(disk: Disk, path: Path, expected: StoreFormat, new_writer: Callable[[], str]) -> StoreRoot:
     """Open the directory of a store, made if absent, sweep what dead processes left, and enter a temp directory.
 
     Raises:
@@ -89,14 +89,14 @@ def open_root(disk: Disk, path: Path, expected: Format, new_writer: Callable[[],
         tmp_fd = disk.open(_TMP_NAME, DIRECTORY_FLAGS, dir_fd=root_fd)
         opened.append(tmp_fd)
         writer, writer_fd, lock_fd = _enter_writer(disk, path, tmp_fd, new_writer)
-        root = Root(disk, path, root_fd, tmp_fd, writer, writer_fd, lock_fd, itertools.count())
+        root = StoreRoot(disk, path, root_fd, tmp_fd, writer, writer_fd, lock_fd, itertools.count())
     except OSError as error:
         for fd in opened:
-            let_go(disk, fd)
+            close_quietly(disk, fd)
         raise storage_error(error, f"cannot open a {expected.name} in {path}") from error
     except StorageError:
         for fd in opened:
-            let_go(disk, fd)
+            close_quietly(disk, fd)
         raise
     # What cannot be swept now takes room and harms nobody; the next to open tries again.
     with suppress(OSError):
@@ -117,7 +117,7 @@ def _sync_parents(disk: Disk, path: Path) -> None:
             if error.errno != errno.EINVAL:  # A mount point of autofs, say, has no fsync.
                 raise
         finally:
-            let_go(disk, fd)
+            close_quietly(disk, fd)
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
@@ -135,7 +135,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
         )
 
 
-def _claim_root(disk: Disk, path: Path, root_fd: int, expected: Format, token: str) -> None:
+def _claim_root(disk: Disk, path: Path, root_fd: int, expected: StoreFormat, token: str) -> None:
     """Check the marker, or set it in a directory that holds nothing yet."""
     # lost+found stands in the root of every fresh ext file system.
     names = [name for name in disk.listdir(root_fd) if name != "lost+found"]
@@ -164,7 +164,7 @@ def _claim_root(disk: Disk, path: Path, root_fd: int, expected: Format, token: s
     disk.fsync(root_fd)
 
 
-def _write_marker(disk: Disk, root_fd: int, written: Format, draft: str) -> None:
+def _write_marker(disk: Disk, root_fd: int, written: StoreFormat, draft: str) -> None:
     """Write the marker whole or not at all; two processes that do so at a time write the same."""
     fd = disk.open(draft, WRITE_FLAGS, 0o600, dir_fd=root_fd)
     try:
@@ -172,13 +172,13 @@ def _write_marker(disk: Disk, root_fd: int, written: Format, draft: str) -> None
         write_all(disk, fd, [memoryview(f"{text}\n".encode())])
         disk.fsync(fd)
     finally:
-        let_go(disk, fd)
+        close_quietly(disk, fd)
     # Another process that found the marker in place may have swept our draft.
     with suppress(FileNotFoundError):
         disk.rename(draft, _MARKER_NAME, src_dir_fd=root_fd, dst_dir_fd=root_fd)
 
 
-def _read_marker(disk: Disk, root_fd: int) -> Format | None:
+def _read_marker(disk: Disk, root_fd: int) -> StoreFormat | None:
     """Return the format that the marker says, None where it says none."""
     fd = disk.open(_MARKER_NAME, READ_FLAGS, dir_fd=root_fd)
     try:
@@ -186,10 +186,10 @@ def _read_marker(disk: Disk, root_fd: int) -> Format | None:
     except ValueError:
         return None
     finally:
-        let_go(disk, fd)
+        close_quietly(disk, fd)
     match marker:
         case {"format": str() as name, "format_version": int() as version}:
-            return Format(name.removeprefix(f"{_MADE_BY} "), version)
+            return StoreFormat(name.removeprefix(f"{_MADE_BY} "), version)
     return None
 
 
@@ -222,13 +222,13 @@ def _lock_writer(disk: Disk, tmp_fd: int, writer: str) -> tuple[int, int] | None
     except (BlockingIOError, FileNotFoundError):
         pass
     except OSError:
-        let_go(disk, writer_fd)
+        close_quietly(disk, writer_fd)
         if lock_fd >= 0:
-            let_go(disk, lock_fd)
+            close_quietly(disk, lock_fd)
         raise
-    let_go(disk, writer_fd)
+    close_quietly(disk, writer_fd)
     if lock_fd >= 0:
-        let_go(disk, lock_fd)
+        close_quietly(disk, lock_fd)
     return None
 
 
@@ -248,7 +248,7 @@ def _sweep(disk: Disk, tmp_fd: int, own: str) -> None:
         except BlockingIOError:
             pass
         finally:
-            let_go(disk, lock_fd)
+            close_quietly(disk, lock_fd)
 
 
 def _remove_unlocked(disk: Disk, tmp_fd: int, writer: str) -> None:
@@ -264,7 +264,7 @@ def _remove_unlocked(disk: Disk, tmp_fd: int, writer: str) -> None:
             if names and _LOCK_NAME not in disk.listdir(writer_fd):
                 _clear(disk, writer_fd, names)
         finally:
-            let_go(disk, writer_fd)
+            close_quietly(disk, writer_fd)
         disk.rmdir(writer, dir_fd=tmp_fd)
 
 
@@ -278,7 +278,7 @@ def _remove_writer(disk: Disk, tmp_fd: int, writer: str) -> None:
                 return  # Without its lock, what is left would be taken for somebody who is about to enter.
             disk.unlink(_LOCK_NAME, dir_fd=writer_fd)
         finally:
-            let_go(disk, writer_fd)
+            close_quietly(disk, writer_fd)
         disk.rmdir(writer, dir_fd=tmp_fd)
 
 

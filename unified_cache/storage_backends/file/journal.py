@@ -23,10 +23,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from unified_cache.seal import Label
-from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, let_go
+from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, close_quietly
 from unified_cache.storage_backends.directory.disk import Disk
 
-__all__ = ["FILE_BYTES_MAX", "Change", "Journal"]
+__all__ = ["FILE_BYTES_MAX", "Journal", "JournalLine"]
 
 FILE_BYTES_MAX = 1 << 20
 """Length at which the next file begins: some 6,000 lines, parsed in 20 ms by whoever opens the store."""
@@ -39,7 +39,7 @@ FILES_BEHIND_MAX = 4
 """Files that one exchange follows the others through before it gives up and lists the directories."""
 
 
-class Change(NamedTuple):
+class JournalLine(NamedTuple):
     """One line: an object and its bytes, None where it is gone."""
 
     label: Label
@@ -56,7 +56,7 @@ class Journal:
         self._fd = fd
         self._position = 0
         """Bytes of this file that were read, up to the end of a line."""
-        self._backlog: list[Change] = []
+        self._backlog: list[JournalLine] = []
         """Read, and not yet returned: what an exchange had when it failed."""
 
     @classmethod
@@ -72,11 +72,11 @@ class Journal:
         try:
             number, fd = _open_oldest(disk, directory_fd)
         except OSError:
-            let_go(disk, directory_fd)
+            close_quietly(disk, directory_fd)
             raise
         return cls(disk, directory_fd, number, fd)
 
-    def exchange(self, changes: Sequence[Change]) -> Sequence[Change] | None:
+    def exchange(self, changes: Sequence[JournalLine]) -> Sequence[JournalLine] | None:
         """Append changes; return everything that was appended since the last call, by anybody, these included.
 
         None where this process has lost track: it is to list the directories and then to call again. These changes
@@ -101,8 +101,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the descriptors; the files stay."""
-        let_go(self._disk, self._fd)
-        let_go(self._disk, self._directory_fd)
+        close_quietly(self._disk, self._fd)
+        close_quietly(self._disk, self._directory_fd)
 
     def _append(self, text: bytes) -> int:
         """Append lines in one write; return where they end in the file."""
@@ -154,7 +154,7 @@ class Journal:
             return self._disk.open(name, _FLAGS, dir_fd=self._directory_fd), False
         if not self._disk.fstat(self._fd).st_nlink:
             # While we looked away the others went two files further: ours is not the next of anything.
-            let_go(self._disk, next_fd)
+            close_quietly(self._disk, next_fd)
             with suppress(OSError):
                 self._disk.unlink(name, dir_fd=self._directory_fd)
             return -1, False
@@ -163,7 +163,7 @@ class Journal:
         return next_fd, True
 
     def _take(self, number: int, fd: int) -> None:
-        let_go(self._disk, self._fd)
+        close_quietly(self._disk, self._fd)
         self._number, self._fd, self._position = number, fd, 0
 
 
@@ -177,13 +177,13 @@ def _open_oldest(disk: Disk, directory_fd: int) -> tuple[int, int]:
     return number, disk.open(str(number), _FLAGS | os.O_CREAT, 0o600, dir_fd=directory_fd)
 
 
-def _change(match: re.Match[bytes]) -> Change:
+def _change(match: re.Match[bytes]) -> JournalLine:
     _, identity, key, pool, count = match.groups()
     label = Label(bytes.fromhex(identity.decode()), bytes.fromhex(key.decode()), pool.decode())
-    return Change(label, None if count is None else int(count))
+    return JournalLine(label, None if count is None else int(count))
 
 
-def _encode(changes: Sequence[Change]) -> bytes:
+def _encode(changes: Sequence[JournalLine]) -> bytes:
     """Write changes as lines, after an empty one that ends what a faulty append may have left."""
     lines = [
         f"-{label.object_name}\n" if object_bytes is None else f"+{label.object_name} {object_bytes}\n"

@@ -12,19 +12,19 @@ from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.descriptors import (
     READ_FLAGS,
     WRITE_FLAGS,
-    Directories,
     Directory,
-    let_go,
+    OpenDirectories,
+    close_quietly,
     storage_error,
     write_all,
 )
-from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, Intruders, is_whole
+from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
 from unified_cache.storage_backends.directory.layout import place_of
-from unified_cache.storage_backends.directory.root import Root
-from unified_cache.storage_backends.file.quota import Room
+from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
-__all__ = ["FILES_OPEN_MAX", "Drafts"]
+__all__ = ["FILES_OPEN_MAX", "PageWriter"]
 
 FILES_OPEN_MAX = 16
 """Objects of one call open at a time. Taking 16 through each step together, not one through all steps, makes 1 MiB
@@ -51,7 +51,7 @@ class _Draft:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _WriteBatch:
     """What the pages of one put have in common, and what became of them."""
 
     pages: Sequence[PageIO]
@@ -64,15 +64,17 @@ class _Batch:
     """Directories to make durable before the put answers, with the identity each belongs to."""
 
 
-class Drafts:
+class PageWriter:
     """Writes pages into the store of one process. Thread-safe."""
 
-    def __init__(self, root: Root, directories: Directories, room: Room, intruders: Intruders) -> None:
+    def __init__(
+        self, root: StoreRoot, directories: OpenDirectories, quota: SharedQuota, foreign: ForeignFiles
+    ) -> None:
         self._root = root
         self._disk = root.disk
         self._directories = directories
-        self._room = room
-        self._intruders = intruders
+        self._quota = quota
+        self._foreign = foreign
 
     def store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         """Store pages, the first with the modification time ``stamp``, each other one a nanosecond earlier.
@@ -80,24 +82,24 @@ class Drafts:
         Raises:
             StorageError: a fault. Pages that were whole by then are stored, the others have left nothing.
         """
-        batch = _Batch(pages, stamp, durable)
+        batch = _WriteBatch(pages, stamp, durable)
         drafts = self._begin(batch)
-        granted = self._room.reserve([draft.stored for draft in drafts], pages)
+        granted = self._quota.reserve([draft.stored for draft in drafts], pages)
         drafts = [draft for draft in drafts if draft.page.label in granted]
         try:
             for start in range(0, len(drafts), FILES_OPEN_MAX):
                 self._write(drafts[start : start + FILES_OPEN_MAX], batch)
         finally:
-            self._room.release_dropped([draft.stored for draft in drafts if not draft.is_named])
+            self._quota.release_dropped([draft.stored for draft in drafts if not draft.is_named])
         try:
             self._directories.sync(batch.touched)
         except OSError as error:
             raise storage_error(error, f"cannot sync the directories of {self._root.path}") from error
         stored = [page.label in batch.stored for page in pages]
-        self._room.record(pages, stored, batch.refreshed)
+        self._quota.record(pages, stored, batch.refreshed)
         return stored
 
-    def _begin(self, batch: _Batch) -> list[_Draft]:
+    def _begin(self, batch: _WriteBatch) -> list[_Draft]:
         """Refresh the pages that are there; return a draft for each of the others, none of it made yet."""
         drafts: dict[Label, _Draft] = {}
         for number, page in enumerate(batch.pages):
@@ -132,12 +134,12 @@ class Drafts:
         except OSError as error:
             if error.errno not in NOT_A_FILE | UNREADABLE:
                 raise
-            self._intruders.note()
+            self._foreign.note()
             return False
         try:
             status = disk.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
-                self._intruders.clear(directory, name, draft.stored.object_bytes)
+                self._foreign.clear(directory, name, draft.stored.object_bytes)
                 return False
             if is_whole(status.st_mode, status.st_size, draft.stored.object_bytes) and self._is_same(fd, draft.page):
                 if durable:
@@ -149,9 +151,9 @@ class Drafts:
             if error.errno not in UNREADABLE:
                 raise
         finally:
-            let_go(disk, fd)
+            close_quietly(disk, fd)
         # The rename will replace it.
-        self._intruders.note()
+        self._foreign.note()
         return False
 
     def _is_same(self, fd: int, page: PageIO) -> bool:
@@ -159,7 +161,7 @@ class Drafts:
         ours = b"".join([buffer[:_SAME_BYTES] for buffer in page.buffers])[:_SAME_BYTES]
         return self._disk.pread(fd, len(ours), 0) == ours
 
-    def _write(self, drafts: Sequence[_Draft], batch: _Batch) -> None:
+    def _write(self, drafts: Sequence[_Draft], batch: _WriteBatch) -> None:
         """Store a few pages: open all drafts, then move all bytes, then name all.
 
         At a fault the drafts that are whole are still named, the others go.
@@ -184,7 +186,7 @@ class Drafts:
             for left in drafts:
                 self._abandon(left)
 
-    def _finish(self, draft: _Draft, batch: _Batch) -> None:
+    def _finish(self, draft: _Draft, batch: _WriteBatch) -> None:
         """Make a draft durable where asked for, then give it its name."""
         label = draft.page.label
         try:
@@ -211,12 +213,12 @@ class Drafts:
     def _abandon(self, draft: _Draft) -> None:
         """Leave nothing of a draft that got no name."""
         if draft.fd >= 0:
-            let_go(self._disk, draft.fd)
+            close_quietly(self._disk, draft.fd)
         if draft.temp and not draft.is_named:
             with suppress(OSError):
                 self._disk.unlink(draft.temp, dir_fd=self._root.writer_fd)
 
-    def _note(self, draft: _Draft, batch: _Batch) -> None:
+    def _note(self, draft: _Draft, batch: _WriteBatch) -> None:
         batch.stored.add(draft.page.label)
         if batch.durable:
             batch.touched[draft.directory] = draft.page.label.identity

@@ -6,20 +6,20 @@ from threading import Lock
 
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.lru import Recency, page_bytes
-from unified_cache.storage_backends.directory.descriptors import Directories, missing_bytes, size_of
+from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
+from unified_cache.storage_backends.directory.descriptors import OpenDirectories, missing_bytes, size_of
 from unified_cache.storage_backends.directory.layout import place_of
-from unified_cache.storage_backends.directory.root import Root
-from unified_cache.storage_backends.file.journal import Change, Journal
+from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.file.journal import Journal, JournalLine
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
-__all__ = ["UNREMOVABLE_MAX", "Room"]
+__all__ = ["UNREMOVABLE_MAX", "SharedQuota"]
 
 UNREMOVABLE_MAX = 16
 """Objects that cannot be removed in one eviction before it gives up and the put is declined."""
 
 
-class Room:
+class SharedQuota:
     """What the store holds, in order of use, kept in step with every other process through the journal.
 
     Pages count from the moment they are granted room, victims no more from the moment they are chosen. So what lies
@@ -31,16 +31,16 @@ class Room:
 
     def __init__(
         self,
-        root: Root,
-        recency: Recency,
-        directories: Directories,
+        root: StoreRoot,
+        lru: StoreLru,
+        directories: OpenDirectories,
         journal: Journal,
         listing: Callable[[], Iterable[StoredObject]],
         free_bytes_min: int,
     ) -> None:
         """``listing`` lists every object in the directories, the least recent first."""
         self._root = root
-        self._recency = recency
+        self._lru = lru
         self._directories = directories
         self._journal = journal
         self._listing = listing
@@ -57,7 +57,7 @@ class Room:
     @property
     def bytes_max(self) -> int | None:
         """Cap of the store; None if there is none."""
-        return self._recency.bytes_max
+        return self._lru.bytes_max
 
     @property
     def evicted_count(self) -> int:
@@ -79,27 +79,27 @@ class Room:
         """Changes that the journal did not take, by which other processes miscount."""
         return self._unrecorded_count
 
-    def fill(self, history: Sequence[Change]) -> None:
+    def fill(self, history: Sequence[JournalLine]) -> None:
         """Take stock of the directories, then of what others have begun meanwhile; evict what exceeds the cap.
 
         Raises:
             OSError: the directories cannot be listed.
         """
         with self._order:
-            self._take_stock()
+            self._rescan()
             self._apply(history)
         self.reserve((), ())
 
     def bytes_used(self) -> int:
         """Count the bytes of the objects in the store, and of those granted room by any process."""
         with self._order:
-            self._tell(())
-        return self._recency.bytes_used
+            self._publish(())
+        return self._lru.bytes_used
 
     def learn(self, manifest: Manifest) -> None:
         """Note which pools of an identity need the last pages of a prefix alone."""
         with self._guard:
-            self._recency.chains.learn(manifest)
+            self._lru.chains.learn(manifest)
 
     def reserve(self, fresh: Sequence[StoredObject], batch: Sequence[PageIO]) -> set[Label]:
         """Grant room to the first of ``fresh``, evicting for them; return which these are.
@@ -108,10 +108,10 @@ class Room:
         """
         bytes_max = self.bytes_max
         granted = [each for each in fresh if bytes_max is None or each.object_bytes <= bytes_max]
-        self._keep_free(granted)
+        self._leave_free_space(granted)
         if bytes_max is None:
             with self._order:
-                self._tell(_added(granted))
+                self._publish(_addition_lines(granted))
         else:
             self._reserve_under_cap(granted, batch)
         declined_count = len(fresh) - len(granted)
@@ -125,17 +125,17 @@ class Room:
         keep = frozenset(page.label for page in batch)
         with self._order:
             # What others have used lately is not to go for this batch.
-            self._tell(())
+            self._publish(())
             with self._guard:
-                self._recency.link(batch)
-                self._recency.touch(page.label for page in reversed(batch))
-            victims, _ = self._choose(granted, keep, sum(each.object_bytes for each in granted))
-            self._tell([*_added(granted), *_gone(victims)])
+                self._lru.link(batch)
+                self._lru.touch(page.label for page in reversed(batch))
+            victims, _ = self._choose_victims(granted, keep, sum(each.object_bytes for each in granted))
+            self._publish([*_addition_lines(granted), *_removal_lines(victims)])
         self._make_room(granted, keep, victims)
         with self._guard:
             for label in keep:
-                if label not in self._recency:
-                    self._recency.chains.unlink(label)
+                if label not in self._lru:
+                    self._lru.chains.unlink(label)
 
     def _make_room(self, granted: list[StoredObject], keep: Container[Label], victims: list[StoredObject]) -> None:
         """Remove victims, and more in the place of those that cannot be removed; decline where that fails."""
@@ -144,16 +144,16 @@ class Room:
             stuck = self._evict(victims)
             unremovable_count += len(stuck)
             with self._order:
-                self._tell(_added(stuck))
+                self._publish(_addition_lines(stuck))
                 if unremovable_count > UNREMOVABLE_MAX:
-                    self._tell(_gone(granted))
+                    self._publish(_removal_lines(granted))
                     granted.clear()
                     return
                 # What others added meanwhile counts too, whoever was first.
-                victims, declined = self._choose(granted, keep, 0)
+                victims, declined = self._choose_victims(granted, keep, 0)
                 if not victims and not declined:
                     return
-                self._tell(_gone([*declined, *victims]))
+                self._publish(_removal_lines([*declined, *victims]))
 
     def release_dropped(self, dropped: Sequence[StoredObject]) -> None:
         """Take back the room of pages that got no name, and hear what others did while the rest got theirs.
@@ -162,7 +162,7 @@ class Room:
         page anew.
         """
         with self._order:
-            self._tell(_gone([each for each in dropped if not self._is_there(each.label)]))
+            self._publish(_removal_lines([each for each in dropped if not self._is_there(each.label)]))
 
     def record(self, pages: Sequence[PageIO], hits: Sequence[bool], told: Collection[Label]) -> None:
         """Make hits recent, the first page most of all, and let others know of those in ``told``.
@@ -171,35 +171,37 @@ class Room:
         """
         found = pages if all(hits) else [page for page, hit in zip(pages, hits, strict=True) if hit]
         with self._guard:
-            unknown = self._recency.touch([page.label for page in reversed(found)])
+            unknown = self._lru.touch([page.label for page in reversed(found)])
             if self.bytes_max is not None:
-                self._recency.link(found)
-                self._recency.touch_before(found)
+                self._lru.link(found)
+                self._lru.touch_before(found)
         if not unknown and not told:
             return
         news = {*told, *unknown}
         with self._order:
-            self._tell(_added([StoredObject(page.label, page_bytes(page)) for page in found if page.label in news]))
+            self._publish(
+                _addition_lines([StoredObject(page.label, page_bytes(page)) for page in found if page.label in news])
+            )
 
-    def tell_used(self, labels: Iterable[Label]) -> None:
+    def publish_used(self, labels: Iterable[Label]) -> None:
         """Let others know what was read, the last label as the most recent."""
         with self._order:
             # In here nobody of this process evicts: what is known now is not told of after it went.
             with self._guard:
-                sizes = [(label, self._recency.size_of(label)) for label in labels]
-            self._tell([Change(label, size) for label, size in sizes if size is not None])
+                sizes = [(label, self._lru.size_of(label)) for label in labels]
+            self._publish([JournalLine(label, size) for label, size in sizes if size is not None])
 
     def forget(self, labels: Sequence[Label]) -> None:
         """Note that objects are about to be removed."""
         if labels:
             with self._order:
-                self._tell([Change(label, None) for label in labels])
+                self._publish([JournalLine(label, None) for label in labels])
 
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
 
-    def _keep_free(self, granted: list[StoredObject]) -> None:
+    def _leave_free_space(self, granted: list[StoredObject]) -> None:
         """Take from the end of ``granted`` what would leave the file system too little room."""
         if not self._free_bytes_min or not granted:
             return
@@ -208,14 +210,14 @@ class Room:
         while granted and short_bytes > 0:
             short_bytes -= granted.pop().object_bytes
 
-    def _choose(
+    def _choose_victims(
         self, granted: list[StoredObject], keep: Container[Label], needed_bytes: int
     ) -> tuple[list[StoredObject], list[StoredObject]]:
         """Name victims for ``needed_bytes`` more than is counted; take out of ``granted`` what finds no room."""
         declined: list[StoredObject] = []
         with self._guard:
             while True:
-                victims, short_bytes = self._recency.victims(needed_bytes, keep)
+                victims, short_bytes = self._lru.victims(needed_bytes, keep)
                 if not short_bytes or not granted:
                     return victims, declined
                 while short_bytes > 0 and granted:
@@ -248,12 +250,12 @@ class Room:
         except OSError:
             return False
 
-    def _tell(self, changes: Sequence[Change]) -> None:
+    def _publish(self, changes: Sequence[JournalLine]) -> None:
         """Append changes to the journal, and apply them and what others appended in the order that stands there."""
         try:
             news = self._journal.exchange(changes)
             if news is None:
-                self._take_stock()
+                self._rescan()
                 news = self._journal.exchange(changes)
         except OSError:
             news = None
@@ -263,24 +265,24 @@ class Room:
                 self._unrecorded_count += len(changes)
         self._apply(changes if news is None else news)
 
-    def _take_stock(self) -> None:
+    def _rescan(self) -> None:
         found = list(self._listing())
         with self._guard:
-            self._recency.replace(found)
+            self._lru.replace(found)
 
-    def _apply(self, changes: Sequence[Change]) -> None:
+    def _apply(self, changes: Sequence[JournalLine]) -> None:
         with self._guard:
             for label, object_bytes in changes:
                 if object_bytes is None:
-                    self._recency.forget(label)
+                    self._lru.forget(label)
                 else:
-                    self._recency.add(label, object_bytes)
+                    self._lru.add(label, object_bytes)
 
 
-def _added(objects: Sequence[StoredObject]) -> list[Change]:
+def _addition_lines(objects: Sequence[StoredObject]) -> list[JournalLine]:
     """Write additions so that the first one ends as the most recent."""
-    return [Change(*each) for each in reversed(objects)]
+    return [JournalLine(*each) for each in reversed(objects)]
 
 
-def _gone(objects: Sequence[StoredObject]) -> list[Change]:
-    return [Change(each.label, None) for each in objects]
+def _removal_lines(objects: Sequence[StoredObject]) -> list[JournalLine]:
+    return [JournalLine(each.label, None) for each in objects]

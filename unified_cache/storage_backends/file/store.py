@@ -21,37 +21,37 @@ from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
-from unified_cache.storage_backends.common.calls import Calls
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, Recency, page_bytes
-from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, address_of
+from unified_cache.storage_backends.common.calls import CallsInFlight
+from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, StoreLru, page_bytes
+from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, parse_address
 from unified_cache.storage_backends.directory.descriptors import (
     READ_FLAGS,
-    Directories,
-    let_go,
+    OpenDirectories,
+    close_quietly,
     read_all,
     size_of,
     storage_error,
 )
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, Intruders, is_whole
+from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
 from unified_cache.storage_backends.directory.layout import (
-    Found,
+    ListedObject,
     check_scan,
     identities_in,
     objects_in,
     place_of,
 )
-from unified_cache.storage_backends.directory.manifests import keep_manifest, manifests_in
-from unified_cache.storage_backends.directory.root import Format, Root, open_root
+from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
+from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.file.journal import Journal
-from unified_cache.storage_backends.file.page_writer import FILES_OPEN_MAX, Drafts
-from unified_cache.storage_backends.file.quota import Room
+from unified_cache.storage_backends.file.page_writer import FILES_OPEN_MAX, PageWriter
+from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
 
 __all__ = ["FileCounts", "FileStorage", "open_url"]
 
-FORMAT = Format("file store", 2)
+FORMAT = StoreFormat("file store", 2)
 """Of the layout in ``_file_layout``."""
 
 DIRECTORIES_OPEN_MAX = 512
@@ -68,7 +68,7 @@ class FileCounts:
     """Pages not stored because there was no room under the cap or on the file system."""
     unremovable_count: int
     """Objects that should have been removed, but could not be."""
-    intruders_count: int
+    foreign_count: int
     """Links, FIFOs, directories, files of another length and other pages found in the place of an object."""
     unreadable_count: int
     """Objects that were there and could not be read: misses until they are put again."""
@@ -80,7 +80,7 @@ class FileStorage:
     """Keep sealed pages in files under one directory, with an optional cap and the least recently used going first.
 
     Several processes may open one directory; each finds what the others stored, and a page that another
-    removed is a miss. The cap binds them all together, see ``Room`` for by how much they exceed it at a moment,
+    removed is a miss. The cap binds them all together, see ``SharedQuota`` for by how much they exceed it at a moment,
     and counts lengths of objects, not blocks. A batch never evicts its own pages, nor an object that another one
     needs before that one: of a chain longer than the cap the first pages are stored, the rest declined.
     Recency is kept in modification times and survives a restart; a crash forgets when pages were last read, of at
@@ -90,17 +90,17 @@ class FileStorage:
     Thread-safe. Objects are read and written outside the guards.
     """
 
-    def __init__(self, root: Root, journal: Journal, recency: Recency, free_bytes_min: int, stamps: Stamps) -> None:
+    def __init__(self, root: StoreRoot, journal: Journal, lru: StoreLru, free_bytes_min: int, stamps: Stamps) -> None:
         self._root = root
         self._disk = root.disk
-        self._directories = Directories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
-        self._intruders = Intruders(root)
-        self._room = Room(root, recency, self._directories, journal, partial(_stock, root), free_bytes_min)
-        self._drafts = Drafts(root, self._directories, self._room, self._intruders)
+        self._directories = OpenDirectories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
+        self._foreign = ForeignFiles(root)
+        self._quota = SharedQuota(root, lru, self._directories, journal, partial(_objects_by_age, root), free_bytes_min)
+        self._page_writer = PageWriter(root, self._directories, self._quota, self._foreign)
         self._stamps = stamps
         self._unreadable_count = 0
         self._guard = Lock()
-        self._calls = Calls(f"the file store in {root.path}")
+        self._calls = CallsInFlight(f"the file store in {root.path}")
 
     @classmethod
     def open(
@@ -124,7 +124,7 @@ class FileStorage:
             ConfigError: bytes_max or free_bytes_min is negative.
             StorageError: the directory cannot be used or is not ours, see its message. It was not changed.
         """
-        recency = Recency(bytes_max)
+        lru = StoreLru(bytes_max)
         if free_bytes_min < 0:
             raise ConfigError(f"free_bytes_min must not be negative, found {free_bytes_min}")
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
@@ -134,11 +134,11 @@ class FileStorage:
             root.close()
             raise storage_error(error, f"cannot open the journal of the file store in {path}") from error
         stamps = Stamps(clock, notes_reads=notes_reads)
-        storage = cls(root, journal, recency, free_bytes_min, stamps)
+        storage = cls(root, journal, lru, free_bytes_min, stamps)
         try:
             history = journal.exchange(()) or ()
             # What nobody alive has begun, nobody will finish.
-            storage._room.fill(() if root.is_alone() else history)
+            storage._quota.fill(() if root.is_alone() else history)
         except OSError as error:
             storage.close()
             raise storage_error(error, f"cannot list the file store in {path}") from error
@@ -153,25 +153,25 @@ class FileStorage:
     def bytes_used(self) -> int:
         """Bytes of the objects in the store, whoever stored them."""
         with self._calls:
-            return self._room.bytes_used()
+            return self._quota.bytes_used()
 
     @property
     def counts(self) -> FileCounts:
         """What happened since the store was opened; a copy."""
-        room = self._room
+        quota = self._quota
         return FileCounts(
-            evicted_count=room.evicted_count,
-            declined_count=room.declined_count,
-            unremovable_count=room.unremovable_count,
-            intruders_count=self._intruders.count,
+            evicted_count=quota.evicted_count,
+            declined_count=quota.declined_count,
+            unremovable_count=quota.unremovable_count,
+            foreign_count=self._foreign.count,
             unreadable_count=self._unreadable_count,
-            unrecorded_count=room.unrecorded_count,
+            unrecorded_count=quota.unrecorded_count,
         )
 
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._calls:
-            return Capability("file", durable=True, bytes_max=self._room.bytes_max)
+            return Capability("file", durable=True, bytes_max=self._quota.bytes_max)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Write the manifest beside the pages, durably, unless it is there already. The slabs are not needed.
@@ -181,8 +181,8 @@ class FileStorage:
             StorageError: the manifest that is there says something else under the same digest, or a fault.
         """
         with self._calls:
-            keep_manifest(self._root, manifest)
-            self._room.learn(manifest)
+            write_manifest(self._root, manifest)
+            self._quota.learn(manifest)
 
     def exists(self, labels: Sequence[Label]) -> list[bool]:
         """Tell for each label whether a file of that name is there. No access; one stat each."""
@@ -203,7 +203,7 @@ class FileStorage:
             hits = self._read(pages[:FILES_OPEN_MAX])
             for start in range(FILES_OPEN_MAX, len(pages), FILES_OPEN_MAX):
                 hits += self._read(pages[start : start + FILES_OPEN_MAX])
-            self._room.record(pages, hits, ())
+            self._quota.record(pages, hits, ())
             self._stamp(self._stamps.note(pages, hits))
             return hits
 
@@ -218,13 +218,13 @@ class FileStorage:
             StorageError: another fault. Files of pages before the one that failed may be there.
         """
         with self._calls:
-            return self._drafts.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)
+            return self._page_writer.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back."""
         with self._calls:
             there = [label for label, found in zip(labels, self.exists(labels), strict=True) if found]
-            self._room.forget(there)
+            self._quota.forget(there)
             removed_count = 0
             for label in there:
                 fan, name = place_of(label)
@@ -262,7 +262,7 @@ class FileStorage:
             StorageError: the directory cannot be listed.
         """
         with self._calls:
-            return manifests_in(self._root)
+            return read_manifests(self._root)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare modification times, which are the recency of this store; None without objects. Linear in objects.
@@ -282,7 +282,7 @@ class FileStorage:
         if self._calls.close():
             self._stamp(self._stamps.take())
             self._directories.close()
-            self._room.close()
+            self._quota.close()
             self._root.close()
 
     def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
@@ -305,7 +305,7 @@ class FileStorage:
                     self._disk.utime(name, ns=(stamp, stamp), dir_fd=directory.fd, follow_symlinks=False)
                     used.append(label)
         if used:
-            self._room.tell_used(used)
+            self._quota.publish_used(used)
 
     def _read(self, pages: Sequence[PageIO]) -> list[bool]:
         """Read a few pages: open all, then move all bytes, then close all, which keeps the copying loop hot."""
@@ -330,7 +330,7 @@ class FileStorage:
         finally:
             for fd in fds:
                 if fd >= 0:
-                    let_go(disk, fd)
+                    close_quietly(disk, fd)
         return hits
 
     def _look_at(self, page: PageIO, fd: int, fault: OSError | None = None) -> None:
@@ -345,7 +345,7 @@ class FileStorage:
             fan, name = place_of(page.label)
             directory = self._directories.find(page.label.identity, fan)
             if directory is not None:
-                self._intruders.clear(directory, name, object_bytes)
+                self._foreign.clear(directory, name, object_bytes)
         elif fault is not None:
             self._miss(page, fault)
 
@@ -371,23 +371,23 @@ class FileStorage:
         except OSError as error:
             if error.errno not in NOT_A_FILE:
                 raise
-            self._intruders.clear(directory, name, page_bytes(page))
+            self._foreign.clear(directory, name, page_bytes(page))
             return -1
 
 
-def _stock(root: Root) -> Iterator[StoredObject]:
+def _objects_by_age(root: StoreRoot) -> Iterator[StoredObject]:
     """List every object of a store, the least recent first."""
     identities = identities_in(root.disk, root.fd)
     found = [known for identity in identities for known in objects_in(root.disk, root.fd, identity)]
-    found.sort(key=_age)
+    found.sort(key=_modified_at)
     return (StoredObject(known.label, known.object_bytes) for known in found)
 
 
-def _age(known: Found) -> int:
+def _modified_at(known: ListedObject) -> int:
     return known.mtime_ns
 
 
 def open_url(rest: str, bytes_max: int | None) -> FileStorage:
     """Open ``file:DIR`` or ``file:DIR?free=SIZE``, see ``file_address``."""
-    address = address_of(rest)
+    address = parse_address(rest)
     return FileStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)

@@ -24,7 +24,7 @@ from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
-from unified_cache.storage_backends.common.calls import Calls
+from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.directory.layout import check_identity, check_scan, label_of
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
@@ -73,7 +73,7 @@ class MooncakeStorage:
         self._regions: set[tuple[int, int]] = set()
         self._listed: tuple[bytes, list[str]] = (b"", [])
         self._guard = Lock()
-        self._calls = Calls(f"the Mooncake store at {client.address.master}")
+        self._calls = CallsInFlight(f"the Mooncake store at {client.address.master}")
 
     @classmethod
     def open(cls, address: MooncakeAddress) -> "MooncakeStorage":

@@ -5,7 +5,7 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from unified_cache.storage_backends.packed.segment import PackedFile, Shape, Slot
+from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot
 
 __all__ = ["FreeSlots"]
 
@@ -18,21 +18,21 @@ class FreeSlots:
     """
 
     __slots__ = (
-        "_files",
         "_free_count",
         "_fresh",
         "_given_back",
         "_growing",
         "_idle",
         "_numbers",
+        "_segments",
         "_slots_count",
-        "shape",
+        "key",
     )
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        self._slots_count = shape.slots_count
-        self._files: dict[int, PackedFile] = {}
+    def __init__(self, key: SegmentKey) -> None:
+        self.key = key
+        self._slots_count = key.slots_count
+        self._segments: dict[int, Segment] = {}
         self._idle: list[tuple[int, int]] = []
         """Heap of free slots that take room, by file and slot."""
         self._given_back: list[tuple[int, int]] = []
@@ -46,9 +46,9 @@ class FreeSlots:
         self._numbers: set[int] = set()
 
     @property
-    def files(self) -> list[PackedFile]:
+    def segments(self) -> list[Segment]:
         """All files, used or not."""
-        return list(self._files.values())
+        return list(self._segments.values())
 
     @property
     def idle_count(self) -> int:
@@ -69,43 +69,43 @@ class FreeSlots:
         """Let a new file have ``number`` again."""
         self._numbers.discard(number)
 
-    def add(self, file: PackedFile, used: Collection[int], reached: int) -> None:
+    def add(self, segment: Segment, used: Collection[int], reached: int) -> None:
         """Take in a file: the slots in ``used`` hold pages, other ones below ``reached`` may take room."""
-        self._numbers.add(file.number)
+        self._numbers.add(segment.number)
         fresh = max(reached, max(used, default=-1) + 1)
-        self._files[file.number] = file
-        self._fresh[file.number] = fresh
+        self._segments[segment.number] = segment
+        self._fresh[segment.number] = fresh
         if fresh < self._slots_count:
-            self._growing.append(file.number)
+            self._growing.append(segment.number)
         for slot in sorted(set(range(fresh)).difference(used)):
-            heapq.heappush(self._idle, (file.number, slot))
-            self._free_count[file.number] += 1
+            heapq.heappush(self._idle, (segment.number, slot))
+            self._free_count[segment.number] += 1
 
-    def take(self, count: int) -> list[Slot]:
+    def take(self, count: int) -> list[SegmentSlot]:
         """Take slots that are free, as many as there are up to ``count``."""
-        taken: list[Slot] = []
+        taken: list[SegmentSlot] = []
         for free in (self._idle, self._given_back):
             while free and len(taken) < count:
                 number, slot = heapq.heappop(free)
                 self._free_count[number] -= 1
-                taken.append(Slot(self._files[number], slot))
+                taken.append(SegmentSlot(self._segments[number], slot))
         while self._growing and len(taken) < count:
             number = self._growing[0]
             fresh = self._fresh[number]
             end = min(fresh + count - len(taken), self._slots_count)
-            taken += [Slot(self._files[number], slot) for slot in range(fresh, end)]
+            taken += [SegmentSlot(self._segments[number], slot) for slot in range(fresh, end)]
             self._fresh[number] = end
             if end == self._slots_count:
                 del self._growing[0]
         return taken
 
-    def give(self, slots: Iterable[Slot]) -> None:
+    def give(self, slots: Iterable[SegmentSlot]) -> None:
         """Take slots back that nobody uses any more."""
         for slot in slots:
-            heapq.heappush(self._idle, (slot.file.number, slot.number))
-            self._free_count[slot.file.number] += 1
+            heapq.heappush(self._idle, (slot.segment.number, slot.number))
+            self._free_count[slot.segment.number] += 1
 
-    def take_empty_files(self) -> list[PackedFile]:
+    def take_empty_segments(self) -> list[Segment]:
         """Give away the files in which every slot is free."""
         empty = {number for number, fresh in self._fresh.items() if fresh == self._free_count[number]}
         if not empty:
@@ -116,17 +116,17 @@ class FreeSlots:
         for number in empty:
             del self._fresh[number], self._free_count[number]
         self._growing = [number for number in self._growing if number not in empty]
-        return [self._files.pop(number) for number in empty]
+        return [self._segments.pop(number) for number in empty]
 
-    def take_idle(self) -> list[Slot]:
+    def take_idle(self) -> list[SegmentSlot]:
         """Take all free slots that take room; each is to come back by ``give_emptied``, or by ``give``."""
-        taken = [Slot(self._files[number], slot) for number, slot in self._idle]
+        taken = [SegmentSlot(self._segments[number], slot) for number, slot in self._idle]
         self._idle = []
-        self._free_count.subtract(slot.file.number for slot in taken)
+        self._free_count.subtract(slot.segment.number for slot in taken)
         return taken
 
-    def give_emptied(self, slots: Iterable[Slot]) -> None:
+    def give_emptied(self, slots: Iterable[SegmentSlot]) -> None:
         """Take slots back that take no room any more."""
         for slot in slots:
-            heapq.heappush(self._given_back, (slot.file.number, slot.number))
-            self._free_count[slot.file.number] += 1
+            heapq.heappush(self._given_back, (slot.segment.number, slot.number))
+            self._free_count[slot.segment.number] += 1

@@ -6,16 +6,16 @@ from threading import Lock
 
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.lru import Recency, page_bytes
+from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.directory.layout import check_label
-from unified_cache.storage_backends.packed.segment import Shape, Slot
+from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
 from unified_cache.storage_backends.protocol import PageIO, Scan, StoredObject
 
-__all__ = ["Batch", "Index"]
+__all__ = ["PageIndex", "PutBatch"]
 
 
 @dataclass(slots=True)
-class Batch:
+class PutBatch:
     """What becomes of the pages of one put."""
 
     pages: Sequence[PageIO]
@@ -24,15 +24,15 @@ class Batch:
     """When the first page is used; each other one a nanosecond earlier."""
     fresh: dict[Label, int]
     """Pages to write, with their place in the batch."""
-    gone: list[Slot]
+    gone: list[SegmentSlot]
     """Where pages were that are in the store no more."""
-    written: dict[Label, Slot] = field(default_factory=dict)
+    written: dict[Label, SegmentSlot] = field(default_factory=dict)
     is_entered: bool = False
     """Whether a table may say of a written page that it is there."""
 
-    def shape_of(self, label: Label) -> Shape:
+    def segment_key_of(self, label: Label) -> SegmentKey:
         """Say in which files a fresh page has its place."""
-        return Shape(label.identity, label.pool, page_bytes(self.pages[self.fresh[label]]))
+        return SegmentKey(label.identity, label.pool, page_bytes(self.pages[self.fresh[label]]))
 
     def decline(self, declined: Iterable[Label]) -> None:
         """Answer of pages that they are not stored."""
@@ -44,13 +44,13 @@ class Batch:
         return [ok and page.label not in self.fresh for page, ok in zip(self.pages, self.stored, strict=True)]
 
 
-class Index:
+class PageIndex:
     """Slots and recency under one guard. Thread-safe; it makes no call on the disk."""
 
-    def __init__(self, recency: Recency) -> None:
-        self._recency = recency
-        self._slots: dict[Label, Slot] = {}
-        self._unreadable: dict[Label, list[Slot]] = {}
+    def __init__(self, lru: StoreLru) -> None:
+        self._lru = lru
+        self._slots: dict[Label, SegmentSlot] = {}
+        self._unreadable: dict[Label, list[SegmentSlot]] = {}
         """Where pages are that the disk did not give: misses until the store is opened again, or they are put again."""
         self._unreadable_count = 0
         self._evicted_count = 0
@@ -60,12 +60,12 @@ class Index:
     @property
     def bytes_max(self) -> int | None:
         """Cap of the store; None if there is none."""
-        return self._recency.bytes_max
+        return self._lru.bytes_max
 
     @property
     def bytes_used(self) -> int:
         """Bytes of the objects in the store, and of those that are being written."""
-        return self._recency.bytes_used
+        return self._lru.bytes_used
 
     @property
     def evicted_count(self) -> int:
@@ -82,7 +82,7 @@ class Index:
         """Objects that were there and could not be read."""
         return self._unreadable_count
 
-    def find(self, label: Label) -> Slot | None:
+    def find(self, label: Label) -> SegmentSlot | None:
         """Return the slot of an object, None if it is not there.
 
         Raises:
@@ -96,23 +96,23 @@ class Index:
     def learn(self, manifest: Manifest) -> None:
         """Note which pools of an identity need the last pages of a prefix alone."""
         with self._guard:
-            self._recency.chains.learn(manifest)
+            self._lru.chains.learn(manifest)
 
-    def fill(self, kept: Iterable[tuple[Label, Slot]]) -> list[Slot]:
+    def fill(self, found: Iterable[tuple[Label, SegmentSlot]]) -> list[SegmentSlot]:
         """Know what was found, the least recent first; return slots to free: of second copies, and beyond the cap."""
-        gone: list[Slot] = []
+        gone: list[SegmentSlot] = []
         with self._guard:
-            for label, slot in kept:
+            for label, slot in found:
                 former = self._slots.pop(label, None)
                 if former is not None:
                     gone.append(former)
                 self._slots[label] = slot
-            self._recency.replace(StoredObject(label, slot.file.object_bytes) for label, slot in self._slots.items())
-            victims, _ = self._recency.victims(0, ())
+            self._lru.replace(StoredObject(label, slot.segment.object_bytes) for label, slot in self._slots.items())
+            victims, _ = self._lru.victims(0, ())
             self._evicted_count += len(victims)
             return gone + self._take_out([victim.label for victim in victims])
 
-    def begin(self, pages: Sequence[PageIO], stamp: int) -> Batch:
+    def begin(self, pages: Sequence[PageIO], stamp: int) -> PutBatch:
         """Grant room to pages that are not there, evicting for them; those that are there become recent.
 
         Raises:
@@ -123,43 +123,43 @@ class Index:
         for label in labels:
             self.find(label)
         with self._guard:
-            if self._recency.bytes_max is not None:
-                self._recency.link(pages)
-            stored, evicted = self._recency.store(labels, sizes)
-            batch = Batch(pages, stored, stamp, {}, self._take_out(evicted))
+            if self._lru.bytes_max is not None:
+                self._lru.link(pages)
+            stored, evicted = self._lru.store(labels, sizes)
+            batch = PutBatch(pages, stored, stamp, {}, self._take_out(evicted))
             for number, label in enumerate(labels):
                 slot = self._slots.get(label)
-                if slot is not None and slot.file.object_bytes != sizes[number]:
+                if slot is not None and slot.segment.object_bytes != sizes[number]:
                     batch.gone.append(self._slots.pop(label))
                     slot = None
                 # Of a page that is in the batch at two lengths the last one is stored.
-                stored[number] = stored[number] and self._recency.size_of(label) == sizes[number]
+                stored[number] = stored[number] and self._lru.size_of(label) == sizes[number]
                 if stored[number] and slot is None:
                     batch.fresh.setdefault(label, number)
-                elif label not in self._recency:
-                    self._recency.chains.unlink(label)
+                elif label not in self._lru:
+                    self._lru.chains.unlink(label)
             self._evicted_count += len(evicted)
             self._declined_count += stored.count(False)
         return batch
 
-    def decline(self, batch: Batch, labels: Sequence[Label]) -> None:
+    def decline(self, batch: PutBatch, labels: Sequence[Label]) -> None:
         """Take back the room of fresh pages, but of those that another thread has stored meanwhile."""
         with self._guard:
             declined = [label for label in labels if label not in self._slots]
             for label in declined:
-                self._recency.forget(label)
+                self._lru.forget(label)
             self._declined_count += len(declined)
         for label in labels:
             del batch.fresh[label]
         batch.decline(declined)
 
-    def commit(self, batch: Batch) -> list[Slot]:
+    def commit(self, batch: PutBatch) -> list[SegmentSlot]:
         """Let others read what was written; return the slots of what was evicted, or stored by others, meanwhile."""
-        spare: list[Slot] = []
+        spare: list[SegmentSlot] = []
         evicted: list[Label] = []
         with self._guard:
             for label, slot in batch.written.items():
-                if self._recency.size_of(label) != slot.file.object_bytes:
+                if self._lru.size_of(label) != slot.segment.object_bytes:
                     spare.append(slot)
                     evicted.append(label)
                 elif label in self._slots:
@@ -170,14 +170,14 @@ class Index:
             batch.decline(evicted)
         return spare
 
-    def abandon(self, batch: Batch) -> None:
+    def abandon(self, batch: PutBatch) -> None:
         """Take back the room of all fresh pages: they could not be written."""
         with self._guard:
             for label in batch.fresh:
                 if label not in self._slots:
-                    self._recency.forget(label)
+                    self._lru.forget(label)
 
-    def look_up(self, pages: Sequence[PageIO]) -> tuple[list[Slot | None], list[Slot]]:
+    def look_up(self, pages: Sequence[PageIO]) -> tuple[list[SegmentSlot | None], list[SegmentSlot]]:
         """Return the slot of each page, which becomes recent, None where it is not there at that length.
 
         Objects of another length are forgotten, and their slots returned besides.
@@ -185,7 +185,7 @@ class Index:
         Raises:
             InputError: a label names no object. Nothing was changed.
         """
-        slots: list[Slot | None] = []
+        slots: list[SegmentSlot | None] = []
         found: list[PageIO] = []
         misfits: list[Label] = []
         with self._guard:
@@ -193,26 +193,26 @@ class Index:
                 slot = self._slots.get(page.label)
                 if slot is None:
                     check_label(page.label)
-                elif slot.file.object_bytes == page_bytes(page):
+                elif slot.segment.object_bytes == page_bytes(page):
                     found.append(page)
                 else:
                     misfits.append(page.label)
                     slot = None
                 slots.append(slot)
-            self._recency.touch([page.label for page in reversed(found)])
-            if self._recency.bytes_max is not None:
-                self._recency.link(found)
-                self._recency.touch_before(found)
+            self._lru.touch([page.label for page in reversed(found)])
+            if self._lru.bytes_max is not None:
+                self._lru.link(found)
+                self._lru.touch_before(found)
             return slots, self._take_out(misfits) if misfits else []
 
-    def forget(self, labels: Iterable[Label]) -> tuple[int, list[Slot], list[Slot]]:
+    def forget(self, labels: Iterable[Label]) -> tuple[int, list[SegmentSlot], list[SegmentSlot]]:
         """Know objects no more; return how many there were, their slots, and those slots that are unreadable."""
         with self._guard:
             there = {label for label in labels if label in self._slots or label in self._unreadable}
             unreadable = [slot for label in there for slot in self._unreadable.pop(label, ())]
             return len(there), self._take_out(there), unreadable
 
-    def set_aside(self, unreadable: Mapping[Label, Slot]) -> None:
+    def set_aside(self, unreadable: Mapping[Label, SegmentSlot]) -> None:
         """Note that the disk did not give pages, those of them that are where they were."""
         with self._guard:
             for label, slot in unreadable.items():
@@ -224,14 +224,14 @@ class Index:
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List objects of one identity in the order of their names, after the name in ``cursor``. Linear in all."""
         with self._guard:
-            found = self._recency.scan(identity, cursor)
+            found = self._lru.scan(identity, cursor)
             return Scan([each for each in found.objects if each.label in self._slots], found.cursor)
 
-    def _take_out(self, labels: Iterable[Label]) -> list[Slot]:
-        slots: list[Slot] = []
+    def _take_out(self, labels: Iterable[Label]) -> list[SegmentSlot]:
+        slots: list[SegmentSlot] = []
         for label in labels:
             slot = self._slots.pop(label, None)
             if slot is not None:
-                self._recency.forget(label)
+                self._lru.forget(label)
                 slots.append(slot)
         return slots

@@ -19,10 +19,10 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
-from unified_cache.storage_backends.directory.descriptors import let_go, read_at, write_at
+from unified_cache.storage_backends.directory.descriptors import close_quietly, read_at, write_at
 from unified_cache.storage_backends.directory.disk import Disk
 
-__all__ = ["Entry", "PackedFile", "Shape", "Slot", "by_file", "parse_name"]
+__all__ = ["Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
 
 FILE_BYTES = 4 << 30
 """Pages of a file take about as much, so a terabyte of pages of 64 KiB and more has 256 files, all open; one of 4 KiB
@@ -44,7 +44,7 @@ _FREE = bytes(_ENTRY.size)
 _NAME = re.compile(r"([a-z0-9][a-z0-9_]{0,31})\.([0-9]{1,15})\.([0-9]{1,9})\.pack")
 
 
-class Shape(NamedTuple):
+class SegmentKey(NamedTuple):
     """What all pages of a file have in common."""
 
     identity: bytes
@@ -62,21 +62,21 @@ class Shape(NamedTuple):
         """Pages that a file has room for."""
         return min(max(FILE_BYTES // self.slot_bytes, 1), SLOTS_MAX)
 
-    def name_of(self, number: int) -> str:
+    def file_name(self, number: int) -> str:
         """Name a file in the directory of the identity."""
         return f"{self.pool}.{self.object_bytes}.{number}.pack"
 
 
-def parse_name(identity: bytes, name: str) -> tuple[Shape, int] | None:
+def parse_file_name(identity: bytes, name: str) -> tuple[SegmentKey, int] | None:
     """Read the name of a file back into its shape and number; None where it is not one."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    shape, number = Shape(identity, match[1], int(match[2])), int(match[3])
-    return (shape, number) if shape.name_of(number) == name else None
+    key, number = SegmentKey(identity, match[1], int(match[2])), int(match[3])
+    return (key, number) if key.file_name(number) == name else None
 
 
-class Entry(NamedTuple):
+class TableEntry(NamedTuple):
     """One line of a table that proves itself."""
 
     slot: int
@@ -84,22 +84,22 @@ class Entry(NamedTuple):
     stamp: int
 
 
-class PackedFile:
+class Segment:
     """An open file. Its descriptor is closed when the last thread that uses it lets it go, or by ``close``.
 
     Thread-safe as long as nobody writes a slot that another one writes.
     """
 
-    __slots__ = ("__weakref__", "_disk", "_fd", "_pages_offset", "_slot_bytes", "number", "object_bytes", "shape")
+    __slots__ = ("__weakref__", "_disk", "_fd", "_pages_offset", "_slot_bytes", "key", "number", "object_bytes")
 
-    def __init__(self, disk: Disk, fd: int, shape: Shape, number: int) -> None:
+    def __init__(self, disk: Disk, fd: int, key: SegmentKey, number: int) -> None:
         """Own ``fd``, which is open for reading and writing."""
         self._disk = disk
         self._fd = fd
-        self._slot_bytes = shape.slot_bytes
-        self._pages_offset = -(-shape.slots_count * _ENTRY.size // BLOCK_BYTES) * BLOCK_BYTES
-        self.shape = shape
-        self.object_bytes = shape.object_bytes
+        self._slot_bytes = key.slot_bytes
+        self._pages_offset = -(-key.slots_count * _ENTRY.size // BLOCK_BYTES) * BLOCK_BYTES
+        self.key = key
+        self.object_bytes = key.object_bytes
         self.number = number
 
     def read(self, slot: int, buffers: Sequence[memoryview]) -> bool:
@@ -110,7 +110,7 @@ class PackedFile:
         """Write a page of ``object_bytes``."""
         write_at(self._disk, self._fd, buffers, self._pages_offset + slot * self._slot_bytes)
 
-    def enter(self, entries: Sequence[Entry]) -> None:
+    def enter(self, entries: Sequence[TableEntry]) -> None:
         """Say whose pages are in slots that were written. In the ascending order of slots."""
         lines = [_ENTRY.pack(key, xxh3_64_intdigest(key, seed=slot), stamp) for slot, key, stamp in entries]
         self._write_lines([entry.slot for entry in entries], lines)
@@ -134,7 +134,7 @@ class PackedFile:
         """
         self._disk.fdatasync(self._fd)
         if not self._disk.fstat(self._fd).st_nlink:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shape.name_of(self.number))
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.key.file_name(self.number))
 
     def punch(self, slots: Sequence[int]) -> None:
         """Give the room of free slots back to the file system. Slots in ascending order."""
@@ -142,13 +142,13 @@ class PackedFile:
             start = self._pages_offset + first * self._slot_bytes
             self._disk.punch(self._fd, start, count * self._slot_bytes)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TableEntry]:
         """Read the table: slots that hold pages, as far as the file reaches."""
-        table = bytearray(self.shape.slots_count * _ENTRY.size)
+        table = bytearray(self.key.slots_count * _ENTRY.size)
         read_at(self._disk, self._fd, [memoryview(table)], 0)
         last = self.reach(self.object_bytes)
         return [
-            Entry(slot, key, stamp)
+            TableEntry(slot, key, stamp)
             for slot, (key, check, stamp) in enumerate(_ENTRY.iter_unpack(table))
             if check and slot < last and check == xxh3_64_intdigest(key, seed=slot)
         ]
@@ -156,14 +156,14 @@ class PackedFile:
     def reach(self, bytes_min: int) -> int:
         """Return the first slot that the file has less than ``bytes_min`` of, which are not more than a slot."""
         length = self._disk.fstat(self._fd).st_size - self._pages_offset
-        reached = (length - bytes_min) // self._slot_bytes + 1 if bytes_min else self.shape.slots_count
-        return min(max(reached, 0), self.shape.slots_count)
+        reached = (length - bytes_min) // self._slot_bytes + 1 if bytes_min else self.key.slots_count
+        return min(max(reached, 0), self.key.slots_count)
 
     def close(self) -> None:
         """Close the descriptor now; nobody may be using it."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            let_go(self._disk, fd)
+            close_quietly(self._disk, fd)
 
     def __del__(self) -> None:
         self.close()
@@ -176,21 +176,21 @@ class PackedFile:
             done += count
 
 
-class Slot(NamedTuple):
+class SegmentSlot(NamedTuple):
     """The place of one page as long as it is there: the next page in the same place has another one, see ``is``."""
 
-    file: PackedFile
+    segment: Segment
     number: int
 
 
-def by_file(slots: Iterable[Slot]) -> dict[PackedFile, list[Slot]]:
+def by_segment(slots: Iterable[SegmentSlot]) -> dict[Segment, list[SegmentSlot]]:
     """Sort slots into their files, in ascending order."""
-    files: dict[PackedFile, list[Slot]] = {}
+    segments: dict[Segment, list[SegmentSlot]] = {}
     for slot in slots:
-        files.setdefault(slot.file, []).append(slot)
-    for inside in files.values():
+        segments.setdefault(slot.segment, []).append(slot)
+    for inside in segments.values():
         inside.sort(key=lambda slot: slot.number)
-    return files
+    return segments
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:

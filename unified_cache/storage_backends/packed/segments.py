@@ -9,14 +9,14 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from unified_cache.seal import Label
-from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, Directory, let_go
-from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, Intruders
+from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, Directory, close_quietly
+from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, ForeignFiles
 from unified_cache.storage_backends.directory.layout import identities_in
-from unified_cache.storage_backends.directory.root import Root
+from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.packed.free_slots import FreeSlots
-from unified_cache.storage_backends.packed.segment import PackedFile, Shape, Slot, by_file, parse_name
+from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, by_segment, parse_file_name
 
-__all__ = ["IDLE_BYTES_MAX", "Kept", "Places"]
+__all__ = ["IDLE_BYTES_MAX", "SegmentFiles", "StoredPage"]
 
 IDLE_BYTES_MAX = 64 << 20
 """Room on the disk that free slots keep for the next pages; what is beyond goes back to the file system."""
@@ -27,39 +27,39 @@ NUMBERS_TAKEN_MAX = 16
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Kept(NamedTuple):
+class StoredPage(NamedTuple):
     """A page that was found when the store was opened."""
 
     label: Label
-    slot: Slot
+    slot: SegmentSlot
     stamp: int
 
 
-class Places:
+class SegmentFiles:
     """Slots for pages, in files by shape. Thread-safe; waits for no file inside its guard."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: StoreRoot) -> None:
         self._root = root
         self._disk = root.disk
-        self._intruders = Intruders(root)
-        self._free: dict[Shape, FreeSlots] = {}
+        self._foreign = ForeignFiles(root)
+        self._free: dict[SegmentKey, FreeSlots] = {}
         self._idle_bytes_max = IDLE_BYTES_MAX
-        self._opened: WeakSet[PackedFile] = WeakSet()
+        self._opened: WeakSet[Segment] = WeakSet()
         """Those too that were removed, as long as somebody refers to them."""
         self._guard = Lock()
 
     @property
-    def intruders_count(self) -> int:
+    def foreign_count(self) -> int:
         """Links, FIFOs and directories found in the place of a file."""
-        return self._intruders.count
+        return self._foreign.count
 
-    def find(self) -> list[Kept]:
+    def find(self) -> list[StoredPage]:
         """Open every file that is there, and list the pages in them. Before any other call.
 
         Raises:
             OSError: a directory or a file cannot be read.
         """
-        kept: list[Kept] = []
+        found: list[StoredPage] = []
         for identity in identities_in(self._disk, self._root.fd):
             try:
                 fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
@@ -70,53 +70,55 @@ class Places:
                 # A process that made a file may have died before its name was sure to stay.
                 self._disk.fsync(directory.fd)
                 for name in self._disk.listdir(directory.fd):
-                    parsed = parse_name(identity, name)
+                    parsed = parse_file_name(identity, name)
                     if parsed is not None:
-                        kept += self._kept_in(directory, name, *parsed)
+                        found += self._pages_in(directory, name, *parsed)
             finally:
                 directory.close()
         self._disk.fsync(self._root.fd)
         self.give_back()
-        return kept
+        return found
 
     def used_ns(self, identity: bytes) -> list[int]:
         """Read when the pages of an identity were last used. Linear in objects."""
         with self._guard:
-            files = [file for shape, free in self._free.items() if shape.identity == identity for file in free.files]
-        return [entry.stamp for file in files for entry in file.entries()]
+            segments = [
+                segment for key, free in self._free.items() if key.identity == identity for segment in free.segments
+            ]
+        return [entry.stamp for segment in segments for entry in segment.entries()]
 
-    def take(self, shape: Shape, count: int) -> list[Slot]:
+    def take(self, key: SegmentKey, count: int) -> list[SegmentSlot]:
         """Take free slots, of new files where that is needed.
 
         Raises:
             OSError: a file cannot be made. No slot was taken.
         """
-        taken: list[Slot] = []
+        taken: list[SegmentSlot] = []
         try:
             while True:
                 with self._guard:
-                    free = self._free.get(shape) or self._free.setdefault(shape, FreeSlots(shape))
+                    free = self._free.get(key) or self._free.setdefault(key, FreeSlots(key))
                     taken += free.take(count - len(taken))
                 if len(taken) == count:
                     return taken
-                file = self._make(free)
+                segment = self._make_segment(free)
                 with self._guard:
-                    free.add(file, (), 0)
+                    free.add(segment, (), 0)
                     taken += free.take(count - len(taken))
         except OSError:
             self.give(taken)
             raise
 
-    def clear(self, slots: Iterable[Slot]) -> None:
+    def clear(self, slots: Iterable[SegmentSlot]) -> None:
         """Say on the disk that nothing is in slots.
 
         Raises:
             OSError: a table cannot be written.
         """
-        for file, inside in by_file(slots).items():
-            file.clear([slot.number for slot in inside])
+        for segment, inside in by_segment(slots).items():
+            segment.clear([slot.number for slot in inside])
 
-    def free(self, slots: Iterable[Slot]) -> None:
+    def free(self, slots: Iterable[SegmentSlot]) -> None:
         """Say on the disk that nothing is in slots, then take them back.
 
         Raises:
@@ -124,9 +126,9 @@ class Places:
                 for another page, an entry would say that the former is in it.
         """
         fault: OSError | None = None
-        for file, inside in by_file(slots).items():
+        for segment, inside in by_segment(slots).items():
             try:
-                file.clear([slot.number for slot in inside])
+                segment.clear([slot.number for slot in inside])
             except OSError as error:
                 fault = error
             else:
@@ -134,11 +136,11 @@ class Places:
         if fault is not None:
             raise fault
 
-    def give(self, slots: Sequence[Slot]) -> None:
+    def give(self, slots: Sequence[SegmentSlot]) -> None:
         """Take slots back that nobody uses any more, and give room on the disk back where too much of it is idle."""
         with self._guard:
             for slot in slots:
-                self._free[slot.file.shape].give((slot,))
+                self._free[slot.segment.key].give((slot,))
             if self._idle_bytes() <= self._idle_bytes_max:
                 return
         self.give_back()
@@ -146,105 +148,105 @@ class Places:
             # What cannot be given back, on a file system that has no holes, is not tried again at every put.
             self._idle_bytes_max = self._idle_bytes() + IDLE_BYTES_MAX
 
-    def new_bytes(self, wanted: Mapping[Shape, int]) -> int:
+    def new_bytes(self, wanted: Mapping[SegmentKey, int]) -> int:
         """Return how much more room on the disk so many slots of each shape would take."""
         with self._guard:
-            idle_count = {shape: free.idle_count for shape, free in self._free.items()}
-        return sum(shape.slot_bytes * max(count - idle_count.get(shape, 0), 0) for shape, count in wanted.items())
+            idle_count = {key: free.idle_count for key, free in self._free.items()}
+        return sum(key.slot_bytes * max(count - idle_count.get(key, 0), 0) for key, count in wanted.items())
 
     def give_back(self) -> None:
         """Give the room of free slots back to the file system: whole files, and holes in the others."""
         with self._guard:
-            empty = [file for free in self._free.values() for file in free.take_empty_files()]
-            idle = {shape: by_file(free.take_idle()) for shape, free in self._free.items()}
-        for file in empty:
+            empty = [segment for free in self._free.values() for segment in free.take_empty_segments()]
+            idle = {key: by_segment(free.take_idle()) for key, free in self._free.items()}
+        for segment in empty:
             try:
-                self._disk.unlink(_path_of(file.shape, file.number), dir_fd=self._root.fd)
+                self._disk.unlink(_path_of(segment.key, segment.number), dir_fd=self._root.fd)
             except OSError:
                 continue  # It stays, and keeps its number, until the store is opened again.
             with self._guard:
-                self._free[file.shape].drop(file.number)
-        for shape, files in idle.items():
-            for file, slots in files.items():
+                self._free[segment.key].drop(segment.number)
+        for key, segments in idle.items():
+            for segment, slots in segments.items():
                 try:
-                    file.punch([slot.number for slot in slots])
+                    segment.punch([slot.number for slot in slots])
                 except OSError:
                     with self._guard:
-                        self._free[shape].give(slots)
+                        self._free[key].give(slots)
                 else:
                     with self._guard:
-                        self._free[shape].give_emptied(slots)
+                        self._free[key].give_emptied(slots)
 
     def close(self) -> None:
         """Give back what is idle and close every file; no call may be in flight."""
         self.give_back()
         # A traceback that somebody keeps may refer to a file; its descriptor must not live as long.
-        for file in list(self._opened):
-            file.close()
+        for segment in list(self._opened):
+            segment.close()
 
     def _idle_bytes(self) -> int:
-        return sum(free.idle_count * shape.slot_bytes for shape, free in self._free.items())
+        return sum(free.idle_count * key.slot_bytes for key, free in self._free.items())
 
-    def _kept_in(self, directory: Directory, name: str, shape: Shape, number: int) -> Iterator[Kept]:
-        free = self._free.setdefault(shape, FreeSlots(shape))
+    def _pages_in(self, directory: Directory, name: str, key: SegmentKey, number: int) -> Iterator[StoredPage]:
+        free = self._free.setdefault(key, FreeSlots(key))
         free.keep(number)
         try:
             fd = self._disk.open(name, _OPEN_FLAGS, dir_fd=directory.fd)
         except OSError as error:
             if error.errno not in NOT_A_FILE:
                 raise
-            self._intruders.clear(directory, name, -1)
+            self._foreign.clear(directory, name, -1)
             return
-        file = self._opened_as(fd, shape, number)
+        segment = self._adopt(fd, key, number)
         if not stat.S_ISREG(self._disk.fstat(fd).st_mode):
-            self._intruders.clear(directory, name, -1)
+            self._foreign.clear(directory, name, -1)
             return
-        entries = file.entries()
-        free.add(file, [entry.slot for entry in entries], file.reach(1))
+        entries = segment.entries()
+        free.add(segment, [entry.slot for entry in entries], segment.reach(1))
         for entry in entries:
-            yield Kept(Label(shape.identity, entry.key, shape.pool), Slot(file, entry.slot), entry.stamp)
+            yield StoredPage(Label(key.identity, entry.key, key.pool), SegmentSlot(segment, entry.slot), entry.stamp)
 
-    def _make(self, free: FreeSlots) -> PackedFile:
+    def _make_segment(self, free: FreeSlots) -> Segment:
         """Make a file whose name survives a crash."""
-        shape = free.shape
+        key = free.key
         with suppress(FileExistsError):
-            self._disk.mkdir(shape.identity.hex(), 0o700, dir_fd=self._root.fd)
+            self._disk.mkdir(key.identity.hex(), 0o700, dir_fd=self._root.fd)
         for attempt in range(NUMBERS_TAKEN_MAX):
             with self._guard:
                 number = free.new_number()
             flags = _OPEN_FLAGS | os.O_CREAT | os.O_EXCL
             try:
-                fd = self._disk.open(_path_of(shape, number), flags, 0o600, dir_fd=self._root.fd)
+                fd = self._disk.open(_path_of(key, number), flags, 0o600, dir_fd=self._root.fd)
             except FileExistsError:
                 if attempt + 1 == NUMBERS_TAKEN_MAX:
                     raise
                 continue
-            file = self._opened_as(fd, shape, number)
+            segment = self._adopt(fd, key, number)
             try:
-                self._anchor(shape)
+                self._anchor(key)
             except OSError:
                 with suppress(OSError):
-                    self._disk.unlink(_path_of(shape, number), dir_fd=self._root.fd)
+                    self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
                     with self._guard:
                         free.drop(number)
                 raise
-            return file
+            return segment
         raise AssertionError("a name was found, or the last one raised")
 
-    def _opened_as(self, fd: int, shape: Shape, number: int) -> PackedFile:
-        file = PackedFile(self._disk, fd, shape, number)
+    def _adopt(self, fd: int, key: SegmentKey, number: int) -> Segment:
+        segment = Segment(self._disk, fd, key, number)
         with self._guard:
-            self._opened.add(file)
-        return file
+            self._opened.add(segment)
+        return segment
 
-    def _anchor(self, shape: Shape) -> None:
-        fd = self._disk.open(shape.identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
+    def _anchor(self, key: SegmentKey) -> None:
+        fd = self._disk.open(key.identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
         try:
             self._disk.fsync(fd)
         finally:
-            let_go(self._disk, fd)
+            close_quietly(self._disk, fd)
         self._disk.fsync(self._root.fd)
 
 
-def _path_of(shape: Shape, number: int) -> str:
-    return f"{shape.identity.hex()}/{shape.name_of(number)}"
+def _path_of(key: SegmentKey, number: int) -> str:
+    return f"{key.identity.hex()}/{key.file_name(number)}"

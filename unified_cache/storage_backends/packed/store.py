@@ -22,24 +22,24 @@ from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
-from unified_cache.storage_backends.common.calls import Calls
-from unified_cache.storage_backends.common.lru import Recency
-from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, address_of
+from unified_cache.storage_backends.common.calls import CallsInFlight
+from unified_cache.storage_backends.common.lru import StoreLru
+from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, parse_address
 from unified_cache.storage_backends.directory.descriptors import missing_bytes, storage_error
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import UNREADABLE
 from unified_cache.storage_backends.directory.layout import check_scan
-from unified_cache.storage_backends.directory.manifests import keep_manifest, manifests_in
-from unified_cache.storage_backends.directory.root import Format, Root, open_root
+from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
+from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
-from unified_cache.storage_backends.packed.index import Batch, Index
-from unified_cache.storage_backends.packed.segment import Entry, PackedFile, Shape, Slot
-from unified_cache.storage_backends.packed.segments import Places
+from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
+from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, TableEntry
+from unified_cache.storage_backends.packed.segments import SegmentFiles
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan
 
 __all__ = ["PackedCounts", "PackedStorage", "open_url"]
 
-FORMAT = Format("packed store", 1)
+FORMAT = StoreFormat("packed store", 1)
 """Of the directory; the files in it are described in ``_packed_file``."""
 
 CALL_BYTES = 2 << 20
@@ -54,7 +54,7 @@ class PackedCounts:
     """Objects that made room."""
     declined_count: int
     """Pages not stored because there was no room under the cap or on the file system."""
-    intruders_count: int
+    foreign_count: int
     """Links, FIFOs and directories found in the place of a file."""
     unreadable_count: int
     """Objects that were there and could not be read."""
@@ -72,14 +72,16 @@ class PackedStorage:
     Thread-safe. Pages are read and written outside the guards.
     """
 
-    def __init__(self, root: Root, places: Places, index: Index, stamps: Stamps, free_bytes_min: int) -> None:
-        """``places`` are those of ``root``, ``index`` knows what is in them."""
+    def __init__(
+        self, root: StoreRoot, segments: SegmentFiles, index: PageIndex, stamps: Stamps, free_bytes_min: int
+    ) -> None:
+        """``segments`` are those of ``root``, ``index`` knows what is in them."""
         self._root = root
-        self._places = places
+        self._segments = segments
         self._index = index
         self._stamps = stamps
         self._free_bytes_min = free_bytes_min
-        self._calls = Calls(f"the packed store in {root.path}")
+        self._calls = CallsInFlight(f"the packed store in {root.path}")
 
     @classmethod
     def open(
@@ -103,14 +105,14 @@ class PackedStorage:
             ConfigError: bytes_max or free_bytes_min is negative.
             StorageError: the directory cannot be used, is not ours, or is open already, see its message.
         """
-        index = Index(Recency(bytes_max))
+        index = PageIndex(StoreLru(bytes_max))
         if free_bytes_min < 0:
             raise ConfigError(f"free_bytes_min must not be negative, found {free_bytes_min}")
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
-        places = Places(root)
+        segments = SegmentFiles(root)
         try:
             root.disk.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            kept = places.find()
+            found = segments.find()
         except BlockingIOError as error:
             root.close()
             raise StorageError(
@@ -119,13 +121,13 @@ class PackedStorage:
                 retryable=True,
             ) from error
         except OSError as error:
-            places.close()
+            segments.close()
             root.close()
             raise storage_error(error, f"cannot read the packed store in {path}") from error
-        kept.sort(key=lambda each: each.stamp)
-        stamps = Stamps(clock, kept[-1].stamp if kept else 0, notes_reads=notes_reads)
-        storage = cls(root, places, index, stamps, free_bytes_min)
-        storage._let_go(index.fill((label, slot) for label, slot, _ in kept))
+        found.sort(key=lambda each: each.stamp)
+        stamps = Stamps(clock, found[-1].stamp if found else 0, notes_reads=notes_reads)
+        storage = cls(root, segments, index, stamps, free_bytes_min)
+        storage._free_quietly(index.fill((label, slot) for label, slot, _ in found))
         return storage
 
     @property
@@ -145,7 +147,7 @@ class PackedStorage:
         return PackedCounts(
             evicted_count=self._index.evicted_count,
             declined_count=self._index.declined_count,
-            intruders_count=self._places.intruders_count,
+            foreign_count=self._segments.foreign_count,
             unreadable_count=self._index.unreadable_count,
         )
 
@@ -162,7 +164,7 @@ class PackedStorage:
             StorageError: the manifest that is there says something else under the same digest, or a fault.
         """
         with self._calls:
-            keep_manifest(self._root, manifest)
+            write_manifest(self._root, manifest)
             self._index.learn(manifest)
 
     def exists(self, labels: Sequence[Label]) -> list[bool]:
@@ -175,15 +177,15 @@ class PackedStorage:
         with self._calls:
             slots, gone = self._index.look_up(pages)
             if gone:
-                self._let_go(gone)
+                self._free_quietly(gone)
             hits = [False] * len(pages)
-            unreadable: dict[Label, Slot] = {}
+            unreadable: dict[Label, SegmentSlot] = {}
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
                 label = pages[number].label
                 try:
-                    is_whole = slot.file.read(slot.number, pages[number].buffers)
+                    is_whole = slot.segment.read(slot.number, pages[number].buffers)
                 except OSError as error:
                     if error.errno not in UNREADABLE:
                         raise self._cannot("read", label, error) from error
@@ -211,7 +213,7 @@ class PackedStorage:
         """
         with self._calls:
             batch = self._index.begin(pages, self._stamps.new(len(pages)))
-            self._let_go(batch.gone)
+            self._free_quietly(batch.gone)
             self._keep_free(batch)
             try:
                 self._write(batch, durable=level is Level.DURABLE)
@@ -227,7 +229,7 @@ class PackedStorage:
             except OSError as error:
                 raise storage_error(error, f"cannot store pages in {self._root.path}") from error
             finally:
-                self._let_go(spare)
+                self._free_quietly(spare)
             if len(batch.fresh) < len(pages):
                 self._stamp(self._stamps.note(pages, batch.refreshed(), batch.stamp))
             return batch.stored
@@ -243,8 +245,8 @@ class PackedStorage:
                 self._index.find(label)
             count, gone, unreadable = self._index.forget(labels)
             try:
-                self._places.clear(unreadable)
-                self._places.free(gone)
+                self._segments.clear(unreadable)
+                self._segments.free(gone)
             except OSError as error:
                 raise storage_error(error, f"cannot remove objects from {self._root.path}") from error
             return count
@@ -266,7 +268,7 @@ class PackedStorage:
             StorageError: the directory cannot be listed.
         """
         with self._calls:
-            return manifests_in(self._root)
+            return read_manifests(self._root)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare times of use; None without objects. Linear in objects.
@@ -277,7 +279,7 @@ class PackedStorage:
         with self._calls:
             self._stamp(self._stamps.take())
             try:
-                times = self._places.used_ns(identity)
+                times = self._segments.used_ns(identity)
             except OSError as error:
                 raise storage_error(error, f"cannot read the tables in {self._root.path}") from error
             return UsedBetween(min(times), max(times)) if times else None
@@ -286,84 +288,84 @@ class PackedStorage:
         """Wait for calls in flight, write times of use, give free room back, let go of every descriptor."""
         if self._calls.close():
             self._stamp(self._stamps.take())
-            self._places.close()
+            self._segments.close()
             with suppress(OSError):
                 # A child that was forked has the descriptor too, and would keep the lock.
                 self._root.disk.flock(self._root.fd, fcntl.LOCK_UN)
             self._root.close()
 
-    def _keep_free(self, batch: Batch) -> None:
+    def _keep_free(self, batch: PutBatch) -> None:
         """Decline the last pages where all would leave the file system too little room."""
         if not self._free_bytes_min or not batch.fresh:
             return
-        shapes = {label: batch.shape_of(label) for label in batch.fresh}
-        most_bytes = sum([shape.slot_bytes for shape in shapes.values()])
+        segment_keys = {label: batch.segment_key_of(label) for label in batch.fresh}
+        most_bytes = sum([segment_key.slot_bytes for segment_key in segment_keys.values()])
         if missing_bytes(self._root.disk, self._root.fd, most_bytes + self._free_bytes_min) <= 0:
             return
-        wanted = Counter(shapes.values())
-        new_bytes = self._places.new_bytes(wanted)
+        wanted = Counter(segment_keys.values())
+        new_bytes = self._segments.new_bytes(wanted)
         short_bytes = missing_bytes(self._root.disk, self._root.fd, new_bytes + self._free_bytes_min)
         declined: list[Label] = []
-        for label in reversed(shapes):
+        for label in reversed(segment_keys):
             if short_bytes <= 0:
                 break
             declined.append(label)
-            wanted[shapes[label]] -= 1
-            less_bytes = self._places.new_bytes(wanted)
+            wanted[segment_keys[label]] -= 1
+            less_bytes = self._segments.new_bytes(wanted)
             short_bytes -= new_bytes - less_bytes
             new_bytes = less_bytes
         self._index.decline(batch, declined)
 
-    def _write(self, batch: Batch, *, durable: bool) -> None:
+    def _write(self, batch: PutBatch, *, durable: bool) -> None:
         """Write what is not there, then say where it is."""
-        shapes: dict[Shape, list[Label]] = {}
+        segment_keys: dict[SegmentKey, list[Label]] = {}
         for label in batch.fresh:
-            shapes.setdefault(batch.shape_of(label), []).append(label)
-        for shape, labels in shapes.items():
-            batch.written.update(zip(labels, self._places.take(shape, len(labels)), strict=True))
+            segment_keys.setdefault(batch.segment_key_of(label), []).append(label)
+        for segment_key, labels in segment_keys.items():
+            batch.written.update(zip(labels, self._segments.take(segment_key, len(labels)), strict=True))
         for label, slot in batch.written.items():
-            slot.file.write(slot.number, batch.pages[batch.fresh[label]].buffers)
-        entries: dict[PackedFile, list[Entry]] = {}
+            slot.segment.write(slot.number, batch.pages[batch.fresh[label]].buffers)
+        entries: dict[Segment, list[TableEntry]] = {}
         for label, slot in batch.written.items():
-            entry = Entry(slot.number, label.key, batch.stamp - batch.fresh[label])
-            entries.setdefault(slot.file, []).append(entry)
+            entry = TableEntry(slot.number, label.key, batch.stamp - batch.fresh[label])
+            entries.setdefault(slot.segment, []).append(entry)
         if durable:
             _sync(entries)
         batch.is_entered = True
-        for file, inside in entries.items():
-            file.enter(sorted(inside))
+        for segment, inside in entries.items():
+            segment.enter(sorted(inside))
         if durable:
             _sync(entries)
             self._sync_others(batch, entries)
 
-    def _sync_others(self, batch: Batch, synced: Container[PackedFile]) -> None:
+    def _sync_others(self, batch: PutBatch, synced: Container[Segment]) -> None:
         """Sync pages that another put stored, before or meanwhile, but in ``synced``: maybe they are CACHED alone."""
-        others: dict[PackedFile, list[tuple[Label, Slot]]] = {}
+        others: dict[Segment, list[tuple[Label, SegmentSlot]]] = {}
         for page in batch.pages:
             slot = self._index.find(page.label)
-            if slot is not None and slot.file not in synced:
-                others.setdefault(slot.file, []).append((page.label, slot))
-        for file, there in others.items():
+            if slot is not None and slot.segment not in synced:
+                others.setdefault(slot.segment, []).append((page.label, slot))
+        for segment, there in others.items():
             try:
-                file.sync()
+                segment.sync()
             except FileNotFoundError:
                 # A file that its last page has left is removed; one from under a page that is there is a fault.
                 if any(self._index.find(label) is slot for label, slot in there):
                     raise
 
-    def _abandon(self, batch: Batch) -> None:
+    def _abandon(self, batch: PutBatch) -> None:
         """Leave nothing of pages that could not be written."""
         self._index.abandon(batch)
         if batch.is_entered:
-            self._let_go(list(batch.written.values()))
+            self._free_quietly(list(batch.written.values()))
         else:
-            self._places.give(list(batch.written.values()))
+            self._segments.give(list(batch.written.values()))
 
-    def _let_go(self, slots: Sequence[Slot]) -> None:
+    def _free_quietly(self, slots: Sequence[SegmentSlot]) -> None:
         """Free slots. What the tables do not take stays as it is until the store is opened again."""
         if slots:
             with suppress(OSError):
-                self._places.free(slots)
+                self._segments.free(slots)
 
     def _stamp(self, stamps: Mapping[Label, int]) -> None:
         """Write when pages were read. A time that cannot be written costs order after a restart, no page."""
@@ -371,18 +373,18 @@ class PackedStorage:
             slot = self._index.find(label)
             if slot is not None:
                 with suppress(OSError):
-                    slot.file.use(slot.number, stamp)
+                    slot.segment.use(slot.number, stamp)
 
     def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
         return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
 
 
-def _sync(files: Iterable[PackedFile]) -> None:
-    for file in files:
-        file.sync()
+def _sync(segments: Iterable[Segment]) -> None:
+    for segment in segments:
+        segment.sync()
 
 
 def open_url(rest: str, bytes_max: int | None) -> PackedStorage:
     """Open ``packed:DIR`` or ``packed:DIR?free=SIZE``, see ``file_address``."""
-    address = address_of(rest, "packed")
+    address = parse_address(rest, "packed")
     return PackedStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)

@@ -24,7 +24,7 @@ from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.calls import Calls
+from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
 from unified_cache.storage_backends.remote.rendezvous import Placing
@@ -89,7 +89,7 @@ class RemoteStorage:
         self._sleep = sleep
         self._rng = rng
         self._manifests: dict[bytes, Manifest] = {}
-        self._calls = Calls(f"the service at {','.join(options.servers)}")
+        self._calls = CallsInFlight(f"the service at {','.join(options.servers)}")
 
     @classmethod
     def open(

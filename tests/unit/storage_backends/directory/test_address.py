@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.files import put
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, FileAddress, address_of
+from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, DirectoryAddress, parse_address
 from unified_cache.storage_backends.file.store import open_url
 
 
@@ -30,19 +30,19 @@ from unified_cache.storage_backends.file.store import open_url
 def test_an_address_names_a_directory_and_the_free_space_to_leave(
     rest: str, directory: str, free_bytes_min: int
 ) -> None:
-    assert address_of(rest) == FileAddress(Path(directory), free_bytes_min)
+    assert parse_address(rest) == DirectoryAddress(Path(directory), free_bytes_min)
 
 
 @pytest.mark.parametrize("rest", ["", "?", "?free=1GiB"])
 def test_an_address_without_a_directory_is_refused(rest: str) -> None:
     with pytest.raises(ConfigError, match="file: needs a directory"):
-        address_of(rest)
+        parse_address(rest)
 
 
 @pytest.mark.parametrize("rest", ["pages?size=1", "pages?free", "pages?name", "pages?free=1&free=2", "a?FREE=1"])
 def test_an_unknown_option_is_refused_by_its_name(rest: str) -> None:
     with pytest.raises(ConfigError, match=r"free=SIZE alone|free= of file:"):
-        address_of(rest)
+        parse_address(rest)
 
 
 @pytest.mark.parametrize("size", ["", "-1", "1.5GiB", "1GB", "1 GiB", "GiB", "1gib", "0x10", "\u0661", "9" * 19])

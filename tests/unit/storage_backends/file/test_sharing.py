@@ -16,7 +16,7 @@ from tests.support.budget import examples
 from tests.support.files import FaultyDisk, bytes_in, object_paths, path_of, put
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
-from unified_cache.storage_backends.file.journal import FILE_BYTES_MAX, FILES_BEHIND_MAX, Change, Journal
+from unified_cache.storage_backends.file.journal import FILE_BYTES_MAX, FILES_BEHIND_MAX, Journal, JournalLine
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
@@ -227,13 +227,15 @@ def journals(directory: Path, count: int) -> list[Journal]:
     return opened
 
 
-def lines(start: int, count: int) -> list[Change]:
-    return [Change(label(number % 50), None if number % 3 == 0 else number) for number in range(start, start + count)]
+def lines(start: int, count: int) -> list[JournalLine]:
+    return [
+        JournalLine(label(number % 50), None if number % 3 == 0 else number) for number in range(start, start + count)
+    ]
 
 
 def test_everybody_comes_to_the_same_state_across_files(tmp_path: Path) -> None:
     one, two, three = journals(tmp_path, 3)
-    seen: dict[Journal, list[Change]] = {journal: [] for journal in (one, two, three)}
+    seen: dict[Journal, list[JournalLine]] = {journal: [] for journal in (one, two, three)}
     choice = random.Random(3)
     number = 0
     for _ in range(400):

@@ -164,7 +164,7 @@ def test_an_intruder_in_the_place_of_an_object_is_a_miss_and_is_cleared_away(
     put(storage, [1])
     intrude(path_of(root, label(1)), root)
     assert storage.get([blank_page(label(1))]) == [False]
-    assert storage.counts.intruders_count == 1
+    assert storage.counts.foreign_count == 1
     assert storage.exists([label(1)]) == [False]
     assert not os.path.lexists(path_of(root, label(1)))
     assert put(storage, [1], level) == [True]
@@ -182,7 +182,7 @@ def test_a_file_of_another_length_is_a_miss_for_more_buffers_than_one_call_takes
     assert storage.get([blank_page(named, page_bytes, every_byte)]) == [True]
     os.truncate(path_of(root, named), page_bytes + change_bytes)
     assert storage.get([blank_page(named, page_bytes, every_byte)]) == [False]
-    assert storage.counts.intruders_count == 1
+    assert storage.counts.foreign_count == 1
 
 
 @pytest.mark.parametrize("intrude", INTRUSIONS)

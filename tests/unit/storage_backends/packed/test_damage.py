@@ -274,7 +274,7 @@ def test_an_intruder_in_the_place_of_a_file_is_cleared_away(
     pack = pack.with_name(f"kv.{PAGE_BYTES}.{number}.pack")
     make(pack)
     with closing(opened(root)) as storage:
-        assert storage.counts.intruders_count == 1
+        assert storage.counts.foreign_count == 1
         assert not os.path.lexists(pack)
         assert put(storage, PAGES) == [True] * 3
     check_recovery(root, [True] * 3)
@@ -296,7 +296,7 @@ def test_an_object_that_cannot_be_read_is_a_miss_and_its_slot_is_used_no_more_be
         assert storage.exists([label(1)]) == [False]
         put(storage, range(1, 12))
         assert hits(storage, range(12)) == [True] * 12
-        assert [slot.number for slot in storage._index._slots.values() if slot.file.number == 1].count(1) == 0
+        assert [slot.number for slot in storage._index._slots.values() if slot.segment.number == 1].count(1) == 0
         storage.remove([label(number) for number in range(12)])
     assert pack.exists()
     with closing(opened(root)) as storage:
@@ -370,7 +370,7 @@ def test_a_put_in_which_any_one_call_fails_leaves_nothing_of_its_batch_and_loses
             assert hits(storage, range(14)) == [True] * 14
             storage.remove([label(each) for each in batch])
             assert {slot.number for slot in storage._index._slots.values()} == {0, 1, 2}
-            assert sum(len(free._idle) for free in storage._places._free.values()) == 11
+            assert sum(len(free._idle) for free in storage._segments._free.values()) == 11
         assert descriptors(root) == []
         with closing(opened(root)) as storage:
             assert hits(storage, range(14)) == [True] * 3 + [False] * 11

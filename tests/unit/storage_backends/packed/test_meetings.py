@@ -75,7 +75,7 @@ def test_a_durable_put_does_not_mind_that_a_page_which_was_there_goes_meanwhile_
 ) -> None:
     there = label(2)._replace(pool=OTHER)
     storage.put([sealed_page(there)], Level.CACHED)
-    monkeypatch.setattr(storage._places, "_idle_bytes_max", 0)
+    monkeypatch.setattr(storage._segments, "_idle_bytes_max", 0)
     disk.meetings[3] = lambda: storage.remove([there])
     assert storage.put([sealed_page(label(1)), sealed_page(there)], Level.DURABLE)[0]
     assert len(disk.syncs) == 3

@@ -12,14 +12,14 @@ import pytest
 from tests.support.files import FaultyDisk, descriptors, put
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.packed.free_slots import FreeSlots
-from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, PackedFile, Shape, Slot, parse_name
+from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, Segment, SegmentKey, SegmentSlot, parse_file_name
 from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, label, sealed_page
 
 IDENTITY = b"i" * 32
-SHAPE = Shape(IDENTITY, "kv", 1 << 30)
+SHAPE = SegmentKey(IDENTITY, "kv", 1 << 30)
 """Of large pages: four in a file."""
 
 SLOT_BYTES = 1152
@@ -28,14 +28,14 @@ SLOT_BYTES = 1152
 LARGE_BYTES = 4 << 20
 
 
-def new_file(free: FreeSlots, used: Sequence[int] = (), reached: int = 0) -> PackedFile:
-    file = PackedFile(Disk(), -1, SHAPE, free.new_number())
-    free.add(file, used, reached)
-    return file
+def new_segment(free: FreeSlots, used: Sequence[int] = (), reached: int = 0) -> Segment:
+    segment = Segment(Disk(), -1, SHAPE, free.new_number())
+    free.add(segment, used, reached)
+    return segment
 
 
-def places(slots: Sequence[Slot]) -> list[tuple[int, int]]:
-    return [(slot.file.number, slot.number) for slot in slots]
+def positions(slots: Sequence[SegmentSlot]) -> list[tuple[int, int]]:
+    return [(slot.segment.number, slot.number) for slot in slots]
 
 
 @pytest.fixture
@@ -48,54 +48,54 @@ def free() -> FreeSlots:
 
 def test_without_files_there_are_no_slots(free: FreeSlots) -> None:
     assert free.take(3) == []
-    assert free.take_empty_files() == []
+    assert free.take_empty_segments() == []
     assert free.idle_count == 0
 
 
 def test_a_file_has_as_many_slots_as_its_shape_says_and_the_first_go_first(free: FreeSlots) -> None:
-    new_file(free)
-    assert places(free.take(3)) == [(1, 0), (1, 1), (1, 2)]
-    assert places(free.take(3)) == [(1, 3)]
-    new_file(free)
-    assert places(free.take(9)) == [(2, 0), (2, 1), (2, 2), (2, 3)]
+    new_segment(free)
+    assert positions(free.take(3)) == [(1, 0), (1, 1), (1, 2)]
+    assert positions(free.take(3)) == [(1, 3)]
+    new_segment(free)
+    assert positions(free.take(9)) == [(2, 0), (2, 1), (2, 2), (2, 3)]
 
 
 def test_what_was_used_goes_before_what_never_was_and_the_lowest_first(free: FreeSlots) -> None:
-    new_file(free)
+    new_segment(free)
     slots = free.take(3)
     free.give([slots[2], slots[0]])
-    assert places(free.take(3)) == [(1, 0), (1, 2), (1, 3)]
+    assert positions(free.take(3)) == [(1, 0), (1, 2), (1, 3)]
 
 
 def test_what_takes_room_goes_before_what_takes_none(free: FreeSlots) -> None:
-    new_file(free)
+    new_segment(free)
     slots = free.take(4)
     free.give(slots[:1])
     free.give_emptied(free.take_idle())
     free.give(slots[2:3])
-    assert places(free.take(1)) == [(1, 2)]
-    assert places(free.take(1)) == [(1, 0)]
+    assert positions(free.take(1)) == [(1, 2)]
+    assert positions(free.take(1)) == [(1, 0)]
 
 
 def test_the_holes_of_a_file_that_was_found_are_free_and_may_take_room(free: FreeSlots) -> None:
-    new_file(free, [0, 2])
+    new_segment(free, [0, 2])
     assert free.idle_count == 1
-    assert places(free.take(9)) == [(1, 1), (1, 3)]
-    new_file(free, [0], reached=3)
+    assert positions(free.take(9)) == [(1, 1), (1, 3)]
+    new_segment(free, [0], reached=3)
     assert free.idle_count == 2
-    assert places(free.take(9)) == [(2, 1), (2, 2), (2, 3)]
+    assert positions(free.take(9)) == [(2, 1), (2, 2), (2, 3)]
 
 
 def test_no_slot_is_ever_with_two(free: FreeSlots) -> None:
     choice = random.Random(3)
-    held: list[Slot] = []
+    held: list[SegmentSlot] = []
     for _ in range(2000):
         match choice.randrange(5):
             case 0 | 1:
                 wanted = choice.randrange(6)
                 taken = free.take(wanted)
                 if len(taken) < wanted:
-                    new_file(free)
+                    new_segment(free)
                 held += taken
             case 2 | 3:
                 choice.shuffle(held)
@@ -103,15 +103,15 @@ def test_no_slot_is_ever_with_two(free: FreeSlots) -> None:
                 free.give(held[:count])
                 del held[:count]
             case _:
-                empty = free.take_empty_files()
-                assert not set(empty) & {slot.file for slot in held}
+                empty = free.take_empty_segments()
+                assert not set(empty) & {slot.segment for slot in held}
                 for file in empty:
                     free.drop(file.number)
                 free.give_emptied(free.take_idle())
-        assert len(set(places(held))) == len(held)
+        assert len(set(positions(held))) == len(held)
     free.give(held)
-    free.take_empty_files()
-    assert free.files == []
+    free.take_empty_segments()
+    assert free.segments == []
     assert free.take(1) == []
 
 
@@ -119,7 +119,7 @@ def test_no_slot_is_ever_with_two(free: FreeSlots) -> None:
 
 
 def test_idle_are_the_free_slots_that_were_used_and_not_emptied(free: FreeSlots) -> None:
-    new_file(free)
+    new_segment(free)
     slots = free.take(3)
     assert free.idle_count == 0
     free.give(slots[:2])
@@ -133,33 +133,33 @@ def test_idle_are_the_free_slots_that_were_used_and_not_emptied(free: FreeSlots)
 
 
 def test_a_slot_that_is_being_emptied_is_with_nobody(free: FreeSlots) -> None:
-    new_file(free)
+    new_segment(free)
     free.give(free.take(4))
     emptied = free.take_idle()
     assert free.take(4) == []
-    assert free.take_empty_files() == []
+    assert free.take_empty_segments() == []
     free.give_emptied(emptied)
-    assert [file.number for file in free.take_empty_files()] == [1]
+    assert [file.number for file in free.take_empty_segments()] == [1]
 
 
 def test_a_file_without_pages_is_given_away_and_one_with_a_page_is_not(free: FreeSlots) -> None:
-    files = [new_file(free) for _ in range(3)]
+    files = [new_segment(free) for _ in range(3)]
     slots = free.take(8)
     free.give(slots[:7])
-    assert sorted(file.number for file in free.take_empty_files()) == [1, 3]
-    assert free.files == files[1:2]
+    assert sorted(file.number for file in free.take_empty_segments()) == [1, 3]
+    assert free.segments == files[1:2]
     assert free.idle_count == 3
-    assert places(free.take(9)) == [(2, 0), (2, 1), (2, 2)]
+    assert positions(free.take(9)) == [(2, 0), (2, 1), (2, 2)]
 
 
 # Numbers and names
 
 
-def test_a_new_file_has_the_lowest_number_that_stands_for_none(free: FreeSlots) -> None:
-    files = [new_file(free) for _ in range(3)]
+def test_a_new_segment_has_the_lowest_number_that_stands_for_none(free: FreeSlots) -> None:
+    files = [new_segment(free) for _ in range(3)]
     assert [file.number for file in files] == [1, 2, 3]
     free.keep(4)
-    free.take_empty_files()
+    free.take_empty_segments()
     assert free.new_number() == 5
     free.drop(2)
     assert [free.new_number(), free.new_number()] == [2, 6]
@@ -168,8 +168,8 @@ def test_a_new_file_has_the_lowest_number_that_stands_for_none(free: FreeSlots) 
 @pytest.mark.parametrize("object_bytes", [0, 1, 1128, 8 * BLOCK_BYTES, 5 << 30])
 @pytest.mark.parametrize("number", [1, 999_999_999])
 def test_a_name_is_read_back_into_what_it_was_made_of(object_bytes: int, number: int) -> None:
-    shape = Shape(IDENTITY, "kv_index", object_bytes)
-    assert parse_name(IDENTITY, shape.name_of(number)) == (shape, number)
+    shape = SegmentKey(IDENTITY, "kv_index", object_bytes)
+    assert parse_file_name(IDENTITY, shape.file_name(number)) == (shape, number)
 
 
 @pytest.mark.parametrize(
@@ -177,17 +177,17 @@ def test_a_name_is_read_back_into_what_it_was_made_of(object_bytes: int, number:
     ["manifest.json", "kv.1128.pack", "KV.1128.1.pack", "kv.1128.1.pack.bak", "kv.-1.1.pack", ".1128.1.pack", "0"],
 )
 def test_other_names_are_of_no_file(name: str) -> None:
-    assert parse_name(IDENTITY, name) is None
+    assert parse_file_name(IDENTITY, name) is None
 
 
 @pytest.mark.parametrize("name", ["kv.1128.01.pack", "kv.01128.1.pack"])
 def test_a_second_way_to_write_a_name_is_none(name: str) -> None:
-    assert parse_name(IDENTITY, name) is None
+    assert parse_file_name(IDENTITY, name) is None
 
 
 @pytest.mark.parametrize("object_bytes", [0, 1, 127, 1128, 32_767, 32_768, 100_000, 1 << 22, 5 << 30])
 def test_slots_have_room_for_their_page_and_waste_less_than_an_eighth_of_what_is_large(object_bytes: int) -> None:
-    shape = Shape(IDENTITY, "kv", object_bytes)
+    shape = SegmentKey(IDENTITY, "kv", object_bytes)
     assert object_bytes <= shape.slot_bytes <= max(object_bytes * 9 // 8, object_bytes + 128)
     assert shape.slot_bytes % (BLOCK_BYTES if object_bytes >= 8 * BLOCK_BYTES else 1) == 0
     assert shape.slots_count >= 1

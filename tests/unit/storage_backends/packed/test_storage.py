@@ -152,7 +152,7 @@ def test_pages_in_slots_used_before_survive_a_restart_whatever_room_these_took(s
     with closing(opened(root)) as storage:
         put(storage, range(10))
         storage.remove([label(5)])
-        storage._places.give_back()
+        storage._segments.give_back()
         storage.remove([label(3), label(9 - spare)])
         assert put(storage, [20, 21, 22], Level.DURABLE) == [True] * 3
     with closing(opened(root)) as storage:
