@@ -351,7 +351,7 @@ class UnifiedCache:
         return self._controller.cancel(operation)
 
     def poll(self) -> list[Operation]:
-        """Let transfers go on whose bytes have moved; return those that are over. Results appear only here.
+        """Let transfers go on whose bytes have moved; return those that are over, each once.
 
         Raises:
             RankLostError: of several ranks, one no longer answers; told once. From now on nothing is moved any more.
@@ -362,14 +362,15 @@ class UnifiedCache:
         return over
 
     def wait_all(self, timeout_s: float) -> list[Operation]:
-        """Poll until no transfer is under way; return those that ended.
+        """Poll until no transfer is under way and no backup is due; return the transfers that are over, as ``poll``.
 
         Raises:
-            SettleTimeoutError: some still are after ``timeout_s``; they go on all the same.
+            WaitTimeoutError: some still are after ``timeout_s``; they go on, and ``poll`` returns them.
             RankLostError: as ``poll``.
         """
         self._enter()
-        return self._controller.wait_all(timeout_s)
+        self._wait_and_back_up(timeout_s)
+        return self._controller.take_completed()
 
     # ---- storage ---------------------------------------------------------------------------------------------
 
@@ -401,8 +402,10 @@ class UnifiedCache:
         tier = self._storage
         self._storage = self._transfers.storage = None
         self._controller.stop_all()
-        with suppress(WaitTimeoutError, RankLostError):  # what does not end in time is named below
+        try:
             self._controller.wait_all(self.config.close_timeout_s)
+        except (WaitTimeoutError, RankLostError):
+            return tier.close_after_calls(self.config.close_timeout_s)
         return tier.close()
 
     def clear_storage(self) -> Operation | None:
@@ -448,11 +451,11 @@ class UnifiedCache:
         Call it when no request runs: locks and arrivals that are out become void, and the slots they pinned are free.
 
         Raises:
-            SettleTimeoutError: a transfer does not end within ``config.close_timeout_s``; nothing was forgotten.
+            WaitTimeoutError: a transfer does not end within ``config.close_timeout_s``; nothing was forgotten.
         """
         self._enter()
         self._controller.leave_all()
-        self.wait_all(self.config.close_timeout_s)
+        self._controller.wait_all(self.config.close_timeout_s)
         self._ledger.clear()
 
     def check(self) -> None:
@@ -462,8 +465,9 @@ class UnifiedCache:
     def close(self) -> list[str]:
         """End transfers and workers, then storage; return the names of workers that hang, which is rare and bad.
 
-        Where there is storage, what the write policy has put off is stored first, as far as there is time. Waits at
-        most ``config.close_timeout_s``, twice. A second call does nothing.
+        Where there is storage, what the write policy has put off is stored first, as far as there is time. A store that
+        a worker hangs in is closed once it has returned. Waits at most ``config.close_timeout_s``, three times. Once
+        more does nothing.
         """
         if self._closed:
             return []
@@ -473,16 +477,13 @@ class UnifiedCache:
         if self._storage is not None:
             self._backups.give_up_waiting()
             self._back_up_due()
-        deadline_s = time.monotonic() + timeout_s
         with suppress(WaitTimeoutError, RankLostError):  # what does not end in time is named below
-            self._controller.wait_all(timeout_s)
-            while self._back_up_due():
-                self._controller.wait_all(deadline_s - time.monotonic())
+            self._wait_and_back_up(timeout_s)
         self._closed = True
         stuck = self._controller.close(timeout_s)
-        if self._storage is not None and not stuck:
-            stuck = self._storage.close()
-        return stuck
+        if self._storage is None:
+            return stuck
+        return stuck + (self._storage.close_after_calls(timeout_s) if stuck else self._storage.close())
 
     def __enter__(self) -> "UnifiedCache":
         return self
@@ -495,6 +496,13 @@ class UnifiedCache:
             raise OwnerThreadError("a cache may be called only from the thread that opened it")
         if self._closed:
             raise ClosedError("the cache is closed")
+
+    def _wait_and_back_up(self, timeout_s: float) -> None:
+        """Wait until no transfer is under way, starting the backups that are due as there is room for them."""
+        deadline_s = time.monotonic() + timeout_s
+        self._controller.wait_all(timeout_s)
+        while self._back_up_due():
+            self._controller.wait_all(deadline_s - time.monotonic())
 
     def _back_up_due(self) -> bool:
         """Start what the write policy asks for, as far as not too much is under way; tell whether that was anything."""

@@ -14,10 +14,11 @@ A miss, a full pool and "not yet" are return values, never exceptions.
     ├── StateError             the call is right, the moment or the place is not
     │   ├── ClosedError        the cache or the store was closed
     │   ├── OwnerThreadError   called from another thread than the owner's
-    │   └── SettleTimeoutError transfers did not finish in the time given
+    │   └── WaitTimeoutError   transfers did not finish in the time given
     ├── CopyError              bytes could not be moved between device and host
     ├── CancelledError         a transfer was ended before its time
     ├── OperationTimeoutError  a transfer took longer than it may
+    ├── InternalError          a transfer raised what no part of this package raises on purpose: a bug, and the cause
     ├── RankError              something failed on a rank, and so on every rank of its group
     │   └── RankLostError      a rank died, does not answer, or is out of step: nothing can be agreed on any more
     └── StorageError           a storage backend failed; a miss is not a failure
@@ -35,6 +36,7 @@ __all__ = [
     "ConfigError",
     "CopyError",
     "InputError",
+    "InternalError",
     "LayoutError",
     "LockError",
     "OperationTimeoutError",
@@ -115,6 +117,10 @@ class CancelledError(CacheError):
 
 class OperationTimeoutError(CacheError):
     """A transfer took longer than it may; nothing of it was kept."""
+
+
+class InternalError(CacheError):
+    """A transfer raised what no part of this package raises on purpose; its ``__cause__`` is the bug to report."""
 
 
 class RankError(CacheError):

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.support.cache import ToyEngine, toy_layout
 from unified_cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, Operation
+from unified_cache.controller import InlineWorkers, Operation, Workers
 from unified_cache.controller.operation import Job
 from unified_cache.controller.workers import Finished, run_job
 from unified_cache.page import Prompt
@@ -58,7 +58,7 @@ class UnreturnedCall:
         return self.returned
 
 
-def engine(storage: MemoryStorage | None = None, *, host: int = 12, workers: Stepped | None = None) -> ToyEngine:
+def engine(storage: MemoryStorage | None = None, *, host: int = 12, workers: Workers | None = None) -> ToyEngine:
     return ToyEngine(
         toy_layout(SPANS, PAGE), (12, 8), (host, host and 8), storage, InlineWorkers() if workers is None else workers
     )

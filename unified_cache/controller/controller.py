@@ -121,10 +121,11 @@ class Controller:
         now_s = self._clock()
         operation = Operation(kind, steps, now_s + self._timeout_s, now_s + patience_s)
         job = operation.advance(None)
-        if job is not None:
+        if job is None:
+            self._completed.append(operation)
+        else:
             self._live[operation] = None
             self._workers.submit(operation, job)
-        self.failed_count += operation.error is not None
         return operation
 
     def cancel(self, operation: Operation) -> bool:
@@ -147,22 +148,29 @@ class Controller:
             operation.followers.clear()
 
     def poll(self) -> list[Operation]:
-        """Let operations go on whose job has ended on every rank; return those whose outcome is known now.
+        """Let operations go on whose job has ended on every rank; return those whose outcome has become known.
 
-        Waits for no job; while something is live, for the other ranks to poll.
+        Each operation is returned once, also one that was over when ``start`` returned. Waits for no job; while
+        something is live, for the other ranks to poll.
 
         Raises:
             RankLostError: another rank did not; told once. Every operation has failed, and no other will start.
         """
         if self._live:
             self._look(0, has_time=True)
-        return self._take_told()
+        return self.take_completed()
 
-    def wait_all(self, timeout_s: float) -> list[Operation]:
-        """Poll until nothing is live; return the operations whose outcome became known.
+    def take_completed(self) -> list[Operation]:
+        """Return the operations whose outcome has become known and that no call has returned yet."""
+        completed, self._completed = self._completed, []
+        self.failed_count += sum(operation.error is not None for operation in completed)
+        return completed
+
+    def wait_all(self, timeout_s: float) -> None:
+        """Let operations go on until nothing is live; ``take_completed`` or ``poll`` returns them.
 
         Raises:
-            SettleTimeoutError: something still is after ``timeout_s`` on some rank; it goes on all the same.
+            WaitTimeoutError: something still is after ``timeout_s`` on some rank; it goes on all the same.
             RankLostError: as ``poll``.
         """
         deadline = self._clock() + timeout_s
@@ -171,7 +179,6 @@ class Controller:
             if not self._look(self._wait_s(left_s), has_time=left_s > 0) and self._live:
                 kinds = sorted(operation.kind.value for operation in self._live)
                 raise WaitTimeoutError(f"{len(kinds)} operations still run after {timeout_s} s: {', '.join(kinds)}")
-        return self._take_told()
 
     def close(self, timeout_s: float) -> list[str]:
         """Let running jobs end, give back what operations hold, stop the workers; name those that are stuck.
@@ -285,22 +292,19 @@ class Controller:
     def _go_on(self, operation: Operation, error: CacheError | None) -> None:
         was_running = operation.state is OperationState.RUNNING
         del self._ended[operation]
-        job = operation.advance(error)
+        try:
+            job = operation.advance(error)
+        finally:
+            if operation.is_released:
+                del self._live[operation]
+                if was_running:
+                    self._completed.append(operation)
         if job is not None:
             self._workers.submit(operation, job)
-            return
-        del self._live[operation]
-        if was_running:
-            self._completed.append(operation)
 
     def _let_go(self, operation: Operation) -> None:
         del self._live[operation], self._ended[operation]
         operation.release()
-
-    def _take_told(self) -> list[Operation]:
-        told, self._completed = self._completed, []
-        self.failed_count += sum(operation.error is not None for operation in told)
-        return told
 
 
 def in_use(operation: Operation, error: CacheError | None) -> bool:

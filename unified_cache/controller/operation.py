@@ -9,7 +9,7 @@ from collections.abc import Generator
 from enum import Enum
 from typing import Protocol
 
-from unified_cache.errors import CacheError
+from unified_cache.errors import CacheError, InternalError
 
 __all__ = ["Job", "JobQueue", "Operation", "OperationState", "Steps", "TransferKind"]
 
@@ -116,7 +116,8 @@ class Operation:
     def advance(self, error: CacheError | None) -> Job | None:
         """Go on after a job that ended with ``error`` or well; return the next job, None if this was the end.
 
-        Runs on the owner's thread. An outcome that has been told stays what it was.
+        Runs on the owner's thread. An outcome that has been told stays what it was. Whatever its steps raise ends it,
+        and has given back what it held on its way out.
         """
         self.job = None
         try:
@@ -129,6 +130,14 @@ class Operation:
         except CacheError as failure:
             self.is_released = True
             self.set_outcome(OperationState.FAILED, failure)
+            return None
+        except BaseException as bug:
+            self.is_released = True
+            reason = InternalError(f"the {self.kind.value} raised {type(bug).__name__}: {bug}")
+            reason.__cause__ = bug
+            self.set_outcome(OperationState.FAILED, reason)
+            if not isinstance(bug, Exception):
+                raise
             return None
         self.job = job
         if self._stopping:
@@ -150,5 +159,7 @@ class Operation:
     def release(self) -> None:
         """Give back what it holds. No job of it may be running, and no store may use its pages."""
         self.job = None
-        self._steps.close()
-        self.is_released = True
+        try:
+            self._steps.close()
+        finally:
+            self.is_released = True

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Thread
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +74,17 @@ class StorageTier:
         except StorageTimeoutError as error:
             return [str(error)]
         return []
+
+    def close_after_calls(self, timeout_s: float) -> list[str]:
+        """Close the store on a thread of its own and wait for it at most ``timeout_s``; name what hangs, as ``close``.
+
+        For a store that is still in a call: it is closed once it has returned, without the caller if need be.
+        """
+        named: list[str] = []
+        closing = Thread(target=lambda: named.extend(self.close()), name="close of the store", daemon=True)
+        closing.start()
+        closing.join(timeout_s)
+        return [closing.name] if closing.is_alive() else named
 
     def pools(self, component: int) -> tuple[PoolSpec, ...]:
         """Return the pools of a component that have objects."""

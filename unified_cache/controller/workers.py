@@ -1,6 +1,7 @@
 """Who runs jobs: threads, or the owner itself for a deterministic run."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from queue import Empty, SimpleQueue
@@ -40,7 +41,8 @@ def run_job(job: Job) -> CacheError | None:
         job.run()
     except CacheError as error:
         return error
-    except Exception as error:  # the edge: other people's code runs here, and the thread must live
+    except BaseException as error:  # the edge: other people's code runs here (a panic of a native library is no
+        # Exception), and the thread must live
         reason = f"{type(error).__name__} in a transfer: {error}"
         in_storage = job.queue is JobQueue.STORAGE
         failure: CacheError = StorageError(reason, retryable=False) if in_storage else CopyError(reason)
@@ -58,8 +60,15 @@ class InlineWorkers:
         self._finished: deque[Finished] = deque()
 
     def submit(self, operation: Operation, job: Job) -> None:
-        """Run ``job`` now; its operation goes on at the next ``finished``."""
-        self._finished.append((operation, run_job(job)))
+        """Run ``job`` now; its operation goes on at the next ``finished``.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: they came while the job ran, on the caller's thread. The job has failed.
+        """
+        failure = run_job(job)
+        self._finished.append((operation, failure))
+        if failure is not None and isinstance(failure.__cause__, (KeyboardInterrupt, SystemExit)):
+            raise failure.__cause__
 
     def finished(self, timeout_s: float) -> list[Finished]:
         """Return all jobs run since the last call; never waits, there is nothing to wait for."""
@@ -112,11 +121,12 @@ class ThreadWorkers:
             return finished
 
     def close(self, timeout_s: float) -> list[str]:
-        """Let queued jobs end and stop the threads; name those that did not stop in time."""
+        """Let queued jobs end and stop the threads; name those that did not stop within ``timeout_s``, all together."""
         for kind, _ in self._threads:
             self._queues[kind].put(None)
+        deadline_s = time.monotonic() + timeout_s
         for _, thread in self._threads:
-            thread.join(timeout_s / len(self._threads))
+            thread.join(max(0, deadline_s - time.monotonic()))
         return [thread.name for _, thread in self._threads if thread.is_alive()]
 
     def _work(self, kind: JobQueue) -> None:

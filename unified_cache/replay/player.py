@@ -149,7 +149,7 @@ class Player:
 
         Raises:
             StorageError, CopyError: one failed, ``started`` or another.
-            SettleTimeoutError: one does not end.
+            WaitTimeoutError: one does not end.
 
         """
         ended = self.cache.wait_all(SETTLE_TIMEOUT_S)

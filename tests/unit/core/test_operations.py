@@ -1,8 +1,8 @@
 """A transfer's life: cancelled, late, stopped, in quarantine, detached."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from threading import Event
+from dataclasses import dataclass, replace
+from threading import Event, Timer
 
 import pytest
 
@@ -22,9 +22,10 @@ from tests.support.operations import (
 )
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, Prefetching, StorageGuard
-from unified_cache.controller import InlineWorkers, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, OperationState, ThreadWorkers, TransferKind
 from unified_cache.errors import (
     CancelledError,
+    InternalError,
     OperationTimeoutError,
     StateError,
     StorageError,
@@ -32,7 +33,9 @@ from unified_cache.errors import (
     WaitTimeoutError,
 )
 from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.pool import Pages, Tier
+from unified_cache.ranks import LocalRanks
+from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.window import SPAN_ALL
@@ -78,6 +81,78 @@ def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
     toy.cache.wait_all(1)
     toy.cache.reset()
     return toy, prompt
+
+
+# ---- what nobody raises on purpose -------------------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    """As a native library raises it: no ``Exception``."""
+
+
+@dataclass
+class FailingRanks(LocalRanks):
+    """A group of one whose agreements raise what nobody expects."""
+
+    error: BaseException
+
+    def agree(self, mine: Pages) -> Pages:
+        raise self.error
+
+
+@pytest.mark.parametrize("kind", [TransferKind.BACKUP, TransferKind.PREFETCH])
+def test_a_foreign_exception_in_a_transfer_fails_it_gives_all_back_and_is_told(kind: TransferKind) -> None:
+    store = MemoryStorage()
+    filled(store)
+    toy = engine(store)
+    cache = toy.cache
+    bug = ZeroDivisionError("out of order")
+    cache._transfers._ranks = FailingRanks(bug)
+    if kind is TransferKind.BACKUP:  # over when it has hardly begun
+        operation = started(cache.backup(serve(toy, 4)))
+    else:  # with a job behind it
+        operation = started(cache.prefetch(cache.prompt(tokens(6))))
+        assert operation.state is OperationState.RUNNING
+    assert cache.poll() == [operation]
+    assert operation.state is OperationState.FAILED
+    assert isinstance(operation.error, InternalError)
+    assert operation.error.__cause__ is bug
+    assert str(operation.error) == f"the {kind.value} raised ZeroDivisionError: out of order"
+    assert (operation.is_released, out_pages(cache), cache.stats().operations_live) == (True, 0, 0)
+    assert cache.stats().operations_failed == 1
+    assert cache.wait_all(0.1) == []
+    cache.check()
+    assert cache.close() == []
+
+
+def test_an_interrupt_in_a_transfer_reaches_the_engine_and_leaves_nothing_live() -> None:
+    store = MemoryStorage()
+    filled(store)
+    cache = engine(store).cache
+    cache._transfers._ranks = FailingRanks(KeyboardInterrupt())
+    operation = started(cache.prefetch(cache.prompt(tokens(6))))
+    with pytest.raises(KeyboardInterrupt):
+        cache.wait_all(1)
+    assert cache.poll() == [operation]
+    assert (operation.state, out_pages(cache), cache.stats().operations_live) == (OperationState.FAILED, 0, 0)
+    cache.check()
+
+
+def test_a_worker_survives_whatever_a_store_raises_and_says_so() -> None:
+    class Panicking(MemoryStorage):
+        def exists(self, labels: Sequence[Label]) -> list[bool]:
+            raise Panic("a native library gives up")
+
+    toy = engine(workers=ThreadWorkers.start(storage=1))
+    cache = toy.cache
+    cache.config = replace(cache.config, guard=None)
+    cache.attach(Panicking())
+    for first in (0, 1000):
+        operation = started(cache.prefetch(cache.prompt(tokens(2, first))))
+        assert cache.wait_all(5) == [operation]
+        assert isinstance(operation.error, StorageError)
+        assert isinstance(operation.error.__cause__, Panic)
+    assert cache.close() == []
 
 
 # ---- cancel ------------------------------------------------------------------------------------------------------
@@ -309,6 +384,68 @@ def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     assert "exists" in stuck
     let_go.set()
     assert cache.close() == []
+
+
+def test_workers_have_one_deadline_together_to_end_their_jobs() -> None:
+    let_go = Event()
+    workers = ThreadWorkers.start(copy=1, storage=5)
+
+    class Slow(MemoryStorage):
+        def exists(self, labels: Sequence[Label]) -> list[bool]:
+            let_go.wait(30)
+            return super().exists(labels)
+
+    toy = engine(workers=workers)
+    toy.cache.config = replace(toy.cache.config, guard=None)
+    toy.cache.attach(Slow())
+    toy.cache.prefetch(toy.cache.prompt(tokens(2)))
+    later = Timer(0.3, let_go.set)
+    later.start()
+    assert workers.close(1.2) == [], "a sixth of the time would not have been enough"
+    later.join()
+
+
+def test_a_store_that_a_worker_hangs_in_is_closed_once_it_has_returned() -> None:
+    let_go, closed = Event(), Event()
+
+    class Stuck(MemoryStorage):
+        def exists(self, labels: Sequence[Label]) -> list[bool]:
+            let_go.wait(30)
+            return super().exists(labels)
+
+        def close(self) -> None:
+            let_go.wait(30)
+            super().close()
+            closed.set()
+
+    toy = engine(workers=ThreadWorkers.start(storage=1))
+    toy.cache.config = replace(toy.cache.config, guard=None, close_timeout_s=0.1)
+    toy.cache.attach(Stuck())
+    toy.cache.prefetch(toy.cache.prompt(tokens(2)))
+    assert toy.cache.close() == ["storage-0", "close of the store"]
+    assert not closed.is_set()
+    let_go.set()
+    assert closed.wait(10)
+
+
+# ---- telling -----------------------------------------------------------------------------------------------------
+
+
+def test_a_transfer_that_was_over_at_once_is_told_once() -> None:
+    toy = engine(MemoryStorage())
+    operation = started(toy.cache.load(toy.cache.prompt(tokens(2))))
+    assert operation.state is OperationState.DONE
+    assert toy.cache.poll() == [operation]
+    assert toy.cache.poll() == []
+
+
+def test_a_transfer_that_ended_while_the_store_was_detached_is_told() -> None:
+    store = MemoryStorage()
+    filled(store)
+    toy = engine(store)
+    operation = started(toy.cache.prefetch(toy.cache.prompt(tokens(6))))
+    toy.cache.detach()
+    assert toy.cache.poll() == [operation]
 
 
 # ---- storage that comes and goes ---------------------------------------------------------------------------------

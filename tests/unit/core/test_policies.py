@@ -127,6 +127,15 @@ def test_what_too_many_transfers_put_off_is_backed_up_when_there_is_room_again()
     assert cache.stats().operations_declined == 0
 
 
+def test_waiting_for_all_includes_the_backups_that_are_due() -> None:
+    toy = engine()
+    cache = configured(toy, write=WritePolicy.THROUGH, operations_max=1)
+    prompts = [serve(toy, 4, first=1000 * number) for number in range(3)]
+    over = cache.wait_all(5)
+    assert [host_end(cache, prompt) for prompt in prompts] == [4, 4, 4]
+    assert [operation.kind for operation in over] == [TransferKind.BACKUP] * 3
+
+
 def test_closing_stores_what_write_back_has_put_off(tmp_path: Path) -> None:
     toy = engine()
     cache = configured(toy, write=WritePolicy.BACK, operations_max=1)
