@@ -50,13 +50,13 @@ class OpenGate:
     def reserve(self, tenant: str, count_bytes: int) -> bool:
         return True
 
-    def give_back(self, tenant: str, count_bytes: int) -> None:
+    def release(self, tenant: str, count_bytes: int) -> None:
         return None
 
-    def served(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+    def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         return None
 
-    def looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+    def pages_looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
         return None
 
     def anomaly(self, kind: str, text: str) -> None:

@@ -22,7 +22,7 @@ from unified_cache.seal import verify_buffers
 from unified_cache.service.store.pages import blank
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.wire.calls import SHARED_PART_BYTES
-from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, WINDOW_OFFSET, Region
+from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, WINDOW_OFFSET, SharedRegion
 
 __all__ = ["shared_figures"]
 
@@ -95,9 +95,9 @@ class _Shared:
         return Figure("remote", f"{name}, {self._moved.name}", "GB/s", self._moved.rate(ours), (compared,), where)
 
 
-def _unnamed_region() -> Region:
+def _unnamed_region() -> SharedRegion:
     name = NAME_PREFIX + secrets.token_hex(16)
-    region = Region.create(SHARED_DIRECTORY, name, WINDOW_OFFSET + WINDOW_BYTES, bytes(PROOF_BYTES))
+    region = SharedRegion.create(SHARED_DIRECTORY, name, WINDOW_OFFSET + WINDOW_BYTES, bytes(PROOF_BYTES))
     (SHARED_DIRECTORY / name).unlink()
     return region
 

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from tests.fuzz.context import Aborted, DirectContext
-from tests.support.service import CappedUsage, Notes, TokenGate
+from tests.support.service import CappedQuota, Notes, TokenGate
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.errors import InputError
 from unified_cache.page import PAGE_KEY_BYTES
@@ -61,7 +61,7 @@ class Requests:
         limits = RequestLimits(host_bytes_max=1 << 20, pages_max=64, tokens_max=1024, identities_max=8)
         self._notes = Notes()
         self._service = CacheService(
-            MemoryStorage(1 << 20), TokenGate(), CappedUsage(1 << 20), self._notes, limits, lambda: None
+            MemoryStorage(1 << 20), TokenGate(), CappedQuota(1 << 20), self._notes, limits, lambda: None
         )
         self._answers = {call: self._answer_of(call) for call in Call}
 

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from tests.support.certificates import Authority, Issued
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.operations.drain import Drain
-from unified_cache.service.operations.logs import Log, Pace
+from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.server import Service
 from unified_cache.service.settings import load_settings
 from unified_cache.wire.calls import Call
@@ -64,7 +64,7 @@ def running(**settings: object) -> Iterator[RunningService]:
     """Open a server over memory; ``settings`` go over that."""
     flags = {"listen": "127.0.0.1:0", "storage": "memory:", "host_bytes": 1 << 20, "metrics": {"listen": "127.0.0.1:0"}}
     stream, drain = StringIO(), Drain()
-    log = Log(stream, Pace(100, 1.0, time.monotonic), time.time)
+    log = Log(stream, LogRateLimit(100, 1.0, time.monotonic), time.time)
     service = Service.open(load_settings(None, {**flags, **settings}), log, drain)
     try:
         yield RunningService(service, stream, drain)

@@ -52,7 +52,7 @@ class TokenGate:
 
 
 @dataclass
-class CappedUsage:
+class CappedQuota:
     """Bytes by tenant, under one cap for each."""
 
     bytes_max: int = 1 << 40
@@ -64,7 +64,7 @@ class CappedUsage:
         self.used[tenant] = self.used.get(tenant, 0) + count_bytes
         return True
 
-    def give_back(self, tenant: str, count_bytes: int) -> None:
+    def release(self, tenant: str, count_bytes: int) -> None:
         self.used[tenant] -= count_bytes
         assert self.used[tenant] >= 0
 
@@ -77,10 +77,15 @@ class Notes:
     """Method, tenant, code."""
     anomalies: list[tuple[str, str]] = field(default_factory=list)
 
-    def served(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of the anomalies."""
+        return [kind for kind, _ in self.anomalies]
+
+    def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         self.codes.append((method, tenant, code))
 
-    def looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+    def pages_looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
         assert hits >= 0
         assert misses >= 0
 
@@ -97,7 +102,7 @@ class LoopbackServer:
         self.port = port
         self.address = f"127.0.0.1:{port}"
         self.gate = TokenGate()
-        self.usage = CappedUsage()
+        self.usage = CappedQuota()
         self.notes = Notes()
         self.drains: list[None] = []
 
@@ -107,12 +112,12 @@ class LoopbackServer:
         store: StorageBackend,
         limits: RequestLimits | None = None,
         *,
-        usage: CappedUsage | None = None,
+        usage: CappedQuota | None = None,
         clock: Callable[[], float] | None = None,
         port: int = 0,
     ) -> "LoopbackServer":
         limits = limits or RequestLimits(host_bytes_max=64 << 20)
-        gate, notes, usage = TokenGate(), Notes(), usage or CappedUsage()
+        gate, notes, usage = TokenGate(), Notes(), usage or CappedQuota()
         drains: list[None] = []
         service = CacheService(store, gate, usage, notes, limits, lambda: drains.append(None), clock or time.monotonic)
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())

@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.callers import Caller, Gate
-from unified_cache.service.access.fairness import StoredBytes, Turns
-from unified_cache.service.access.gate import Callers, ServiceGate
+from unified_cache.service.access.fairness import FairScheduler
+from unified_cache.service.access.gate import Authenticator, ServiceGate
+from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tls import (
     Certificates,
@@ -29,10 +30,10 @@ from unified_cache.service.access.tokens import Tokens, read_tokens
 from unified_cache.service.limits import RequestLimits
 from unified_cache.service.operations.drain import Drain
 from unified_cache.service.operations.logs import Log
-from unified_cache.service.operations.metrics import MetricsListener, ServiceMetrics, TenantNames, UseCollector
+from unified_cache.service.operations.metrics import MetricsListener, ServiceMetrics, TenantLabels, UsageCollector
 from unified_cache.service.operations.reflection import BoundedReflection
 from unified_cache.service.servicer import CacheService
-from unified_cache.service.settings import Address, ServiceSettings, TracingExporter
+from unified_cache.service.settings import ListenAddress, ServiceSettings, TracingExporter
 from unified_cache.service.store.guarded import GuardedStore, LossCollector
 from unified_cache.wire.calls import SERVICE
 
@@ -81,9 +82,9 @@ class Service:
         with ExitStack() as opened:
             observed = _observed(settings, log, opened)
             callers, certificates = _access(settings, observed.metrics)
-            turns, stored = Turns(settings.quota), StoredBytes(settings.quota)
-            observed.registry.register(UseCollector(turns, stored, observed.names))
-            gate = ServiceGate(callers, turns, settings.quota, observed.metrics)
+            scheduler, stored = FairScheduler(settings.quota), StoredBytes(settings.quota)
+            observed.registry.register(UsageCollector(scheduler, stored, observed.names))
+            gate = ServiceGate(callers, scheduler, settings.quota, observed.metrics)
             traced = _traced(gate, settings, opened)
             limits = _limits(settings)
             store = GuardedStore.open(settings, observed.registry)
@@ -120,14 +121,14 @@ class _Observed:
     """What is counted, and where it is read."""
 
     registry: CollectorRegistry
-    names: TenantNames
+    names: TenantLabels
     metrics: ServiceMetrics
     listener: MetricsListener | None
 
 
 def _observed(settings: ServiceSettings, log: Log, opened: ExitStack) -> _Observed:
     registry = CollectorRegistry()
-    names = TenantNames(settings.metrics.tenants_max)
+    names = TenantLabels(settings.metrics.tenants_max)
     metrics = ServiceMetrics(registry, names, log)
     listener = None
     if settings.metrics_address is not None:
@@ -141,7 +142,7 @@ def _observed(settings: ServiceSettings, log: Log, opened: ExitStack) -> _Observ
     return _Observed(registry, names, metrics, listener)
 
 
-def _access(settings: ServiceSettings, metrics: ServiceMetrics) -> tuple[Callers, Reloaded[Certificates] | None]:
+def _access(settings: ServiceSettings, metrics: ServiceMetrics) -> tuple[Authenticator, Reloaded[Certificates] | None]:
     """Say who may call; and with what the server proves itself, None for plain text."""
     access, tls = settings.access, settings.tls
     tokens = names = certificates = None
@@ -155,7 +156,7 @@ def _access(settings: ServiceSettings, metrics: ServiceMetrics) -> tuple[Callers
         if tls.client_ca is not None:
             names = ClientNames(tls.trust_domain, access.certificate_role)
     local = Caller(access.local_tenant, access.local_role) if tokens is None and names is None else None
-    return Callers(tokens, names, local), certificates
+    return Authenticator(tokens, names, local), certificates
 
 
 def _expiry_s(certificates: Reloaded[Certificates]) -> float:
@@ -230,7 +231,7 @@ def _new_server(
     return server
 
 
-def _listen(server: grpc.Server, address: Address, certificates: Reloaded[Certificates] | None) -> int:
+def _listen(server: grpc.Server, address: ListenAddress, certificates: Reloaded[Certificates] | None) -> int:
     umask = os.umask(SOCKET_UMASK)
     try:
         if certificates is None:

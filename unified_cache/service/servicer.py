@@ -10,13 +10,13 @@ import numpy as np
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import FORMAT_VERSION, Flaw
-from unified_cache.service.access.callers import Gate, Observer, Role, Usage
+from unified_cache.service.access.callers import ByteQuota, Gate, Observer, Role
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
-from unified_cache.service.access.usage import Holdings
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.limits import RequestLimits
-from unified_cache.service.requests.arrivals import Arrivals
-from unified_cache.service.requests.calls import Answers, Served
+from unified_cache.service.requests.arrivals import PageAssembler
+from unified_cache.service.requests.calls import CallBoundary, CallRecord
 from unified_cache.service.requests.checks import (
     NamedRun,
     all_stored,
@@ -29,17 +29,17 @@ from unified_cache.service.requests.checks import (
     prefix,
 )
 from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
-from unified_cache.service.requests.shared_memory import Regions
+from unified_cache.service.requests.shared_memory import LentRegions
 from unified_cache.service.requests.streams import StreamWatch
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.leases import Leases
-from unified_cache.service.store.tiered import Arrived, Kept, TieredStore
+from unified_cache.service.store.tiered import ArrivedPage, KeptTier, TieredStore
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.window import window
 from unified_cache.wire.calls import SERVICE, SHARED_PART_BYTES, Call
 from unified_cache.wire.names import check_digests, named_runs
 from unified_cache.wire.parts import decoded, parts_of, shared_parts_of
-from unified_cache.wire.sharing import Window
+from unified_cache.wire.sharing import SharedSlice
 
 __all__ = ["CacheService"]
 
@@ -54,7 +54,7 @@ class CacheService:
         self,
         store: StorageBackend,
         gate: Gate,
-        usage: Usage,
+        usage: ByteQuota,
         observer: Observer,
         settings: RequestLimits,
         ask_drain: Callable[[], object],
@@ -63,18 +63,18 @@ class CacheService:
         host = HostTier(settings.host_bytes_max)
         self._limits = settings
         self._host = host
-        self._holdings = Holdings(usage, settings.held_names_max)
-        self._store = TieredStore(store, host, self._holdings, observer)
+        self._usage = TenantUsage(usage, settings.held_names_max)
+        self._store = TieredStore(store, host, self._usage, observer)
         self._leases = Leases(host, settings, clock)
         self._registry = Registry(settings)
         self._streams = StreamWatch(settings, clock)
-        self._regions = Regions(settings, clock)
-        self._answers = Answers(gate, observer, clock)
+        self._regions = LentRegions(settings, clock)
+        self._calls = CallBoundary(gate, observer, clock)
         self._ask_drain = ask_drain
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
         """Return what a ``grpc.Server`` is given; its options are ``RequestLimits.channel_options``."""
-        unary = self._answers.unary
+        unary = self._calls.unary
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
@@ -152,22 +152,22 @@ class CacheService:
     def _get(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         held_bytes = len(message) + self._limits.batch_bytes
         with (
-            self._answers.served(Call.GET, Role.READER, context, held_bytes) as served,
+            self._calls.admitted(Call.GET, Role.READER, context, held_bytes) as record,
             self._streams.over(context) as moved,
             ExitStack() as lent,
         ):
-            request = served.parsed(pb.GetRequest, message)
-            runs = self._named(served.tenant, request.runs)
-            served.bytes_in = len(message)
-            window = self._lent(served.tenant, request, lent)
-            pages = self._found(served.tenant, runs, moved)
+            request = record.parsed(pb.GetRequest, message)
+            runs = self._named(record.tenant, request.runs)
+            record.bytes_in = len(message)
+            window = self._lent(record.tenant, request, lent)
+            pages = self._found(record.tenant, runs, moved)
             parts = (
                 parts_of(pages, self._limits.part_bytes)
                 if window is None
                 else shared_parts_of(pages, window, SHARED_PART_BYTES)
             )
             for part in parts:
-                served.bytes_out += len(part)
+                record.bytes_out += len(part)
                 yield part
                 moved()
 
@@ -191,36 +191,36 @@ class CacheService:
 
     def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with (
-            self._answers.served(Call.PUT, Role.WRITER, context, self._limits.batch_bytes) as served,
+            self._calls.admitted(Call.PUT, Role.WRITER, context, self._limits.batch_bytes) as record,
             self._streams.over(context) as moved,
             ExitStack() as lent,
         ):
-            served.bytes_in = 0
+            record.bytes_in = 0
             first = parsed(pb.PutPart, next(messages, b""))
             if not first.HasField("start") or first.content:
                 raise InputError("a put begins with its start, alone")
             start = first.start
-            served.check_asserted(start)
+            record.check_asserted(start)
             if start.level not in pb.Level.values():
                 raise InputError(f"a level is one of {', '.join(pb.Level.keys())}, found {start.level}")
             level = Level.DURABLE if start.level == pb.DURABLE else Level.CACHED
-            kept: list[Kept] = []
-            pages = announced(self._named(served.tenant, start.runs))
-            arrivals = Arrivals(pages, self._lent(served.tenant, start, lent))
-            for batch in self._batches(served, arrivals, messages, moved):
-                kept += self._store.put(served.tenant, batch, level)
+            kept: list[KeptTier] = []
+            pages = announced(self._named(record.tenant, start.runs))
+            arrivals = PageAssembler(pages, self._lent(record.tenant, start, lent))
+            for batch in self._batches(record, arrivals, messages, moved):
+                kept += self._store.put(record.tenant, batch, level)
             return pb.PutReply(stored=bytes(kept)).SerializeToString()
 
     def _batches(
-        self, served: Served, arrivals: Arrivals, messages: Iterator[bytes], moved: Callable[[], None]
-    ) -> Iterator[list[Arrived]]:
+        self, record: CallRecord, arrivals: PageAssembler, messages: Iterator[bytes], moved: Callable[[], None]
+    ) -> Iterator[list[ArrivedPage]]:
         """Yield pages as they arrive, a bounded number of bytes at a time."""
         self._leases.sweep()
-        batch: list[Arrived] = []
+        batch: list[ArrivedPage] = []
         batch_bytes = 0
         for message in messages:
             moved()
-            served.bytes_in += len(message)
+            record.bytes_in += len(message)
             for arrived in arrivals.take(decoded(message)):
                 batch.append(arrived)
                 batch_bytes += arrived.page.object_bytes
@@ -274,7 +274,7 @@ class CacheService:
             host_bytes=host_bytes,
             host_pages=host_pages,
             leases_count=self._leases.count(tenant),
-            stored_bytes=self._holdings.held_bytes(tenant),
+            stored_bytes=self._usage.held_bytes(tenant),
             identities_count=len(self._registry.of(tenant)),
         )
 
@@ -303,16 +303,16 @@ class CacheService:
         return pb.DrainReply()
 
     def _share(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answers.served(Call.SHARE, Role.READER, context, len(message)) as served:
-            request = served.parsed(pb.ShareRequest, message)
-            return self._regions.share(served.tenant, context.peer(), request).SerializeToString()
+        with self._calls.admitted(Call.SHARE, Role.READER, context, len(message)) as record:
+            request = record.parsed(pb.ShareRequest, message)
+            return self._regions.share(record.tenant, context.peer(), request).SerializeToString()
 
     def _unshare(self, tenant: str, request: pb.UnshareRequest) -> pb.UnshareReply:
         if not self._regions.unshare(tenant, request.region):
             raise Refused(grpc.StatusCode.NOT_FOUND, "no such region")
         return pb.UnshareReply()
 
-    def _lent(self, tenant: str, request: pb.GetRequest | pb.PutStart, lent: ExitStack) -> Window | None:
+    def _lent(self, tenant: str, request: pb.GetRequest | pb.PutStart, lent: ExitStack) -> SharedSlice | None:
         """Enter the shared memory that a call names; None where its pages go in the stream."""
         if not request.HasField("shared"):
             return None

@@ -29,9 +29,9 @@ from unified_cache.wire.calls import PART_BYTES
 __all__ = [
     "ENVIRONMENT_PREFIX",
     "AccessSettings",
-    "Address",
     "DrainSettings",
     "LimitSettings",
+    "ListenAddress",
     "LogSettings",
     "MetricsSettings",
     "QuotaSettings",
@@ -62,7 +62,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400 * 365, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """Where a listener stands: ``HOST:PORT``, ``[IPV6]:PORT`` or ``unix:PATH``."""
 
     text: str
@@ -72,7 +72,7 @@ class Address:
     """0 lets the system choose."""
 
     @classmethod
-    def of(cls, text: str) -> "Address":
+    def of(cls, text: str) -> "ListenAddress":
         """Read an address.
 
         Raises:
@@ -101,16 +101,16 @@ class Address:
 
 def _checked_address(text: str) -> str:
     try:
-        return Address.of(text).text
+        return ListenAddress.of(text).text
     except ConfigError as error:
         raise ValueError(str(error)) from error
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class TlsSettings(_Part):
+class TlsSettings(_Section):
     """Files in PEM; they are read anew when they change, without a restart."""
 
     certificate: Path
@@ -124,7 +124,7 @@ class TlsSettings(_Part):
     """Files are looked at no more often than this."""
 
 
-class AccessSettings(_Part):
+class AccessSettings(_Section):
     """Who may call."""
 
     tokens: Path | None = None
@@ -138,7 +138,7 @@ class AccessSettings(_Part):
     local_role: Role = Role.WRITER
 
 
-class LimitSettings(_Part):
+class LimitSettings(_Section):
     """Bounds of one call, one connection and the whole server."""
 
     message_bytes_max: Annotated[ByteSize, Field(ge=_MESSAGE_BYTES_MIN, le=1 << 30)] = ByteSize(4 << 20)
@@ -173,7 +173,7 @@ class LimitSettings(_Part):
     """Shared memory that no call has named for so long is let go."""
 
 
-class TenantQuota(_Part):
+class TenantQuota(_Section):
     """What one tenant may use."""
 
     stored_bytes_max: Bytes = ByteSize(64 << 30)
@@ -216,7 +216,7 @@ class QuotaSettings(TenantQuota):
         return self
 
 
-class StoreSettings(_Part):
+class StoreSettings(_Section):
     """How the store behind the service is guarded."""
 
     deadline_s: Seconds = 10.0
@@ -228,7 +228,7 @@ class StoreSettings(_Part):
     breaker_pause_s_max: Seconds = 30.0
 
 
-class MetricsSettings(_Part):
+class MetricsSettings(_Section):
     """Where Prometheus reads."""
 
     listen: str | None = "127.0.0.1:9464"
@@ -242,7 +242,7 @@ class MetricsSettings(_Part):
         return None if text is None else _checked_address(text)
 
 
-class LogSettings(_Part):
+class LogSettings(_Section):
     """Lines of JSON on standard error."""
 
     burst: Count = 10
@@ -260,14 +260,14 @@ class TracingExporter(Enum):
     """As OTEL_EXPORTER_OTLP_ENDPOINT and its like say; needs an OTLP exporter of OpenTelemetry installed."""
 
 
-class TracingSettings(_Part):
+class TracingSettings(_Section):
     """Spans of OpenTelemetry; needs the extra ``tracing``."""
 
     exporter: TracingExporter = TracingExporter.NONE
     spans_waiting_max: Count = 2_048
 
 
-class DrainSettings(_Part):
+class DrainSettings(_Section):
     """How the server ends."""
 
     grace_s: Seconds = 20.0
@@ -312,14 +312,14 @@ class ServiceSettings(BaseSettings):
     drain: DrainSettings = DrainSettings()
 
     @property
-    def address(self) -> Address:
+    def address(self) -> ListenAddress:
         """Where the service listens."""
-        return Address.of(self.listen)
+        return ListenAddress.of(self.listen)
 
     @property
-    def metrics_address(self) -> Address | None:
+    def metrics_address(self) -> ListenAddress | None:
         """Where metrics are read, None for nowhere."""
-        return None if self.metrics.listen is None else Address.of(self.metrics.listen)
+        return None if self.metrics.listen is None else ListenAddress.of(self.metrics.listen)
 
     @field_validator("listen")
     @classmethod

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from unified_cache.errors import InputError
 from unified_cache.proto.service_pb2 import GetPart, PutPart
-from unified_cache.wire.sharing import Window
+from unified_cache.wire.sharing import SharedSlice
 
 __all__ = ["Chunk", "decoded", "encoded", "encoded_shared", "parts_of", "pieces_of", "shared_parts_of"]
 
@@ -102,7 +102,7 @@ def parts_of(pages: Iterable[tuple[bytes, Sequence[memoryview]]], part_bytes: in
 
 
 def shared_parts_of(
-    pages: Iterable[tuple[bytes, Sequence[memoryview]]], window: Window, part_bytes: int
+    pages: Iterable[tuple[bytes, Sequence[memoryview]]], window: SharedSlice, part_bytes: int
 ) -> Iterator[bytes]:
     """Write pages into shared memory, ``part_bytes`` or more at a time; yield a message that says so.
 

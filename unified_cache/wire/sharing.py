@@ -24,8 +24,8 @@ __all__ = [
     "PROOF_BYTES",
     "SHARED_DIRECTORY",
     "WINDOW_OFFSET",
-    "Region",
-    "Window",
+    "SharedRegion",
+    "SharedSlice",
     "is_local_peer",
     "named_here",
 ]
@@ -52,7 +52,7 @@ _LOOPBACK = re.compile(r"127(\.[0-9]+){3}")
 _LOCAL_PEER = re.compile(r"unix(-abstract)?:.*|ipv4:127\.[0-9.:]+|ipv6:(\[|%5B)::1(\]|%5D)(:[0-9]+)?", re.DOTALL)
 
 
-class Region:
+class SharedRegion:
     """An open file, for as long as anybody refers to it: a call that was given up may still be writing.
 
     Its memory is gone once both ends have let go.
@@ -66,7 +66,7 @@ class Region:
         weakref.finalize(self, os.close, descriptor).atexit = False
 
     @classmethod
-    def create(cls, directory: Path, name: str, region_bytes: int, proof: bytes) -> "Region":
+    def create(cls, directory: Path, name: str, region_bytes: int, proof: bytes) -> "SharedRegion":
         """Make a file of this user alone, all of its memory there; the caller unlinks it.
 
         Raises:
@@ -84,7 +84,7 @@ class Region:
         return region
 
     @classmethod
-    def open(cls, directory: Path, name: str, region_bytes: int, proof: bytes) -> "Region":
+    def open(cls, directory: Path, name: str, region_bytes: int, proof: bytes) -> "SharedRegion":
         """Open what another process of this user made, and unlink it; what is anything else is refused.
 
         Raises:
@@ -145,10 +145,10 @@ class Region:
                 waiting[0] = waiting[0][moved_bytes:]
 
 
-class Window(NamedTuple):
+class SharedSlice(NamedTuple):
     """A part of a region, in place of a stream: the bytes of one call."""
 
-    region: Region
+    region: SharedRegion
     name: str
     """Of the region, between the two ends."""
     start: int

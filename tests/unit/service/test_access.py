@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.running_service import called, refusal, running
+from tests.support.service import Notes
 from unified_cache.cli.main import run
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
@@ -22,22 +23,6 @@ from unified_cache.wire.calls import Call
 
 UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")
 NEEDS = {Call.HELLO: Role.READER, Call.REMOVE: Role.WRITER, Call.CLEAR: Role.ADMIN}
-
-
-class Anomalies:
-    """An observer that keeps anomalies."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def served(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
-        """Nothing."""
-
-    def looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
-        """Nothing."""
-
-    def anomaly(self, kind: str, text: str) -> None:
-        self.kinds.append(kind)
 
 
 def counting() -> Callable[[int], bytes]:
@@ -65,14 +50,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tokens"
 
 
-def opened(path: Path, clock: ManualClock, now: datetime, anomalies: Anomalies) -> Tokens:
+def opened(path: Path, clock: ManualClock, now: datetime, anomalies: Notes) -> Tokens:
     entries: Reloaded[dict[str, TokenEntry]] = Reloaded([path], partial(read_tokens, path, 100), 1.0, clock, anomalies)
     return Tokens(entries, now.timestamp)
 
 
 def test_a_token_speaks_for_its_tenant_in_its_role_and_is_nowhere_kept(path: Path) -> None:
     token = given(path, "acme", Role.READER)
-    tokens = opened(path, ManualClock(), datetime.now(UTC), Anomalies())
+    tokens = opened(path, ManualClock(), datetime.now(UTC), Notes())
     assert tokens.caller(token) == Caller("acme", Role.READER)
     assert token.split("_")[2] not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -81,7 +66,7 @@ def test_a_token_speaks_for_its_tenant_in_its_role_and_is_nowhere_kept(path: Pat
 
 def test_no_other_token_speaks_for_anybody(path: Path) -> None:
     token = given(path, "acme")
-    tokens = opened(path, ManualClock(), datetime.now(UTC), Anomalies())
+    tokens = opened(path, ManualClock(), datetime.now(UTC), Notes())
     last = "0" if token[-1] != "0" else "1"
     wrong = ["", "acme", token[:-1], token + "0", token[:-1] + last, token.upper(), f" {token}", "\udc80", "x" * 10_000]
     wrong.append(f"uc1_{'0' * 16}_{token.split('_')[2]}")
@@ -92,13 +77,13 @@ def test_a_token_expires_after_its_last_day(path: Path) -> None:
     last_day = date(2026, 11, 21)
     token = given(path, "acme", last_day=last_day)
     evening = datetime(2026, 11, 21, 23, 59, tzinfo=UTC)
-    assert opened(path, ManualClock(), evening, Anomalies()).caller(token) is not None
-    assert opened(path, ManualClock(), evening + timedelta(minutes=1), Anomalies()).caller(token) is None
+    assert opened(path, ManualClock(), evening, Notes()).caller(token) is not None
+    assert opened(path, ManualClock(), evening + timedelta(minutes=1), Notes()).caller(token) is None
 
 
 def test_tokens_come_and_go_without_a_restart(path: Path) -> None:
     first, clock = given(path, "acme"), ManualClock()
-    tokens = opened(path, clock, datetime.now(UTC), Anomalies())
+    tokens = opened(path, clock, datetime.now(UTC), Notes())
     second = given(path, "acme")
     assert tokens.caller(second) is None
     clock.sleep(1.0)
@@ -112,7 +97,7 @@ def test_tokens_come_and_go_without_a_restart(path: Path) -> None:
 
 
 def test_a_file_that_is_spoiled_keeps_the_tokens_there_were_and_is_an_anomaly_once(path: Path) -> None:
-    token, clock, anomalies = given(path, "acme"), ManualClock(), Anomalies()
+    token, clock, anomalies = given(path, "acme"), ManualClock(), Notes()
     tokens = opened(path, clock, datetime.now(UTC), anomalies)
     path.write_text("spoiled\n")
     for _ in range(3):
@@ -216,7 +201,7 @@ def test_the_command_makes_lists_and_revokes_tokens(path: Path, capsys: pytest.C
     file = ["--tokens", str(path)]
     assert run(["token", "new", *file, "--tenant", "acme", "--role", "writer", "--days", "1"]) == 0
     token = capsys.readouterr().out.strip()
-    assert opened(path, ManualClock(), datetime.now(UTC), Anomalies()).caller(token) == Caller("acme", Role.WRITER)
+    assert opened(path, ManualClock(), datetime.now(UTC), Notes()).caller(token) == Caller("acme", Role.WRITER)
     assert run(["token", "list", *file]) == 0
     token_id = token.split("_")[1]
     assert capsys.readouterr().out.startswith(f"{token_id} acme writer 2")

@@ -11,10 +11,11 @@ from tests.sources import ROOT
 from tests.support.clock import ManualClock
 from tests.support.service import TokenGate
 from unified_cache.errors import StorageError
-from unified_cache.service.access.fairness import StoredBytes, Turns
+from unified_cache.service.access.fairness import FairScheduler
+from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.limits import RequestLimits
-from unified_cache.service.operations.logs import Log, Pace
-from unified_cache.service.operations.metrics import ServiceMetrics, TenantNames, UseCollector
+from unified_cache.service.operations.logs import Log, LogRateLimit
+from unified_cache.service.operations.metrics import ServiceMetrics, TenantLabels, UsageCollector
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import load_settings
 from unified_cache.service.store.guarded import GuardedStore, LossCollector
@@ -39,18 +40,18 @@ def queries() -> list[str]:
 def known() -> Known:
     """Let everything that counts count something, as a server does."""
     settings = load_settings(None, {"storage": "memory:"})
-    registry, names = CollectorRegistry(), TenantNames(10)
-    metrics = ServiceMetrics(registry, names, Log(StringIO(), Pace(1, 1.0, ManualClock()), lambda: 0.0))
-    turns, stored = Turns(settings.quota), StoredBytes(settings.quota)
-    registry.register(UseCollector(turns, stored, names))
+    registry, names = CollectorRegistry(), TenantLabels(10)
+    metrics = ServiceMetrics(registry, names, Log(StringIO(), LogRateLimit(1, 1.0, ManualClock()), lambda: 0.0))
+    scheduler, stored = FairScheduler(settings.quota), StoredBytes(settings.quota)
+    registry.register(UsageCollector(scheduler, stored, names))
     store = GuardedStore.open(settings, registry)
     cache = CacheService(store.breaker, TokenGate(), stored, metrics, RequestLimits(), lambda: None)
     registry.register(LossCollector(cache))
-    metrics.served("Get", "acme", "OK", 0.1, 1, 1)
-    metrics.looked_up("acme", "kv", "host", 1, 1)
+    metrics.call_ended("Get", "acme", "OK", 0.1, 1, 1)
+    metrics.pages_looked_up("acme", "kv", "host", 1, 1)
     metrics.anomaly("odd", "x")
     stored.reserve("acme", 1)
-    turns.enter("acme", 1)
+    scheduler.enter("acme", 1)
     store.breaker.put([sealed_page(label(1))], Level.CACHED)
     with pytest.raises(StorageError):
         store.breaker.put([sealed_page(label(1))], Level.DURABLE)
@@ -104,11 +105,11 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
     for panel in panels:
-        place = panel["gridPos"]
+        ticket = panel["gridPos"]
         cells = {
             (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
+            for x in range(ticket["x"], ticket["x"] + ticket["w"])
+            for y in range(ticket["y"], ticket["y"] + ticket["h"])
         }
         assert not taken & cells
         taken |= cells

@@ -113,27 +113,27 @@ def world_in(directory: Path) -> Iterator[ServerOverDirectory]:
         add_token(directory / "tokens", entry)
     store = directory / "store"
     access = {"tokens": directory / "tokens"}
-    with running(storage=f"file:{store}", host_bytes=0, access=access, limits=LIMITS) as server:
-        world = ServerOverDirectory(server, store, tokens)
-        yield world
-        world.close()
+    with running(storage=f"file:{store}", host_bytes=0, access=access, limits=LIMITS) as opened:
+        server = ServerOverDirectory(opened, store, tokens)
+        yield server
+        server.close()
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOverDirectory]:
-    with world_in(tmp_path_factory.mktemp("inputs")) as world:
-        yield world
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerOverDirectory]:
+    with world_in(tmp_path_factory.mktemp("inputs")) as server:
+        yield server
 
 
 Send = Callable[[ServerOverDirectory], object]
 
 
 def ask(call: Call, message: object, who: str = "writer") -> Send:
-    return lambda world: world.of(who).ask(call, cast("bytes", message))
+    return lambda server: server.of(who).ask(call, cast("bytes", message))
 
 
 def put(*messages: pb.PutPart | bytes, who: str = "writer") -> Send:
-    return lambda world: world.of(who).put(messages)
+    return lambda server: server.of(who).put(messages)
 
 
 def look_up(**fields: object) -> Send:
@@ -143,7 +143,7 @@ def look_up(**fields: object) -> Send:
 
 
 def shown(token: str) -> Send:
-    return lambda world: world.wire(token).ask(Call.STATS, b"")
+    return lambda server: server.wire(token).ask(Call.STATS, b"")
 
 
 def tokens(*ids: int, tenant: str | None = None) -> pb.Tokens:
@@ -151,17 +151,17 @@ def tokens(*ids: int, tenant: str | None = None) -> pb.Tokens:
 
 
 def other_token(change: Callable[[str], str]) -> Send:
-    return lambda world: world.wire(change(world.tokens["writer"])).ask(Call.STATS, b"")
+    return lambda server: server.wire(change(server.tokens["writer"])).ask(Call.STATS, b"")
 
 
-def unknown_method(world: ServerOverDirectory) -> None:
-    with grpc.insecure_channel(world.server.address) as channel:
+def unknown_method(server: ServerOverDirectory) -> None:
+    with grpc.insecure_channel(server.server.address) as channel:
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path + "2")
         begin(b"", 10.0)
 
 
-def without_token(world: ServerOverDirectory) -> None:
-    with grpc.insecure_channel(world.server.address) as channel:
+def without_token(server: ServerOverDirectory) -> None:
+    with grpc.insecure_channel(server.server.address) as channel:
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.STATS.path)
         begin(b"", 10.0)
 
@@ -289,25 +289,25 @@ CASES = [
 
 @pytest.mark.parametrize(("code", "send"), CASES)
 def test_a_bad_input_has_its_status_and_changes_nothing(
-    world: ServerOverDirectory, code: grpc.StatusCode, send: Send
+    server: ServerOverDirectory, code: grpc.StatusCode, send: Send
 ) -> None:
-    with world.unchanged(), refused(code):
-        send(world)
+    with server.unchanged(), refused(code):
+        send(server)
 
 
 HARMLESS: Mapping[int, Send] = {
     2: ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0))]).SerializeToString() + b"\xfa\x3f\x03abc"),
     15: look_up(tokens=tokens()),
-    36: lambda world: [
-        future.result() for future in [world.writer.begin_put([start(0), part(page(0))]) for _ in range(4)]
+    36: lambda server: [
+        future.result() for future in [server.writer.begin_put([start(0), part(page(0))]) for _ in range(4)]
     ],
 }
 
 
 @pytest.mark.parametrize("row", HARMLESS)
-def test_an_input_that_only_looks_bad_is_answered_and_changes_nothing(world: ServerOverDirectory, row: int) -> None:
-    with world.unchanged():
-        HARMLESS[row](world)
+def test_an_input_that_only_looks_bad_is_answered_and_changes_nothing(server: ServerOverDirectory, row: int) -> None:
+    with server.unchanged():
+        HARMLESS[row](server)
 
 
 ELSEWHERE: tuple[tuple[int, str], ...] = (
@@ -376,7 +376,7 @@ def test_a_message_of_zeros_that_arrives_small_costs_the_server_no_memory(tmp_pa
 
 
 def test_calls_beyond_those_of_all_tenants_exhaust_a_resource_and_others_go_on_later(
-    world: ServerOverDirectory,
+    server: ServerOverDirectory,
 ) -> None:
     stop = threading.Event()
 
@@ -386,23 +386,23 @@ def test_calls_beyond_those_of_all_tenants_exhaust_a_resource_and_others_go_on_l
 
     def is_full() -> bool:
         try:
-            world.writer.ask(Call.STATS, b"")
+            server.writer.ask(Call.STATS, b"")
         except grpc.RpcError as error:
             return cast("grpc.Call", error).code() is EXHAUSTED
         return False
 
-    before = world.state()
-    waiting = [world.of(who).begin_put(messages()) for who in ("writer", "other") for _ in range(16)]
+    before = server.state()
+    waiting = [server.of(who).begin_put(messages()) for who in ("writer", "other") for _ in range(16)]
     wait_for(is_full)
     stop.set()
     codes = {cast("grpc.Call", each).code() for each in waiting}
     assert codes <= {BAD, EXHAUSTED}
-    assert world.state() == before
-    assert world.got() == b"\x02"
+    assert server.state() == before
+    assert server.got() == b"\x02"
 
 
-def flawed_count(world: ServerOverDirectory) -> float:
-    return sum(count for name, count in world.server.metrics().items() if "flawed_pages_total" in name)
+def flawed_count(server: ServerOverDirectory) -> float:
+    return sum(count for name, count in server.server.metrics().items() if "flawed_pages_total" in name)
 
 
 CANARY = "unified-cache-canary"
@@ -427,17 +427,17 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_page_that_was_changed_in_the_store_is_a_miss_that_is_cleared_away_and_counted(
-    world: ServerOverDirectory, damage: str
+    server: ServerOverDirectory, damage: str
 ) -> None:
-    (path,) = world.paths()
-    flawed = flawed_count(world)
+    (path,) = server.paths()
+    flawed = flawed_count(server)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    assert world.got() == b"\x00"
-    assert world.paths() == []
-    assert flawed_count(world) == flawed + 1
+    assert server.got() == b"\x00"
+    assert server.paths() == []
+    assert flawed_count(server) == flawed + 1
     assert not Path(CANARY).exists()
-    world.put_page()
-    assert world.got() == b"\x02"
+    server.put_page()
+    assert server.got() == b"\x02"
 
 
 def cut(path: Path) -> None:
@@ -473,23 +473,23 @@ def hard_link(path: Path) -> None:
 
 @pytest.mark.parametrize("replace", [cut, lengthened, link, pipe, directory, hard_link])
 def test_what_lies_in_the_place_of_a_page_is_a_miss_and_nothing_waits_for_it(
-    world: ServerOverDirectory, replace: Callable[[Path], None]
+    server: ServerOverDirectory, replace: Callable[[Path], None]
 ) -> None:
-    (path,) = world.paths()
+    (path,) = server.paths()
     replace(path)
-    assert world.got() == b"\x00"
-    world.put_page()
-    assert world.got() == b"\x02"
+    assert server.got() == b"\x00"
+    server.put_page()
+    assert server.got() == b"\x02"
 
 
-def test_code_in_every_field_of_bytes_is_refused_and_never_runs(world: ServerOverDirectory) -> None:
+def test_code_in_every_field_of_bytes_is_refused_and_never_runs(server: ServerOverDirectory) -> None:
     name = PICKLE.ljust(32)[:32]
-    with world.unchanged(), refused(BAD):
-        world.writer.put([start(1), part(PICKLE.ljust(OBJECT_BYTES))])
-    with world.unchanged(), refused(OTHERWISE):
-        world.writer.ask(Call.SCAN, pb.ScanRequest(identity=name))
-    with world.unchanged():
+    with server.unchanged(), refused(BAD):
+        server.writer.put([start(1), part(PICKLE.ljust(OBJECT_BYTES))])
+    with server.unchanged(), refused(OTHERWISE):
+        server.writer.ask(Call.SCAN, pb.ScanRequest(identity=name))
+    with server.unchanged():
         assert (
-            pb.ExistsReply.FromString(world.writer.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(name)]))).found == b"\0"
+            pb.ExistsReply.FromString(server.writer.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(name)]))).found == b"\0"
         )
     assert not Path(CANARY).exists()

@@ -22,7 +22,7 @@ from unified_cache.wire.calls import Call
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
 
 
-class LeasedWorld:
+class LeasedPages:
     """A server with room for ten pages in memory, and a clock that is moved by hand."""
 
     def __init__(self) -> None:
@@ -58,88 +58,88 @@ class LeasedWorld:
 
 
 @pytest.fixture
-def world() -> Iterator[LeasedWorld]:
-    world = LeasedWorld()
-    yield world
-    world.wire.close()
-    world.running.stop()
+def server() -> Iterator[LeasedPages]:
+    server = LeasedPages()
+    yield server
+    server.wire.close()
+    server.running.stop()
 
 
-def test_a_lease_keeps_what_was_looked_up_in_memory_until_it_is_released(world: LeasedWorld) -> None:
-    world.put(0, 1, 2)
-    reply = world.lease(0, 1, 2)
+def test_a_lease_keeps_what_was_looked_up_in_memory_until_it_is_released(server: LeasedPages) -> None:
+    server.put(0, 1, 2)
+    reply = server.lease(0, 1, 2)
     assert (reply.end_max, reply.leased_count) == (3, 3)
-    world.put(*range(10, 19))
-    assert world.tiers(0, 1, 2) == [1, 1, 1]
-    world.release(reply.lease)
-    world.put(*range(20, 30))
-    assert world.tiers(0, 1, 2) == [2, 2, 2]
+    server.put(*range(10, 19))
+    assert server.tiers(0, 1, 2) == [1, 1, 1]
+    server.release(reply.lease)
+    server.put(*range(20, 30))
+    assert server.tiers(0, 1, 2) == [2, 2, 2]
 
 
-def test_a_lease_ends_by_itself_when_its_time_is_over(world: LeasedWorld) -> None:
-    world.put(0)
-    reply = world.lease(0, lease_s=10.0)
-    world.clock.now_s += 10.0
-    assert world.leases_count() == 0
+def test_a_lease_ends_by_itself_when_its_time_is_over(server: LeasedPages) -> None:
+    server.put(0)
+    reply = server.lease(0, lease_s=10.0)
+    server.clock.now_s += 10.0
+    assert server.leases_count() == 0
     with refused(NOT_FOUND):
-        world.release(reply.lease)
-    world.put(*range(10, 20))
-    assert world.tiers(0) == [2]
+        server.release(reply.lease)
+    server.put(*range(10, 20))
+    assert server.tiers(0) == [2]
 
 
-def test_a_lease_keeps_a_page_that_comes_into_memory_later(world: LeasedWorld) -> None:
-    world.put(0)
-    world.put(*range(10, 20))
-    assert world.lease(0).leased_count == 0
-    reply = world.wire.ask(Call.PREFETCH, pb.PrefetchRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)]))
+def test_a_lease_keeps_a_page_that_comes_into_memory_later(server: LeasedPages) -> None:
+    server.put(0)
+    server.put(*range(10, 20))
+    assert server.lease(0).leased_count == 0
+    reply = server.wire.ask(Call.PREFETCH, pb.PrefetchRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)]))
     assert pb.PrefetchReply.FromString(reply).held_count == 1
-    world.put(*range(20, 29))
-    assert world.tiers(0) == [1]
+    server.put(*range(20, 29))
+    assert server.tiers(0) == [1]
 
 
 @pytest.mark.parametrize("name", ["", "x", "0" * 32])
-def test_a_release_of_an_unknown_lease_is_not_found_and_changes_nothing(world: LeasedWorld, name: str) -> None:
-    world.put(0)
-    world.lease(0)
+def test_a_release_of_an_unknown_lease_is_not_found_and_changes_nothing(server: LeasedPages, name: str) -> None:
+    server.put(0)
+    server.lease(0)
     with refused(NOT_FOUND):
-        world.release(name)
-    assert world.leases_count() == 1
+        server.release(name)
+    assert server.leases_count() == 1
 
 
-def test_a_release_of_another_tenants_lease_is_not_found_and_changes_nothing(world: LeasedWorld) -> None:
-    world.put(0)
-    reply = world.lease(0)
+def test_a_release_of_another_tenants_lease_is_not_found_and_changes_nothing(server: LeasedPages) -> None:
+    server.put(0)
+    reply = server.lease(0)
     with refused(NOT_FOUND):
-        Wire(world.running, "other:admin").ask(Call.RELEASE, pb.ReleaseRequest(lease=reply.lease))
-    assert world.leases_count() == 1
-    world.release(reply.lease)
-    assert world.leases_count() == 0
+        Wire(server.running, "other:admin").ask(Call.RELEASE, pb.ReleaseRequest(lease=reply.lease))
+    assert server.leases_count() == 1
+    server.release(reply.lease)
+    assert server.leases_count() == 0
 
 
-def test_a_second_release_is_not_found_and_takes_no_other_lease_with_it(world: LeasedWorld) -> None:
-    world.put(0)
-    first, second = world.lease(0), world.lease(0)
-    world.release(first.lease)
+def test_a_second_release_is_not_found_and_takes_no_other_lease_with_it(server: LeasedPages) -> None:
+    server.put(0)
+    first, second = server.lease(0), server.lease(0)
+    server.release(first.lease)
     with refused(NOT_FOUND):
-        world.release(first.lease)
-    world.put(*range(10, 19))
-    assert world.tiers(0) == [1]
-    world.release(second.lease)
+        server.release(first.lease)
+    server.put(*range(10, 19))
+    assert server.tiers(0) == [1]
+    server.release(second.lease)
 
 
-def test_leases_beyond_the_number_or_the_share_of_memory_are_not_granted(world: LeasedWorld) -> None:
-    world.put(*range(8))
-    assert world.lease(*range(5)).lease == ""
-    assert world.lease(0).lease
-    assert world.lease(0).lease
-    assert world.lease(0).lease == ""
-    assert world.leases_count() == 2
+def test_leases_beyond_the_number_or_the_share_of_memory_are_not_granted(server: LeasedPages) -> None:
+    server.put(*range(8))
+    assert server.lease(*range(5)).lease == ""
+    assert server.lease(0).lease
+    assert server.lease(0).lease
+    assert server.lease(0).lease == ""
+    assert server.leases_count() == 2
 
 
-def test_nothing_is_leased_where_nothing_can_be_restored(world: LeasedWorld) -> None:
-    reply = world.lease(7)
+def test_nothing_is_leased_where_nothing_can_be_restored(server: LeasedPages) -> None:
+    reply = server.lease(7)
     assert (reply.end_max, reply.lease) == (0, "")
-    assert world.leases_count() == 0
+    assert server.leases_count() == 0
 
 
 def label(number: int) -> Label:

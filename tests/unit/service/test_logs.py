@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 
 from tests.support.clock import ManualClock
-from unified_cache.service.operations.logs import KINDS_MAX, Log, Pace, log_to
+from unified_cache.service.operations.logs import KINDS_MAX, Log, LogRateLimit, log_to
 from unified_cache.service.settings import LogSettings
 
 
@@ -27,7 +27,7 @@ def lines(stream: StringIO) -> list[dict[str, object]]:
 
 def test_an_anomaly_is_one_line_of_json_whatever_its_text() -> None:
     stream = StringIO()
-    log = Log(stream, Pace(5, 1.0, ManualClock()), lambda: 0.0)
+    log = Log(stream, LogRateLimit(5, 1.0, ManualClock()), lambda: 0.0)
     log.anomaly("odd", 'a "quoted"\nsecond line\u2028\x00')
     (line,) = lines(stream)
     assert line == {
@@ -40,7 +40,7 @@ def test_an_anomaly_is_one_line_of_json_whatever_its_text() -> None:
 
 def test_beyond_a_burst_one_line_of_a_kind_passes_now_and_then_and_says_how_many_did_not() -> None:
     stream, clock = StringIO(), ManualClock()
-    log = Log(stream, Pace(2, 10.0, clock), lambda: 0.0)
+    log = Log(stream, LogRateLimit(2, 10.0, clock), lambda: 0.0)
     for _ in range(100):
         log.anomaly("flood", "x")
     log.anomaly("other", "y")
@@ -54,7 +54,7 @@ def test_beyond_a_burst_one_line_of_a_kind_passes_now_and_then_and_says_how_many
 
 def test_kinds_are_few_and_lines_are_short() -> None:
     stream = StringIO()
-    log = Log(stream, Pace(1, 10.0, ManualClock()), lambda: 0.0)
+    log = Log(stream, LogRateLimit(1, 10.0, ManualClock()), lambda: 0.0)
     for number in range(KINDS_MAX * 2):
         log.anomaly(f"kind {number}", "x" * 1_000_000)
     assert len(lines(stream)) == KINDS_MAX + 1
@@ -63,7 +63,7 @@ def test_kinds_are_few_and_lines_are_short() -> None:
 
 def test_a_stream_that_is_gone_stops_nobody() -> None:
     stream = StringIO()
-    log = Log(stream, Pace(1, 10.0, ManualClock()), lambda: 0.0)
+    log = Log(stream, LogRateLimit(1, 10.0, ManualClock()), lambda: 0.0)
     stream.close()
     log.anomaly("odd", "x")
     log.event("stopped", "x")

@@ -14,10 +14,17 @@ from tests.support.running_service import CALL_S, called, running
 from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, page, part, start
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.access.fairness import StoredBytes, Turns
-from unified_cache.service.operations.logs import Log, Pace
-from unified_cache.service.operations.metrics import OTHER, MetricsListener, ServiceMetrics, TenantNames, UseCollector
-from unified_cache.service.settings import Address, load_settings
+from unified_cache.service.access.fairness import FairScheduler
+from unified_cache.service.access.quota import StoredBytes
+from unified_cache.service.operations.logs import Log, LogRateLimit
+from unified_cache.service.operations.metrics import (
+    OTHER,
+    MetricsListener,
+    ServiceMetrics,
+    TenantLabels,
+    UsageCollector,
+)
+from unified_cache.service.settings import ListenAddress, load_settings
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import label, sealed_page
@@ -33,15 +40,15 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def listener(registry: CollectorRegistry) -> Iterator[MetricsListener]:
-    opened = MetricsListener.open(Address.of("127.0.0.1:0"), registry, None)
+    opened = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, None)
     opened.start()
     yield opened
     opened.close()
 
 
 def metrics_in(registry: CollectorRegistry, tenants_max: int = 10) -> ServiceMetrics:
-    log = Log(StringIO(), Pace(10, 1.0, ManualClock()), lambda: 0.0)
-    return ServiceMetrics(registry, TenantNames(tenants_max), log)
+    log = Log(StringIO(), LogRateLimit(10, 1.0, ManualClock()), lambda: 0.0)
+    return ServiceMetrics(registry, TenantLabels(tenants_max), log)
 
 
 def asked(listener: MetricsListener, request: bytes) -> bytes:
@@ -53,8 +60,8 @@ def asked(listener: MetricsListener, request: bytes) -> bytes:
 
 def test_a_call_counts_by_status_time_and_bytes(registry: CollectorRegistry) -> None:
     metrics = metrics_in(registry)
-    metrics.served("Get", "acme", "OK", 0.002, 100, 5_000)
-    metrics.served("Get", "acme", "UNAVAILABLE", 0.2, 100, 0)
+    metrics.call_ended("Get", "acme", "OK", 0.002, 100, 5_000)
+    metrics.call_ended("Get", "acme", "UNAVAILABLE", 0.2, 100, 0)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"{PREFIX}_{name}", labels)
@@ -68,8 +75,8 @@ def test_a_call_counts_by_status_time_and_bytes(registry: CollectorRegistry) -> 
 
 def test_pages_count_by_pool_tier_and_tenant(registry: CollectorRegistry) -> None:
     metrics = metrics_in(registry)
-    metrics.looked_up("acme", "kv", "host", 3, 1)
-    metrics.looked_up("acme", "kv", "storage", 1, 0)
+    metrics.pages_looked_up("acme", "kv", "host", 3, 1)
+    metrics.pages_looked_up("acme", "kv", "storage", 1, 0)
     value = registry.get_sample_value
     assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "hit"}) == 3
     assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "miss"}) == 1
@@ -79,8 +86,8 @@ def test_pages_count_by_pool_tier_and_tenant(registry: CollectorRegistry) -> Non
 def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) -> None:
     metrics = metrics_in(registry, tenants_max=2)
     for number in range(1_000):
-        metrics.served("Get", f"tenant{number}", "OK", 0.1, 0, 0)
-    metrics.served("Get", "tenant1", "OK", 0.1, 0, 0)
+        metrics.call_ended("Get", f"tenant{number}", "OK", 0.1, 0, 0)
+    metrics.call_ended("Get", "tenant1", "OK", 0.1, 0, 0)
     labels = {"method": "Get", "code": "OK"}
     value = registry.get_sample_value
     assert value(f"{PREFIX}_calls_total", {**labels, "tenant": "tenant1"}) == 2
@@ -89,9 +96,9 @@ def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) ->
 
 def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorRegistry) -> None:
     quota = load_settings(None, {"quota": {"running_max": 1, "tenant_running_max": 1}}).quota
-    turns, stored = Turns(quota), StoredBytes(quota)
-    registry.register(UseCollector(turns, stored, TenantNames(1)))
-    places = [turns.enter(tenant, 10) for tenant in ("acme", "acme", "b", "c")]
+    scheduler, stored = FairScheduler(quota), StoredBytes(quota)
+    registry.register(UsageCollector(scheduler, stored, TenantLabels(1)))
+    tickets = [scheduler.enter(tenant, 10) for tenant in ("acme", "acme", "b", "c")]
     for tenant in ("acme", "b", "c"):
         stored.reserve(tenant, 5)
 
@@ -103,9 +110,9 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
     assert value("calls_in_flight", tenant=OTHER, state="waiting") == 2
     assert value("request_bytes_in_flight", tenant=OTHER) == 20
     assert value("stored_bytes", tenant=OTHER) == 10
-    for place in places:
-        assert place is not None
-        place.leave()
+    for ticket in tickets:
+        assert ticket is not None
+        ticket.leave()
     assert value("calls_in_flight", tenant="acme", state="waiting") is None
 
 
@@ -158,4 +165,4 @@ def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorR
 
 def test_an_address_in_use_is_refused(listener: MetricsListener, registry: CollectorRegistry) -> None:
     with pytest.raises(ConfigError, match="metrics cannot be served"):
-        MetricsListener.open(Address.of(f"127.0.0.1:{listener.port}"), registry, None)
+        MetricsListener.open(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, None)

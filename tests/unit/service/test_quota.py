@@ -6,7 +6,8 @@ from threading import Thread
 import pytest
 
 from tests.support.clock import ManualClock
-from unified_cache.service.access.fairness import Place, StoredBytes, Turns
+from unified_cache.service.access.fairness import FairScheduler, Ticket
+from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.settings import QuotaSettings, load_settings
 
 WAIT_S = 10.0
@@ -16,10 +17,10 @@ def quota(**settings: object) -> QuotaSettings:
     return load_settings(None, {"quota": settings}).quota
 
 
-def entered(turns: Turns, tenant: str, request_bytes: int = 0) -> Place:
-    place = turns.enter(tenant, request_bytes)
-    assert place is not None
-    return place
+def entered(scheduler: FairScheduler, tenant: str, request_bytes: int = 0) -> Ticket:
+    ticket = scheduler.enter(tenant, request_bytes)
+    assert ticket is not None
+    return ticket
 
 
 def test_bytes_are_counted_up_to_the_cap_of_their_tenant() -> None:
@@ -27,7 +28,7 @@ def test_bytes_are_counted_up_to_the_cap_of_their_tenant() -> None:
     assert stored.reserve("acme", 10)
     assert not stored.reserve("acme", 1)
     assert stored.reserve("large", 100)
-    stored.give_back("acme", 4)
+    stored.release("acme", 4)
     assert not stored.reserve("acme", 5)
     assert stored.reserve("acme", 4)
     assert stored.by_tenant() == {"acme": 10, "large": 100}
@@ -35,7 +36,7 @@ def test_bytes_are_counted_up_to_the_cap_of_their_tenant() -> None:
 
 def test_bytes_given_back_never_make_more_room_than_the_cap() -> None:
     stored = StoredBytes(quota(stored_bytes_max=10))
-    stored.give_back("acme", 1_000)
+    stored.release("acme", 1_000)
     assert stored.reserve("acme", 10)
     assert not stored.reserve("acme", 1)
 
@@ -45,29 +46,29 @@ def test_tenants_that_are_counted_are_few() -> None:
     assert stored.reserve("a", 1)
     assert stored.reserve("b", 1)
     assert not stored.reserve("c", 1)
-    stored.give_back("a", 1)
+    stored.release("a", 1)
     assert stored.reserve("c", 1)
 
 
 def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
-    turns = Turns(quota(calls_max=2, bytes_in_flight_max=100))
-    first = entered(turns, "acme", 60)
-    assert turns.enter("acme", 41) is None
-    second = entered(turns, "acme", 40)
-    assert turns.enter("acme", 0) is None
-    assert turns.enter("other", 100) is not None
+    scheduler = FairScheduler(quota(calls_max=2, bytes_in_flight_max=100))
+    first = entered(scheduler, "acme", 60)
+    assert scheduler.enter("acme", 41) is None
+    second = entered(scheduler, "acme", 40)
+    assert scheduler.enter("acme", 0) is None
+    assert scheduler.enter("other", 100) is not None
     first.leave()
-    assert turns.enter("acme", 61) is None
-    entered(turns, "acme", 60).leave()
+    assert scheduler.enter("acme", 61) is None
+    entered(scheduler, "acme", 60).leave()
     second.leave()
-    assert set(turns.by_tenant()) == {"other"}
+    assert set(scheduler.by_tenant()) == {"other"}
 
 
 def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
-    turns = Turns(quota(running_max=2, tenant_running_max=2, shared_running_max=4))
-    flood = [entered(turns, "flood") for _ in range(10)]
-    assert [place.wait(0) for place in flood] == [True] * 2 + [False] * 8
-    late = entered(turns, "late")
+    scheduler = FairScheduler(quota(running_max=2, tenant_running_max=2, shared_running_max=4))
+    flood = [entered(scheduler, "flood") for _ in range(10)]
+    assert [ticket.wait(0) for ticket in flood] == [True] * 2 + [False] * 8
+    late = entered(scheduler, "late")
     assert not late.wait(0)
     flood[0].leave()
     assert late.wait(0)
@@ -77,59 +78,59 @@ def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
 
 
 def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
-    turns = Turns(quota(running_max=1, tenant_running_max=1, shared_running_max=9))
-    places = {name: [entered(turns, name) for _ in range(2)] for name in ("a", "b", "c")}
+    scheduler = FairScheduler(quota(running_max=1, tenant_running_max=1, shared_running_max=9))
+    tickets = {name: [entered(scheduler, name) for _ in range(2)] for name in ("a", "b", "c")}
     served: list[str] = []
     while len(served) < 6:
-        (running,) = [name for name, calls in turns.by_tenant().items() if calls.running_count]
+        (running,) = [name for name, calls in scheduler.by_tenant().items() if calls.running_count]
         served.append(running)
-        places[running].pop(0).leave()
+        tickets[running].pop(0).leave()
     assert served == ["a", "b", "c", "a", "b", "c"]
 
 
 def test_no_tenant_takes_every_turn() -> None:
-    turns = Turns(quota(running_max=4, tenant_running_max=3, shared_running_max=9))
-    flood = [entered(turns, "flood") for _ in range(8)]
-    assert sum(place.wait(0) for place in flood) == 3
-    assert entered(turns, "other").wait(0)
+    scheduler = FairScheduler(quota(running_max=4, tenant_running_max=3, shared_running_max=9))
+    flood = [entered(scheduler, "flood") for _ in range(8)]
+    assert sum(ticket.wait(0) for ticket in flood) == 3
+    assert entered(scheduler, "other").wait(0)
 
 
 def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active() -> None:
     clock = ManualClock()
-    turns = Turns(quota(running_max=8, tenant_running_max=4, shared_running_max=1, active_s=1.0), clock)
-    flood = [entered(turns, "flood") for _ in range(12)]
-    assert sum(place.wait(0) for place in flood) == 4
-    quiet = [entered(turns, "quiet") for _ in range(2)]
-    for place in flood[:4]:
-        place.leave()
-    assert [place.wait(0) for place in quiet] == [True, False]
-    assert not any(place.wait(0) for place in flood)
+    scheduler = FairScheduler(quota(running_max=8, tenant_running_max=4, shared_running_max=1, active_s=1.0), clock)
+    flood = [entered(scheduler, "flood") for _ in range(12)]
+    assert sum(ticket.wait(0) for ticket in flood) == 4
+    quiet = [entered(scheduler, "quiet") for _ in range(2)]
+    for ticket in flood[:4]:
+        ticket.leave()
+    assert [ticket.wait(0) for ticket in quiet] == [True, False]
+    assert not any(ticket.wait(0) for ticket in flood)
     quiet[0].leave()
-    assert sum(place.wait(0) for place in flood) == 1
+    assert sum(ticket.wait(0) for ticket in flood) == 1
     assert not quiet[1].wait(0)
     flood[4].leave()
     assert quiet[1].wait(0)
     quiet[1].leave()
     clock.sleep(1.1)
-    turns.look()
-    assert sum(place.wait(0) for place in flood) == 4
+    scheduler.recheck()
+    assert sum(ticket.wait(0) for ticket in flood) == 4
 
 
 def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
     clock = ManualClock()
-    turns = Turns(quota(shared_running_max=1, turn_hold_s=0.1, active_s=1.0), clock)
-    slow, quiet, fast = (entered(turns, tenant) for tenant in ("acme", "quiet", "acme"))
-    assert [place.wait(0) for place in (slow, quiet, fast)] == [True, False, False]
+    scheduler = FairScheduler(quota(shared_running_max=1, turn_hold_s=0.1, active_s=1.0), clock)
+    slow, quiet, fast = (entered(scheduler, tenant) for tenant in ("acme", "quiet", "acme"))
+    assert [ticket.wait(0) for ticket in (slow, quiet, fast)] == [True, False, False]
     clock.sleep(0.2)
-    turns.look()
-    assert [place.wait(0) for place in (slow, quiet, fast)] == [True, True, False]
+    scheduler.recheck()
+    assert [ticket.wait(0) for ticket in (slow, quiet, fast)] == [True, True, False]
     quiet.leave()
     assert fast.wait(0)
 
 
 def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() -> None:
-    turns = Turns(quota(running_max=1, tenant_running_max=1, shared_running_max=9))
-    running, waiting = entered(turns, "acme"), entered(turns, "acme")
+    scheduler = FairScheduler(quota(running_max=1, tenant_running_max=1, shared_running_max=9))
+    running, waiting = entered(scheduler, "acme"), entered(scheduler, "acme")
     running.give_up()
     assert running.wait(0)
     waiter = Thread(target=waiting.give_up)
@@ -139,17 +140,17 @@ def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() 
     waiting.leave()
     running.leave()
     running.leave()
-    assert turns.by_tenant() == {}
-    assert turns.wait_idle(0)
+    assert scheduler.by_tenant() == {}
+    assert scheduler.wait_idle(0)
 
 
 def test_idle_is_when_no_call_holds_a_place() -> None:
-    turns = Turns(quota())
-    place = entered(turns, "acme")
-    assert not turns.wait_idle(0)
-    leaver = Thread(target=place.leave)
+    scheduler = FairScheduler(quota())
+    ticket = entered(scheduler, "acme")
+    assert not scheduler.wait_idle(0)
+    leaver = Thread(target=ticket.leave)
     leaver.start()
-    assert turns.wait_idle(WAIT_S)
+    assert scheduler.wait_idle(WAIT_S)
     leaver.join()
 
 
@@ -159,19 +160,19 @@ def test_places_and_turns_are_never_lost(seed: int) -> None:
     settings = quota(
         calls_max=5, running_max=4, tenant_running_max=rng.randint(1, 4), bytes_in_flight_max=50, shared_running_max=100
     )
-    turns = Turns(settings, ManualClock())
-    places: list[Place] = []
+    scheduler = FairScheduler(settings, ManualClock())
+    tickets: list[Ticket] = []
     for _ in range(500):
         if rng.random() < 0.5:
-            place = turns.enter(rng.choice("abc"), rng.randint(0, 20))
-            places += [] if place is None else [place]
-        elif places:
-            place = places.pop(rng.randrange(len(places)))
-            place.give_up() if rng.random() < 0.2 else None
-            place.leave()
-        by_tenant = turns.by_tenant()
+            ticket = scheduler.enter(rng.choice("abc"), rng.randint(0, 20))
+            tickets += [] if ticket is None else [ticket]
+        elif tickets:
+            ticket = tickets.pop(rng.randrange(len(tickets)))
+            ticket.give_up() if rng.random() < 0.2 else None
+            ticket.leave()
+        by_tenant = scheduler.by_tenant()
         running_count = sum(calls.running_count for calls in by_tenant.values())
-        assert sum(place.wait(0) for place in places) == running_count
+        assert sum(ticket.wait(0) for ticket in tickets) == running_count
         assert running_count <= settings.running_max
         for calls in by_tenant.values():
             assert calls.running_count <= settings.tenant_running_max
@@ -179,6 +180,6 @@ def test_places_and_turns_are_never_lost(seed: int) -> None:
             assert calls.bytes_in_flight <= settings.bytes_in_flight_max
             # Nobody waits while a turn is free.
             assert not calls.waiting_count or running_count == 4 or calls.running_count == settings.tenant_running_max
-    for place in places:
-        place.leave()
-    assert turns.by_tenant() == {}
+    for ticket in tickets:
+        ticket.leave()
+    assert scheduler.by_tenant() == {}

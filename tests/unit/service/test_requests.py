@@ -83,11 +83,11 @@ class ServerOverMemory:
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[ServerOverMemory]:
-    world = ServerOverMemory()
-    yield world
-    world.wire.close()
-    world.running.stop()
+def server() -> Iterator[ServerOverMemory]:
+    server = ServerOverMemory()
+    yield server
+    server.wire.close()
+    server.running.stop()
 
 
 MALFORMED = (
@@ -105,76 +105,78 @@ MALFORMED = (
 @pytest.mark.parametrize(
     "call", [Call.HELLO, Call.LOOKUP, Call.EXISTS, Call.REMOVE, Call.PREFETCH, Call.SCAN, Call.CLEAR]
 )
-def test_what_is_no_message_is_an_invalid_argument(world: ServerOverMemory, call: Call, message: bytes) -> None:
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(call, message)
+def test_what_is_no_message_is_an_invalid_argument(server: ServerOverMemory, call: Call, message: bytes) -> None:
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(call, message)
 
 
 @pytest.mark.parametrize("message", MALFORMED)
-def test_what_is_no_message_is_an_invalid_argument_in_streams_too(world: ServerOverMemory, message: bytes) -> None:
-    with world.unchanged(), refused(BAD):
-        world.wire.get(message)
-    with world.unchanged(), refused(BAD):
-        world.wire.put([message])
-    with world.unchanged(), refused(BAD):
-        world.wire.put([start(1), message])
+def test_what_is_no_message_is_an_invalid_argument_in_streams_too(server: ServerOverMemory, message: bytes) -> None:
+    with server.unchanged(), refused(BAD):
+        server.wire.get(message)
+    with server.unchanged(), refused(BAD):
+        server.wire.put([message])
+    with server.unchanged(), refused(BAD):
+        server.wire.put([start(1), message])
 
 
-def test_unknown_fields_are_ignored(world: ServerOverMemory) -> None:
-    with world.unchanged():
+def test_unknown_fields_are_ignored(server: ServerOverMemory) -> None:
+    with server.unchanged():
         known = pb.ExistsRequest(runs=[run(key(0))]).SerializeToString()
-        assert pb.ExistsReply.FromString(world.wire.ask(Call.EXISTS, known + b"\xfa\x3f\x03abc")).found == b"\x01"
+        assert pb.ExistsReply.FromString(server.wire.ask(Call.EXISTS, known + b"\xfa\x3f\x03abc")).found == b"\x01"
 
 
-def test_an_unknown_method_is_unimplemented(world: ServerOverMemory) -> None:
-    channel = grpc.insecure_channel(world.running.address)
+def test_an_unknown_method_is_unimplemented(server: ServerOverMemory) -> None:
+    channel = grpc.insecure_channel(server.running.address)
     begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path + "2")
-    with world.unchanged(), refused(grpc.StatusCode.UNIMPLEMENTED):
+    with server.unchanged(), refused(grpc.StatusCode.UNIMPLEMENTED):
         begin(b"")
     channel.close()
 
 
-def test_a_message_beyond_the_limit_exhausts_a_resource(world: ServerOverMemory) -> None:
-    with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        world.wire.ask(Call.EXISTS, bytes(LIMITS.message_bytes_max + 1))
-    channel = grpc.insecure_channel(world.running.address, compression=grpc.Compression.Gzip)
+def test_a_message_beyond_the_limit_exhausts_a_resource(server: ServerOverMemory) -> None:
+    with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+        server.wire.ask(Call.EXISTS, bytes(LIMITS.message_bytes_max + 1))
+    channel = grpc.insecure_channel(server.running.address, compression=grpc.Compression.Gzip)
     begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.EXISTS.path)
-    with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+    with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
         begin(bytes(200_000_000), 60.0)
     channel.close()
 
 
-def test_too_much_metadata_exhausts_a_resource(world: ServerOverMemory) -> None:
-    with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        Wire(world.running, "x" * (64 << 10)).ask(Call.STATS, b"")
+def test_too_much_metadata_exhausts_a_resource(server: ServerOverMemory) -> None:
+    with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+        Wire(server.running, "x" * (64 << 10)).ask(Call.STATS, b"")
 
 
 @pytest.mark.parametrize("asserted", ["", "x" * 65, "a\n", "a\0b", "../a", "A", "é", "-a"])
-def test_what_is_no_name_of_a_tenant_is_an_invalid_argument(world: ServerOverMemory, asserted: str) -> None:
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.STATS, pb.StatsRequest(tenant=asserted))
+def test_what_is_no_name_of_a_tenant_is_an_invalid_argument(server: ServerOverMemory, asserted: str) -> None:
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.STATS, pb.StatsRequest(tenant=asserted))
 
 
-def test_another_tenant_is_permission_denied_and_the_reserved_one_an_invalid_argument(world: ServerOverMemory) -> None:
-    with world.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
-        world.wire.ask(Call.STATS, pb.StatsRequest(tenant="other"))
-    with world.unchanged(), refused(BAD):
-        Wire(world.running, "team:admin").ask(Call.STATS, pb.StatsRequest(tenant="default"))
-    with world.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
+def test_another_tenant_is_permission_denied_and_the_reserved_one_an_invalid_argument(server: ServerOverMemory) -> None:
+    with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
+        server.wire.ask(Call.STATS, pb.StatsRequest(tenant="other"))
+    with server.unchanged(), refused(BAD):
+        Wire(server.running, "team:admin").ask(Call.STATS, pb.StatsRequest(tenant="default"))
+    with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
         namespace = pb.Namespace(tenant="other")
-        world.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1], namespace=namespace)))
+        server.wire.ask(
+            Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1], namespace=namespace))
+        )
 
 
-def test_a_role_that_is_too_low_is_permission_denied(world: ServerOverMemory) -> None:
-    reader, writer = Wire(world.running, "default:reader"), Wire(world.running, "default:writer")
-    with world.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
+def test_a_role_that_is_too_low_is_permission_denied(server: ServerOverMemory) -> None:
+    reader, writer = Wire(server.running, "default:reader"), Wire(server.running, "default:writer")
+    with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
         reader.put([start(1), part(page(1))])
-    with world.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
+    with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
         reader.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(0))]))
     for call in (Call.CLEAR, Call.DRAIN):
-        with world.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
+        with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
             writer.ask(call, b"")
-    assert world.running.drains == []
+    assert server.running.drains == []
 
 
 NAMES = [b"", b" ", b"../x", b"/etc/passwd", b"a/../../b", b"%2e%2e%2f", b"..\\x", b"\0", b"\n", b"x" * 10_240]
@@ -189,7 +191,7 @@ NAMES += [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_key_that_is_no_digest_is_an_invalid_argument(world: ServerOverMemory, name: bytes) -> None:
+def test_a_key_that_is_no_digest_is_an_invalid_argument(server: ServerOverMemory, name: bytes) -> None:
     for runs in ([run(name)], [run(key(0), name)], [run(key(0), identity=name)]):
         for call, request in (
             (Call.EXISTS, pb.ExistsRequest(runs=runs)),
@@ -197,79 +199,79 @@ def test_a_key_that_is_no_digest_is_an_invalid_argument(world: ServerOverMemory,
             (Call.PREFETCH, pb.PrefetchRequest(runs=runs)),
         ):
             with refused(BAD):
-                world.wire.ask(call, request)
+                server.wire.ask(call, request)
         with refused(BAD):
-            world.wire.get(pb.GetRequest(runs=runs))
+            server.wire.get(pb.GetRequest(runs=runs))
         with refused(BAD):
-            world.wire.put([pb.PutPart(start=pb.PutStart(runs=runs))])
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[name])))
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.SCAN, pb.ScanRequest(identity=name))
+            server.wire.put([pb.PutPart(start=pb.PutStart(runs=runs))])
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[name])))
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.SCAN, pb.ScanRequest(identity=name))
 
 
-def test_a_run_without_keys_is_an_invalid_argument(world: ServerOverMemory) -> None:
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run()]))
+def test_a_run_without_keys_is_an_invalid_argument(server: ServerOverMemory) -> None:
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run()]))
 
 
 @pytest.mark.parametrize("cursor", ["../x", "x" * 10_240, "a\0", "a b", "\u202e"])
-def test_a_cursor_that_no_scan_returned_is_an_invalid_argument(world: ServerOverMemory, cursor: str) -> None:
+def test_a_cursor_that_no_scan_returned_is_an_invalid_argument(server: ServerOverMemory, cursor: str) -> None:
     if cursor == "../x":
         # No name of an object, but text: the listing goes on after it.
-        world.wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY, cursor=cursor))
+        server.wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY, cursor=cursor))
         return
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY, cursor=cursor))
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY, cursor=cursor))
 
 
 @pytest.mark.parametrize("token", [-1, 2**31, 2**63 - 1, -(2**63), 32_000])
-def test_a_token_out_of_range_is_an_invalid_argument(world: ServerOverMemory, token: int) -> None:
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1, token])))
+def test_a_token_out_of_range_is_an_invalid_argument(server: ServerOverMemory, token: int) -> None:
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1, token])))
 
 
-def test_no_tokens_at_all_hit_nothing(world: ServerOverMemory) -> None:
+def test_no_tokens_at_all_hit_nothing(server: ServerOverMemory) -> None:
     for request in (pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens()), pb.LookupRequest(identity=IDENTITY)):
-        with world.unchanged():
-            assert pb.LookupReply.FromString(world.wire.ask(Call.LOOKUP, request)) == pb.LookupReply()
+        with server.unchanged():
+            assert pb.LookupReply.FromString(server.wire.ask(Call.LOOKUP, request)) == pb.LookupReply()
 
 
-def test_more_tokens_or_keys_than_may_be_are_an_invalid_argument(world: ServerOverMemory) -> None:
+def test_more_tokens_or_keys_than_may_be_are_an_invalid_argument(server: ServerOverMemory) -> None:
     many = [key(number) for number in range(LIMITS.pages_max + 1)]
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1] * 1001)))
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=many)))
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(*many[:60]), run(*many[60:])]))
-    with world.unchanged(), refused(BAD):
-        world.wire.get(pb.GetRequest(runs=[run(*many)]))
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1] * 1001)))
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=many)))
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(*many[:60]), run(*many[60:])]))
+    with server.unchanged(), refused(BAD):
+        server.wire.get(pb.GetRequest(runs=[run(*many)]))
 
 
 @pytest.mark.parametrize("object_bytes", [OBJECT_BYTES - 1, OBJECT_BYTES + 1, 0, HEADER_BYTES, 2 * OBJECT_BYTES])
-def test_a_page_of_another_length_is_an_invalid_argument(world: ServerOverMemory, object_bytes: int) -> None:
-    with world.unchanged(), refused(BAD):
-        world.wire.put([start(1, object_bytes=object_bytes), part(bytes(object_bytes))])
+def test_a_page_of_another_length_is_an_invalid_argument(server: ServerOverMemory, object_bytes: int) -> None:
+    with server.unchanged(), refused(BAD):
+        server.wire.put([start(1, object_bytes=object_bytes), part(bytes(object_bytes))])
 
 
-def test_a_page_whose_checksum_does_not_hold_is_an_invalid_argument(world: ServerOverMemory) -> None:
+def test_a_page_whose_checksum_does_not_hold_is_an_invalid_argument(server: ServerOverMemory) -> None:
     for at in (*range(0, HEADER_BYTES, 7), HEADER_BYTES, OBJECT_BYTES - 1):
         flipped = bytearray(page(1))
         flipped[at] ^= 1
         with refused(BAD):
-            world.wire.put([start(1), part(bytes(flipped))])
-    with world.unchanged(), refused(BAD):
-        world.wire.put([start(1), part(page(2))])
+            server.wire.put([start(1), part(bytes(flipped))])
+    with server.unchanged(), refused(BAD):
+        server.wire.put([start(1), part(page(2))])
 
 
-def test_a_pool_that_the_layout_does_not_have_is_an_invalid_argument(world: ServerOverMemory) -> None:
+def test_a_pool_that_the_layout_does_not_have_is_an_invalid_argument(server: ServerOverMemory) -> None:
     for pool in ("other", "", "../kv", "KV"):
-        with world.unchanged(), refused(BAD):
-            world.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), pool=pool)]))
-        with world.unchanged(), refused(BAD):
+        with server.unchanged(), refused(BAD):
+            server.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), pool=pool)]))
+        with server.unchanged(), refused(BAD):
             pools = [pb.RequiredPool(name=pool)]
-            world.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[key(0)]), pools=pools))
+            server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[key(0)]), pools=pools))
 
 
 WHOLE = page(1)
@@ -306,13 +308,13 @@ STREAMS: dict[str, list[pb.PutPart | bytes]] = {
 
 @pytest.mark.parametrize("messages", STREAMS.values(), ids=STREAMS.keys())
 def test_a_stream_out_of_order_is_an_invalid_argument(
-    world: ServerOverMemory, messages: list[pb.PutPart | bytes]
+    server: ServerOverMemory, messages: list[pb.PutPart | bytes]
 ) -> None:
-    with world.unchanged(), refused(BAD):
-        world.wire.put(messages)
+    with server.unchanged(), refused(BAD):
+        server.wire.put(messages)
 
 
-def test_a_put_that_its_client_cancels_leaves_nothing(world: ServerOverMemory) -> None:
+def test_a_put_that_its_client_cancels_leaves_nothing(server: ServerOverMemory) -> None:
     stop = threading.Event()
 
     def messages() -> Iterator[pb.PutPart]:
@@ -320,15 +322,15 @@ def test_a_put_that_its_client_cancels_leaves_nothing(world: ServerOverMemory) -
         yield part(WHOLE[:500])
         stop.wait(10)
 
-    with world.unchanged():
-        future = world.wire.begin_put(messages())
-        wait_for(lambda: world.running.gate.in_flight_count == 1)
+    with server.unchanged():
+        future = server.wire.begin_put(messages())
+        wait_for(lambda: server.running.gate.in_flight_count == 1)
         future.cancel()
-        wait_for(lambda: world.running.gate.in_flight_count == 0)
+        wait_for(lambda: server.running.gate.in_flight_count == 0)
         stop.set()
 
 
-def test_a_put_whose_deadline_passes_leaves_nothing(world: ServerOverMemory) -> None:
+def test_a_put_whose_deadline_passes_leaves_nothing(server: ServerOverMemory) -> None:
     stop = threading.Event()
 
     def messages() -> Iterator[pb.PutPart]:
@@ -336,16 +338,16 @@ def test_a_put_whose_deadline_passes_leaves_nothing(world: ServerOverMemory) -> 
         yield part(WHOLE[:500])
         stop.wait(10)
 
-    with world.unchanged(), refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-        world.wire.put(messages(), timeout_s=0.2)
+    with server.unchanged(), refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+        server.wire.put(messages(), timeout_s=0.2)
     stop.set()
 
 
 @pytest.mark.parametrize("lease_s", [0.0, -1.0, 60.1, float("inf"), float("nan"), float("-inf")])
-def test_a_lease_of_no_time_or_too_much_is_an_invalid_argument(world: ServerOverMemory, lease_s: float) -> None:
-    with world.unchanged(), refused(BAD):
+def test_a_lease_of_no_time_or_too_much_is_an_invalid_argument(server: ServerOverMemory, lease_s: float) -> None:
+    with server.unchanged(), refused(BAD):
         request = pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[key(0)]), lease_s=lease_s)
-        world.wire.ask(Call.LOOKUP, request)
+        server.wire.ask(Call.LOOKUP, request)
 
 
 def changed(**fields: object) -> Manifest:
@@ -375,10 +377,10 @@ OTHER_LAYOUTS = {
 
 @pytest.mark.parametrize("difference", OTHER_LAYOUTS)
 def test_another_layout_of_a_registered_model_is_a_failed_precondition_that_names_the_difference(
-    world: ServerOverMemory, difference: str
+    server: ServerOverMemory, difference: str
 ) -> None:
-    with world.unchanged(), refused(grpc.StatusCode.FAILED_PRECONDITION, f"{difference}: expected"):
-        world.wire.ask(Call.HELLO, pb.HelloRequest(manifest=OTHER_LAYOUTS[difference]))
+    with server.unchanged(), refused(grpc.StatusCode.FAILED_PRECONDITION, f"{difference}: expected"):
+        server.wire.ask(Call.HELLO, pb.HelloRequest(manifest=OTHER_LAYOUTS[difference]))
 
 
 @pytest.mark.parametrize(
@@ -391,37 +393,39 @@ def test_another_layout_of_a_registered_model_is_a_failed_precondition_that_name
         changed(page_size=0),
     ],
 )
-def test_a_manifest_that_makes_no_sense_is_an_invalid_argument(world: ServerOverMemory, manifest: Manifest) -> None:
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.HELLO, pb.HelloRequest(manifest=manifest))
+def test_a_manifest_that_makes_no_sense_is_an_invalid_argument(server: ServerOverMemory, manifest: Manifest) -> None:
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.HELLO, pb.HelloRequest(manifest=manifest))
 
 
-def test_an_identity_without_hello_is_a_failed_precondition(world: ServerOverMemory) -> None:
-    with world.unchanged(), refused(grpc.StatusCode.FAILED_PRECONDITION):
-        world.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), identity=key(5))]))
+def test_an_identity_without_hello_is_a_failed_precondition(server: ServerOverMemory) -> None:
+    with server.unchanged(), refused(grpc.StatusCode.FAILED_PRECONDITION):
+        server.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), identity=key(5))]))
 
 
-def test_bytes_that_would_run_code_elsewhere_are_only_bytes(world: ServerOverMemory) -> None:
+def test_bytes_that_would_run_code_elsewhere_are_only_bytes(server: ServerOverMemory) -> None:
     pickled = b"cbuiltins\nexec\n(S'raise SystemExit'\ntR."
-    with world.unchanged(), refused(BAD):
-        world.wire.put([start(1), part(pickled + bytes(OBJECT_BYTES - len(pickled)))])
-    with world.unchanged(), refused(BAD):
-        world.wire.ask(Call.EXISTS, pickled)
+    with server.unchanged(), refused(BAD):
+        server.wire.put([start(1), part(pickled + bytes(OBJECT_BYTES - len(pickled)))])
+    with server.unchanged(), refused(BAD):
+        server.wire.ask(Call.EXISTS, pickled)
 
 
-def test_the_same_put_many_times_over_is_stored_once(world: ServerOverMemory) -> None:
-    with world.unchanged():
-        futures = [world.wire.begin_put([start(0), part(page(0))]) for _ in range(100)]
+def test_the_same_put_many_times_over_is_stored_once(server: ServerOverMemory) -> None:
+    with server.unchanged():
+        futures = [server.wire.begin_put([start(0), part(page(0))]) for _ in range(100)]
         assert {pb.PutReply.FromString(future.result()).stored for future in futures} == {b"\x02"}
 
 
-def test_a_page_in_many_parts_arrives_whole(world: ServerOverMemory) -> None:
+def test_a_page_in_many_parts_arrives_whole(server: ServerOverMemory) -> None:
     whole = page(9)
     parts = [part(whole[at : at + 100], at) for at in range(0, len(whole), 100)]
-    assert pb.PutReply.FromString(world.wire.put([start(9), *parts])).stored == b"\x02"
-    (answer,) = map(pb.GetPart.FromString, world.wire.get(pb.GetRequest(runs=[run(key(9), object_bytes=OBJECT_BYTES)])))
+    assert pb.PutReply.FromString(server.wire.put([start(9), *parts])).stored == b"\x02"
+    (answer,) = map(
+        pb.GetPart.FromString, server.wire.get(pb.GetRequest(runs=[run(key(9), object_bytes=OBJECT_BYTES)]))
+    )
     assert (answer.hits, answer.content) == (b"\x01", whole)
-    world.wire.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(9))]))
+    server.wire.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(9))]))
 
 
 def test_a_fault_of_the_server_is_internal_and_tells_no_text() -> None:

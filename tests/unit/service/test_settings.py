@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.settings import ENVIRONMENT_PREFIX, Address, ServiceSettings, as_toml, load_settings
+from unified_cache.service.settings import ENVIRONMENT_PREFIX, ListenAddress, ServiceSettings, as_toml, load_settings
 
 TLS = {"certificate": "c.pem", "key": "k.pem"}
 
@@ -150,7 +150,7 @@ def test_an_address_that_others_reach_needs_client_certificates(flags: dict[str,
     ],
 )
 def test_only_this_machine_counts_as_local(text: str, local: bool) -> None:
-    assert Address.of(text).is_local is local
+    assert ListenAddress.of(text).is_local is local
 
 
 def test_the_defaults_are_a_file_store_and_a_host_tier_on_loopback() -> None:

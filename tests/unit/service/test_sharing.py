@@ -19,7 +19,7 @@ from unified_cache.wire.sharing import (
     NAME_PREFIX,
     PROOF_BYTES,
     SHARED_DIRECTORY,
-    Region,
+    SharedRegion,
     is_local_peer,
     named_here,
 )
@@ -60,8 +60,8 @@ def path() -> Iterator[Path]:
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def made(path: Path) -> Region:
-    return Region.create(path.parent, path.name, REGION_BYTES, PROOF)
+def made(path: Path) -> SharedRegion:
+    return SharedRegion.create(path.parent, path.name, REGION_BYTES, PROOF)
 
 
 def offer(path: Path, region_bytes: int = REGION_BYTES, proof: bytes = PROOF) -> pb.ShareRequest:
@@ -82,7 +82,7 @@ def shared_start(where: pb.SharedRange, *numbers: int) -> pb.PutPart:
     return message
 
 
-def put(wire: Wire, region: Region, name: str, number: int, at: int = 0) -> bytes:
+def put(wire: Wire, region: SharedRegion, name: str, number: int, at: int = 0) -> bytes:
     region.write((memoryview(page(number)),), at)
     messages = [shared_start(range_of(name, start=at), number), pb.PutPart(shared_bytes=OBJECT_BYTES)]
     return pb.PutReply.FromString(wire.put(messages)).stored
@@ -95,7 +95,7 @@ def get(wire: Wire, where: pb.SharedRange, *numbers: int) -> tuple[bytes, int]:
     return b"".join(answer.hits for answer in parts), sum(answer.shared_bytes for answer in parts)
 
 
-def bytes_in(region: Region, at: int, count: int) -> bytes:
+def bytes_in(region: SharedRegion, at: int, count: int) -> bytes:
     found = memoryview(bytearray(count))
     region.read_into((found,), at)
     return bytes(found)
@@ -151,7 +151,7 @@ def with_a_second_name(path: Path) -> None:
 
 def a_link(path: Path) -> None:
     target = path.parent / (path.name + ".other")
-    Region.create(path.parent, target.name, REGION_BYTES, PROOF)
+    SharedRegion.create(path.parent, target.name, REGION_BYTES, PROOF)
     path.symlink_to(target)
 
 

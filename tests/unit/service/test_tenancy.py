@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.service import CappedUsage, LoopbackServer, Wire, refused
+from tests.support.service import CappedQuota, LoopbackServer, Wire, refused
 from tests.unit.service.test_requests import IDENTITY, LAYOUT, MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from unified_cache.offline.stores import identities_of
 from unified_cache.pool import Identity
@@ -23,7 +23,7 @@ LIMITS = RequestLimits(host_bytes_max=4 * OBJECT_BYTES)
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[LoopbackServer]:
-    running = LoopbackServer.start(FileStorage.open(tmp_path / "store"), LIMITS, usage=CappedUsage(10 * OBJECT_BYTES))
+    running = LoopbackServer.start(FileStorage.open(tmp_path / "store"), LIMITS, usage=CappedQuota(10 * OBJECT_BYTES))
     yield running
     running.stop()
 
@@ -109,7 +109,7 @@ def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(runn
 
 def test_bytes_that_the_store_evicted_are_given_back_when_room_is_short() -> None:
     backend = MemoryStorage()
-    running = LoopbackServer.start(backend, RequestLimits(host_bytes_max=0), usage=CappedUsage(5 * OBJECT_BYTES))
+    running = LoopbackServer.start(backend, RequestLimits(host_bytes_max=0), usage=CappedQuota(5 * OBJECT_BYTES))
     wire = tenant(running, "a")
     put(wire, *range(5))
     backend.remove(list(backend._pages)[:2])

@@ -32,22 +32,22 @@ NO_CALLS = {
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[ServerOverMemory]:
-    world = ServerOverMemory()
-    yield world
-    world.wire.close()
-    world.running.stop()
+def server() -> Iterator[ServerOverMemory]:
+    server = ServerOverMemory()
+    yield server
+    server.wire.close()
+    server.running.stop()
 
 
-def connected(world: ServerOverMemory) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", world.running.port), timeout=5)
+def connected(server: ServerOverMemory) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.running.port), timeout=5)
 
 
 @pytest.mark.parametrize("sent", NO_CALLS.values(), ids=NO_CALLS.keys())
-def test_bytes_that_are_no_call_change_nothing(world: ServerOverMemory, sent: bytes) -> None:
-    with world.unchanged(), ExitStack() as opened:
+def test_bytes_that_are_no_call_change_nothing(server: ServerOverMemory, sent: bytes) -> None:
+    with server.unchanged(), ExitStack() as opened:
         for _ in range(5):
-            connection = opened.enter_context(connected(world))
+            connection = opened.enter_context(connected(server))
             try:
                 connection.sendall(sent)
                 connection.shutdown(socket.SHUT_WR)
@@ -57,73 +57,73 @@ def test_bytes_that_are_no_call_change_nothing(world: ServerOverMemory, sent: by
                 continue  # the server may close before it has read all
 
 
-def test_a_connection_closed_by_one_end_is_left(world: ServerOverMemory) -> None:
-    with world.unchanged(), connected(world) as connection:
+def test_a_connection_closed_by_one_end_is_left(server: ServerOverMemory) -> None:
+    with server.unchanged(), connected(server) as connection:
         connection.sendall(PREFACE + SETTINGS)
         connection.shutdown(socket.SHUT_WR)
-        assert world.wire.ask(Call.STATS, b"")
+        assert server.wire.ask(Call.STATS, b"")
 
 
-def test_a_connection_that_is_reset_changes_nothing(world: ServerOverMemory) -> None:
-    with world.unchanged():
+def test_a_connection_that_is_reset_changes_nothing(server: ServerOverMemory) -> None:
+    with server.unchanged():
         for _ in range(20):
-            connection = connected(world)
+            connection = connected(server)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
             connection.sendall(PREFACE + SETTINGS)
             connection.close()
 
 
-def test_a_thousand_idle_connections_leave_the_others_served(world: ServerOverMemory) -> None:
-    with world.unchanged(), ExitStack() as opened:
+def test_a_thousand_idle_connections_leave_the_others_served(server: ServerOverMemory) -> None:
+    with server.unchanged(), ExitStack() as opened:
         for number in range(1000):
-            connection = opened.enter_context(connected(world))
+            connection = opened.enter_context(connected(server))
             if number % 2:
                 connection.sendall(PREFACE + SETTINGS)
         for _ in range(10):
-            assert world.wire.ask(Call.STATS, b"", timeout_s=5.0)
+            assert server.wire.ask(Call.STATS, b"", timeout_s=5.0)
 
 
-def test_a_method_of_another_service_is_unimplemented(world: ServerOverMemory) -> None:
-    channel = grpc.insecure_channel(world.running.address)
+def test_a_method_of_another_service_is_unimplemented(server: ServerOverMemory) -> None:
+    channel = grpc.insecure_channel(server.running.address)
     for path in ("/x/y", "/", "//", "/unified_cache.service.v1.Cache/", "/unified_cache.service.v2.Cache/Get"):
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
-        with world.unchanged(), refused(grpc.StatusCode.UNIMPLEMENTED):
+        with server.unchanged(), refused(grpc.StatusCode.UNIMPLEMENTED):
             begin(b"", 5.0)
     channel.close()
 
 
-def test_a_part_beyond_the_limit_exhausts_a_resource(world: ServerOverMemory) -> None:
-    with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        world.wire.put([start(1), part(bytes(LIMITS.message_bytes_max))])
+def test_a_part_beyond_the_limit_exhausts_a_resource(server: ServerOverMemory) -> None:
+    with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+        server.wire.put([start(1), part(bytes(LIMITS.message_bytes_max))])
 
 
-def test_a_compressed_bomb_in_a_stream_exhausts_a_resource(world: ServerOverMemory) -> None:
-    channel = grpc.insecure_channel(world.running.address, compression=grpc.Compression.Gzip)
+def test_a_compressed_bomb_in_a_stream_exhausts_a_resource(server: ServerOverMemory) -> None:
+    channel = grpc.insecure_channel(server.running.address, compression=grpc.Compression.Gzip)
     begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
-    with world.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+    with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
         begin(iter([start(1).SerializeToString(), bytes(100_000_000)]), 60.0)
     channel.close()
 
 
-def test_a_deadline_that_is_over_leaves_nothing(world: ServerOverMemory) -> None:
-    with world.unchanged(), refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-        world.wire.put([start(1), part(WHOLE)], timeout_s=-1.0)
+def test_a_deadline_that_is_over_leaves_nothing(server: ServerOverMemory) -> None:
+    with server.unchanged(), refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+        server.wire.put([start(1), part(WHOLE)], timeout_s=-1.0)
 
 
-def test_a_get_that_its_client_cancels_gives_its_place_back(world: ServerOverMemory) -> None:
-    channel = grpc.insecure_channel(world.running.address, [("grpc.use_local_subchannel_pool", 1)])
+def test_a_get_that_its_client_cancels_gives_its_place_back(server: ServerOverMemory) -> None:
+    channel = grpc.insecure_channel(server.running.address, [("grpc.use_local_subchannel_pool", 1)])
     begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(Call.GET.path)
     request = pb.GetRequest(runs=[run(*[key(0)] * 100, object_bytes=OBJECT_BYTES)])
-    with world.unchanged():
+    with server.unchanged():
         for _ in range(20):
             parts = begin(request.SerializeToString(), 10.0)
             next(parts)
             parts.cancel()
-        wait_for(lambda: world.running.gate.in_flight_count == 0)
+        wait_for(lambda: server.running.gate.in_flight_count == 0)
     channel.close()
 
 
-def test_a_put_whose_connection_goes_leaves_nothing(world: ServerOverMemory) -> None:
+def test_a_put_whose_connection_goes_leaves_nothing(server: ServerOverMemory) -> None:
     stop = threading.Event()
 
     def messages() -> Iterator[bytes]:
@@ -131,12 +131,12 @@ def test_a_put_whose_connection_goes_leaves_nothing(world: ServerOverMemory) -> 
         yield part(WHOLE[:500]).SerializeToString()
         stop.wait(10)
 
-    channel = grpc.insecure_channel(world.running.address, [("grpc.use_local_subchannel_pool", 1)])
+    channel = grpc.insecure_channel(server.running.address, [("grpc.use_local_subchannel_pool", 1)])
     begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
-    with world.unchanged():
+    with server.unchanged():
         call = begin.future(messages(), 30.0)  # without a name for it, gRPC would cancel it at once
-        wait_for(lambda: world.running.gate.in_flight_count == 1)
+        wait_for(lambda: server.running.gate.in_flight_count == 1)
         channel.close()
-        wait_for(lambda: world.running.gate.in_flight_count == 0)
+        wait_for(lambda: server.running.gate.in_flight_count == 0)
         stop.set()
         assert call.done()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import grpc
 
-__all__ = ["Caller", "Gate", "Observer", "Role", "Usage"]
+__all__ = ["ByteQuota", "Caller", "Gate", "Observer", "Role"]
 
 
 class Role(Enum):
@@ -53,14 +53,14 @@ class Gate(Protocol):
         ...
 
 
-class Usage(Protocol):
+class ByteQuota(Protocol):
     """Bytes stored by each tenant, under its cap. Thread-safe."""
 
     def reserve(self, tenant: str, count_bytes: int) -> bool:
         """Count bytes that are about to be stored; False, and nothing counted, where the cap would be passed."""
         ...
 
-    def give_back(self, tenant: str, count_bytes: int) -> None:
+    def release(self, tenant: str, count_bytes: int) -> None:
         """Count bytes as gone: removed, evicted, or reserved and then not stored."""
         ...
 
@@ -68,11 +68,11 @@ class Usage(Protocol):
 class Observer(Protocol):
     """What is told of every call. Thread-safe, never raises, never waits."""
 
-    def served(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+    def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count a call that has ended; ``code`` is the name of its status."""
         ...
 
-    def looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+    def pages_looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
         """Count pages of one pool that a tier was asked for."""
         ...
 

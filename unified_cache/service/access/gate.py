@@ -8,13 +8,13 @@ import grpc
 
 from unified_cache.service.access.callers import Caller, Observer, Role
 from unified_cache.service.access.errors import Refused
-from unified_cache.service.access.fairness import Turns
+from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.tls import ClientNames
 from unified_cache.service.access.tokens import Tokens
 from unified_cache.service.settings import QuotaSettings
 from unified_cache.wire.calls import RETRY_AFTER
 
-__all__ = ["RETRY_KEYS", "Callers", "ServiceGate"]
+__all__ = ["RETRY_KEYS", "Authenticator", "ServiceGate"]
 
 RETRY_KEYS = (RETRY_AFTER, "grpc-retry-pushback-ms")
 """Trailing metadata that says when to come back; the second is what gRPC's own retries obey."""
@@ -23,7 +23,7 @@ _AUTHORIZATION = "authorization"
 _BEARER = "bearer "
 
 
-class Callers:
+class Authenticator:
     """Tell who calls, by a token if the call has one, else by the certificate of its connection.
 
     A token that is wrong is never made up for by a certificate. With neither ``tokens`` nor ``names``, everybody is
@@ -48,13 +48,13 @@ class ServiceGate:
 
     def __init__(
         self,
-        callers: Callers,
-        turns: Turns,
+        callers: Authenticator,
+        scheduler: FairScheduler,
         quota: QuotaSettings,
         observer: Observer,
     ) -> None:
         self._callers = callers
-        self._turns = turns
+        self._scheduler = scheduler
         self._quota = quota
         self._observer = observer
         self._closed = False
@@ -65,7 +65,7 @@ class ServiceGate:
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` for all admitted calls to end; tell whether they have."""
-        return self._turns.wait_idle(timeout_s)
+        return self._scheduler.wait_idle(timeout_s)
 
     @contextmanager
     def admitted(
@@ -79,19 +79,19 @@ class ServiceGate:
         if self._closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "this server is draining; another may do")
         caller = self._permitted(context, needs, method)
-        place = self._turns.enter(caller.tenant, request_bytes)
-        if place is None:
+        ticket = self._scheduler.enter(caller.tenant, request_bytes)
+        if ticket is None:
             self._exhausted(method, caller, "the tenant has as many calls in flight as it may")
         try:
-            if not context.add_callback(place.give_up):
+            if not context.add_callback(ticket.give_up):
                 raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
-            if not place.wait(self._patience_s(context)):
+            if not ticket.wait(self._patience_s(context)):
                 if not context.is_active():
                     raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
                 self._exhausted(method, caller, "the call's turn did not come in time")
             yield caller
         finally:
-            place.leave()
+            ticket.leave()
 
     def _permitted(self, context: grpc.ServicerContext, needs: Role, method: str) -> Caller:
         caller = self._callers.caller(context)

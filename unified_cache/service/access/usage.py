@@ -6,19 +6,19 @@ from itertools import islice
 from threading import Lock
 
 from unified_cache.seal import Label
-from unified_cache.service.access.callers import Usage
+from unified_cache.service.access.callers import ByteQuota
 
-__all__ = ["Holdings"]
+__all__ = ["TenantUsage"]
 
 
-class Holdings:
+class TenantUsage:
     """Reserve and give back bytes of a tenant's usage by name. Thread-safe.
 
     A store evicts without saying so. Who finds no room asks for the ``oldest`` names and drops those that are gone;
     what proved present is asked about last the next time.
     """
 
-    def __init__(self, usage: Usage, names_max: int) -> None:
+    def __init__(self, usage: ByteQuota, names_max: int) -> None:
         self._usage = usage
         self._names_max = names_max
         self._held: dict[str, OrderedDict[Label, int]] = {}
@@ -38,7 +38,7 @@ class Holdings:
                 return False
             held.update(fresh)
             while len(held) > self._names_max:
-                self._usage.give_back(tenant, held.popitem(last=False)[1])
+                self._usage.release(tenant, held.popitem(last=False)[1])
             return True
 
     def drop(self, tenant: str, labels: Iterable[Label]) -> None:
@@ -47,7 +47,7 @@ class Holdings:
             held: dict[Label, int] = self._held.get(tenant, OrderedDict())
             gone_bytes = sum(held.pop(label, 0) for label in labels)
         if gone_bytes:
-            self._usage.give_back(tenant, gone_bytes)
+            self._usage.release(tenant, gone_bytes)
 
     def oldest(self, tenant: str, count: int) -> list[Label]:
         """Return the names that nobody asked about for longest; they become the last ones."""

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from unified_cache.service.settings import LogSettings
 
-__all__ = ["Log", "Pace", "log_to"]
+__all__ = ["Log", "LogRateLimit", "log_to"]
 
 KINDS_MAX = 256
 """Kinds paced by themselves; any further ones are paced together."""
@@ -26,7 +26,7 @@ class _Kind:
     left_out_count: int = 0
 
 
-class Pace:
+class LogRateLimit:
     """Let ``burst`` lines of a kind through at once, then one in ``every_s``. Thread-safe. ``clock`` gives seconds."""
 
     def __init__(self, burst: int, every_s: float, clock: Callable[[], float]) -> None:
@@ -60,7 +60,7 @@ class Log:
     since the epoch.
     """
 
-    def __init__(self, stream: TextIO, pace: Pace, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, stream: TextIO, pace: LogRateLimit, wall_clock: Callable[[], float]) -> None:
         self._stream = stream
         self._pace = pace
         self._wall_clock = wall_clock
@@ -109,6 +109,6 @@ class _Forwarding(logging.Handler):
 
 def log_to(stream: TextIO, settings: LogSettings) -> Log:
     """Make the log of a process and let what libraries log go there too; once for a process."""
-    log = Log(stream, Pace(settings.burst, settings.every_s, time.monotonic), time.time)
+    log = Log(stream, LogRateLimit(settings.burst, settings.every_s, time.monotonic), time.time)
     logging.basicConfig(handlers=[_Forwarding(log)], level=logging.WARNING, force=True)
     return log

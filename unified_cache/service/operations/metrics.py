@@ -12,15 +12,16 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.fairness import StoredBytes, Turns
+from unified_cache.service.access.fairness import FairScheduler
+from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.operations.logs import Log
-from unified_cache.service.settings import Address
+from unified_cache.service.settings import ListenAddress
 from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-__all__ = ["OTHER", "MetricsListener", "ServiceMetrics", "TenantNames", "UseCollector"]
+__all__ = ["OTHER", "MetricsListener", "ServiceMetrics", "TenantLabels", "UsageCollector"]
 
 OTHER = "other"
 """Label of tenants beyond those with series of their own."""
@@ -36,7 +37,7 @@ _LOOK_S = 0.1
 """How often the listener looks whether it is to stop."""
 
 
-class TenantNames:
+class TenantLabels:
     """Keep labels few: the first so many tenants have their names, all others together are ``other``. Thread-safe."""
 
     def __init__(self, tenants_max: int) -> None:
@@ -57,7 +58,7 @@ class TenantNames:
 class ServiceMetrics:
     """Count calls, pages and anomalies in ``registry``, which must not have them yet; an ``Observer``."""
 
-    def __init__(self, registry: CollectorRegistry, names: TenantNames, log: Log) -> None:
+    def __init__(self, registry: CollectorRegistry, names: TenantLabels, log: Log) -> None:
         self._names = names
         self._log = log
 
@@ -83,7 +84,7 @@ class ServiceMetrics:
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=registry)
 
-    def served(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+    def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count a call that has ended; ``code`` is the name of its status."""
         name = self._names.label(tenant)
         self.calls.labels(method, name, code).inc()
@@ -92,7 +93,7 @@ class ServiceMetrics:
             self.sizes.labels(method, direction).observe(count_bytes)
             self.bytes.labels(name, direction).inc(count_bytes)
 
-    def looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+    def pages_looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
         """Count pages of one pool that a tier was asked for."""
         name = self._names.label(tenant)
         for result, count in (("hit", hits), ("miss", misses)):
@@ -105,11 +106,11 @@ class ServiceMetrics:
         self._log.anomaly(kind, text)
 
 
-class UseCollector:
+class UsageCollector:
     """Say what tenants use and what waits at the moment of being asked."""
 
-    def __init__(self, turns: Turns, stored: StoredBytes, names: TenantNames) -> None:
-        self._turns = turns
+    def __init__(self, scheduler: FairScheduler, stored: StoredBytes, names: TenantLabels) -> None:
+        self._scheduler = scheduler
         self._stored = stored
         self._names = names
 
@@ -119,7 +120,7 @@ class UseCollector:
         for tenant, count_bytes in self._summed(self._stored.by_tenant()).items():
             stored.add_metric([tenant], count_bytes)
         yield stored
-        calls = self._turns.by_tenant()
+        calls = self._scheduler.by_tenant()
         counts = {
             "running": {tenant: each.running_count for tenant, each in calls.items()},
             "waiting": {tenant: each.waiting_count for tenant, each in calls.items()},
@@ -151,7 +152,7 @@ class MetricsListener:
 
     @classmethod
     def open(
-        cls, address: Address, registry: CollectorRegistry, tls: Callable[[], ssl.SSLContext] | None
+        cls, address: ListenAddress, registry: CollectorRegistry, tls: Callable[[], ssl.SSLContext] | None
     ) -> "MetricsListener":
         """Listen; nothing is served before ``start``. ``tls`` is asked for each connection.
 
@@ -198,7 +199,7 @@ class _Request(WSGIRequestHandler):
 class _Listener(WSGIServer):
     """One request at a time; whoever is slow, also in a TLS handshake, is cut off."""
 
-    def __init__(self, address: Address, tls: Callable[[], ssl.SSLContext] | None) -> None:
+    def __init__(self, address: ListenAddress, tls: Callable[[], ssl.SSLContext] | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._tls = tls
         super().__init__((address.host, address.port), _Request)

@@ -8,18 +8,18 @@ from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.service.store.pages import blank, page_in
-from unified_cache.service.store.tiered import Arrived
+from unified_cache.service.store.tiered import ArrivedPage
 from unified_cache.wire.parts import Chunk
-from unified_cache.wire.sharing import Window
+from unified_cache.wire.sharing import SharedSlice
 
-__all__ = ["Announced", "Arrivals"]
+__all__ = ["AnnouncedPage", "PageAssembler"]
 
 COPIED_BYTES = 1 << 20
 """Out of shared memory at once, about: between copies, every look-up misses the processor's caches."""
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class AnnouncedPage:
     """A page that the start of a put names."""
 
     label: Label
@@ -31,13 +31,13 @@ class Announced:
     """What the store is told about its identity."""
 
 
-class Arrivals:
+class PageAssembler:
     """Take the parts of one put and give out whole pages, in the order in which they were announced.
 
     It holds the pieces of one page; a part that is not kept is not copied. With a window, the pages lie there.
     """
 
-    def __init__(self, announced: Sequence[Announced], window: Window | None = None) -> None:
+    def __init__(self, announced: Sequence[AnnouncedPage], window: SharedSlice | None = None) -> None:
         self._announced = announced
         self._window = window
         self._done_count = 0
@@ -45,7 +45,7 @@ class Arrivals:
         self._pieces: list[memoryview] = []
         self._held_bytes = 0
 
-    def take(self, part: Chunk) -> Iterator[Arrived]:
+    def take(self, part: Chunk) -> Iterator[ArrivedPage]:
         """Yield the pages that a part completes.
 
         Raises:
@@ -101,7 +101,7 @@ class Arrivals:
         if left_bytes:
             raise InputError(f"found more than the {len(self._announced)} pages announced")
 
-    def _whole(self, expected: Announced) -> Arrived:
+    def _whole(self, expected: AnnouncedPage) -> ArrivedPage:
         flaw = verify_buffers(self._pieces, expected.label)
         if flaw is not None:
             raise InputError(f"page {self._done_count} does not verify: {flaw.value}")
@@ -109,4 +109,4 @@ class Arrivals:
         self._pieces = []
         self._held_bytes = 0
         self._done_count += 1
-        return Arrived(expected.stored, expected.parent, page, expected.manifest)
+        return ArrivedPage(expected.stored, expected.parent, page, expected.manifest)

@@ -16,7 +16,7 @@ from unified_cache.service.access.errors import Refused
 from unified_cache.service.requests.checks import check_asserted, parsed
 from unified_cache.wire.calls import Call
 
-__all__ = ["Answers", "Served"]
+__all__ = ["CallBoundary", "CallRecord"]
 
 FAULT_ID_BYTES = 6
 """Of the number under which a fault stands in the log and in the answer."""
@@ -27,7 +27,7 @@ CANCELLED = grpc.StatusCode.CANCELLED.name
 Request = TypeVar("Request", bound=Message)
 
 
-class Served:
+class CallRecord:
     """One call under way."""
 
     __slots__ = ("bytes_in", "bytes_out", "tenant")
@@ -61,7 +61,7 @@ class Served:
             check_asserted(cast("pb.StatsRequest", request).tenant, self.tenant)
 
 
-class Answers:
+class CallBoundary:
     """Let calls in through the gate, and turn what they raise into statuses. Thread-safe."""
 
     def __init__(self, gate: Gate, observer: Observer, clock: Callable[[], float]) -> None:
@@ -75,24 +75,24 @@ class Answers:
         """Return a call of one message each way; ``answer`` takes the tenant and the request."""
 
         def respond(message: bytes, context: grpc.ServicerContext) -> bytes:
-            with self.served(call, needs, context, len(message)) as served:
-                served.bytes_in = len(message)
-                reply = answer(served.tenant, served.parsed(kind, message)).SerializeToString()
-                served.bytes_out = len(reply)
+            with self.admitted(call, needs, context, len(message)) as record:
+                record.bytes_in = len(message)
+                reply = answer(record.tenant, record.parsed(kind, message)).SerializeToString()
+                record.bytes_out = len(reply)
                 return reply
 
         return grpc.unary_unary_rpc_method_handler(respond)
 
     @contextmanager
-    def served(self, call: Call, needs: Role, context: grpc.ServicerContext, held_bytes: int) -> Iterator[Served]:
+    def admitted(self, call: Call, needs: Role, context: grpc.ServicerContext, held_bytes: int) -> Iterator[CallRecord]:
         """Hold a place for a call that keeps ``held_bytes`` in memory; what it raises becomes the call's status."""
         started_s = self._clock()
-        served = Served()
+        record = CallRecord()
         code = CANCELLED
         try:
             with self._gate.admitted(context, needs, method=call.value, request_bytes=held_bytes) as caller:
-                served.tenant = caller.tenant
-                yield served
+                record.tenant = caller.tenant
+                yield record
             code = OK
         except grpc.RpcError:
             # The client went away, or the stream was cut off: gRPC has answered.
@@ -105,7 +105,7 @@ class Answers:
             raise
         finally:
             seconds = self._clock() - started_s
-            self._observer.served(call.value, served.tenant, code, seconds, served.bytes_in, served.bytes_out)
+            self._observer.call_ended(call.value, record.tenant, code, seconds, record.bytes_in, record.bytes_out)
 
     def _refusal(self, call: Call, error: Exception) -> Refused:
         if isinstance(error, Refused):

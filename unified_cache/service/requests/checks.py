@@ -18,7 +18,7 @@ from unified_cache.seal import Label
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.limits import RequestLimits
-from unified_cache.service.requests.arrivals import Announced
+from unified_cache.service.requests.arrivals import AnnouncedPage
 from unified_cache.service.requests.lookup import PoolSpan
 from unified_cache.wire.names import check_digests, labels_in, labels_of
 
@@ -117,13 +117,13 @@ def named(
     return found
 
 
-def announced(runs: Sequence[NamedRun]) -> list[Announced]:
+def announced(runs: Sequence[NamedRun]) -> list[AnnouncedPage]:
     """Return the pages that a put announces, one by one.
 
     Raises:
         InputError: a page of another length than its pool's, or parents that are not one for each.
     """
-    pages: list[Announced] = []
+    pages: list[AnnouncedPage] = []
     for run in runs:
         if run.claimed_bytes != run.object_bytes:
             raise InputError(f"a page of pool {run.pool} has {run.object_bytes} bytes, found {run.claimed_bytes}")
@@ -133,7 +133,7 @@ def announced(runs: Sequence[NamedRun]) -> list[Announced]:
         parents = run.parents or [b""] * len(run.labels)
         manifest = run.registration.stored
         pages += [
-            Announced(label, stored, parent or None, run.object_bytes, manifest)
+            AnnouncedPage(label, stored, parent or None, run.object_bytes, manifest)
             for label, stored, parent in zip(run.labels, run.stored, parents, strict=True)
         ]
     return pages

@@ -12,7 +12,7 @@ from unified_cache.seal import Label
 from unified_cache.window import SPAN_ALL, restorable_ends, window
 from unified_cache.wire.names import labels_of
 
-__all__ = ["Found", "PoolSpan", "PrefixLabels", "Present", "longest_prefix"]
+__all__ = ["PoolSpan", "PrefixLabels", "Present", "RestorablePrefix", "longest_prefix"]
 
 BLOCK_PAGES_MIN = 64
 """Pages before the end at which a windowed pool is looked for first; its window twice, where that is more."""
@@ -36,7 +36,7 @@ Present = Callable[[Sequence[tuple[str, int, int]]], list[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RestorablePrefix:
     """The answer for one prefix."""
 
     end: int
@@ -68,7 +68,9 @@ class PrefixLabels:
         return self._made[pool][:end]
 
 
-def longest_prefix(pools: Sequence[PoolSpan], pages_count: int, present: Present, *, every_end: bool) -> Found:
+def longest_prefix(
+    pools: Sequence[PoolSpan], pages_count: int, present: Present, *, every_end: bool
+) -> RestorablePrefix:
     """Return the longest prefix of ``pages_count`` that all pools can restore, or every one.
 
     Pools that need all pages are asked for all of them; the others only as far back from there as the answer lies,
@@ -84,7 +86,7 @@ def longest_prefix(pools: Sequence[PoolSpan], pages_count: int, present: Present
     restorable = np.zeros(pages_count, np.bool_)
     if not windowed or not end:
         restorable[:end] = True
-        return Found(end, bound_by, restorable)
+        return RestorablePrefix(end, bound_by, restorable)
     back = max(BLOCK_PAGES_MIN, 2 * max(pool.span for pool in windowed))
     start = 0 if every_end else max(0, end - back)
     while True:
@@ -100,7 +102,7 @@ def longest_prefix(pools: Sequence[PoolSpan], pages_count: int, present: Present
     if found < end:
         short = zip(windowed, missing, strict=True)
         bound_by = next(pool.name for pool, holes in short if holes[max(window(end, pool.span) - start, 0) :].any())
-    return Found(found, bound_by, restorable)
+    return RestorablePrefix(found, bound_by, restorable)
 
 
 def _holes(present: Present, pools: Sequence[PoolSpan], start: int, end: int) -> list[Holes]:

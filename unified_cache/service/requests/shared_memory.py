@@ -13,11 +13,11 @@ from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.limits import RequestLimits
-from unified_cache.service.requests.sweep import Rounds
+from unified_cache.service.requests.sweep import PeriodicSweep
 from unified_cache.wire.calls import REASON, REASON_SHARE
-from unified_cache.wire.sharing import SHARED_DIRECTORY, Region, Window, is_local_peer
+from unified_cache.wire.sharing import SHARED_DIRECTORY, SharedRegion, SharedSlice, is_local_peer
 
-__all__ = ["Regions"]
+__all__ = ["LentRegions"]
 
 REGION_ID_BYTES = 16
 """Of randomness: nobody guesses another's region."""
@@ -28,14 +28,14 @@ class _Held:
 
     __slots__ = ("region", "tenant", "used_s", "users_count")
 
-    def __init__(self, tenant: str, region: Region, used_s: float) -> None:
+    def __init__(self, tenant: str, region: SharedRegion, used_s: float) -> None:
         self.tenant = tenant
         self.region = region
         self.used_s = used_s
         self.users_count = 0
 
 
-class Regions:
+class LentRegions:
     """Keep the regions of each tenant, bounded in number and size. Thread-safe.
 
     A region that was let go is closed when the last call that uses it has ended.
@@ -54,7 +54,7 @@ class Regions:
         self._new_id = new_id
         self._held: dict[str, _Held] = {}
         self._guard = Lock()
-        self._rounds = Rounds(self.sweep, limits.region_idle_s, "region-watch")
+        self._sweeper = PeriodicSweep(self.sweep, limits.region_idle_s, "region-watch")
 
     @property
     def region_bytes_max(self) -> int:
@@ -77,16 +77,16 @@ class Regions:
                     grpc.StatusCode.RESOURCE_EXHAUSTED, f"a tenant has at most {self._limits.regions_max} regions"
                 )
             try:
-                region = Region.open(self._directory, request.name, request.region_bytes, request.proof)
+                region = SharedRegion.open(self._directory, request.name, request.region_bytes, request.proof)
             except InputError as error:
                 raise _refusal(str(error)) from error
             name = self._new_id()
             self._held[name] = _Held(tenant, region, self._clock())
-        self._rounds.begin()
+        self._sweeper.start()
         return pb.ShareReply(region=name, idle_s=self._limits.region_idle_s)
 
     @contextmanager
-    def window(self, tenant: str, asked: pb.SharedRange) -> Iterator[Window]:
+    def window(self, tenant: str, asked: pb.SharedRange) -> Iterator[SharedSlice]:
         """Lend a part of a region for the length of the with block.
 
         Raises:
@@ -103,7 +103,7 @@ class Regions:
                 )
             held.users_count += 1
         try:
-            yield Window(held.region, asked.region, asked.start, asked.length)
+            yield SharedSlice(held.region, asked.region, asked.start, asked.length)
         except OSError as error:
             self.unshare(tenant, asked.region)
             raise _refusal("the region's bytes are not there any more") from error
@@ -136,7 +136,7 @@ class Regions:
 
     def close(self) -> None:
         """Let every region go."""
-        self._rounds.close()
+        self._sweeper.close()
         with self._guard:
             self._held.clear()
 

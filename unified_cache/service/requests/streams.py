@@ -7,12 +7,12 @@ from threading import Lock
 import grpc
 
 from unified_cache.service.limits import RequestLimits
-from unified_cache.service.requests.sweep import Rounds
+from unified_cache.service.requests.sweep import PeriodicSweep
 
-__all__ = ["Stream", "StreamWatch"]
+__all__ = ["StreamWatch", "WatchedStream"]
 
 
-class Stream:
+class WatchedStream:
     """One call under watch."""
 
     __slots__ = ("context", "moved_s", "started_s")
@@ -30,17 +30,17 @@ class StreamWatch:
         self._idle_s = limits.stream_idle_s
         self._call_s_max = limits.call_s_max
         self._clock = clock
-        self._streams: set[Stream] = set()
+        self._streams: set[WatchedStream] = set()
         self._guard = Lock()
-        self._rounds = Rounds(self.look, limits.stream_idle_s, "stream-watch")
+        self._sweeper = PeriodicSweep(self.sweep, limits.stream_idle_s, "stream-watch")
 
     @contextmanager
     def over(self, context: grpc.ServicerContext) -> Iterator[Callable[[], None]]:
         """Watch a call for the length of the with block; call what it yields whenever something moved."""
-        stream = Stream(context, self._clock())
+        stream = WatchedStream(context, self._clock())
         with self._guard:
             self._streams.add(stream)
-        self._rounds.begin()
+        self._sweeper.start()
 
         def moved() -> None:
             stream.moved_s = self._clock()
@@ -53,9 +53,9 @@ class StreamWatch:
 
     def close(self) -> None:
         """Watch no more; streams that are still open end with their server."""
-        self._rounds.close()
+        self._sweeper.close()
 
-    def look(self) -> bool:
+    def sweep(self) -> bool:
         """Cancel the streams that have been idle, or open, for too long; tell whether any is open."""
         now_s = self._clock()
         with self._guard:

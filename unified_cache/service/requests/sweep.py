@@ -1,40 +1,40 @@
-"""Looking after things that may be late, on a thread that lives while there are any."""
+"""A periodic check of things that can expire, on a thread that lives only while there are any."""
 
 import threading
 from collections.abc import Callable
 from threading import Event, Lock
 
-__all__ = ["Rounds"]
+__all__ = ["PeriodicSweep"]
 
-LOOKS_PER_TERM = 4
-"""Looks in the time that something may take: it is noticed at most a quarter late."""
+SWEEPS_PER_TERM = 4
+"""Sweeps in the time that one thing may last: its end is noticed at most a quarter of that late."""
 
 
-class Rounds:
-    """Call ``look`` a few times in ``term_s``, until it says that nothing is left. Thread-safe."""
+class PeriodicSweep:
+    """Call ``sweep`` a few times in ``term_s``, until it returns False: nothing is left to check. Thread-safe."""
 
-    def __init__(self, look: Callable[[], bool], term_s: float, name: str) -> None:
-        self._look = look
-        self._pause_s = term_s / LOOKS_PER_TERM
+    def __init__(self, sweep: Callable[[], bool], term_s: float, name: str) -> None:
+        self._sweep = sweep
+        self._pause_s = term_s / SWEEPS_PER_TERM
         self._name = name
-        self._is_looking = False
+        self._is_running = False
         self._closed = Event()
         self._guard = Lock()
 
-    def begin(self) -> None:
-        """Make sure that somebody looks; call it after something to look after is there, holding no guard."""
+    def start(self) -> None:
+        """Start the thread unless it runs; call this after there is something to check, while holding no guard."""
         with self._guard:
-            if not self._is_looking:
-                self._is_looking = True
-                threading.Thread(target=self._go, name=self._name, daemon=True).start()
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop for good."""
         self._closed.set()
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         while not self._closed.wait(self._pause_s):
             with self._guard:
-                if not self._look():
-                    self._is_looking = False
+                if not self._sweep():
+                    self._is_running = False
                     return

@@ -16,14 +16,14 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Flaw, Label
 from unified_cache.service.access.callers import Observer
 from unified_cache.service.access.errors import Refused
-from unified_cache.service.access.usage import Holdings
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.pages import HeldPage, blank_page
 from unified_cache.storage_backends.protocol import Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.wire.calls import RETRY_AFTER
 
-__all__ = ["Arrived", "Kept", "Place", "TieredStore"]
+__all__ = ["ArrivedPage", "FoundTier", "KeptTier", "TieredStore"]
 
 RECONCILED_NAMES = 1024
 """Pages asked about where a tenant has no room left: some may have left the store unnoticed."""
@@ -34,7 +34,7 @@ RETRY_AFTER_MS = "1000"
 _POOL = itemgetter(Label._fields.index("pool"))
 
 
-class Place(IntEnum):
+class FoundTier(IntEnum):
     """Where a page was found, as a reply says it."""
 
     NOWHERE = 0
@@ -42,7 +42,7 @@ class Place(IntEnum):
     STORE = 2
 
 
-class Kept(IntEnum):
+class KeptTier(IntEnum):
     """Where a page that was put is kept, as a reply says it."""
 
     DECLINED = 0
@@ -50,7 +50,7 @@ class Kept(IntEnum):
     STORE = 2
 
 
-class Arrived(NamedTuple):
+class ArrivedPage(NamedTuple):
     """A page to be stored; it was verified under its label."""
 
     label: Label
@@ -66,10 +66,10 @@ class TieredStore:
     Owns the store, and verifies what it returns. Thread-safe.
     """
 
-    def __init__(self, store: StorageBackend, host: HostTier, holdings: Holdings, observer: Observer) -> None:
+    def __init__(self, store: StorageBackend, host: HostTier, usage: TenantUsage, observer: Observer) -> None:
         self._store = VerifiedStorage(store)
         self._host = host
-        self._holdings = holdings
+        self._usage = usage
         self._observer = observer
         self._announced: set[bytes] = set()
         self._guard = Lock()
@@ -90,16 +90,18 @@ class TieredStore:
         """Tell for each label whether the page is in memory."""
         return self._host.contains(tenant, labels)
 
-    def read(self, tenant: str, labels: Sequence[Label], sizes: Sequence[int]) -> list[tuple[Place, HeldPage | None]]:
+    def read(
+        self, tenant: str, labels: Sequence[Label], sizes: Sequence[int]
+    ) -> list[tuple[FoundTier, HeldPage | None]]:
         """Return pages of these lengths, from memory or from the store, from where they come into memory.
 
         A page of another length, or one that the store fails to return, is a miss.
         """
-        found: list[tuple[Place, HeldPage | None]] = [
-            (Place.NOWHERE if page is None else Place.HOST, page) for page in self._host.find(tenant, labels)
+        found: list[tuple[FoundTier, HeldPage | None]] = [
+            (FoundTier.NOWHERE if page is None else FoundTier.HOST, page) for page in self._host.find(tenant, labels)
         ]
-        absent = [number for number, (place, _) in enumerate(found) if place is Place.NOWHERE]
-        self._count(tenant, "host", labels, [place is Place.HOST for place, _ in found])
+        absent = [number for number, (place, _) in enumerate(found) if place is FoundTier.NOWHERE]
+        self._count(tenant, "host", labels, [place is FoundTier.HOST for place, _ in found])
         if not absent:
             return found
         blanks = [blank_page(sizes[number]) for number in absent]
@@ -113,17 +115,17 @@ class TieredStore:
         for number, blank, hit in zip(absent, blanks, hits, strict=True):
             if hit:
                 self._host.admit(tenant, labels[number], blank)
-                found[number] = (Place.STORE, blank)
+                found[number] = (FoundTier.STORE, blank)
         return found
 
-    def put(self, tenant: str, arrived: Sequence[Arrived], level: Level) -> list[Kept]:
+    def put(self, tenant: str, arrived: Sequence[ArrivedPage], level: Level) -> list[KeptTier]:
         """Store pages; the first page of a name stays.
 
         Raises:
             Refused: the tenant or the store is full, or the store failed and memory cannot make up for it.
         """
         labels = [each.label for each in arrived]
-        pages: dict[Label, Arrived] = {}
+        pages: dict[Label, ArrivedPage] = {}
         for each in arrived:
             pages.setdefault(each.label, each)
         known = self._stored(labels)
@@ -139,11 +141,15 @@ class TieredStore:
                 self._host.admit(tenant, label, pages[label].page)
         held = self._host.contains(tenant, labels)
         kept = [
-            Kept.STORE if label in stored else Kept.HOST if here and level is Level.CACHED else Kept.DECLINED
+            KeptTier.STORE
+            if label in stored
+            else KeptTier.HOST
+            if here and level is Level.CACHED
+            else KeptTier.DECLINED
             for label, here in zip(labels, held, strict=True)
         ]
-        declined = [label for label, where in zip(labels, kept, strict=True) if where is Kept.DECLINED]
-        self._holdings.drop(tenant, declined)
+        declined = [label for label, where in zip(labels, kept, strict=True) if where is KeptTier.DECLINED]
+        self._usage.drop(tenant, declined)
         if declined and known is None:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
         return kept
@@ -159,7 +165,7 @@ class TieredStore:
         self._host.drop(tenant, named)
         stored = self._store.exists(named)
         self._store.remove(named)
-        self._holdings.drop(tenant, named)
+        self._usage.drop(tenant, named)
         return sum(either or other for either, other in zip(here, stored, strict=True))
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
@@ -193,7 +199,9 @@ class TieredStore:
             self._observer.anomaly("store_exists", str(error))
             return None
 
-    def _write_through(self, tenant: str, arrived: Sequence[Arrived], level: Level, fresh: set[Label]) -> set[Label]:
+    def _write_through(
+        self, tenant: str, arrived: Sequence[ArrivedPage], level: Level, fresh: set[Label]
+    ) -> set[Label]:
         """Put into the store what it lacks; return what it has. A page in memory goes instead of a new one."""
         wanted = [each for each in arrived if each.label in fresh or level is Level.DURABLE]
         here = self._host.find(tenant, [each.label for each in wanted])
@@ -226,10 +234,10 @@ class TieredStore:
             self._announced.add(manifest.identity)
 
     def _reserve(self, tenant: str, sizes: Mapping[Label, int]) -> None:
-        if not sizes or self._holdings.take(tenant, sizes):
+        if not sizes or self._usage.take(tenant, sizes):
             return
-        self._give_back_absent(tenant, self._holdings.oldest(tenant, RECONCILED_NAMES))
-        if not self._holdings.take(tenant, sizes):
+        self._give_back_absent(tenant, self._usage.oldest(tenant, RECONCILED_NAMES))
+        if not self._usage.take(tenant, sizes):
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "the tenant has no room left", [(RETRY_AFTER, RETRY_AFTER_MS)]
             )
@@ -239,13 +247,13 @@ class TieredStore:
         if stored is not None:
             here = self._host.contains(tenant, labels)
             triples = zip(labels, stored, here, strict=True)
-            self._holdings.drop(tenant, [label for label, there, held in triples if not there and not held])
+            self._usage.drop(tenant, [label for label, there, held in triples if not there and not held])
 
     def _count(self, tenant: str, tier: str, labels: Sequence[Label], hits: Sequence[bool]) -> None:
         pools = list(map(_POOL, labels))
         asked, found = Counter(pools), Counter(compress(pools, hits))
         for pool, count in asked.items():
-            self._observer.looked_up(tenant, pool, tier, found[pool], count - found[pool])
+            self._observer.pages_looked_up(tenant, pool, tier, found[pool], count - found[pool])
 
 
 def _refusal(error: StorageError) -> Refused:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from unified_cache.errors import InputError
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.wire.parts import Chunk
-from unified_cache.wire.sharing import Window
+from unified_cache.wire.sharing import SharedSlice
 
 __all__ = ["Filling"]
 
@@ -14,7 +14,7 @@ __all__ = ["Filling"]
 class Filling:
     """Fill pages in the order asked for. Content is copied once, from the message or the window into the page."""
 
-    def __init__(self, pages: Sequence[PageIO], window: Window | None = None) -> None:
+    def __init__(self, pages: Sequence[PageIO], window: SharedSlice | None = None) -> None:
         self.hits: list[bool | None] = [None] * len(pages)
         """By page; None while there is no answer, or not the whole page yet."""
         self._pages = pages

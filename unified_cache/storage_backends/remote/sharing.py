@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 import grpc
 
-from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, WINDOW_OFFSET, Region, Window
+from unified_cache.wire.sharing import (
+    NAME_PREFIX,
+    PROOF_BYTES,
+    SHARED_DIRECTORY,
+    WINDOW_OFFSET,
+    SharedRegion,
+    SharedSlice,
+)
 
 __all__ = ["CALL_BYTES", "Granted", "Lent", "Offer", "Sharing"]
 
@@ -56,20 +63,20 @@ class _Open:
 
     __slots__ = ("granted", "lent", "region", "used_s")
 
-    def __init__(self, region: Region, granted: Granted, used_s: float) -> None:
+    def __init__(self, region: SharedRegion, granted: Granted, used_s: float) -> None:
         self.region = region
         self.granted = granted
         self.used_s = used_s
-        self.lent: list[Window] = []
+        self.lent: list[SharedSlice] = []
         """By start."""
 
-    def take(self, length: int) -> Window | None:
+    def take(self, length: int) -> SharedSlice | None:
         """Lend the first gap that is large enough."""
         start = WINDOW_OFFSET
         for number, window in enumerate([*self.lent, None]):
             gap_end = self.region.region_bytes if window is None else window.start
             if gap_end - start >= length:
-                taken = Window(self.region, self.granted.region, start, length)
+                taken = SharedSlice(self.region, self.granted.region, start, length)
                 self.lent.insert(number, taken)
                 return taken
             if window is not None:
@@ -80,7 +87,7 @@ class _Open:
 class Lent(NamedTuple):
     """A window for one call."""
 
-    window: Window
+    window: SharedSlice
     of: _Open
 
 
@@ -140,7 +147,7 @@ class Sharing:
         while region_bytes >= REGION_BYTES_MIN:
             offer = Offer(NAME_PREFIX + secrets.token_hex(NAME_BYTES), region_bytes, secrets.token_bytes(PROOF_BYTES))
             try:
-                region = Region.create(self._directory, *offer)
+                region = SharedRegion.create(self._directory, *offer)
             except OSError:
                 region_bytes //= 2
                 continue
