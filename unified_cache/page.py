@@ -12,7 +12,16 @@ import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, TokenError
 
-__all__ = ["PAGE_KEY_BYTES", "TOKEN_BYTES", "Namespace", "PageKey", "Prompt", "TokensLike", "encode_tokens"]
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "PAGE_KEY_BYTES",
+    "TOKEN_BYTES",
+    "Namespace",
+    "PageKey",
+    "Prompt",
+    "TokensLike",
+    "encode_tokens",
+]
 
 TOKEN_BYTES = 4
 """One token id, int32 little-endian."""

@@ -7,7 +7,6 @@ for those.
 import json
 import sys
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -15,12 +14,11 @@ import typer
 
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, table
-from unified_cache.errors import CacheError, ConfigError
+from unified_cache.errors import CacheError
+from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from unified_cache.demo.result import DemoResult
 
 __all__ = ["DEMO_EPILOG", "DemoCommand"]
@@ -72,8 +70,8 @@ class DemoCommand:
             CacheError: an answer differs from the one computed cold, or the store cannot be opened.
             OSError: picture or JSON file cannot be written.
         """
-        demo = _needing("transformers", "unified_cache.demo.run", "the demo")
-        picture = None if self.report is None else _needing("report", "unified_cache.demo.picture", "--report")
+        demo = import_with_extra("unified_cache.demo.run", "transformers", "the demo")
+        picture = None if self.report is None else import_with_extra("unified_cache.demo.picture", "report", "--report")
         if self.report is not None:
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
@@ -108,17 +106,3 @@ def print_demo(stream: TextIO, result: "DemoResult") -> None:
     console.print(tiers)
     console.print(f"tokens are means, times medians; forwards: {result.forwards_text()}")
     console.print(result.verdict(), soft_wrap=True)
-
-
-def _needing(extra: str, module: str, what: str) -> "ModuleType":
-    """Import what an extra brings along.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"{what} needs {error.name}, which is not installed: pip install 'unified-cache[{extra}]'"
-        ) from error

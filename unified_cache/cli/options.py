@@ -1,13 +1,15 @@
 """Arguments that several commands share, and what they name."""
 
+import re
 from typing import Annotated
 
 import typer
 
+from unified_cache.errors import ConfigError
 from unified_cache.offline.stores import StoredIdentity, choose, identities_of
 from unified_cache.storage_backends.protocol import StorageBackend
 
-__all__ = ["IdentityOption", "JsonOption", "StoreArgument", "selected"]
+__all__ = ["IdentityOption", "JsonOption", "StoreArgument", "parse_bytes", "selected"]
 
 StoreArgument = Annotated[
     str, typer.Argument(metavar="URL", help="Store: file:DIR, packed:DIR or package.module:factory.")
@@ -16,6 +18,25 @@ IdentityOption = Annotated[
     str | None, typer.Option(metavar="DIGEST", help="One identity alone, by the first digits of its digest.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """Read a number of bytes: 4096, 64KiB, 500MB, 1.5GiB; KiB counts 1024, KB 1000.
+
+    Raises:
+        ConfigError: it is none; the message names ``option``.
+
+    """
+    found = _BYTES.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{option} must be bytes as in 4096, 500MB or 4GiB, found {text!r}")
+    number, unit, binary = found.groups()
+    scale = (1024 if binary else 1000) ** _UNITS[unit.upper()]
+    return int(number) * scale if number.isdecimal() else int(float(number) * scale)
 
 
 def selected(storage: StorageBackend, url: str, wanted: str | None) -> list[StoredIdentity]:

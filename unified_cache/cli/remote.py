@@ -7,7 +7,6 @@ or a copy of its manifest. The service's client is imported when it is needed: i
 import sys
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ from unified_cache.cli.options import IdentityOption, JsonOption
 from unified_cache.cli.storage_tables import print_json
 from unified_cache.cli.text import console_on, size_text, table
 from unified_cache.errors import CacheError, ConfigError
+from unified_cache.extras import import_with_extra
 from unified_cache.offline.prompts import read_prompts
 from unified_cache.offline.stores import choose, identities_of, open_to_read
 from unified_cache.page import Namespace, PageKey
@@ -200,12 +200,7 @@ def _opened(url: str) -> "AbstractContextManager[Inquiry]":
     Raises:
         ConfigError: gRPC is not installed, or the URL names no service.
     """
-    try:
-        module = import_module("unified_cache.storage_backends.remote.inquiry")
-    except ImportError as error:
-        raise ConfigError(
-            f"a service needs {error.name}, which is not installed: pip install 'unified-cache[remote]'"
-        ) from error
+    module = import_with_extra("unified_cache.storage_backends.remote.inquiry", "remote", "a service")
     opened: AbstractContextManager[Inquiry] = module.open_inquiry(url)
     return opened
 

@@ -5,7 +5,6 @@ refused option should wait for those.
 """
 
 import json
-import re
 import sys
 from dataclasses import astuple, dataclass, fields
 from importlib import import_module
@@ -15,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from unified_cache.cli.layout import size_named
+from unified_cache.cli.options import parse_bytes
 from unified_cache.cli.progress import progress_on
 from unified_cache.cli.table import print_result
 from unified_cache.config import Retention
 from unified_cache.errors import CacheError, ConfigError
+from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable, write_whole
 from unified_cache.replay.model_settings import (
     DEVICE_BYTES,
@@ -36,27 +37,9 @@ if TYPE_CHECKING:
 
     from unified_cache.replay.result import ReplayResult
 
-__all__ = ["ReplayCommand", "parse_bytes"]
+__all__ = ["ReplayCommand"]
 
 STDOUT = "-"
-
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
-
-
-def parse_bytes(option: str, text: str) -> int:
-    """Read a number of bytes: 4096, 64KiB, 500MB, 1.5GiB; KiB counts 1024, KB 1000.
-
-    Raises:
-        ConfigError: it is none; the message names ``option``.
-
-    """
-    found = _BYTES.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"{option} must be bytes as in 4096, 500MB or 4GiB, found {text!r}")
-    number, unit, binary = found.groups()
-    scale = (1024 if binary else 1000) ** _UNITS[unit.upper()]
-    return int(number) * scale if number.isdecimal() else int(float(number) * scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +121,7 @@ class ReplayCommand:
         """
         settings = self._plain_settings() if self.model is None else self._model_settings(self.model)
         requests = read_trace(self.trace, self.limit)
-        report = None if self.report is None else _report_module()
+        report = None if self.report is None else import_with_extra("unified_cache.replay.report", "report", "--report")
         if self.report is not None:
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
@@ -221,18 +204,3 @@ def _given(value: _T | None, default: _T) -> _T:
 
 def _bytes_or(default: _T, option: str, text: str | None) -> int | _T:
     return default if text is None else parse_bytes(option, text)
-
-
-def _report_module() -> "ModuleType":
-    """Import the report before the run, not after it.
-
-    Raises:
-        ConfigError: what draws it is not installed.
-
-    """
-    try:
-        return import_module("unified_cache.replay.report")
-    except ImportError as error:
-        raise ConfigError(
-            f"--report needs {error.name}, which is not installed: pip install 'unified-cache[report]'"
-        ) from error

@@ -8,7 +8,6 @@ import secrets
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -16,6 +15,7 @@ from typing import Annotated
 import typer
 
 from unified_cache.errors import CacheError, ConfigError
+from unified_cache.extras import import_with_extra
 
 __all__ = ["SERVE_EPILOG", "ServeCommand", "TokenListCommand", "TokenNewCommand", "TokenRevokeCommand", "token_app"]
 
@@ -185,12 +185,7 @@ def _service_module(name: str) -> ModuleType:
     Raises:
         ConfigError: what it needs is not installed.
     """
-    try:
-        return import_module(f"unified_cache.service.{name}")
-    except ImportError as error:
-        raise ConfigError(
-            f"serve needs {error.name}, which is not installed: pip install 'unified-cache[service]'"
-        ) from error
+    return import_with_extra(f"unified_cache.service.{name}", "service", "serve")
 
 
 for _name, _command in {"new": TokenNewCommand, "list": TokenListCommand, "revoke": TokenRevokeCommand}.items():

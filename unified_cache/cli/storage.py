@@ -12,9 +12,8 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import IdentityOption, JsonOption, StoreArgument, selected
+from unified_cache.cli.options import IdentityOption, JsonOption, StoreArgument, parse_bytes, selected
 from unified_cache.cli.progress import objects_watched
-from unified_cache.cli.replay import parse_bytes
 from unified_cache.cli.storage_tables import (
     print_json,
     print_results,

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
 from unified_cache.errors import ConfigError
+from unified_cache.extras import import_with_extra
 from unified_cache.service.access.callers import Caller, Gate
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
@@ -166,12 +166,7 @@ def _expiry_s(certificates: Reloaded[Certificates]) -> float:
 def _traced(gate: ServiceGate, settings: ServiceSettings, opened: ExitStack) -> Gate:
     if settings.tracing.exporter is TracingExporter.NONE:
         return gate
-    try:
-        tracing = import_module("unified_cache.service.operations.tracing")
-    except ImportError as error:
-        raise ConfigError(
-            f"tracing needs {error.name}, which is not installed: pip install 'unified-cache[tracing]'"
-        ) from error
+    tracing = import_with_extra("unified_cache.service.operations.tracing", "tracing", "tracing")
     provider = tracing.open_provider(settings.tracing)
     opened.callback(provider.shutdown)
     traced: Gate = tracing.TracedGate(gate, provider.get_tracer("unified_cache"))

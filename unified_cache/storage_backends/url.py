@@ -22,6 +22,7 @@ from typing import cast
 
 from unified_cache import storage_backends
 from unified_cache.errors import ConfigError
+from unified_cache.extras import import_with_extra
 from unified_cache.storage_backends.protocol import StorageBackend
 
 __all__ = ["check_storage_url", "open_storage"]
@@ -36,6 +37,9 @@ STORES = {
     "packed": ("packed.store", "open_url"),
 }
 """Scheme of a URL: the module of this package that opens such a store, and its factory."""
+
+EXTRAS = {"grpc": "remote", "grpcs": "remote"}
+"""Scheme of a URL: the extra of this package without which its module cannot be imported."""
 
 _Factory = Callable[[str, int | None], StorageBackend]
 
@@ -73,7 +77,7 @@ def _factory_of(url: str) -> tuple[_Factory, str]:
         if factory is None:
             raise ConfigError(f"{url!r} must name a callable after the colon, {scheme} has none called {name!r}")
         return factory, rest
-    factory = _factory_in(*_named(scheme)) if scheme in STORES else None
+    factory = _own_factory(scheme) if scheme in STORES else None
     if factory is None:
         raise ConfigError(f"{url!r} must begin with one of {_known()} or package.module:, found {scheme}:")
     return factory, rest
@@ -89,9 +93,12 @@ def _factory_in(module_name: str, name: str) -> _Factory | None:
     return cast("_Factory", found) if callable(found) else None
 
 
-def _named(scheme: str) -> tuple[str, str]:
+def _own_factory(scheme: str) -> _Factory | None:
     module, factory = STORES[scheme]
-    return f"{storage_backends.__name__}.{module}", factory
+    module_name = f"{storage_backends.__name__}.{module}"
+    if scheme in EXTRAS:
+        import_with_extra(module_name, EXTRAS[scheme], f"{scheme}:")
+    return _factory_in(module_name, factory)
 
 
 def _known() -> str:
@@ -99,6 +106,6 @@ def _known() -> str:
     known: list[str] = []
     for scheme in STORES:
         with suppress(ConfigError):
-            _factory_in(*_named(scheme))
+            _own_factory(scheme)
             known.append(f"{scheme}:")
     return ", ".join(known)

@@ -16,6 +16,7 @@ FACADE = "__init__"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "files"),
+    ("extras",),
     ("page",),
     ("window",),
     ("pool",),
