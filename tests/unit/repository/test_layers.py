@@ -1,9 +1,10 @@
-"""Imports inside the package point one way, and the tree is free of torch."""
+"""Imports inside the package point one way and run in no circle, and the tree is free of torch."""
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 
 import pytest
 
@@ -12,9 +13,9 @@ from tests.sources import ROOT, Source, python_sources
 PACKAGE = "unified_cache"
 
 FACADE = "__init__"
-"""The package itself, ``unified_cache/__init__.py``, in the table below."""
+"""The package itself, its ``__init__.py``, in the tables below."""
 
-LAYERS: tuple[tuple[str, ...], ...] = (
+LIBRARY: tuple[tuple[str, ...], ...] = (
     ("errors", "files"),
     ("extras",),
     ("page",),
@@ -29,47 +30,142 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("stats", "backup_scheduler"),
     ("cache",),
     (FACADE,),
-    ("service", "testing", "integrations", "events", "replay", "cluster", "offline"),
-    ("demo",),
-    ("cli",),
+    ("service", "testing", "integrations", "cluster", "offline"),
 )
-"""Lowest first. A room imports from itself and from lower layers; rooms of one layer do not know each other."""
+PROGRAMS: tuple[tuple[str, ...], ...] = (("demo", "replay"), ("cli",))
+"""Programs over the public API; nothing in the library imports them."""
+
+FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    PACKAGE: LIBRARY + PROGRAMS,
+    f"{PACKAGE}.storage_backends": (
+        ("protocol", "manifest"),
+        ("common", "catalog"),
+        ("directory", "wrappers", "verified"),
+        ("memory", "keys_only", "file", "packed", "mooncake", "remote"),
+        (FACADE,),
+        ("url",),
+    ),
+    f"{PACKAGE}.service": (
+        ("limits", "roles"),
+        ("settings",),
+        ("access",),
+        ("store",),
+        ("requests",),
+        ("servicer",),
+        ("operations",),
+        ("server",),
+        (FACADE,),
+    ),
+}
+"""Rooms of a package by floor, lowest first. A room imports from itself and from lower floors; rooms of one floor do
+not know each other."""
 
 TORCH_FREE = frozenset({"errors", "page", "window", "pool", "tree"})
 """Rooms that never import torch by themselves; for the tree, nothing that it imports does so either."""
 
-HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
+HEIGHT = {
+    package: {room: height for height, floor in enumerate(floors) for room in floor}
+    for package, floors in FLOORS.items()
+}
 
 
-def room_of(module: str) -> str:
-    return module.split(".")[1] if "." in module else FACADE
+def package_sources() -> list[Source]:
+    return [source for source in python_sources() if source.path.startswith(f"{PACKAGE}/")]
+
+
+@cache
+def modules() -> frozenset[str]:
+    return frozenset(source.module for source in package_sources())
+
+
+def room_of(module: str, package: str = PACKAGE) -> str:
+    """Return the room of ``package`` that ``module`` lies in: the next part of its name."""
+    return module.removeprefix(package).split(".")[1] if module != package else FACADE
+
+
+def lies_in(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
 
 
 def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
-    """Yield line and dotted name of everything imported; of ``from p import n`` it is ``p.n`` where that is a room."""
+    """Yield line and dotted name of everything imported; of ``from p import n`` ``p.n`` where that is a module."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
-            for alias in node.names:
-                yield node.lineno, f"{PACKAGE}.{alias.name}" if alias.name in HEIGHT else PACKAGE
         elif isinstance(node, ast.ImportFrom):
-            yield node.lineno, "." * node.level + (node.module or "")
+            base = "." * node.level + (node.module or "")
+            for name in sorted({f"{base}.{alias.name}" for alias in node.names}):
+                yield node.lineno, name if name in modules() else base
 
 
 def against_the_order(source: Source) -> Iterator[str]:
-    room = room_of(source.module)
-    if room not in HEIGHT:
-        yield f"{source.path}:1: found the room {room!r}; expected one of LAYERS in the test of layers"
-        return
-    for line, module in imported_modules(source):
+    imported = dict.fromkeys(imported_modules(source))
+    for line, module in imported:
         if module.startswith("."):
             yield f"{source.path}:{line}: found a relative import; expected the whole name"
-        if module.split(".")[0] != PACKAGE or room_of(module) == room:
+    for package, height in HEIGHT.items():
+        if not lies_in(source.module, package):
             continue
-        below = HEIGHT.get(room_of(module), len(LAYERS)) < HEIGHT[room]
-        if not below:
-            yield f"{source.path}:{line}: found {room!r} importing {module}; expected imports from lower layers only"
+        room = room_of(source.module, package)
+        if room not in height:
+            yield f"{source.path}:1: found the room {room!r}; expected one of FLOORS[{package!r}] in the test of layers"
+            continue
+        for line, module in imported:
+            if not lies_in(module, package) or room_of(module, package) == room:
+                continue
+            if height.get(room_of(module, package), len(height)) >= height[room]:
+                found = f"found {room!r} importing {module}"
+                yield f"{source.path}:{line}: {found}; expected imports from lower floors only"
+
+
+Graph = Mapping[str, Collection[str]]
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Return the modules of the package that each of them imports."""
+    return {
+        source.module: {module for _, module in imported_modules(source) if module in modules()} - {source.module}
+        for source in package_sources()
+    }
+
+
+def room_graph(graph: Graph, package: str) -> dict[str, set[str]]:
+    """Return the rooms of ``package`` that each of them imports: packages in it as a whole, and modules beside them."""
+    rooms: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        if lies_in(module, package):
+            room = room_of(module, package)
+            others = {room_of(other, package) for other in imported if lies_in(other, package)}
+            rooms.setdefault(room, set()).update(others - {room})
+    return rooms
+
+
+def cycles(graph: Graph) -> list[list[str]]:
+    """Return the sets of nodes that reach one another, as sorted lists; Tarjan's strongly connected components."""
+    found: list[list[str]] = []
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        path.append(node)
+        for other in sorted(graph.get(node, ())):
+            if other not in order:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in path:
+                lowest[node] = min(lowest[node], order[other])
+        if lowest[node] == order[node]:
+            component = path[path.index(node) :]
+            del path[path.index(node) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in sorted(graph):
+        if node not in order:
+            visit(node)
+    return found
 
 
 def torch_imports(source: Source) -> Iterator[str]:
@@ -77,10 +173,6 @@ def torch_imports(source: Source) -> Iterator[str]:
         for line, module in imported_modules(source):
             if module.split(".")[0] == "torch":
                 yield f"{source.path}:{line}: found {module}; expected no torch in {sorted(TORCH_FREE)}"
-
-
-def package_sources() -> list[Source]:
-    return [source for source in python_sources() if source.path.startswith(f"{PACKAGE}/")]
 
 
 def test_imports_point_to_lower_layers() -> None:
@@ -101,8 +193,35 @@ def test_importing_every_module_of_the_tree_does_not_import_torch() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_no_room_stands_in_two_layers() -> None:
-    assert len(HEIGHT) == sum(len(layer) for layer in LAYERS)
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_room_stands_on_one_floor_and_exists(package: str) -> None:
+    floors = [room for floor in FLOORS[package] for room in floor]
+    assert len(floors) == len(set(floors))
+    assert set(floors) == {room_of(module, package) for module in modules() if lies_in(module, package)} | {FACADE}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert cycles(module_graph()) == []
+
+
+def test_no_rooms_of_a_package_import_each_other_in_a_circle() -> None:
+    graph = module_graph()
+    packages = {module.rpartition(".")[0] for module in modules()} - {""}
+    found = {package: cycles(room_graph(graph, package)) for package in sorted(packages)}
+    assert {package: circles for package, circles in found.items() if circles} == {}
+
+
+def test_nothing_in_the_library_imports_a_program() -> None:
+    programs = {room for floor in PROGRAMS for room in floor}
+    graph = room_graph(module_graph(), PACKAGE)
+    assert {
+        room: imported & programs for room, imported in graph.items() if room not in programs and imported & programs
+    } == {}
+
+
+def test_a_circle_is_found_and_what_leads_into_it_is_not_in_it() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"d", "b"}, "d": {"c"}, "e": set()}) == [["b", "c", "d"]]
+    assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 @pytest.mark.parametrize(
@@ -117,6 +236,11 @@ def test_no_room_stands_in_two_layers() -> None:
         ("unified_cache/pool.py", "from .page import PageKey\n"),
         ("unified_cache/pool.py", "def f():\n    import unified_cache.slots\n"),
         ("unified_cache/attic.py", "x = 1\n"),
+        ("unified_cache/offline/prompts.py", "from unified_cache.replay.trace import read_trace\n"),
+        ("unified_cache/storage_backends/file/store.py", "import unified_cache.storage_backends.packed.store\n"),
+        ("unified_cache/storage_backends/directory/root.py", "from unified_cache.storage_backends import memory\n"),
+        ("unified_cache/service/access/tokens.py", "from unified_cache.service.server import Service\n"),
+        ("unified_cache/service/attic.py", "x = 1\n"),
     ],
 )
 def test_an_import_against_the_order_is_found(path: str, text: str) -> None:
@@ -131,6 +255,9 @@ def test_an_import_against_the_order_is_found(path: str, text: str) -> None:
         ("unified_cache/cache.py", "from unified_cache import transfers\nfrom unified_cache.pool import Tier\n"),
         ("unified_cache/demo/show.py", "from unified_cache import UnifiedCache\n"),
         ("unified_cache/__init__.py", "from unified_cache.cache import UnifiedCache\n"),
+        ("unified_cache/storage_backends/url.py", "from unified_cache import storage_backends\n"),
+        ("unified_cache/storage_backends/file/store.py", "from unified_cache.storage_backends.file import quota\n"),
+        ("unified_cache/service/servicer.py", "from unified_cache.service.requests.lookup import longest_prefix\n"),
     ],
 )
 def test_an_import_along_the_order_passes(path: str, text: str) -> None:
