@@ -17,8 +17,6 @@ from unified_cache.storage_backends.wrappers import (
     Backoff,
     CircuitBreaker,
     DeadlineStorage,
-    Rate,
-    RateLimit,
     RetryStorage,
 )
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
@@ -27,8 +25,6 @@ from unified_cache.testing.storage_contract import ROOM_BYTES_MAX, StorageContra
 
 THREADS_MAX = 3
 """Fewer than the contract's callers, so that some wait for a thread."""
-
-AMPLE = Rate(calls_per_s=1e3, bytes_per_s=1e6, burst_s=1e6)
 
 
 def metered(backend: StorageBackend) -> StorageBackend:
@@ -47,20 +43,15 @@ def breaker(backend: StorageBackend) -> StorageBackend:
     return CircuitBreaker(backend, 5, Backoff(1.0, 8.0), ManualClock())
 
 
-def rate_limit(backend: StorageBackend) -> StorageBackend:
-    clock = ManualClock()
-    return RateLimit(backend, gets=AMPLE, puts=AMPLE, wait_max_s=1.0, clock=clock, sleep=clock.sleep)
-
-
 def faulty(backend: StorageBackend) -> StorageBackend:
     return FaultyStorage(backend, ScriptedFaults({}), random.Random(1))
 
 
 def stacked(backend: StorageBackend) -> StorageBackend:
-    return VerifiedStorage(rate_limit(breaker(retry(deadline(metered(faulty(backend)))))))
+    return VerifiedStorage(breaker(retry(deadline(metered(faulty(backend))))))
 
 
-WRAPPERS = (metered, deadline, retry, breaker, rate_limit, faulty, stacked)
+WRAPPERS = (metered, deadline, retry, breaker, faulty, stacked)
 
 
 def in_memory(path: Path) -> StorageBackend:

@@ -6,7 +6,6 @@ Innermost first, as an engine stacks them::
     DeadlineStorage   a call that hangs becomes an error, and says when it has let go of its buffers
     RetryStorage      faults that pass are not seen above
     CircuitBreaker    a store that keeps failing is absent for a while
-    RateLimit         a bound on what is asked; above the breaker, which would take its refusals for answers
     VerifiedStorage   no wrong byte comes through, whatever happens below
 
 Every wrapper owns what it wraps: closing it closes that. ``MeteredStorage`` needs the ``metrics`` extra and is
@@ -17,7 +16,6 @@ from unified_cache.storage_backends.wrappers.backoff import Backoff
 from unified_cache.storage_backends.wrappers.breaker import BreakerState, CircuitBreaker
 from unified_cache.storage_backends.wrappers.deadline import DeadlineStorage, StuckCall
 from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.storage_backends.wrappers.rate_limit import Rate, RateLimit
 from unified_cache.storage_backends.wrappers.retry import RetryStorage
 
 __all__ = [
@@ -26,8 +24,6 @@ __all__ = [
     "CircuitBreaker",
     "DeadlineStorage",
     "Method",
-    "Rate",
-    "RateLimit",
     "RetryStorage",
     "StuckCall",
 ]
