@@ -9,13 +9,14 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.wrappers import PATIENCE_S
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import (
-    Backoff,
-    CircuitBreaker,
+    BreakerStorage,
     DeadlineStorage,
     RetryStorage,
 )
@@ -40,7 +41,7 @@ def retry(backend: StorageBackend) -> StorageBackend:
 
 
 def breaker(backend: StorageBackend) -> StorageBackend:
-    return CircuitBreaker(backend, 5, Backoff(1.0, 8.0), ManualClock())
+    return BreakerStorage(backend, CircuitBreaker(5, Backoff(1.0, 8.0), ManualClock()))
 
 
 def faulty(backend: StorageBackend) -> StorageBackend:

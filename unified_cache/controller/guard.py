@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable
 
 from unified_cache.config import StorageGuard
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.storage_backends.protocol import StorageBackend
-from unified_cache.storage_backends.wrappers import Backoff, CircuitBreaker, DeadlineStorage, RetryStorage
+from unified_cache.storage_backends.wrappers import BreakerStorage, DeadlineStorage, RetryStorage
 
 __all__ = ["guarded"]
 
@@ -19,4 +21,5 @@ def guarded(
     pauses = Backoff(guard.pause_s, guard.pause_s * 2**guard.rounds_max)
     # Any seed: it only keeps the pauses of several caches from falling together.
     again = RetryStorage(in_time, guard.rounds_max, pauses, random.Random(0))  # noqa: S311
-    return CircuitBreaker(again, guard.failures_max, Backoff(guard.rest_s, guard.rest_s_max), clock)
+    breaker = CircuitBreaker(guard.failures_max, Backoff(guard.rest_s, guard.rest_s_max), clock)
+    return BreakerStorage(again, breaker)

@@ -10,11 +10,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from unified_cache.seal import Flaw
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import ServiceSettings
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import BreakerState, CircuitBreaker
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.wrappers import Backoff, BreakerState, CircuitBreaker, DeadlineStorage, RetryStorage
+from unified_cache.storage_backends.wrappers import BreakerStorage, DeadlineStorage, RetryStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 
 __all__ = ["GuardedStore", "LossCollector"]
@@ -30,7 +32,7 @@ class GuardedStore:
     backend: StorageBackend
     deadline: DeadlineStorage
     retry: RetryStorage
-    breaker: CircuitBreaker
+    breaker: BreakerStorage
 
     @classmethod
     def open(cls, settings: ServiceSettings, registry: CollectorRegistry) -> "GuardedStore":
@@ -48,7 +50,7 @@ class GuardedStore:
         pause = Backoff(guard.retry_pause_s, guard.retry_pause_s)
         retry = RetryStorage(deadline, guard.retry_rounds_max, pause, random.Random())  # noqa: S311  # of pauses
         pauses = Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max)
-        breaker = CircuitBreaker(retry, guard.breaker_failures_max, pauses)
+        breaker = BreakerStorage(retry, CircuitBreaker(guard.breaker_failures_max, pauses))
         guarded = cls(backend, deadline, retry, breaker)
         registry.register(guarded)
         return guarded

@@ -6,12 +6,12 @@ Bookkeeping with a clock; nothing here asks anybody.
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
 from typing import NamedTuple
 
-from unified_cache.storage_backends.wrappers.backoff import Backoff
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import CircuitBreaker
 
 __all__ = ["Endpoints", "Place", "Places"]
 
@@ -99,49 +99,48 @@ def _shrink(entries: "OrderedDict[str, tuple[Place, float]] | OrderedDict[str, f
         entries.popitem(last=False)
 
 
-@dataclass(slots=True)
-class _Standing:
-    """How calls to one endpoint went."""
+class _EndpointHealth:
+    """Failures of one endpoint, and the calls to it that are in flight."""
 
-    failures_count: int = 0
-    """In a row."""
-    rests_until_s: float = 0.0
-    started_s: list[float] = field(default_factory=list)
-    """Of the calls in flight."""
+    __slots__ = ("breaker", "started_s")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.breaker = CircuitBreaker(1, REST, clock)
+        self.started_s: list[float] = []
+        """Of the calls in flight."""
 
     def is_forgotten(self, now_s: float) -> bool:
         """Tell whether nobody has asked for so long that the node is gone for good: it came back under another port."""
-        return not self.started_s and now_s - self.rests_until_s > FORGET_S
+        return not self.started_s and now_s - self.breaker.rests_until_s > FORGET_S
 
 
 class Endpoints:
-    """A breaker for each node: after a failure it rests, longer each time, and so while a call to it hangs.
+    """A circuit breaker for each node: after a failure it rests, longer each time, and so while a call to it hangs.
 
     Thread-safe. The first call after a rest is the probe; calls beside it are let through as well until the probe has
     been out for ``PATIENCE_S``.
     """
 
-    __slots__ = ("_clock", "_guard", "_standings")
+    __slots__ = ("_clock", "_guard", "_healths")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._standings: dict[str, _Standing] = {}
+        self._healths: dict[str, _EndpointHealth] = {}
         self._guard = Lock()
 
     def is_up(self, endpoint: str) -> bool:
         """Tell whether an endpoint is to be asked."""
-        standing = self._standings.get(endpoint)
-        if standing is None:
+        health = self._healths.get(endpoint)
+        if health is None:
             return True
-        now_s = self._clock()
         with self._guard:
-            stalled = bool(standing.started_s) and now_s - standing.started_s[0] > PATIENCE_S
-            return not stalled and now_s >= standing.rests_until_s
+            stalled = bool(health.started_s) and self._clock() - health.started_s[0] > PATIENCE_S
+        return not stalled and not health.breaker.is_resting
 
     def resting(self) -> list[str]:
         """Name the endpoints that are not to be asked now."""
         with self._guard:
-            known = list(self._standings)
+            known = list(self._healths)
         return [endpoint for endpoint in known if not self.is_up(endpoint)]
 
     def asking(self, endpoint: str) -> "_Asking":
@@ -152,34 +151,33 @@ class Endpoints:
         """Let an endpoint rest."""
         now_s = self._clock()
         with self._guard:
-            standing = self._standings.setdefault(endpoint, _Standing())
-            standing.failures_count += 1
-            standing.rests_until_s = now_s + REST.pause_s(standing.failures_count)
-            for gone in [name for name, each in self._standings.items() if each.is_forgotten(now_s)]:
-                del self._standings[gone]
+            self._health(endpoint).breaker.record_failure()
+            for gone in [name for name, each in self._healths.items() if each.is_forgotten(now_s)]:
+                del self._healths[gone]
 
     def succeeded(self, endpoint: str) -> None:
         """Note that an endpoint works."""
-        standing = self._standings.get(endpoint)
-        if standing is not None and standing.failures_count:
-            with self._guard:
-                standing.failures_count = 0
-                standing.rests_until_s = 0.0
+        health = self._healths.get(endpoint)
+        if health is not None:
+            health.breaker.record_success()
 
     def began(self, endpoint: str) -> float:
         """Note a call to an endpoint; return when it began."""
         started_s = self._clock()
         with self._guard:
-            self._standings.setdefault(endpoint, _Standing()).started_s.append(started_s)
+            self._health(endpoint).started_s.append(started_s)
         return started_s
 
     def ended(self, endpoint: str, started_s: float) -> None:
         """Take a call back. Nodes come back under other ports: one without calls and failures needs no entry."""
         with self._guard:
-            standing = self._standings[endpoint]
-            standing.started_s.remove(started_s)
-            if not standing.started_s and not standing.failures_count:
-                del self._standings[endpoint]
+            health = self._healths[endpoint]
+            health.started_s.remove(started_s)
+            if not health.started_s and not health.breaker.has_failures:
+                del self._healths[endpoint]
+
+    def _health(self, endpoint: str) -> _EndpointHealth:
+        return self._healths.setdefault(endpoint, _EndpointHealth(self._clock))
 
 
 class _Asking:

@@ -4,16 +4,16 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from threading import Lock
 
 import grpc
 
 from unified_cache.errors import StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.storage_backends.remote.sharing import CALL_BYTES, Granted, Lent, Offer, Sharing
 from unified_cache.storage_backends.remote.url import RemoteOptions
-from unified_cache.storage_backends.wrappers.backoff import Backoff
 from unified_cache.wire.calls import REASON, REASON_HELLO, REASON_SHARE, Call
 from unified_cache.wire.sharing import named_here
 
@@ -60,9 +60,8 @@ class Server:
         self._asserted = options.tenant or None
         self._turn = itertools.count()
         self._greeted: dict[bytes, Manifest] = {}
-        self._failures_count = 0
-        self._rests_until_s = 0.0
-        self._guard = Lock()
+        self.breaker = CircuitBreaker(1, REST, clock)
+        """While it is open, the server is asked last."""
         self._sharing = Sharing(self._offer, clock) if named_here(name) else None
         self.agreed: pb.HelloReply | None = None
         """What the server said of itself last."""
@@ -85,23 +84,6 @@ class Server:
             for _ in range(options.channels)
         ]
         return cls(name, channels, options, clock)
-
-    def is_resting(self, now_s: float) -> bool:
-        """Tell whether it failed lately, and is better asked last."""
-        return now_s < self._rests_until_s
-
-    def failed(self, now_s: float) -> None:
-        """Note that a call failed: the server rests, longer each time."""
-        with self._guard:
-            self._failures_count += 1
-            self._rests_until_s = now_s + REST.pause_s(self._failures_count)
-
-    def answered(self) -> None:
-        """Note that a call was answered."""
-        if self._failures_count:
-            with self._guard:
-                self._failures_count = 0
-                self._rests_until_s = 0.0
 
     def greet(self, manifests: Mapping[bytes, Manifest]) -> None:
         """Say Hello for the identities that the server has not heard of from here, or for none, once.

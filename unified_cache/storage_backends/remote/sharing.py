@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import grpc
 
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.wire.sharing import (
     NAME_PREFIX,
     PROOF_BYTES,
@@ -101,7 +103,7 @@ class Sharing:
         self._clock = clock
         self._directory = directory
         self._open: _Open | None = None
-        self._rests_until_s = float("-inf")
+        self._breaker = CircuitBreaker(1, Backoff(RETRY_S, RETRY_S), clock)
         self._guard = Lock()
 
     def lend(self, length: int, region_bytes_max: int) -> Lent | None:
@@ -111,9 +113,12 @@ class Sharing:
             opened = self._open
             if opened is not None and now_s - opened.used_s > opened.granted.idle_s * SAFE_SHARE:
                 self._drop()
-            if self._open is None and now_s >= self._rests_until_s:
+            if self._open is None and not self._breaker.is_resting:
                 self._open = self._opened(min(REGION_BYTES, region_bytes_max))
-                self._rests_until_s = now_s if self._open is not None else now_s + RETRY_S
+                if self._open is None:
+                    self._breaker.record_failure()
+                else:
+                    self._breaker.record_success()
             if self._open is None:
                 return None
             self._open.used_s = now_s
@@ -134,7 +139,7 @@ class Sharing:
             if lent is not None:
                 with self._guard:
                     if not is_well and lent.of is self._open:
-                        self._rests_until_s = self._clock() + RETRY_S
+                        self._breaker.record_failure()
                         self._drop()
                     lent.of.lent.remove(lent.window)
 

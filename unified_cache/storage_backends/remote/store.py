@@ -24,6 +24,7 @@ from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
+from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
@@ -32,7 +33,6 @@ from unified_cache.storage_backends.remote.scatter import Filling
 from unified_cache.storage_backends.remote.server import Server, is_passing, storage_error, wants_hello, wants_stream
 from unified_cache.storage_backends.remote.sharing import Lent
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
-from unified_cache.storage_backends.wrappers.backoff import Backoff
 from unified_cache.wire.calls import PART_BYTES, SHARED_PART_BYTES, Call
 from unified_cache.wire.names import labels_in, named_runs
 from unified_cache.wire.parts import decoded, parts_of, shared_parts_of
@@ -78,14 +78,12 @@ class RemoteStorage:
         self,
         options: RemoteOptions,
         servers: Sequence[Server],
-        clock: Callable[[], float],
         sleep: Callable[[float], None],
         rng: random.Random,
     ) -> None:
         self._servers = servers
         self._placing = Placing(options.servers)
         self._tries_max = len(servers) + options.retries
-        self._clock = clock
         self._sleep = sleep
         self._rng = rng
         self._manifests: dict[bytes, Manifest] = {}
@@ -101,7 +99,7 @@ class RemoteStorage:
         """Open connections to servers; nothing is sent before the first call. The caller closes it."""
         servers = [Server.connect(name, options, clock) for name in options.servers]
         # Any seed: it only keeps the pauses of several clients from falling together.
-        return cls(options, servers, clock, sleep, random.Random())  # noqa: S311
+        return cls(options, servers, sleep, random.Random())  # noqa: S311
 
     def capability(self) -> Capability:
         """Say what the service can do. Its cap is shared with others, and none of this client's own.
@@ -341,22 +339,21 @@ class RemoteStorage:
             if wants_hello(error):
                 server.forget_greetings()
             elif is_passing(error):
-                server.failed(self._clock())
+                server.breaker.record_failure()
             elif not wants_stream(error):
                 raise storage_error(error, call, server) from error
             return storage_error(error, call, server)
         except (InputError, OSError) as error:
-            server.failed(self._clock())
+            server.breaker.record_failure()
             return StorageError(f"{server.name}: {call.value}: {error}", retryable=True)
-        server.answered()
+        server.breaker.record_success()
         return None
 
     def _batches(
         self, labels: Sequence[Label], sizes: Sequence[int], waiting: Sequence[int], tries_count: int
     ) -> list[Batch]:
         """Send each page to its own server, or to the first of its ranking that does not rest."""
-        now_s = self._clock()
-        resting = {number for number, server in enumerate(self._servers) if server.is_resting(now_s)}
+        resting = {number for number, server in enumerate(self._servers) if server.breaker.is_resting}
         chosen: dict[int, list[int]] = {}
         for number in waiting:
             ranked = self._placing.ranked(labels[number].key)

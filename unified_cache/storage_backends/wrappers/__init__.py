@@ -5,23 +5,20 @@ Innermost first, as an engine stacks them::
     MeteredStorage    what the store itself does, call by call
     DeadlineStorage   a call that hangs becomes an error, and says when it has let go of its buffers
     RetryStorage      faults that pass are not seen above
-    CircuitBreaker    a store that keeps failing is absent for a while
+    BreakerStorage    a store that keeps failing is absent for a while
     VerifiedStorage   no wrong byte comes through, whatever happens below
 
 Every wrapper owns what it wraps: closing it closes that. ``MeteredStorage`` needs the ``metrics`` extra and is
 imported from its own module, ``unified_cache.storage_backends.wrappers.metered``.
 """
 
-from unified_cache.storage_backends.wrappers.backoff import Backoff
-from unified_cache.storage_backends.wrappers.breaker import BreakerState, CircuitBreaker
+from unified_cache.storage_backends.wrappers.breaker import BreakerStorage
 from unified_cache.storage_backends.wrappers.deadline import DeadlineStorage, StuckCall
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.storage_backends.wrappers.retry import RetryStorage
 
 __all__ = [
-    "Backoff",
-    "BreakerState",
-    "CircuitBreaker",
+    "BreakerStorage",
     "DeadlineStorage",
     "Method",
     "RetryStorage",

@@ -9,8 +9,8 @@ from typing import TypeVar
 from unified_cache.errors import ConfigError, StorageError, StorageTimeoutError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
+from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
-from unified_cache.storage_backends.wrappers.backoff import Backoff
 
 __all__ = ["RetryStorage"]
 

@@ -162,4 +162,4 @@ def test_a_node_that_never_comes_back_is_forgotten() -> None:
     endpoints.failed("gone")
     clock.sleep(FORGET_S + REST.max_s + 1)
     endpoints.failed("another")
-    assert list(endpoints._standings) == ["another"]
+    assert list(endpoints._healths) == ["another"]

@@ -139,8 +139,8 @@ class TwoServers:
         self.clock = ManualClock(1000.0)
         self.pauses_s: list[float] = []
         options = RemoteOptions(tuple(running.address for running in self.servers), timeout_s=5.0)
-        connected = [Server.connect(name, options) for name in options.servers]
-        self.storage = RemoteStorage(options, connected, self.clock, self.pauses_s.append, random.Random(1))
+        connected = [Server.connect(name, options, self.clock) for name in options.servers]
+        self.storage = RemoteStorage(options, connected, self.pauses_s.append, random.Random(1))
         open_for_contract(self.storage)
 
 

@@ -1,6 +1,7 @@
 """The breaker: a store that keeps failing is absent, and one call at a time finds out whether it is back."""
 
 import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,17 +12,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.clock import ManualClock
 from tests.support.wrappers import PATIENCE_S, blank, scripted, sealed
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import BreakerState, CircuitBreaker
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, Scan
-from unified_cache.storage_backends.wrappers import Backoff, BreakerState, CircuitBreaker, DeadlineStorage, Method
+from unified_cache.storage_backends.protocol import Level, PageIO, Scan
+from unified_cache.storage_backends.wrappers import BreakerStorage, DeadlineStorage, Method
 from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
 
 PAUSES = Backoff(10.0, 35.0)
 
 
-def failing(breaker: CircuitBreaker, times: int) -> None:
+def failing(breaker: BreakerStorage, times: int) -> None:
     for _ in range(times):
         with pytest.raises(StorageError):
             breaker.exists([label(1)])
@@ -31,7 +34,7 @@ def test_after_failures_in_a_row_the_store_is_absent() -> None:
     backend = MemoryStorage()
     backend.put(sealed([1]), Level.CACHED)
     faulty = scripted({0: StorageFault.FAIL, 2: StorageFault.FAIL, 3: StorageFault.FAIL}, backend)
-    breaker = CircuitBreaker(faulty, 2, PAUSES, ManualClock())
+    breaker = BreakerStorage(faulty, CircuitBreaker(2, PAUSES, ManualClock()))
     failing(breaker, 1)
     assert breaker.exists([label(1)]) == [True]
     failing(breaker, 2)
@@ -52,7 +55,7 @@ def test_after_failures_in_a_row_the_store_is_absent() -> None:
 def test_the_pause_doubles_with_every_probe_that_fails_up_to_its_bound_and_starts_anew_after_success() -> None:
     clock = ManualClock()
     faulty = scripted(dict.fromkeys([0, 1, 2, 3, 5], StorageFault.FAIL))
-    breaker = CircuitBreaker(faulty, 1, PAUSES, clock)
+    breaker = BreakerStorage(faulty, CircuitBreaker(1, PAUSES, clock))
     failing(breaker, 1)
     for pause_s in (10.0, 20.0, 35.0):
         clock.sleep(pause_s - 0.5)
@@ -74,7 +77,7 @@ def test_while_the_probe_is_out_every_other_call_finds_the_store_absent() -> Non
     backend.put(sealed([1]), Level.CACHED)
     clock = ManualClock()
     faulty = scripted({0: StorageFault.FAIL, 1: StorageFault.HANG}, backend)
-    breaker = CircuitBreaker(faulty, 1, PAUSES, clock)
+    breaker = BreakerStorage(faulty, CircuitBreaker(1, PAUSES, clock))
     failing(breaker, 1)
     clock.sleep(10.0)
     with ThreadPoolExecutor(1) as caller:
@@ -97,7 +100,7 @@ def test_what_began_before_the_breaker_opened_neither_closes_it_nor_counts_again
     clock = ManualClock()
     backend = MemoryStorage()
     faulty = scripted({0: StorageFault.HANG, 1: StorageFault.FAIL}, backend)
-    breaker = CircuitBreaker(faulty, 1, PAUSES, clock)
+    breaker = BreakerStorage(faulty, CircuitBreaker(1, PAUSES, clock))
     with ThreadPoolExecutor(1) as caller:
         slow = caller.submit(breaker.put, sealed([1]), Level.DURABLE if late else Level.CACHED)
         assert faulty.wait_until_hung(1, PATIENCE_S)
@@ -110,10 +113,91 @@ def test_what_began_before_the_breaker_opened_neither_closes_it_nor_counts_again
     assert breaker.state is BreakerState.CLOSED
 
 
+class ReadsFail(MemoryStorage):
+    """A store that finds every page, and fails to read it for as long as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = True
+
+    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        if self.fails:
+            raise StorageError("cannot read", retryable=True)
+        return super().get(pages)
+
+
+def test_look_ups_that_succeed_do_not_keep_it_closed_while_every_read_fails() -> None:
+    store = ReadsFail()
+    store.put(sealed([1]), Level.CACHED)
+    clock = ManualClock()
+    breaker = BreakerStorage(store, CircuitBreaker(3, PAUSES, clock))
+    for _ in range(3):
+        assert breaker.exists([label(1)]) == [True]
+        with pytest.raises(StorageError, match="cannot read"):
+            breaker.get(blank([1]))
+    assert breaker.state is BreakerState.OPEN
+    assert breaker.exists([label(1)]) == [False]
+    clock.sleep(10.0)
+    assert breaker.exists([label(1)]) == [True]
+    assert breaker.state is BreakerState.OPEN
+    store.fails = False
+    assert (breaker.get(blank([1])), breaker.state) == ([True], BreakerState.CLOSED)
+
+
+def test_probes_of_other_kinds_close_it_in_the_end_where_the_kind_that_failed_never_comes_again() -> None:
+    clock = ManualClock()
+    breaker = CircuitBreaker(2, PAUSES, clock)
+    for _ in range(2):
+        admission = breaker.admit(Method.SCAN)
+        assert admission is not None
+        breaker.record_outcome(admission, failed=True)
+    clock.sleep(10.0)
+    for state in (BreakerState.OPEN, BreakerState.CLOSED):
+        admission = breaker.admit(Method.GET)
+        assert admission is not None
+        assert breaker.admit(Method.GET) is None
+        breaker.record_outcome(admission, failed=False)
+        assert breaker.state is state
+
+
+def test_failures_of_all_kinds_add_up() -> None:
+    breaker = CircuitBreaker(3, PAUSES, ManualClock())
+    for method in (Method.GET, Method.PUT, Method.EXISTS):
+        assert breaker.state is BreakerState.CLOSED
+        admission = breaker.admit(method)
+        assert admission is not None
+        breaker.record_outcome(admission, failed=True)
+    assert breaker.state is BreakerState.OPEN
+
+
+def test_an_outcome_counts_once() -> None:
+    breaker = CircuitBreaker(2, PAUSES, ManualClock())
+    admission = breaker.admit()
+    assert admission is not None
+    for _ in range(3):
+        breaker.record_outcome(admission, failed=True)
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_who_has_others_to_ask_lets_one_rest_longer_each_time_and_once_for_calls_that_fail_together() -> None:
+    clock = ManualClock()
+    breaker = CircuitBreaker(1, PAUSES, clock)
+    for pause_s in (10.0, 20.0, 35.0):
+        for _ in range(4):
+            breaker.record_failure()
+        clock.sleep(pause_s - 0.5)
+        assert breaker.is_resting
+        clock.sleep(0.5)
+        assert not breaker.is_resting
+    breaker.record_failure()
+    breaker.record_success()
+    assert (breaker.is_resting, breaker.state, breaker.has_failures) == (False, BreakerState.CLOSED, False)
+
+
 def test_timeouts_open_it_and_then_nobody_waits_for_the_deadline() -> None:
     faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG})
     deadline = DeadlineStorage(faulty, 0.02, calls_max=4)
-    breaker = CircuitBreaker(deadline, 2, PAUSES, ManualClock())
+    breaker = BreakerStorage(deadline, CircuitBreaker(2, PAUSES, ManualClock()))
     failing(breaker, 2)
     assert breaker.exists([label(1)]) == [False]
     assert faulty.wait_until_hung(2, PATIENCE_S)
@@ -137,14 +221,14 @@ def test_only_what_speaks_against_the_store_is_a_failure(error: BaseException, i
         def scan(self, identity: bytes, cursor: str = "") -> Scan:
             raise error
 
-    breaker = CircuitBreaker(Raising(), 1, PAUSES, ManualClock())
+    breaker = BreakerStorage(Raising(), CircuitBreaker(1, PAUSES, ManualClock()))
     with pytest.raises(type(error)):
         breaker.scan(label(1).identity)
     assert (breaker.state is BreakerState.OPEN) == is_failure
 
 
 def test_a_closed_store_is_closed_in_every_state() -> None:
-    breaker = CircuitBreaker(scripted({0: StorageFault.FAIL}), 1, PAUSES, ManualClock())
+    breaker = BreakerStorage(scripted({0: StorageFault.FAIL}), CircuitBreaker(1, PAUSES, ManualClock()))
     failing(breaker, 1)
     breaker.close()
     with pytest.raises(ClosedError):
@@ -165,7 +249,7 @@ def test_a_backoff_doubles_up_to_its_bound_however_often() -> None:
 
 def test_a_breaker_needs_a_failure_to_open() -> None:
     with pytest.raises(ConfigError, match="failures_max >= 1"):
-        CircuitBreaker(MemoryStorage(), 0, PAUSES)
+        CircuitBreaker(0, PAUSES)
 
 
 class Switched:
@@ -186,7 +270,7 @@ class BreakerMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.plan = Switched()
         self.faulty = FaultyStorage(MemoryStorage(), self.plan, random.Random(0))
-        self.breaker = CircuitBreaker(self.faulty, failures_max, PAUSES, self.clock)
+        self.breaker = BreakerStorage(self.faulty, CircuitBreaker(failures_max, PAUSES, self.clock))
         self.failures_max = failures_max
         self.failures = self.openings = self.asked = self.refused = self.changes = 0
         self.probe_at_s: float | None = None

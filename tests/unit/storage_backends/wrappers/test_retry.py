@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tests.support.clock import ManualClock
 from tests.support.wrappers import blank, scripted, sealed
 from unified_cache.errors import ConfigError, StorageError, StorageTimeoutError
+from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
-from unified_cache.storage_backends.wrappers import Backoff, RetryStorage
+from unified_cache.storage_backends.wrappers import RetryStorage
 from unified_cache.testing.faulty_storage import StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, bytes_of, label
 

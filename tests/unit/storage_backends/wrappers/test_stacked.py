@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry
 from tests.support.clock import ManualClock
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.errors import StorageError, StorageTimeoutError
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import BreakerState, CircuitBreaker
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import (
-    Backoff,
-    BreakerState,
-    CircuitBreaker,
+    BreakerStorage,
     DeadlineStorage,
     RetryStorage,
 )
@@ -79,7 +79,7 @@ def stacked(store: StorageBackend, clock: ManualClock) -> StorageBackend:
     metered = MeteredStorage(store, StorageMetrics(CollectorRegistry()), "faulty", clock)
     deadline = DeadlineStorage(metered, PATIENCE_S, calls_max=2)
     retry = RetryStorage(deadline, 2, Backoff(0.1, 1.0), random.Random(9), clock.sleep)
-    breaker = CircuitBreaker(retry, 2, Backoff(2.0, 8.0), clock)
+    breaker = BreakerStorage(retry, CircuitBreaker(2, Backoff(2.0, 8.0), clock))
     return VerifiedStorage(breaker)
 
 
@@ -111,7 +111,7 @@ def test_a_store_that_hangs_costs_two_deadlines_and_is_a_miss_from_then_on() -> 
     store = FaultyStorage(backend, SeededFaults({StorageFault.HANG: 1.0}, random.Random(0)), random.Random(0))
     deadline = DeadlineStorage(store, 0.05, calls_max=3)
     retry = RetryStorage(deadline, 3, Backoff(0.1, 1.0), random.Random(0), clock.sleep)
-    breaker = CircuitBreaker(retry, 2, Backoff(1.0, 1.0), clock)
+    breaker = BreakerStorage(retry, CircuitBreaker(2, Backoff(1.0, 1.0), clock))
     storage = VerifiedStorage(breaker)
     quarantined = [blank_page(label(1)) for _ in range(2)]
     for page in quarantined:

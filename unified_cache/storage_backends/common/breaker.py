@@ -1,0 +1,180 @@
+"""A circuit breaker: leaves alone for a while what keeps failing, and finds out with one call whether it is back.
+
+The one breaker of this package. ``BreakerStorage`` puts it around a whole store; the clients of several nodes or
+servers keep one for each of them.
+"""
+
+import time
+from collections.abc import Callable, Hashable
+from enum import Enum
+from threading import Lock
+
+from unified_cache.errors import ConfigError
+from unified_cache.storage_backends.common.backoff import Backoff
+
+__all__ = ["Admission", "BreakerState", "CircuitBreaker"]
+
+
+class BreakerState(Enum):
+    """State of a breaker, and so what becomes of a call."""
+
+    CLOSED = "closed"
+    """Calls are made."""
+    OPEN = "open"
+    """Calls are refused until the pause is over; the first one after it is the probe."""
+    HALF_OPEN = "half open"
+    """One call, the probe, is under way; all others are refused."""
+
+
+class Admission:
+    """One call that a breaker has let through; its outcome counts once, and only while the state is the same."""
+
+    __slots__ = ("changes_count", "is_recorded", "kind")
+
+    def __init__(self, kind: Hashable, changes_count: int) -> None:
+        self.kind = kind
+        self.changes_count = changes_count
+        """State changes of the breaker until then."""
+        self.is_recorded = False
+
+
+class CircuitBreaker:
+    """Open after ``failures_max`` failures; after a pause let one call through, and close when it succeeds.
+
+    Failures are counted by kind of call, and a success takes back those of its own kind alone: look-ups that succeed do
+    not keep a breaker closed while every read fails. Failures of all kinds add up, so that a store that is gone is left
+    alone soon. While open, probes follow each other without a pause until every kind that had failed has succeeded, or
+    ``failures_max`` probes of any kind. A probe that fails opens the breaker again, for the next longer pause.
+
+    A gate calls ``admit`` before each call and ``record_outcome`` after it. A client that prefers one of several nodes
+    asks ``is_resting``, calls whom it likes, and says ``record_failure`` or ``record_success``.
+
+    Thread-safe. There is no thread: time passes by ``clock``, in seconds.
+    """
+
+    __slots__ = (
+        "_changes_count",
+        "_clock",
+        "_failures_count",
+        "_failures_max",
+        "_guard",
+        "_openings_count",
+        "_pauses",
+        "_probe_at_s",
+        "_refused_count",
+        "_state",
+        "_successes_count",
+    )
+
+    def __init__(self, failures_max: int, pauses: Backoff, clock: Callable[[], float] = time.monotonic) -> None:
+        if failures_max < 1:
+            raise ConfigError(f"a breaker needs failures_max >= 1, found {failures_max}")
+        self._failures_max = failures_max
+        self._pauses = pauses
+        self._clock = clock
+        self._state = BreakerState.CLOSED
+        self._changes_count = 0
+        self._failures_count: dict[Hashable, int] = {}
+        """By kind, since its last success."""
+        self._successes_count = 0
+        """Of probes since it opened."""
+        self._openings_count = 0
+        """Since it was closed last."""
+        self._probe_at_s = 0.0
+        self._refused_count = 0
+        self._guard = Lock()
+
+    @property
+    def failures_max(self) -> int:
+        """Failures after which it opens."""
+        return self._failures_max
+
+    @property
+    def state(self) -> BreakerState:
+        """State now; it stays OPEN after its pause until a call comes to be the probe."""
+        return self._state
+
+    @property
+    def changes_count(self) -> int:
+        """State changes so far."""
+        return self._changes_count
+
+    @property
+    def refused_count(self) -> int:
+        """Calls that ``admit`` refused so far."""
+        return self._refused_count
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether a kind of call has failed since it succeeded last."""
+        return bool(self._failures_count)
+
+    @property
+    def rests_until_s(self) -> float:
+        """End of the last pause, by the clock."""
+        return self._probe_at_s
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it is open and its pause is not over."""
+        return self._state is BreakerState.OPEN and self._clock() < self._probe_at_s
+
+    def admit(self, kind: Hashable = None) -> Admission | None:
+        """Let a call through, or return None; whoever is let through owes a ``record_outcome``."""
+        with self._guard:
+            if self._state is BreakerState.CLOSED:
+                return Admission(kind, self._changes_count)
+            if self._state is BreakerState.OPEN and self._clock() >= self._probe_at_s:
+                self._enter(BreakerState.HALF_OPEN)
+                return Admission(kind, self._changes_count)
+            self._refused_count += 1
+            return None
+
+    def record_outcome(self, admission: Admission, *, failed: bool) -> None:
+        """Count how an admitted call ended; a second time, or in another state than it began in, change nothing."""
+        with self._guard:
+            if admission.is_recorded or admission.changes_count != self._changes_count:
+                return
+            admission.is_recorded = True
+            if failed:
+                self._fail(admission.kind)
+            else:
+                self._succeed(admission.kind)
+
+    def record_failure(self) -> None:
+        """Count a call that failed; during a pause it is one that began before, and changes nothing."""
+        with self._guard:
+            if not self.is_resting:
+                self._fail(None)
+
+    def record_success(self) -> None:
+        """Close, whatever failed before."""
+        if self._failures_count:
+            with self._guard:
+                self._failures_count.clear()
+                self._succeed(None)
+
+    def _fail(self, kind: Hashable) -> None:
+        self._failures_count[kind] = self._failures_count.get(kind, 0) + 1
+        if self._state is not BreakerState.CLOSED or sum(self._failures_count.values()) >= self._failures_max:
+            self._openings_count += 1
+            self._successes_count = 0
+            self._probe_at_s = self._clock() + self._pauses.pause_s(self._openings_count)
+            self._enter(BreakerState.OPEN)
+
+    def _succeed(self, kind: Hashable) -> None:
+        self._failures_count.pop(kind, None)
+        if self._state is BreakerState.CLOSED:
+            return
+        self._successes_count += 1
+        if self._failures_count and self._successes_count < self._failures_max:
+            self._probe_at_s = self._clock()
+            self._enter(BreakerState.OPEN)
+        else:
+            self._failures_count.clear()
+            self._openings_count = 0
+            self._enter(BreakerState.CLOSED)
+
+    def _enter(self, state: BreakerState) -> None:
+        self._state = state
+        self._changes_count += 1
