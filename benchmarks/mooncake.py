@@ -28,8 +28,8 @@ from unified_cache.cluster.host_port import LOOPBACK, HostPort, free_ports
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.cluster.master import Master, MasterSettings
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake.buffers import batches, piece_of
-from unified_cache.storage_backends.mooncake.client import Client
+from unified_cache.storage_backends.mooncake.buffers import batches, object_buffers
+from unified_cache.storage_backends.mooncake.client import MooncakeClient
 from unified_cache.storage_backends.mooncake.native import master_program, new_put_config
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Level, PageIO
@@ -91,16 +91,16 @@ def _store(url: str) -> MooncakeStorage:
 class _Bare:
     """The client's own calls over the same buffers, in calls of the same size."""
 
-    def __init__(self, client: Client, pages: Sequence[PageIO]) -> None:
+    def __init__(self, client: MooncakeClient, pages: Sequence[PageIO]) -> None:
         self._client = client
-        pieces = [piece_of(number, page) for number, page in enumerate(pages)]
+        objects = [object_buffers(number, page) for number, page in enumerate(pages)]
         self._calls = [
             (
-                [f"bare/{piece.name}" for piece in batch],
-                [piece.pointers[0] for piece in batch],
-                [piece.object_bytes for piece in batch],
+                [f"bare/{item.name}" for item in batch],
+                [item.pointers[0] for item in batch],
+                [item.object_bytes for item in batch],
             )
-            for batch in batches(pieces)
+            for batch in batches(objects)
         ]
         self._config = new_put_config()
 

@@ -22,7 +22,7 @@ from unified_cache.cluster.master import MasterSettings
 from unified_cache.cluster.restarts import DELAYS_S, ProcessPhase
 from unified_cache.cluster.supervisor import Supervisor
 from unified_cache.errors import StorageError
-from unified_cache.storage_backends.mooncake.admin import Admin
+from unified_cache.storage_backends.mooncake.admin import MasterAdmin
 
 READY_MAX_S = 3.0
 SEGMENT_BYTES = 16 << 20
@@ -85,7 +85,7 @@ def test_a_stopped_node_is_forgotten_and_comes_back(cluster: LocalCluster) -> No
 
 def test_nodes_join_a_restarted_master_by_themselves(cluster: LocalCluster) -> None:
     cluster.master.kill()
-    assert not Admin(cluster.admin.host, cluster.admin.port).is_serving()
+    assert not MasterAdmin(cluster.admin.host, cluster.admin.port).is_serving()
     assert not all_mounted(cluster)
     cluster.restart_master()
     assert wait_until(lambda: all_mounted(cluster), TIMEOUT_S)

@@ -19,10 +19,10 @@ from unified_cache.cluster.host_port import LOOPBACK, HostPort
 from unified_cache.cluster.local import LocalCluster
 from unified_cache.errors import StorageError
 from unified_cache.seal import Flaw
-from unified_cache.storage_backends.mooncake.admin import Admin
+from unified_cache.storage_backends.mooncake.admin import MasterAdmin
 from unified_cache.storage_backends.mooncake.buffers import pointer_to
 from unified_cache.storage_backends.mooncake.client import AGED_OBJECTS
-from unified_cache.storage_backends.mooncake.native import Code
+from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.url import open_storage
@@ -127,7 +127,7 @@ def test_a_page_that_is_evicted_between_exists_and_get_is_a_miss() -> None:
         open_for_contract(storage)
         storage.put([sealed_page(label(0), MIB)], Level.CACHED)
         assert storage.exists([label(0)]) == [True]
-        name, admin = label(0).object_name, Admin(cluster.admin.host, cluster.admin.port)
+        name, admin = label(0).object_name, MasterAdmin(cluster.admin.host, cluster.admin.port)
         others = iter(range(1, 1000))
 
         def is_evicted() -> bool:
@@ -166,7 +166,7 @@ def test_a_page_whose_writer_was_killed_is_declined_and_taken_once_the_reservati
             writer.stdin.flush()
             (buffer,) = blank_page(label(1), MIB).buffers
             asked = [label(1).object_name], [pointer_to(buffer)], [MIB]
-            assert wait_until(lambda: inner._client.get(*asked) == [Code.NOT_READY], RECOVERY_S)
+            assert wait_until(lambda: inner._client.get(*asked) == [ResultCode.NOT_READY], RECOVERY_S)
         cluster.nodes[0].cont()
         assert not reads(storage, 1, MIB)
         assert storage.put([sealed_page(label(1), MIB)], Level.CACHED) == [False]
@@ -256,7 +256,7 @@ def test_under_pressure_a_prefix_goes_from_its_tail_and_all_objects_of_a_page_to
         sizes = {POOLS[0]: MIB // 4, POOLS[1]: 4096}
         pages = [sealed_page(named._replace(pool=pool), sizes[pool]) for pool in sizes for named in chain]
         assert all(storage.put(pages, Level.CACHED))
-        admin = Admin(cluster.admin.host, cluster.admin.port)
+        admin = MasterAdmin(cluster.admin.host, cluster.admin.port)
         others = iter(range(1000, 2000))
 
         def some_are_gone() -> bool:

@@ -16,7 +16,7 @@ import psutil
 from unified_cache.cli.main import run
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.host_port import HostPort
-from unified_cache.storage_backends.mooncake.admin import Admin
+from unified_cache.storage_backends.mooncake.admin import MasterAdmin
 
 __all__ = [
     "COMMAND",
@@ -118,7 +118,7 @@ class RunningCommand:
 
 def mounted(admin: HostPort) -> frozenset[str]:
     """Return the nodes that a master counts on, by their addresses."""
-    return Admin(admin.host, admin.port).segments()
+    return MasterAdmin(admin.host, admin.port).segments()
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -20,7 +20,7 @@ from unified_cache.cluster.local import ClusterPlan
 from unified_cache.cluster.restarts import ProcessPhase
 from unified_cache.cluster.supervisor import end_supervisor, start_supervisor, supervise
 from unified_cache.errors import CacheError
-from unified_cache.storage_backends.mooncake.admin import Admin
+from unified_cache.storage_backends.mooncake.admin import MasterAdmin
 
 __all__ = ["DownCommand", "StatusCommand", "UpCommand", "cluster_app"]
 
@@ -154,7 +154,7 @@ def _print_url(url: str) -> None:
 def _who_is_well(state: ClusterState) -> set[str]:
     """Name the members that run and, by the master's word, serve."""
     address = HostPort.parse("the state's admin address", state.admin)
-    admin = Admin(address.host, address.port)
+    admin = MasterAdmin(address.host, address.port)
     master, *nodes = state.members
     serving = {master.address} if admin.is_serving() else frozenset[str]()
     there = admin.segments() | serving

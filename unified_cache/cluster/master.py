@@ -6,7 +6,7 @@ from pathlib import Path
 from unified_cache.cluster.child import Child, wait_until
 from unified_cache.cluster.host_port import HostPort
 from unified_cache.errors import StorageError
-from unified_cache.storage_backends.mooncake.admin import Admin
+from unified_cache.storage_backends.mooncake.admin import MasterAdmin
 
 __all__ = ["Master", "MasterSettings"]
 
@@ -81,4 +81,4 @@ class Master:
         raise StorageError(f"the master does not serve at {self.rpc}: {reason}", retryable=True)
 
     def _serves(self) -> bool:
-        return Admin(self.admin.host, self.admin.port).is_serving() and not self.rpc.refusal(ADMIN_TIMEOUT_S)
+        return MasterAdmin(self.admin.host, self.admin.port).is_serving() and not self.rpc.refusal(ADMIN_TIMEOUT_S)

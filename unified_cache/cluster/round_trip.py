@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from unified_cache.cluster.child import StartReport, report_stream
-from unified_cache.storage_backends.mooncake.native import METADATA, Store, load_store, new_put_config
+from unified_cache.storage_backends.mooncake.native import METADATA, NativeStore, load_store, new_put_config
 
 __all__ = ["main", "travel"]
 
 PAGE_BYTES = 4096
 
 
-def travel(store: Store, master: str, nodes: Sequence[str], protocol: str) -> StartReport:
+def travel(store: NativeStore, master: str, nodes: Sequence[str], protocol: str) -> StartReport:
     """Visit each node and return; report the first that does not work."""
     code = store.setup(master.rpartition(":")[0], METADATA, 0, 0, protocol, "", master)
     if code:

@@ -14,7 +14,7 @@ from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.host_port import claim
 from unified_cache.cluster.node import NodeSettings
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake.native import METADATA, Store, load_store
+from unified_cache.storage_backends.mooncake.native import METADATA, NativeStore, load_store
 
 __all__ = ["main"]
 
@@ -58,7 +58,7 @@ def main(settings: NodeSettings) -> int:
     return 0
 
 
-def _watch(store: Store, log: EventLog, settings: NodeSettings) -> None:
+def _watch(store: NativeStore, log: EventLog, settings: NodeSettings) -> None:
     """Say when the master is lost and back, until a signal comes. The node joins again by itself."""
     fields = {"node": str(settings.address), "master": str(settings.master)}
     healthy = True

@@ -8,7 +8,7 @@ from typing import TypeVar
 from unified_cache.errors import StorageError
 from unified_cache.storage_backends.mooncake.hosts import KNOCK_TIMEOUT_S, knock
 
-__all__ = ["Admin"]
+__all__ = ["MasterAdmin"]
 
 CAPACITY = b"master_total_capacity_bytes "
 """Begins the line among the metrics that says how much memory all nodes give."""
@@ -16,10 +16,10 @@ CAPACITY = b"master_total_capacity_bytes "
 LISTING_TIMEOUT_S = 30.0
 """Between two pieces of a listing of all keys, which the master builds before it answers."""
 
-Answer = TypeVar("Answer")
+AdminReply = TypeVar("AdminReply")
 
 
-class Admin:
+class MasterAdmin:
     """Asks the master over HTTP; a connection per question. Thread-safe."""
 
     __slots__ = ("_host", "_port")
@@ -72,7 +72,7 @@ class Admin:
         """
         return self._ask("/get_all_keys", LISTING_TIMEOUT_S, lambda answer: _wanted_lines(answer, wanted))
 
-    def _ask(self, path: str, timeout_s: float, read: Callable[[http.client.HTTPResponse], Answer]) -> Answer:
+    def _ask(self, path: str, timeout_s: float, read: Callable[[http.client.HTTPResponse], AdminReply]) -> AdminReply:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
         try:
             connection.request("GET", path)

@@ -9,7 +9,7 @@ import numpy as np
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["Piece", "batches", "piece_of", "pointer_to"]
+__all__ = ["ObjectBuffers", "batches", "object_buffers", "pointer_to"]
 
 BATCH_BYTES = (2 << 20) + 16 * HEADER_BYTES
 """In flight in one call, headers beside payloads: more leaves the receiver's processor caches, and runs at half the
@@ -22,7 +22,7 @@ _address_of = ctypes.addressof
 _char_in = ctypes.c_char.from_buffer
 
 
-class Piece(NamedTuple):
+class ObjectBuffers(NamedTuple):
     """One object to move."""
 
     number: int
@@ -46,34 +46,34 @@ def pointer_to(memory: memoryview) -> int:
     return _address_of(_char_in(memory))
 
 
-def piece_of(number: int, page: PageIO) -> Piece:
+def object_buffers(number: int, page: PageIO) -> ObjectBuffers:
     """Point to the buffers of a page; its owner keeps them alive."""
     buffers = page.buffers
     if len(buffers) == 1 and (size := buffers[0].nbytes):
-        return Piece(number, page.label.object_name, size, [pointer_to(buffers[0])], [size])
+        return ObjectBuffers(number, page.label.object_name, size, [pointer_to(buffers[0])], [size])
     filled = [buffer for buffer in buffers if buffer.nbytes]
     sizes = [buffer.nbytes for buffer in filled]
-    return Piece(number, page.label.object_name, sum(sizes), [pointer_to(buffer) for buffer in filled], sizes)
+    return ObjectBuffers(number, page.label.object_name, sum(sizes), [pointer_to(buffer) for buffer in filled], sizes)
 
 
-def batches(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
+def batches(objects: Sequence[ObjectBuffers]) -> Iterator[Sequence[ObjectBuffers]]:
     """Cut a run of objects into calls, of objects in one buffer each or of objects in several; a large one goes alone.
 
     No call names an object twice: of two buffers for one key the client fills the last, and says it filled both.
     """
     start = taken_bytes = 0
     names: set[str] = set()
-    for end, piece in enumerate(pieces):
-        taken_bytes += piece.object_bytes
+    for end, item in enumerate(objects):
+        taken_bytes += item.object_bytes
         if end > start and (
             taken_bytes > BATCH_BYTES
             or end - start >= BATCH_OBJECTS
-            or piece.name in names
-            or piece.is_whole is not pieces[start].is_whole
+            or item.name in names
+            or item.is_whole is not objects[start].is_whole
         ):
-            yield pieces[start:end]
-            start, taken_bytes = end, piece.object_bytes
+            yield objects[start:end]
+            start, taken_bytes = end, item.object_bytes
             names.clear()
-        names.add(piece.name)
-    if pieces:
-        yield pieces[start:]
+        names.add(item.name)
+    if objects:
+        yield objects[start:]

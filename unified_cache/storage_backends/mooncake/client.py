@@ -15,21 +15,21 @@ from types import TracebackType
 
 from unified_cache.errors import StateError, StorageError
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress
-from unified_cache.storage_backends.mooncake.admin import Admin
+from unified_cache.storage_backends.mooncake.admin import MasterAdmin
 from unified_cache.storage_backends.mooncake.buffers import pointer_to
-from unified_cache.storage_backends.mooncake.endpoints import Endpoints, Place, Places
+from unified_cache.storage_backends.mooncake.endpoints import Endpoints, LocationCache, ReplicaLocation
 from unified_cache.storage_backends.mooncake.hosts import knock
 from unified_cache.storage_backends.mooncake.native import (
     METADATA,
-    Code,
+    NativeStore,
     PutConfig,
     Replica,
-    Store,
+    ResultCode,
     load_store,
     new_put_config,
 )
 
-__all__ = ["Client", "client_of"]
+__all__ = ["MooncakeClient", "client_of"]
 
 EXIT_WAIT_S = 8.0
 """How long the end of the process waits for calls in flight: each ends by itself within the settings' timeouts."""
@@ -40,10 +40,10 @@ AGED_OBJECTS = 16
 MASTER = "master"
 """Stands for the master among the endpoints."""
 
-_LOST = frozenset({Code.RPC_FAILED, Code.RPC_TIMEOUT})
+_LOST = frozenset({ResultCode.RPC_FAILED, ResultCode.RPC_TIMEOUT})
 
 
-class _Gate:
+class _CallGate:
     """Lets calls into the library until the process ends, and counts those in flight."""
 
     __slots__ = ("_guard", "_in_flight_count", "_is_shut", "_last_left", "_pid")
@@ -77,27 +77,27 @@ class _Gate:
             self._last_left.wait_for(lambda: not self._in_flight_count, timeout_s)
 
 
-class Client:
+class MooncakeClient:
     """Calls to a connected store client, and what is known of the cluster. Thread-safe.
 
     Every call returns one answer a name, in order, or raises StorageError where the master does not answer. It is then
     left alone for a while, and the next call first looks whether somebody listens: the library would try for seconds.
     """
 
-    def __init__(self, store: Store, address: MooncakeAddress) -> None:
+    def __init__(self, store: NativeStore, address: MooncakeAddress) -> None:
         self.address = address
-        self.admin = Admin(address.admin_host or address.host, address.admin_port)
-        self.places = Places()
+        self.admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
+        self.locations = LocationCache()
         self.endpoints = Endpoints()
         self._store = store
         self._registered: dict[tuple[int, int], int] = {}
         self._doubted = False
         """Whether the last call had no answer from the master."""
-        self._gate = _Gate()
+        self._gate = _CallGate()
         self._guard = Lock()
 
     @classmethod
-    def connect(cls, address: MooncakeAddress) -> "Client":
+    def connect(cls, address: MooncakeAddress) -> "MooncakeClient":
         """Connect, if somebody answers there.
 
         Raises:
@@ -106,7 +106,7 @@ class Client:
         """
         host = address.resolved_host()
         knock(address.host, address.port)
-        admin = Admin(address.admin_host or address.host, address.admin_port)
+        admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
         admin.check_serves()
         store = load_store()
         code = store.setup(host, METADATA, address.segment_bytes, 0, address.protocol, address.devices, address.master)
@@ -169,34 +169,34 @@ class Client:
             for exists in self.exist(names[start : start + AGED_OBJECTS])
         ]
 
-    def locate(self, names: list[str]) -> dict[str, Place]:
+    def locate(self, names: list[str]) -> dict[str, ReplicaLocation]:
         """Return where objects lie, of those that are whole, and remember it; they age as by ``exist_aged``.
 
         What exists is asked in one call: of what does not, the library would log every name.
         """
-        return self.places_of([name for name, exists in zip(names, self.exist(names), strict=True) if exists])
+        return self.locations_of([name for name, exists in zip(names, self.exist(names), strict=True) if exists])
 
-    def places_of(self, present: list[str]) -> dict[str, Place]:
+    def locations_of(self, present: list[str]) -> dict[str, ReplicaLocation]:
         """Return where objects lie that were there just now, as ``locate``."""
-        places: dict[str, Place] = {}
+        locations: dict[str, ReplicaLocation] = {}
         for start in range(0, len(present), AGED_OBJECTS):
             with self._gate:
                 found = self._store.batch_get_replica_desc(present[start : start + AGED_OBJECTS])
-            places.update((name, _place(replicas)) for name, replicas in found.items() if replicas)
-        self.places.learn(places.items())
-        return places
+            locations.update((name, _location_of(replicas)) for name, replicas in found.items() if replicas)
+        self.locations.learn(locations.items())
+        return locations
 
     def remove(self, names: list[str]) -> list[int]:
         """Remove objects, leased ones too; 0 for each that there was."""
         codes = self._ask(names, lambda: self._store.batch_remove(names, True))
-        self.places.forget(names)
+        self.locations.forget(names)
         return codes
 
     def put(self, names: list[str], pointers: list[int], sizes: list[int], config: PutConfig) -> list[int]:
         """Store objects of one buffer each."""
         return self._ask(names, lambda: self._store.batch_put_from(names, pointers, sizes, config))
 
-    def put_pieces(
+    def put_scattered(
         self, names: list[str], pointers: list[list[int]], sizes: list[list[int]], config: PutConfig
     ) -> list[int]:
         """Store objects of several buffers."""
@@ -206,7 +206,7 @@ class Client:
         """Read objects into one buffer each; their sizes, or codes."""
         return self._ask(names, lambda: self._store.batch_get_into(names, pointers, sizes))
 
-    def get_pieces(self, names: list[str], pointers: list[list[int]], sizes: list[list[int]]) -> list[int]:
+    def get_scattered(self, names: list[str], pointers: list[list[int]], sizes: list[list[int]]) -> list[int]:
         """Read objects into several buffers."""
         return self._ask(names, lambda: self._store.batch_get_into_multi_buffers(names, pointers, sizes))
 
@@ -256,39 +256,39 @@ class Client:
             raise
 
 
-def _place(replicas: Sequence[Replica]) -> Place:
+def _location_of(replicas: Sequence[Replica]) -> ReplicaLocation:
     """Return where an object is read from; what lies on disks alone has no endpoint, and a size that nobody tells."""
     for replica in replicas:
         if replica.is_memory_replica():
             buffer = replica.get_memory_descriptor().buffer_descriptor
-            return Place(buffer.transport_endpoint, buffer.size)
-    return Place("", 0)
+            return ReplicaLocation(buffer.transport_endpoint, buffer.size)
+    return ReplicaLocation("", 0)
 
 
-class _Clients:
+class _ClientRegistry:
     """The clients of this process."""
 
     def __init__(self) -> None:
-        self._clients: dict[MooncakeAddress, Client] = {}
+        self._clients: dict[MooncakeAddress, MooncakeClient] = {}
         self._guard = Lock()
 
-    def of(self, address: MooncakeAddress) -> Client:
+    def of(self, address: MooncakeAddress) -> MooncakeClient:
         with self._guard:
             client = self._clients.get(address)
             if client is None:
-                client = self._clients[address] = Client.connect(address)
+                client = self._clients[address] = MooncakeClient.connect(address)
             else:
                 knock(address.host, address.port)
             return client
 
 
-_CLIENTS = _Clients()
+_REGISTRY = _ClientRegistry()
 
 
-def client_of(address: MooncakeAddress) -> Client:
+def client_of(address: MooncakeAddress) -> MooncakeClient:
     """Return this process's client of a cluster, connected.
 
     Raises:
-        ConfigError, StorageError: see ``Client.connect``.
+        ConfigError, StorageError: see ``MooncakeClient.connect``.
     """
-    return _CLIENTS.of(address)
+    return _REGISTRY.of(address)

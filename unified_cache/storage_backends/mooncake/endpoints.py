@@ -13,7 +13,7 @@ from typing import NamedTuple
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
 
-__all__ = ["Endpoints", "Place", "Places"]
+__all__ = ["Endpoints", "LocationCache", "ReplicaLocation"]
 
 PATIENCE_S = 1.5
 """A node in whose call somebody has been for longer is not asked by others: it takes milliseconds, or is stalled."""
@@ -24,48 +24,48 @@ REST = Backoff(1.0, 4.0)
 FORGET_S = 60.0
 """After a rest that no call has followed for so long, nothing is known of a node any more."""
 
-PLACE_FRESH_S = 5.0
+LOCATION_FRESH_S = 5.0
 """How long the master's word on where an object lies is good: less than it takes to notice that a node is gone."""
 
-PLACES_MAX = 1 << 16
+LOCATIONS_MAX = 1 << 16
 """Objects whose place is remembered; about 20 MB of names."""
 
 ABSENT_S = 3.0
 """How long an object that exists and cannot be read is taken for a miss. The master forgets dead nodes in that time."""
 
 
-class Place(NamedTuple):
+class ReplicaLocation(NamedTuple):
     """Where an object lies."""
 
     endpoint: str
     object_bytes: int
 
 
-class Places:
-    """Where objects lie, for ``PLACE_FRESH_S``, and which of them cannot be read. Bounded; thread-safe."""
+class LocationCache:
+    """Where objects lie, for ``LOCATION_FRESH_S``, and which of them cannot be read. Bounded; thread-safe."""
 
     __slots__ = ("_absent", "_clock", "_guard", "_known")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: OrderedDict[str, tuple[Place, float]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[ReplicaLocation, float]] = OrderedDict()
         self._absent: OrderedDict[str, float] = OrderedDict()
         self._guard = Lock()
 
-    def find(self, names: Iterable[str]) -> dict[str, Place]:
+    def find(self, names: Iterable[str]) -> dict[str, ReplicaLocation]:
         """Return the places that are known."""
-        oldest_s = self._clock() - PLACE_FRESH_S
+        oldest_s = self._clock() - LOCATION_FRESH_S
         with self._guard:
             known = ((name, self._known.get(name)) for name in names)
             return {name: entry[0] for name, entry in known if entry is not None and entry[1] >= oldest_s}
 
-    def learn(self, places: Iterable[tuple[str, Place]]) -> None:
+    def learn(self, locations: Iterable[tuple[str, ReplicaLocation]]) -> None:
         """Remember what the master says now."""
         now_s = self._clock()
         with self._guard:
-            for name, place in places:
+            for name, location in locations:
                 self._known.pop(name, None)
-                self._known[name] = (place, now_s)
+                self._known[name] = (location, now_s)
             _shrink(self._known)
 
     def forget(self, names: Iterable[str]) -> None:
@@ -94,8 +94,8 @@ class Places:
             return {name for name in names if self._absent.get(name, now_s) > now_s}
 
 
-def _shrink(entries: "OrderedDict[str, tuple[Place, float]] | OrderedDict[str, float]") -> None:
-    while len(entries) > PLACES_MAX:
+def _shrink(entries: "OrderedDict[str, tuple[ReplicaLocation, float]] | OrderedDict[str, float]") -> None:
+    while len(entries) > LOCATIONS_MAX:
         entries.popitem(last=False)
 
 

@@ -8,9 +8,9 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.mooncake.client import Client
+from unified_cache.storage_backends.mooncake.client import MooncakeClient
 
-__all__ = ["Manifests", "identity_in"]
+__all__ = ["ManifestObjects", "identity_in"]
 
 MANIFEST_NAME = "manifest.json"
 
@@ -26,14 +26,14 @@ def identity_in(name: str) -> bytes | None:
     return bytes.fromhex(found[1]) if found else None
 
 
-class Manifests:
+class ManifestObjects:
     """Keeps the manifests of the identities that this process registered. Thread-safe.
 
     They are pinned, so they are never evicted. They go with the node that holds them, or with the master; so whoever
     writes pages looks for them, and puts them again.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: MooncakeClient) -> None:
         self._client = client
         self._kept: dict[bytes, Manifest] = {}
         self._single: set[bytes] = set()
@@ -80,10 +80,10 @@ class Manifests:
             StorageError: there is something else in its place, or it cannot be read now.
         """
         name = _name_of(identity)
-        place = self._client.locate([name]).get(name)
-        if place is None:
+        location = self._client.locate([name]).get(name)
+        if location is None:
             return None
-        text = bytearray(min(place.object_bytes, MANIFEST_BYTES_MAX) or MANIFEST_BYTES_MAX)
+        text = bytearray(min(location.object_bytes, MANIFEST_BYTES_MAX) or MANIFEST_BYTES_MAX)
         (code,) = self._with_registered(text, lambda pointer: self._client.get([name], [pointer], [len(text)]))
         if code <= 0:
             raise StorageError(f"{name} is there and cannot be read (code {code})", retryable=True)

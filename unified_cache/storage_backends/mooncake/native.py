@@ -20,10 +20,10 @@ from unified_cache.errors import ConfigError
 __all__ = [
     "METADATA",
     "SEGMENT_BYTES_MIN",
-    "Code",
+    "NativeStore",
     "PutConfig",
     "Replica",
-    "Store",
+    "ResultCode",
     "apt_command",
     "load_store",
     "master_program",
@@ -57,7 +57,7 @@ SEGMENT_BYTES_MIN = 16 << 20
 _MODULE = "mooncake.store"
 
 
-class Code(IntEnum):
+class ResultCode(IntEnum):
     """Result codes of the store client that mean something to us; a count of bytes or 0 is a success."""
 
     NO_ROOM = -200
@@ -71,7 +71,7 @@ class Code(IntEnum):
     RPC_TIMEOUT = -901
 
 
-class BufferPlace(Protocol):
+class BufferDescriptor(Protocol):
     """Where a replica lies in somebody's memory."""
 
     transport_endpoint: str
@@ -81,7 +81,7 @@ class BufferPlace(Protocol):
 class MemoryReplica(Protocol):
     """A replica in memory."""
 
-    buffer_descriptor: BufferPlace
+    buffer_descriptor: BufferDescriptor
 
 
 class Replica(Protocol):
@@ -107,7 +107,7 @@ class PutConfig(Protocol):
     """One for each object of the call: what has one group is evicted together."""
 
 
-class Store(Protocol):
+class NativeStore(Protocol):
     """What we use of ``mooncake.store.MooncakeDistributedStore``. Codes stand in the order of the keys."""
 
     def setup(
@@ -165,13 +165,13 @@ class Store(Protocol):
         ...
 
 
-def load_store() -> Store:
+def load_store() -> NativeStore:
     """Load the library and make a client, not connected yet.
 
     Raises:
         ConfigError: see ``master_program``; or the library cannot be loaded for another reason.
     """
-    return cast("Store", _class_in_library("MooncakeDistributedStore")())
+    return cast("NativeStore", _class_in_library("MooncakeDistributedStore")())
 
 
 def new_put_config() -> PutConfig:

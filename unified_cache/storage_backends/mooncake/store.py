@@ -28,14 +28,14 @@ from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.directory.layout import check_identity, check_scan, label_of
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
-from unified_cache.storage_backends.mooncake.buffers import piece_of
-from unified_cache.storage_backends.mooncake.client import Client, client_of
+from unified_cache.storage_backends.mooncake.buffers import object_buffers
+from unified_cache.storage_backends.mooncake.client import MooncakeClient, client_of
 from unified_cache.storage_backends.mooncake.hosts import knock
-from unified_cache.storage_backends.mooncake.manifests import Manifests, identity_in
-from unified_cache.storage_backends.mooncake.transfer import Moves
+from unified_cache.storage_backends.mooncake.manifests import ManifestObjects, identity_in
+from unified_cache.storage_backends.mooncake.transfer import MooncakeIo
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
 
-__all__ = ["Health", "MooncakeStorage", "open_url"]
+__all__ = ["ClusterHealth", "MooncakeStorage", "open_url"]
 
 NAME = "mooncake"
 
@@ -47,7 +47,7 @@ PROBE_NAME = "unified-cache/health"
 """An object that nobody puts: asking for it shows that the master answers."""
 
 
-class Health(NamedTuple):
+class ClusterHealth(NamedTuple):
     """How a cluster is, at this moment."""
 
     serves: bool
@@ -65,11 +65,13 @@ class MooncakeStorage:
     the cache's guard. All stores of a process that name one cluster share one client, see ``_mooncake_client``.
     """
 
-    def __init__(self, client: Client, capacity_bytes: int | None, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, client: MooncakeClient, capacity_bytes: int | None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self._client = client
         self._capability = Capability(NAME, durable=False, bytes_max=capacity_bytes, call_bytes=CALL_BYTES)
-        self._moves = Moves(client, sleep)
-        self._manifests = Manifests(client)
+        self._io = MooncakeIo(client, sleep)
+        self._manifests = ManifestObjects(client)
         self._regions: set[tuple[int, int]] = set()
         self._listed: tuple[bytes, list[str]] = (b"", [])
         self._guard = Lock()
@@ -91,7 +93,7 @@ class MooncakeStorage:
         with self._calls:
             return self._capability
 
-    def health(self) -> Health:
+    def health(self) -> ClusterHealth:
         """Ask the master for something now; it takes 2 s at most to find that it does not answer."""
         with self._calls:
             address, resting = self._client.address, tuple(self._client.endpoints.resting())
@@ -99,8 +101,8 @@ class MooncakeStorage:
                 knock(address.host, address.port)
                 self._client.exist([PROBE_NAME])
             except StorageError as error:
-                return Health(False, str(error), resting)
-            return Health(True, "", resting)
+                return ClusterHealth(False, str(error), resting)
+            return ClusterHealth(True, "", resting)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Put the manifest beside the pages, and register the slabs with the transport, each once.
@@ -131,10 +133,10 @@ class MooncakeStorage:
             names = [label.object_name for label in labels]
             if not names:
                 return []
-            places = self._client.locate(names[::-1])
-            absent = self._client.places.absent(names)
-            is_up = {endpoint: self._client.endpoints.is_up(endpoint) for endpoint, _ in set(places.values())}
-            return [name in places and name not in absent and is_up[places[name].endpoint] for name in names]
+            locations = self._client.locate(names[::-1])
+            absent = self._client.locations.absent(names)
+            is_up = {endpoint: self._client.endpoints.is_up(endpoint) for endpoint, _ in set(locations.values())}
+            return [name in locations and name not in absent and is_up[locations[name].endpoint] for name in names]
 
     def get(self, pages: Sequence[PageIO]) -> list[bool]:
         """Read each page straight into its buffers, node by node; what a failing node has is a miss.
@@ -143,8 +145,8 @@ class MooncakeStorage:
             StorageError: the master does not answer.
         """
         with self._calls:
-            pieces = [piece_of(number, page) for number, page in enumerate(pages)]
-            hits = self._moves.read([piece for piece in pieces if piece.object_bytes])
+            objects = [object_buffers(number, page) for number, page in enumerate(pages)]
+            hits = self._io.read([item for item in objects if item.object_bytes])
             return [number in hits for number in range(len(pages))]
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
@@ -161,14 +163,14 @@ class MooncakeStorage:
                 raise StorageError("Mooncake keeps pages in memory: it can store at level CACHED only", retryable=False)
             if not pages:
                 return []
-            pieces = [piece_of(number, page) for number, page in enumerate(pages)]
+            objects = [object_buffers(number, page) for number, page in enumerate(pages)]
             identities = {page.label.identity for page in pages}
             manifests = self._manifests.names(identities)
-            names = [*manifests, *[piece.name for piece in reversed(pieces)]]
+            names = [*manifests, *[item.name for item in reversed(objects)]]
             there = {name for name, exists in zip(names, self._client.exist(names), strict=True) if exists}
             self._manifests.put_again(name for name in manifests if name not in there)
-            known = self._client.places_of([name for name in names[len(manifests) :] if name in there])
-            return self._moves.write(pieces, known, grouped=not self._manifests.are_single(identities))
+            known = self._client.locations_of([name for name in names[len(manifests) :] if name in there])
+            return self._io.write(objects, known, grouped=not self._manifests.are_single(identities))
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects, those that somebody is reading too; return how many there were."""
@@ -192,9 +194,9 @@ class MooncakeStorage:
             start = bisect_right(names, cursor)
             found = names[start : start + SCAN_OBJECTS_MAX]
             labels = {f"{identity.hex()}/{name}": label for name in found if (label := label_of(identity, name))}
-            places = self._client.locate(list(labels)) if labels else {}
+            locations = self._client.locate(list(labels)) if labels else {}
             listed = [
-                StoredObject(label, places[name].object_bytes) for name, label in labels.items() if name in places
+                StoredObject(label, locations[name].object_bytes) for name, label in labels.items() if name in locations
             ]
             return Scan(listed, found[-1] if len(found) == SCAN_OBJECTS_MAX else "")
 

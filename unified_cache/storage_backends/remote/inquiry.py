@@ -20,7 +20,7 @@ from unified_cache.storage_backends.remote.server import Server, storage_error
 from unified_cache.storage_backends.remote.url import parse_rest
 from unified_cache.wire.calls import Call
 
-__all__ = ["Found", "Inquiry", "Pong", "open_inquiry"]
+__all__ = ["Inquiry", "Pong", "PromptCoverage", "open_inquiry"]
 
 SCHEMES = {"grpc": False, "grpcs": True}
 """And whether each is over TLS."""
@@ -40,7 +40,7 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PromptCoverage:
     """How much of one prompt can be restored, in pages."""
 
     end: int
@@ -65,7 +65,7 @@ class Inquiry:
         pongs: list[Pong] = []
         for server in self._servers:
             started_s = self._clock()
-            reply = _asked(server, Call.HELLO, pb.HelloRequest(tenant=server.asserted), pb.HelloReply)
+            reply = _ask(server, Call.HELLO, pb.HelloRequest(tenant=server.tenant), pb.HelloReply)
             pongs.append(Pong(server.name, reply.tenant, reply.store, reply.durable, self._clock() - started_s))
         return pongs
 
@@ -75,22 +75,22 @@ class Inquiry:
         Raises:
             StorageError: one does not answer, or refuses.
         """
-        request = pb.StatsRequest(tenant=self._servers[0].asserted)
-        return {server.name: _asked(server, Call.STATS, request, pb.StatsReply) for server in self._servers}
+        request = pb.StatsRequest(tenant=self._servers[0].tenant)
+        return {server.name: _ask(server, Call.STATS, request, pb.StatsReply) for server in self._servers}
 
-    def lookup(self, manifest: Manifest, prompts: Sequence[Sequence[PageKey]]) -> list[Found]:
+    def lookup(self, manifest: Manifest, prompts: Sequence[Sequence[PageKey]]) -> list[PromptCoverage]:
         """Ask the first server how much of each prompt, given by its keys, can be restored.
 
         Raises:
             StorageError: it does not answer, or refuses.
         """
         server = self._servers[0]
-        _asked(server, Call.HELLO, pb.HelloRequest(tenant=server.asserted, manifest=manifest), pb.HelloReply)
-        found: list[Found] = []
+        _ask(server, Call.HELLO, pb.HelloRequest(tenant=server.tenant, manifest=manifest), pb.HelloReply)
+        found: list[PromptCoverage] = []
         for keys in prompts:
-            request = pb.LookupRequest(tenant=server.asserted, identity=manifest.identity, keys=pb.Keys(keys=keys))
-            reply = _asked(server, Call.LOOKUP, request, pb.LookupReply)
-            found.append(Found(reply.end_max, reply.pages_count, reply.bound_by))
+            request = pb.LookupRequest(tenant=server.tenant, identity=manifest.identity, keys=pb.Keys(keys=keys))
+            reply = _ask(server, Call.LOOKUP, request, pb.LookupReply)
+            found.append(PromptCoverage(reply.end_max, reply.pages_count, reply.bound_by))
         return found
 
 
@@ -113,7 +113,7 @@ def open_inquiry(url: str) -> Iterator[Inquiry]:
             server.close()
 
 
-def _asked(server: Server, call: Call, request: Message, kind: type[Reply]) -> Reply:
+def _ask(server: Server, call: Call, request: Message, kind: type[Reply]) -> Reply:
     try:
         return kind.FromString(server.ask(call, request.SerializeToString())())
     except grpc.RpcError as error:

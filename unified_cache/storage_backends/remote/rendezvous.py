@@ -6,10 +6,10 @@ from xxhash import xxh3_64_intdigest
 
 from unified_cache.page import PageKey
 
-__all__ = ["Placing"]
+__all__ = ["RendezvousHash"]
 
 
-class Placing:
+class RendezvousHash:
     """Rank servers by name for each page; every client ranks alike."""
 
     __slots__ = ("_seeds",)

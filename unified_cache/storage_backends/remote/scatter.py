@@ -8,10 +8,10 @@ from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.wire.parts import Chunk
 from unified_cache.wire.sharing import SharedSlice
 
-__all__ = ["Filling"]
+__all__ = ["ScatterReader"]
 
 
-class Filling:
+class ScatterReader:
     """Fill pages in the order asked for. Content is copied once, from the message or the window into the page."""
 
     def __init__(self, pages: Sequence[PageIO], window: SharedSlice | None = None) -> None:

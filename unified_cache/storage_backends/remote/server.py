@@ -12,7 +12,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
-from unified_cache.storage_backends.remote.sharing import CALL_BYTES, Granted, Lent, Offer, Sharing
+from unified_cache.storage_backends.remote.sharing import CALL_BYTES, LentSlice, RegionGrant, RegionOffer, RegionSharing
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.wire.calls import REASON, REASON_HELLO, REASON_SHARE, Call
 from unified_cache.wire.sharing import named_here
@@ -57,12 +57,12 @@ class Server:
         self._channels = channels
         self._timeout_s = options.timeout_s
         self._metadata = (("authorization", f"Bearer {options.token}"),) if options.token else ()
-        self._asserted = options.tenant or None
+        self._tenant = options.tenant or None
         self._turn = itertools.count()
-        self._greeted: dict[bytes, Manifest] = {}
+        self._manifests_sent: dict[bytes, Manifest] = {}
         self.breaker = CircuitBreaker(1, REST, clock)
         """While it is open, the server is asked last."""
-        self._sharing = Sharing(self._offer, clock) if named_here(name) else None
+        self._sharing = RegionSharing(self._offer, clock) if named_here(name) else None
         self.agreed: pb.HelloReply | None = None
         """What the server said of itself last."""
 
@@ -92,44 +92,44 @@ class Server:
             grpc.RpcError: not reached, or refused.
         """
         fresh: list[Manifest | None] = [
-            manifest for identity, manifest in manifests.items() if identity not in self._greeted
+            manifest for identity, manifest in manifests.items() if identity not in self._manifests_sent
         ]
         for manifest in fresh or [None] * (self.agreed is None):
-            request = pb.HelloRequest(tenant=self._asserted, manifest=manifest)
+            request = pb.HelloRequest(tenant=self._tenant, manifest=manifest)
             self.agreed = pb.HelloReply.FromString(self.ask(Call.HELLO, request.SerializeToString())())
             if manifest is not None:
-                self._greeted[manifest.identity] = manifest
+                self._manifests_sent[manifest.identity] = manifest
 
     def forget_greetings(self) -> None:
         """Say Hello anew before the next call: the server does not remember."""
-        self._greeted.clear()
+        self._manifests_sent.clear()
 
     @property
     def call_bytes_max(self) -> int:
         """Bytes of pages that one call had better move."""
         return CALL_BYTES if self._region_bytes_max else STREAM_BYTES_MAX
 
-    def lend(self, length: int) -> Lent | None:
+    def lend(self, length: int) -> LentSlice | None:
         """Return shared memory for one call; None to send its pages in the stream."""
         if self._sharing is None or not self._region_bytes_max or not length:
             return None
         return self._sharing.lend(length, self._region_bytes_max)
 
-    def over(self, lent: Lent | None) -> AbstractContextManager[None]:
+    def over(self, lent: LentSlice | None) -> AbstractContextManager[None]:
         """Take shared memory back at the end of the with block, and give it up where that raises."""
         return nullcontext() if self._sharing is None else self._sharing.over(lent)
 
     @property
-    def asserted(self) -> str | None:
+    def tenant(self) -> str | None:
         """Whom every request says that it comes from; None for nobody."""
-        return self._asserted
+        return self._tenant
 
     def ask(self, call: Call, message: bytes) -> Callable[[], bytes]:
         """Begin a call of one message each way; return what waits for its answer.
 
         Both may raise ``grpc.RpcError``.
         """
-        return self._begun(call, message, self._timeout_s).result
+        return self._start_unary(call, message, self._timeout_s).result
 
     def receive(self, call: Call, message: bytes) -> Iterator[bytes]:
         """Begin a call that answers with a stream; iterating over it may raise ``grpc.RpcError``."""
@@ -160,10 +160,10 @@ class Server:
         """Close the connections; calls under way are cancelled."""
         region = self._sharing.give_up() if self._sharing is not None else ""
         if region:
-            request = pb.UnshareRequest(tenant=self._asserted, region=region)
+            request = pb.UnshareRequest(tenant=self._tenant, region=region)
             # A server that does not hear of it lets the region go by itself, a little later.
             with suppress(grpc.RpcError):
-                self._begun(Call.UNSHARE, request.SerializeToString(), GOODBYE_S).result()
+                self._start_unary(Call.UNSHARE, request.SerializeToString(), GOODBYE_S).result()
         for channel in self._channels:
             channel.close()
 
@@ -171,13 +171,13 @@ class Server:
     def _region_bytes_max(self) -> int:
         return self.agreed.region_bytes_max if self._sharing is not None and self.agreed is not None else 0
 
-    def _offer(self, offer: Offer) -> Granted:
+    def _offer(self, offer: RegionOffer) -> RegionGrant:
         name, region_bytes, proof = offer
-        request = pb.ShareRequest(tenant=self._asserted, name=name, region_bytes=region_bytes, proof=proof)
+        request = pb.ShareRequest(tenant=self._tenant, name=name, region_bytes=region_bytes, proof=proof)
         reply = pb.ShareReply.FromString(self.ask(Call.SHARE, request.SerializeToString())())
-        return Granted(reply.region, reply.idle_s)
+        return RegionGrant(reply.region, reply.idle_s)
 
-    def _begun(self, call: Call, message: bytes, timeout_s: float) -> "grpc.Future[bytes]":
+    def _start_unary(self, call: Call, message: bytes, timeout_s: float) -> "grpc.Future[bytes]":
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel().unary_unary(call.path)
         return begin.future(message, timeout_s, self._metadata)
 

@@ -20,7 +20,7 @@ from unified_cache.wire.sharing import (
     SharedSlice,
 )
 
-__all__ = ["CALL_BYTES", "Granted", "Lent", "Offer", "Sharing"]
+__all__ = ["CALL_BYTES", "LentSlice", "RegionGrant", "RegionOffer", "RegionSharing"]
 
 REGION_BYTES = 128 << 20
 """Offered to a server, where both it and the file system have the room; else a half of it, and so on."""
@@ -45,7 +45,7 @@ SAFE_SHARE = 0.5
 """Of the time after which the server lets an unused region go, how long one is taken to be there."""
 
 
-class Offer(NamedTuple):
+class RegionOffer(NamedTuple):
     """What a server is told of a region."""
 
     name: str
@@ -53,19 +53,19 @@ class Offer(NamedTuple):
     proof: bytes
 
 
-class Granted(NamedTuple):
+class RegionGrant(NamedTuple):
     """What it answers."""
 
     region: str
     idle_s: float
 
 
-class _Open:
+class _OpenRegion:
     """One region, and who uses which part of it."""
 
     __slots__ = ("granted", "lent", "region", "used_s")
 
-    def __init__(self, region: SharedRegion, granted: Granted, used_s: float) -> None:
+    def __init__(self, region: SharedRegion, granted: RegionGrant, used_s: float) -> None:
         self.region = region
         self.granted = granted
         self.used_s = used_s
@@ -86,27 +86,30 @@ class _Open:
         return None
 
 
-class Lent(NamedTuple):
+class LentSlice(NamedTuple):
     """A window for one call."""
 
     window: SharedSlice
-    of: _Open
+    of: _OpenRegion
 
 
-class Sharing:
+class RegionSharing:
     """Regions of one server, one at a time. Thread-safe."""
 
     def __init__(
-        self, offer: Callable[[Offer], Granted], clock: Callable[[], float], directory: Path = SHARED_DIRECTORY
+        self,
+        offer: Callable[[RegionOffer], RegionGrant],
+        clock: Callable[[], float],
+        directory: Path = SHARED_DIRECTORY,
     ) -> None:
         self._offer = offer
         self._clock = clock
         self._directory = directory
-        self._open: _Open | None = None
+        self._open: _OpenRegion | None = None
         self._breaker = CircuitBreaker(1, Backoff(RETRY_S, RETRY_S), clock)
         self._guard = Lock()
 
-    def lend(self, length: int, region_bytes_max: int) -> Lent | None:
+    def lend(self, length: int, region_bytes_max: int) -> LentSlice | None:
         """Return a window for one call; None where there is no room, or nobody to share with."""
         now_s = self._clock()
         with self._guard:
@@ -123,10 +126,10 @@ class Sharing:
                 return None
             self._open.used_s = now_s
             window = self._open.take(length)
-            return None if window is None else Lent(window, self._open)
+            return None if window is None else LentSlice(window, self._open)
 
     @contextmanager
-    def over(self, lent: Lent | None) -> Iterator[None]:
+    def over(self, lent: LentSlice | None) -> Iterator[None]:
         """Take a window back at the end of the with block.
 
         Where that raises, its region is given up: the call may still be running at the server, and write.
@@ -148,16 +151,18 @@ class Sharing:
         with self._guard:
             return self._drop()
 
-    def _opened(self, region_bytes: int) -> _Open | None:
+    def _opened(self, region_bytes: int) -> _OpenRegion | None:
         while region_bytes >= REGION_BYTES_MIN:
-            offer = Offer(NAME_PREFIX + secrets.token_hex(NAME_BYTES), region_bytes, secrets.token_bytes(PROOF_BYTES))
+            offer = RegionOffer(
+                NAME_PREFIX + secrets.token_hex(NAME_BYTES), region_bytes, secrets.token_bytes(PROOF_BYTES)
+            )
             try:
                 region = SharedRegion.create(self._directory, *offer)
             except OSError:
                 region_bytes //= 2
                 continue
             try:
-                return _Open(region, self._offer(offer), self._clock())
+                return _OpenRegion(region, self._offer(offer), self._clock())
             except grpc.RpcError:
                 return None
             finally:

@@ -28,10 +28,10 @@ from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
-from unified_cache.storage_backends.remote.rendezvous import Placing
-from unified_cache.storage_backends.remote.scatter import Filling
+from unified_cache.storage_backends.remote.rendezvous import RendezvousHash
+from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server, is_passing, storage_error, wants_hello, wants_stream
-from unified_cache.storage_backends.remote.sharing import Lent
+from unified_cache.storage_backends.remote.sharing import LentSlice
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 from unified_cache.wire.calls import PART_BYTES, SHARED_PART_BYTES, Call
 from unified_cache.wire.names import labels_in, named_runs
@@ -51,11 +51,11 @@ VERIFIED_BYTES = 64 << 20
 PAUSES = Backoff(0.05, 1.0)
 """Before all servers are tried again, in seconds; shortened by up to a half at random."""
 
-Finish = Callable[[], None]
+AwaitReply = Callable[[], None]
 """Waits for a call that was begun, and notes its answers; raises ``grpc.RpcError`` where it failed."""
 
 
-class Batch(NamedTuple):
+class ServerBatch(NamedTuple):
     """Pages of one call to one server."""
 
     server: Server
@@ -82,7 +82,7 @@ class RemoteStorage:
         rng: random.Random,
     ) -> None:
         self._servers = servers
-        self._placing = Placing(options.servers)
+        self._hash = RendezvousHash(options.servers)
         self._tries_max = len(servers) + options.retries
         self._sleep = sleep
         self._rng = rng
@@ -108,7 +108,7 @@ class RemoteStorage:
             StorageError: no server answers.
         """
         with self._calls:
-            agreed = [server.agreed or self._greeted(server, {}) for server in self._servers]
+            agreed = [server.agreed or self._greet(server, {}) for server in self._servers]
             durable = [reply.durable for reply in agreed if reply is not None]
             if not durable:
                 raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
@@ -122,7 +122,7 @@ class RemoteStorage:
         """
         with self._calls:
             described = {manifest.identity: manifest}
-            replies = [self._greeted(server, described) for server in self._servers]
+            replies = [self._greet(server, described) for server in self._servers]
             if not any(replies):
                 raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
             self._manifests[manifest.identity] = manifest
@@ -137,26 +137,28 @@ class RemoteStorage:
         with self._calls:
             hits: list[bool | None] = [None] * len(pages)
 
-            def begin(batch: Batch) -> Finish:
+            def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
                 lent = batch.server.lend(batch.total_bytes)
                 shared = _range_of(lent)
-                request = pb.GetRequest(tenant=batch.server.asserted, runs=_sized_runs(chosen), shared=shared)
+                request = pb.GetRequest(tenant=batch.server.tenant, runs=_sized_runs(chosen), shared=shared)
                 parts = batch.server.receive(Call.GET, request.SerializeToString())
-                filling = Filling(chosen, None if lent is None else lent.window)
+                reader = ScatterReader(chosen, None if lent is None else lent.window)
 
-                def finish() -> None:
+                def await_reply() -> None:
                     try:
                         with batch.server.over(lent):
                             for message in parts:
-                                filling.take(decoded(message))
+                                reader.take(decoded(message))
                     finally:
-                        for number, hit in zip(batch.numbers, filling.hits, strict=True):
+                        for number, hit in zip(batch.numbers, reader.hits, strict=True):
                             hits[number] = hit
 
-                return finish
+                return await_reply
 
-            self._ask([page.label for page in pages], hits, Call.GET, begin, list(map(page_bytes, pages)))
+            self._send_with_failover(
+                [page.label for page in pages], hits, Call.GET, start, list(map(page_bytes, pages))
+            )
             return [hit or False for hit in hits]
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
@@ -173,7 +175,7 @@ class RemoteStorage:
                     raise InputError(f"register identity {page.label.identity.hex()} before its pages are put")
             stored: list[bool | None] = [None] * len(pages)
 
-            def begin(batch: Batch) -> Finish:
+            def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
                 lent = batch.server.lend(batch.total_bytes)
                 messages = _put_messages(batch.server, chosen, level, lent)
@@ -183,15 +185,17 @@ class RemoteStorage:
                     else batch.server.send(Call.PUT, messages)
                 )
 
-                def finish() -> None:
+                def await_reply() -> None:
                     with batch.server.over(lent):
                         reply = pb.PutReply.FromString(answer())
                     for number, kept in zip(batch.numbers, reply.stored, strict=True):
                         stored[number] = bool(kept)
 
-                return finish
+                return await_reply
 
-            self._ask([page.label for page in pages], stored, Call.PUT, begin, list(map(page_bytes, pages)))
+            self._send_with_failover(
+                [page.label for page in pages], stored, Call.PUT, start, list(map(page_bytes, pages))
+            )
             return [ok or False for ok in stored]
 
     def remove(self, labels: Sequence[Label]) -> int:
@@ -207,8 +211,8 @@ class RemoteStorage:
             for server in self._servers:
                 for start in range(0, len(known), PAGES_PER_CALL):
                     some = known[start : start + PAGES_PER_CALL]
-                    request = pb.RemoveRequest(tenant=server.asserted, runs=named_runs(some))
-                    reply = pb.RemoveReply.FromString(self._once(server, Call.REMOVE, request.SerializeToString()))
+                    request = pb.RemoveRequest(tenant=server.tenant, runs=named_runs(some))
+                    reply = pb.RemoveReply.FromString(self._send_once(server, Call.REMOVE, request.SerializeToString()))
                     removed_count += reply.removed_count
             return removed_count if len(self._servers) == 1 else sum(present)
 
@@ -227,13 +231,13 @@ class RemoteStorage:
                 raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
             number = int(number_text)
             server = self._servers[number]
-            request = pb.ScanRequest(tenant=server.asserted, identity=identity, cursor=rest)
-            reply = pb.ScanReply.FromString(self._once(server, Call.SCAN, request.SerializeToString()))
+            request = pb.ScanRequest(tenant=server.tenant, identity=identity, cursor=rest)
+            reply = pb.ScanReply.FromString(self._send_once(server, Call.SCAN, request.SerializeToString()))
             listed = [
                 StoredObject(label, run.object_bytes)
                 for run in reply.runs
                 for label in labels_in(run)
-                if self._placing.ranked(label.key)[0] == number
+                if self._hash.ranked(label.key)[0] == number
             ]
             if reply.cursor:
                 return Scan(listed, f"{number}:{reply.cursor}")
@@ -248,27 +252,27 @@ class RemoteStorage:
     def _exists(self, labels: Sequence[Label]) -> list[bool | None]:
         found: list[bool | None] = [None] * len(labels)
 
-        def begin(batch: Batch) -> Finish:
+        def start(batch: ServerBatch) -> AwaitReply:
             runs = named_runs(labels[number] for number in batch.numbers)
-            request = pb.ExistsRequest(tenant=batch.server.asserted, runs=runs)
+            request = pb.ExistsRequest(tenant=batch.server.tenant, runs=runs)
             answer = batch.server.ask(Call.EXISTS, request.SerializeToString())
 
-            def finish() -> None:
+            def await_reply() -> None:
                 reply = pb.ExistsReply.FromString(answer())
                 for number, there in zip(batch.numbers, reply.found, strict=True):
                     found[number] = bool(there)
 
-            return finish
+            return await_reply
 
-        self._ask(labels, found, Call.EXISTS, begin)
+        self._send_with_failover(labels, found, Call.EXISTS, start)
         return found
 
-    def _ask(
+    def _send_with_failover(
         self,
         labels: Sequence[Label],
         answers: list[bool | None],
         call: Call,
-        begin: Callable[[Batch], Finish],
+        start: Callable[[ServerBatch], AwaitReply],
         sizes: Sequence[int] = (),
     ) -> None:
         """Let servers answer for pages, of these lengths where bytes move, until there were tries enough."""
@@ -278,15 +282,19 @@ class RemoteStorage:
             if tries_count >= len(self._servers):
                 pause_s = PAUSES.pause_s(tries_count - len(self._servers) + 1)
                 self._sleep(pause_s * self._rng.uniform(0.5, 1.0))
-            failed = self._asked(call, self._batches(labels, sizes, waiting, tries_count), labels, begin) or failed
+            failed = self._send_round(call, self._batches(labels, sizes, waiting, tries_count), labels, start) or failed
             waiting = [number for number in waiting if answers[number] is None]
             if not waiting:
                 return
         if failed is not None and len(waiting) == len(labels):
             raise failed
 
-    def _asked(
-        self, call: Call, batches: Iterable[Batch], labels: Sequence[Label], begin: Callable[[Batch], Finish]
+    def _send_round(
+        self,
+        call: Call,
+        batches: Iterable[ServerBatch],
+        labels: Sequence[Label],
+        start: Callable[[ServerBatch], AwaitReply],
     ) -> StorageError | None:
         """Make calls, a bounded number at a time; return why one failed where asking again makes sense.
 
@@ -294,47 +302,49 @@ class RemoteStorage:
             StorageError: asking again makes no sense. No call is under way any more.
         """
         failed: StorageError | None = None
-        begun: deque[tuple[Batch, Finish]] = deque()
+        started: deque[tuple[ServerBatch, AwaitReply]] = deque()
         try:
             for batch in batches:
-                if len(begun) == CALLS_AHEAD * len(self._servers):
-                    ahead, finish = begun.popleft()
-                    failed = self._finished(ahead.server, call, finish) or failed
-                begun.append((batch, self._begun(batch, labels, begin)))
+                if len(started) == CALLS_AHEAD * len(self._servers):
+                    ahead, await_reply = started.popleft()
+                    failed = self._await_reply(ahead.server, call, await_reply) or failed
+                started.append((batch, self._start(batch, labels, start)))
         finally:
             # Whatever happened: no call may go on moving bytes of buffers that are the caller's again.
-            failed = self._all_finished(begun, call) or failed
+            failed = self._await_all(started, call) or failed
         return failed
 
-    def _all_finished(self, begun: deque[tuple[Batch, Finish]], call: Call) -> StorageError | None:
+    def _await_all(self, started: deque[tuple[ServerBatch, AwaitReply]], call: Call) -> StorageError | None:
         """Wait for every call, also where one raises; return why one failed where asking again makes sense."""
         failed: StorageError | None = None
         try:
-            while begun:
-                ahead, finish = begun.popleft()
-                failed = self._finished(ahead.server, call, finish) or failed
+            while started:
+                ahead, await_reply = started.popleft()
+                failed = self._await_reply(ahead.server, call, await_reply) or failed
         finally:
-            if begun:
-                self._all_finished(begun, call)
+            if started:
+                self._await_all(started, call)
         return failed
 
-    def _begun(self, batch: Batch, labels: Sequence[Label], begin: Callable[[Batch], Finish]) -> Finish:
+    def _start(
+        self, batch: ServerBatch, labels: Sequence[Label], start: Callable[[ServerBatch], AwaitReply]
+    ) -> AwaitReply:
         """Say Hello where that is due, and begin a call; whatever fails already, fails when it is waited for."""
         identities = {labels[number].identity for number in batch.numbers}
         try:
             batch.server.greet({identity: self._manifests[identity] for identity in identities})
-            return begin(batch)
+            return start(batch)
         except grpc.RpcError as error:
-            return _raising(error)
+            return _failing_with(error)
 
-    def _finished(self, server: Server, call: Call, finish: Finish) -> StorageError | None:
+    def _await_reply(self, server: Server, call: Call, await_reply: AwaitReply) -> StorageError | None:
         """Wait for a call; return why it failed where asking again, here or elsewhere, makes sense.
 
         Raises:
             StorageError: asking again makes no sense.
         """
         try:
-            finish()
+            await_reply()
         except grpc.RpcError as error:
             if wants_hello(error):
                 server.forget_greetings()
@@ -351,25 +361,25 @@ class RemoteStorage:
 
     def _batches(
         self, labels: Sequence[Label], sizes: Sequence[int], waiting: Sequence[int], tries_count: int
-    ) -> list[Batch]:
+    ) -> list[ServerBatch]:
         """Send each page to its own server, or to the first of its ranking that does not rest."""
         resting = {number for number, server in enumerate(self._servers) if server.breaker.is_resting}
         chosen: dict[int, list[int]] = {}
         for number in waiting:
-            ranked = self._placing.ranked(labels[number].key)
+            ranked = self._hash.ranked(labels[number].key)
             awake = (server for server in ranked if server not in resting)
             chosen.setdefault(next(awake, ranked[tries_count % len(ranked)]), []).append(number)
         cut = [_cut(self._servers[number], numbers, sizes) for number, numbers in chosen.items()]
         batches = [batch for turn in zip_longest(*cut) for batch in turn if batch is not None]
         return batches if len(batches) > 1 else [batch._replace(is_only=True) for batch in batches]
 
-    def _greeted(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | None:
+    def _greet(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | None:
         """Say Hello; None where the server does not answer."""
-        if self._finished(server, Call.HELLO, lambda: server.greet(manifests)) is None:
+        if self._await_reply(server, Call.HELLO, lambda: server.greet(manifests)) is None:
             return server.agreed
         return None
 
-    def _once(self, server: Server, call: Call, message: bytes) -> bytes:
+    def _send_once(self, server: Server, call: Call, message: bytes) -> bytes:
         """Ask a server, and no other; again only where it wants to hear Hello first, and so has done nothing."""
         try:
             server.greet(self._manifests)
@@ -385,7 +395,7 @@ class RemoteStorage:
             raise storage_error(error, call, server) from error
 
 
-def _cut(server: Server, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[Batch]:
+def _cut(server: Server, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[ServerBatch]:
     """Cut the pages of one server into calls."""
     pages_max = min(PAGES_PER_CALL, server.agreed.pages_max if server.agreed is not None else PAGES_PER_CALL)
     some: list[int] = []
@@ -393,17 +403,17 @@ def _cut(server: Server, numbers: Sequence[int], sizes: Sequence[int]) -> Iterat
     for number in numbers:
         size = sizes[number] if sizes else 0
         if some and (len(some) == pages_max or total_bytes + size > server.call_bytes_max):
-            yield Batch(server, some, total_bytes)
+            yield ServerBatch(server, some, total_bytes)
             some, total_bytes = [], 0
         some.append(number)
         total_bytes += size
-    yield Batch(server, some, total_bytes)
+    yield ServerBatch(server, some, total_bytes)
 
 
-def _put_messages(server: Server, pages: Sequence[PageIO], level: Level, lent: Lent | None) -> Iterator[bytes]:
+def _put_messages(server: Server, pages: Sequence[PageIO], level: Level, lent: LentSlice | None) -> Iterator[bytes]:
     wanted = pb.DURABLE if level is Level.DURABLE else pb.CACHED
     runs, shared = _sized_runs(pages), _range_of(lent)
-    start = pb.PutStart(tenant=server.asserted, level=wanted, runs=runs, shared=shared)
+    start = pb.PutStart(tenant=server.tenant, level=wanted, runs=runs, shared=shared)
     yield pb.PutPart(start=start).SerializeToString()
     content = ((b"", page.buffers) for page in pages)
     if lent is not None:
@@ -413,7 +423,7 @@ def _put_messages(server: Server, pages: Sequence[PageIO], level: Level, lent: L
         yield from parts_of(content, part_bytes)
 
 
-def _range_of(lent: Lent | None) -> pb.SharedRange | None:
+def _range_of(lent: LentSlice | None) -> pb.SharedRange | None:
     if lent is None:
         return None
     return pb.SharedRange(region=lent.window.name, start=lent.window.start, length=lent.window.length)
@@ -442,11 +452,11 @@ def _run_of(page: PageIO) -> tuple[bytes, str, int]:
     return page.label.identity, page.label.pool, page_bytes(page)
 
 
-def _raising(error: grpc.RpcError) -> Finish:
-    def finish() -> None:
+def _failing_with(error: grpc.RpcError) -> AwaitReply:
+    def await_reply() -> None:
         raise error
 
-    return finish
+    return await_reply
 
 
 def open_url(rest: str, bytes_max: int | None) -> RemoteStorage:

@@ -11,9 +11,9 @@ from unified_cache.storage_backends.mooncake.native import master_program, missi
 
 def install(wheel: str, directory: Path) -> None:
     """Lay down a wheel's metadata, as pip does."""
-    place = directory / f"{wheel.replace('-', '_')}-1.0.dist-info"
-    place.mkdir()
-    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.0\n", encoding="utf-8")
+    location = directory / f"{wheel.replace('-', '_')}-1.0.dist-info"
+    location.mkdir()
+    (location / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.0\n", encoding="utf-8")
 
 
 def everything(library: str) -> str:

@@ -5,25 +5,25 @@ import pytest
 from tests.support.clock import ManualClock
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
-from unified_cache.storage_backends.mooncake.buffers import BATCH_BYTES, BATCH_OBJECTS, Piece, batches
+from unified_cache.storage_backends.mooncake.buffers import BATCH_BYTES, BATCH_OBJECTS, ObjectBuffers, batches
 from unified_cache.storage_backends.mooncake.endpoints import (
     ABSENT_S,
     FORGET_S,
+    LOCATION_FRESH_S,
+    LOCATIONS_MAX,
     PATIENCE_S,
-    PLACE_FRESH_S,
-    PLACES_MAX,
     REST,
     Endpoints,
-    Place,
-    Places,
+    LocationCache,
+    ReplicaLocation,
 )
 from unified_cache.storage_backends.url import open_storage
 
 PORT_OF_NOBODY = 1
 
 
-def piece(number: int, object_bytes: int, name: str = "") -> Piece:
-    return Piece(number, name or f"{number}", object_bytes, [0], [object_bytes])
+def item(number: int, object_bytes: int, name: str = "") -> ObjectBuffers:
+    return ObjectBuffers(number, name or f"{number}", object_bytes, [0], [object_bytes])
 
 
 # ---- addresses -----------------------------------------------------------------------------------------------------
@@ -81,21 +81,21 @@ def test_a_cap_of_our_own_is_refused() -> None:
 
 
 def test_batches_keep_order_and_bounds_and_a_large_object_goes_alone() -> None:
-    pieces = [piece(n, size) for n, size in enumerate([1 << 20] * 3 + [BATCH_BYTES * 2] + [10] * (BATCH_OBJECTS + 1))]
-    cut = list(batches(pieces))
-    assert [each for batch in cut for each in batch] == pieces
+    objects = [item(n, size) for n, size in enumerate([1 << 20] * 3 + [BATCH_BYTES * 2] + [10] * (BATCH_OBJECTS + 1))]
+    cut = list(batches(objects))
+    assert [each for batch in cut for each in batch] == objects
     assert [len(batch) for batch in cut] == [2, 1, 1, BATCH_OBJECTS, 1]
     assert list(batches([])) == []
 
 
 def test_no_batch_names_an_object_twice() -> None:
-    cut = list(batches([piece(0, 1, "a"), piece(1, 1, "a"), piece(2, 1, "b"), piece(3, 1, "a")]))
+    cut = list(batches([item(0, 1, "a"), item(1, 1, "a"), item(2, 1, "b"), item(3, 1, "a")]))
     assert [[each.number for each in batch] for batch in cut] == [[0], [1, 2], [3]]
 
 
 def test_a_batch_is_of_objects_in_one_buffer_or_of_objects_in_several() -> None:
-    several = Piece(1, "1", 30, [0, 8], [10, 20])
-    cut = list(batches([piece(0, 1), several, piece(2, 1), piece(3, 1)]))
+    several = ObjectBuffers(1, "1", 30, [0, 8], [10, 20])
+    cut = list(batches([item(0, 1), several, item(2, 1), item(3, 1)]))
     assert [[each.number for each in batch] for batch in cut] == [[0], [1], [2, 3]]
 
 
@@ -104,29 +104,29 @@ def test_a_batch_is_of_objects_in_one_buffer_or_of_objects_in_several() -> None:
 
 def test_a_place_is_known_while_it_is_fresh_and_until_it_is_forgotten() -> None:
     clock = ManualClock()
-    places = Places(clock)
-    places.learn([("a", Place("node", 1)), ("b", Place("node", 2))])
-    places.forget(["b"])
-    assert places.find(["a", "b", "c"]) == {"a": Place("node", 1)}
-    clock.sleep(PLACE_FRESH_S + 1)
-    assert places.find(["a"]) == {}
+    locations = LocationCache(clock)
+    locations.learn([("a", ReplicaLocation("node", 1)), ("b", ReplicaLocation("node", 2))])
+    locations.forget(["b"])
+    assert locations.find(["a", "b", "c"]) == {"a": ReplicaLocation("node", 1)}
+    clock.sleep(LOCATION_FRESH_S + 1)
+    assert locations.find(["a"]) == {}
 
 
 def test_what_cannot_be_read_is_absent_for_a_while_or_until_it_is_put_again() -> None:
     clock = ManualClock()
-    places = Places(clock)
-    places.make_absent(["a", "b"])
-    assert places.absent(["a", "b", "c"]) == {"a", "b"}
-    places.forget(["b"])
-    assert places.absent(["a", "b"]) == {"a"}
+    locations = LocationCache(clock)
+    locations.make_absent(["a", "b"])
+    assert locations.absent(["a", "b", "c"]) == {"a", "b"}
+    locations.forget(["b"])
+    assert locations.absent(["a", "b"]) == {"a"}
     clock.sleep(ABSENT_S)
-    assert places.absent(["a"]) == set()
+    assert locations.absent(["a"]) == set()
 
 
 def test_places_are_bounded_and_the_oldest_go() -> None:
-    places = Places(ManualClock())
-    places.learn((f"{number}", Place("node", 1)) for number in range(PLACES_MAX + 1))
-    assert list(places.find(["0", "1"])) == ["1"]
+    locations = LocationCache(ManualClock())
+    locations.learn((f"{number}", ReplicaLocation("node", 1)) for number in range(LOCATIONS_MAX + 1))
+    assert list(locations.find(["0", "1"])) == ["1"]
 
 
 def test_a_node_rests_after_a_failure_longer_each_time_and_is_asked_again() -> None:

@@ -21,7 +21,7 @@ from unified_cache.seal import Label
 from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
-from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN, Granted, Sharing
+from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN, RegionGrant, RegionSharing
 from unified_cache.storage_backends.remote.store import RemoteStorage, open_secure_url
 from unified_cache.wire.calls import Call
 from unified_cache.wire.sharing import NAME_PREFIX, SHARED_DIRECTORY
@@ -131,7 +131,7 @@ def test_a_call_that_a_small_region_has_no_room_for_uses_the_stream_and_others_g
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     leave_room(monkeypatch, REGION_BYTES_MIN)
-    sharing = Sharing(lambda offer: Granted("region", 60.0), ManualClock(1000.0), tmp_path)
+    sharing = RegionSharing(lambda offer: RegionGrant("region", 60.0), ManualClock(1000.0), tmp_path)
     assert sharing.lend(REGION_BYTES_MIN, 1 << 30) is None
     first = sharing.lend(REGION_BYTES_MIN // 2, 1 << 30)
     assert first is not None

@@ -14,10 +14,10 @@ from unified_cache.seal import HEADER_BYTES
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level
-from unified_cache.storage_backends.remote.rendezvous import Placing
-from unified_cache.storage_backends.remote.scatter import Filling
+from unified_cache.storage_backends.remote.rendezvous import RendezvousHash
+from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server
-from unified_cache.storage_backends.remote.store import Batch, Finish, RemoteStorage
+from unified_cache.storage_backends.remote.store import AwaitReply, RemoteStorage, ServerBatch
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import (
@@ -86,7 +86,7 @@ def test_a_service_is_opened_by_its_url() -> None:
 
 
 def test_pages_spread_evenly_and_only_those_of_a_server_that_left_move() -> None:
-    three, two = Placing(["a:1", "b:1", "c:1"]), Placing(["a:1", "c:1"])
+    three, two = RendezvousHash(["a:1", "b:1", "c:1"]), RendezvousHash(["a:1", "c:1"])
     shares = Counter(three.ranked(key)[0] for key in KEYS)
     assert all(900 < count < 1100 for count in shares.values())
     for key in KEYS:
@@ -126,9 +126,9 @@ def test_what_is_no_part_is_an_input_error(message: bytes) -> None:
     ],
 )
 def test_a_stream_that_is_not_what_was_asked_for_is_an_input_error(part: Chunk) -> None:
-    filling = Filling([blank_page(label(1))])
+    reader = ScatterReader([blank_page(label(1))])
     with pytest.raises(InputError):
-        filling.take(part)
+        reader.take(part)
 
 
 class TwoServers:
@@ -197,15 +197,15 @@ def test_where_calls_are_refused_all_are_over_before_the_caller_is_told(two: Two
     labels = [label(number) for number in range(40)]
     waited: list[str] = []
 
-    def begin(batch: Batch) -> Finish:
-        def finish() -> None:
+    def start(batch: ServerBatch) -> AwaitReply:
+        def await_reply() -> None:
             waited.append(batch.server.name)
             raise StorageError("no", retryable=False)
 
-        return finish
+        return await_reply
 
     with pytest.raises(StorageError, match="no"):
-        two.storage._ask(labels, [None] * len(labels), Call.EXISTS, begin)
+        two.storage._send_with_failover(labels, [None] * len(labels), Call.EXISTS, start)
     assert len(set(waited)) == len(waited) == 2
 
 
