@@ -74,7 +74,7 @@ soak: $(READY) libraries  ## two engines over a cluster whose nodes die, for 10 
 soak-service: $(READY)  ## 64 clients, one tenant of them hostile, on a service whose store fails, for 5 minutes
 	@$(BIN)/python -m tests.soak.service --seconds 300 --clients 64 $(ARGS)
 
-bench: $(READY)  ## run the benchmarks; results go to benchmarks/results as JSON
+bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 fmt: $(READY)  ## format, and mend what the linter can mend

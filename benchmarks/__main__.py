@@ -1,7 +1,9 @@
-"""Run the benchmarks: ``python -m benchmarks [--only NAME] [--json FILE] [--quick] [--storage-dir DIR]``.
+"""Run the benchmarks, or compare two runs.
 
-Where UNIFIED_CACHE_SKETCH names a folder with another implementation of the tree, a ``tree.py``, that one is measured
-in turns with ours.
+    python -m benchmarks [--only NAME] [--quick] [--storage-dir DIR] [--json FILE]
+    python -m benchmarks --compare OLD.json NEW.json [--json FILE]
+
+A full run is kept in ``benchmarks/results/full.json``, in place of the one before; other runs where ``--json`` says.
 """
 
 import os
@@ -15,6 +17,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.compare import KeptRun, compare_runs, print_compared, record_compared
 from benchmarks.components import components_figures
 from benchmarks.copies import copies_figures
 from benchmarks.files import files_figures
@@ -24,11 +27,9 @@ from benchmarks.measure import Figure
 from benchmarks.mooncake import mooncake_figures
 from benchmarks.plan import FULL, QUICK, BenchmarkPlan, Effort
 from benchmarks.remote import remote_figures
-from benchmarks.report import BenchmarkRun, print_run, result_path, write_json
+from benchmarks.report import FULL_RUN, BenchmarkRun, print_run, record, write_json
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
 from benchmarks.ttft import ttft_figures
-
-SKETCH_VARIABLE = "UNIFIED_CACHE_SKETCH"
 
 Section = Callable[[BenchmarkPlan], Iterator[Figure]]
 
@@ -52,7 +53,6 @@ def run_sections(
     names: Sequence[str],
     effort: Effort,
     *,
-    sketch: Path | None = None,
     storage_dir: Path | None = None,
     progress: Callable[[str], None],
 ) -> BenchmarkRun:
@@ -60,7 +60,7 @@ def run_sections(
     started, began = datetime.now(UTC), time.monotonic()
     at = machine()
     calibration = calibrate()
-    plan = BenchmarkPlan(effort, calibration, sketch, storage_dir)
+    plan = BenchmarkPlan(effort, calibration, storage_dir)
     figures = list(calibration.figures())
     for name in names:
         progress(name)
@@ -68,34 +68,64 @@ def run_sections(
     return BenchmarkRun(started, time.monotonic() - began, at, os.getloadavg(), calibration, tuple(figures))
 
 
+def compare_files(old: Path, new: Path, json: Path | None, console: Console) -> int:
+    """Print how two kept runs differ, and write it to ``json``; return the exit status: 1 where a figure is slower.
+
+    Raises:
+        typer.BadParameter: a file holds no run.
+    """
+    try:
+        compared = compare_runs(KeptRun.read(old), KeptRun.read(new))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--compare") from error
+    print_compared(compared, console)
+    if json is not None:
+        write_json(record_compared(compared), json)
+    return 1 if compared.flagged else 0
+
+
 def main(
     only: Annotated[list[str] | None, typer.Option(help=f"Measure this alone: {', '.join(SECTIONS)}.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Where to keep the figures; benchmarks/results by default.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"Keep the figures here; a full run goes to {FULL_RUN.name} otherwise."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, small trees only.")] = False,
     storage_dir: Annotated[
         Path | None,
         typer.Option(help="Directory on the file system to measure.", exists=True, file_okay=False, writable=True),
     ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="OLD NEW",
+            help="Measure nothing; compare two kept runs. Fails where a figure is more than 10 % slower.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
 ) -> None:
-    """Measure what the cache costs on this machine, and print and keep the figures."""
+    """Measure what the cache costs on this machine, and print and keep the figures; or compare two kept runs."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    if compare is not None:
+        raise typer.Exit(compare_files(*compare, json, console))
     names = only or list(SECTIONS)
     for name in names:
         if name not in SECTIONS:
             raise typer.BadParameter(f"expected one of {', '.join(SECTIONS)}, found {name!r}", param_hint="--only")
-    folder = os.environ.get(SKETCH_VARIABLE)
-    sketch = Path(folder) if folder and (Path(folder) / "tree.py").is_file() else None
-    console = Console(width=None if sys.stdout.isatty() else 200)
     errors = Console(stderr=True)
     run = run_sections(
         names,
         QUICK if quick else FULL,
-        sketch=sketch,
         storage_dir=storage_dir,
         progress=lambda name: errors.print(f"measuring {name}"),
     )
-    path = json or result_path(run)
-    write_json(run, path)
     print_run(run, console)
+    path = json or (None if only or quick else FULL_RUN)
+    if path is None:
+        console.print("figures not kept: only a full run is, or one with --json FILE")
+        return
+    write_json(record(run), path)
     console.print(f"figures kept in {path}")
 
 

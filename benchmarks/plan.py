@@ -61,7 +61,5 @@ class BenchmarkPlan:
 
     effort: Effort
     calibration: Calibration
-    sketch: Path | None
-    """Folder of a second implementation of the tree to measure beside ours."""
     storage_dir: Path | None
     """Where files are put and got; the system's directory for temporary files if None."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -12,9 +12,10 @@ from rich.table import Table
 from benchmarks.machine import Calibration, Machine
 from benchmarks.measure import Comparison, Figure
 
-__all__ = ["RESULTS", "BenchmarkRun", "misses", "print_run", "record", "result_path", "write_json"]
+__all__ = ["FULL_RUN", "BenchmarkRun", "misses", "print_run", "record", "write_json"]
 
-RESULTS = Path(__file__).resolve().parent / "results"
+FULL_RUN = Path(__file__).resolve().parent / "results" / "full.json"
+"""Figures of the last full run."""
 
 NOTE = (
     "Ratios to SGLang's Rust tree are estimates by calibration: its figures come from a machine with memcmp of "
@@ -69,15 +70,10 @@ def _figure_record(figure: Figure) -> dict[str, object]:
     }
 
 
-def result_path(run: BenchmarkRun) -> Path:
-    """Name the file that a run is kept in."""
-    return RESULTS / f"{run.started.astimezone(UTC):%Y-%m-%d}-{run.machine.commit}.json"
-
-
-def write_json(run: BenchmarkRun, path: Path) -> None:
-    """Keep a run as JSON; directories are made."""
+def write_json(found: dict[str, object], path: Path) -> None:
+    """Write what ``record`` returned to a file; directories are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record(run), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def print_run(run: BenchmarkRun, console: Console) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.machine import memcmp_subject, scale_of
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
-from benchmarks.subjects import PAGE_SIZE, RadixTreeSubject, Sketch, Tokens, Tree, load_sketch
+from benchmarks.timed_tree import PAGE_SIZE, TimedTree, Tokens
 from unified_cache.pool import Slots
 
 __all__ = ["evict_figures", "insert_figures", "lock_figures", "match_figures"]
@@ -21,7 +21,6 @@ FILL_TOKENS = 128
 VOCABULARY = 150_000
 LEAVES_HELD = 8
 """Prompts that share their first half in the tree that is inserted into."""
-SKETCH_RATIO_MAX = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +86,8 @@ class Workload:
         return int(self._random.integers(limit))
 
 
-def trees_of(plan: BenchmarkPlan, setting: TreeSetting) -> list[Tree]:
-    """Make the empty trees that are compared: ours, and the second implementation where there is one."""
-    trees: list[Tree] = [RadixTreeSubject(setting.spans)]
-    if plan.sketch is not None:
-        trees.append(Sketch(load_sketch(plan.sketch), setting.spans))
-    return trees
-
-
-def grow(trees: Sequence[Tree], setting: TreeSetting, nodes: int, path: int) -> Tokens:
-    """Fill trees to about ``nodes`` nodes, among them one prompt on a path of ``path`` nodes; return the prompt.
+def grow(tree: TimedTree, setting: TreeSetting, nodes: int, path: int) -> Tokens:
+    """Fill a tree to about ``nodes`` nodes, among them one prompt on a path of ``path`` nodes; return the prompt.
 
     Half of the other leaves hang below the root, half below some node of the path.
     """
@@ -105,39 +96,33 @@ def grow(trees: Sequence[Tree], setting: TreeSetting, nodes: int, path: int) -> 
     hot_slots = work.slots(PROMPT_PAGES)
     step = PROMPT_PAGES // path
     for end in range(step, PROMPT_PAGES + 1, step):
-        for tree in trees:
-            tree.insert(hot[: end * PAGE_SIZE], [given[:end] for given in hot_slots], end - step)
+        tree.insert(hot[: end * PAGE_SIZE], [given[:end] for given in hot_slots], end - step)
     for number in range(nodes - path):
         tail, tail_slots = work.tokens(FILL_TOKENS, first=number), work.slots(FILL_TOKENS // PAGE_SIZE)
         depth = step * (1 + work.below(path)) if number % 2 else 0
         tokens = np.concatenate([hot[: depth * PAGE_SIZE], tail])
         slots = [np.concatenate(pair) for pair in zip([s[:depth] for s in hot_slots], tail_slots, strict=True)]
-        for tree in trees:
-            tree.insert(tokens, slots, depth)
-    for tree in trees:
-        assert np.array_equal(tree.match(hot), hot_slots[0])
+        tree.insert(tokens, slots, depth)
+    assert np.array_equal(tree.match(hot), hot_slots[0])
     return hot
 
 
 def compared(section: str, name: str, taken: Sequence[list[int]], published_us: float | None, note: str = "") -> Figure:
-    """Make a figure of nanoseconds: of memcmp, of ours, and of the second implementation where there is one.
+    """Make a figure of nanoseconds: of memcmp, and of the tree.
 
     The memcmp that scales the reference was timed in turns with the tree, so that both saw the same load.
     """
-    memcmp, ours, *others = (Spread.of([ns / 1e3 for ns in values]) for values in taken)
+    memcmp, ours = (Spread.of([ns / 1e3 for ns in values]) for values in taken)
     comparisons: list[Comparison] = []
     if published_us is not None:
         scaled = published_us * scale_of(memcmp)
         comparisons.append(Comparison("SGLang Rust, scaled", scaled, ours.median / scaled, at_most=1.0))
-    comparisons += [
-        Comparison("sketch", other.median, ours.median / other.median, at_most=SKETCH_RATIO_MAX) for other in others
-    ]
     return Figure(section, name, "us", ours, tuple(comparisons), note)
 
 
-def in_turns(subjects: Sequence[Subject], rounds: int, *, calls: int = 1) -> list[list[int]]:
-    """Time memcmp and the trees in turns."""
-    return interleaved([memcmp_subject(warm=2), *subjects], rounds, calls=calls, warm=3 if calls > 1 else 0)
+def in_turns(subject: Subject, rounds: int, *, calls: int = 1) -> list[list[int]]:
+    """Time memcmp and a tree in turns."""
+    return interleaved([memcmp_subject(warm=2), subject], rounds, calls=calls, warm=3 if calls > 1 else 0)
 
 
 def match_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
@@ -146,26 +131,25 @@ def match_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
         published = dict(setting.published.match)
         for nodes in plan.effort.nodes_counts:
             for path in (1, 16, 64):
-                trees = trees_of(plan, setting)
-                hot = grow(trees, setting, nodes, path)
-                taken = in_turns([timed(_matching(tree, hot)) for tree in trees], plan.effort.match_rounds, calls=10)
+                tree = TimedTree(setting.spans)
+                hot = grow(tree, setting, nodes, path)
+                taken = in_turns(timed(_matching(tree, hot)), plan.effort.match_rounds, calls=10)
                 name = f"match 32k tokens, {path}-node path, {nodes // 1000}k nodes"
-                real = trees[0].path_nodes(hot)
+                real = tree.path_nodes(hot)
                 note = f"{real} nodes with the window's cut" if real != path else ""
                 yield compared(setting.name, name, taken, published.get(path), note)
 
 
-def _matching(tree: Tree, tokens: Tokens) -> Callable[[], object]:
+def _matching(tree: TimedTree, tokens: Tokens) -> Callable[[], object]:
     return lambda: tree.match(tokens)
 
 
 def lock_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Lock a prompt that was matched, and unlock it."""
     for setting in SETTINGS:
-        trees = trees_of(plan, setting)
-        hot = grow(trees, setting, 1_000, 16)
-        subjects = [timed(tree.lock_and_unlock(hot)) for tree in trees]
-        taken = in_turns(subjects, plan.effort.match_rounds, calls=10)
+        tree = TimedTree(setting.spans)
+        hot = grow(tree, setting, 1_000, 16)
+        taken = in_turns(timed(tree.lock_and_unlock(hot)), plan.effort.match_rounds, calls=10)
         yield compared(setting.name, "lock + unlock, 16-node path", taken, setting.published.lock)
 
 
@@ -178,13 +162,12 @@ def insert_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
             (np.concatenate([shared, work.tokens(PROMPT_TOKENS // 2, first=number)]), work.slots(PROMPT_PAGES))
             for number in range(plan.effort.insert_rounds + 1 + LEAVES_HELD)
         ]
-        subjects = [_inserting(tree, prompts) for tree in trees_of(plan, setting)]
-        taken = in_turns(subjects, plan.effort.insert_rounds)
+        taken = in_turns(_inserting(TimedTree(setting.spans), prompts), plan.effort.insert_rounds)
         note = f"16k owned by the tree, {LEAVES_HELD} leaves held"
         yield compared(setting.name, "insert 32k tokens sharing 16k", taken, setting.published.insert, note)
 
 
-def _inserting(tree: Tree, prompts: Sequence[tuple[Tokens, list[Slots]]]) -> Subject:
+def _inserting(tree: TimedTree, prompts: Sequence[tuple[Tokens, list[Slots]]]) -> Subject:
     """Insert the next prompt, after room was made for it outside of the timed part.
 
     So the tree keeps its size and finds memory that the system has mapped already, as it does in a cache that has
@@ -215,17 +198,16 @@ def evict_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
         ("evict one page of 10k leaves", 10_000, 2 * PAGE_SIZE, 1, _evict_one),
     ):
         for setting in SETTINGS:
-            trees = trees_of(plan, setting)
+            tree = TimedTree(setting.spans)
             work = Workload(setting)
             for number in range(leaves):
                 tokens, slots = work.tokens(leaf_tokens, first=number), work.slots(leaf_tokens // PAGE_SIZE)
-                for tree in trees:
-                    tree.insert(tokens, slots, 0)
-            taken = in_turns([_evicting(tree, pages) for tree in trees], plan.effort.evict_rounds)
+                tree.insert(tokens, slots, 0)
+            taken = in_turns(_evicting(tree, pages), plan.effort.evict_rounds)
             yield compared(setting.name, name, taken, published(setting.published))
 
 
-def _evicting(tree: Tree, pages: int) -> Subject:
+def _evicting(tree: TimedTree, pages: int) -> Subject:
     return lambda: tree.evict(pages)
 
 
