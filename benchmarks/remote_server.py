@@ -10,10 +10,13 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from unified_cache.service.access.callers import Caller, Role
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.access.callers import Caller
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.service.servicer import CacheService
+from unified_cache.service.settings import LimitSettings, Role
+from unified_cache.service.store.host_tier import HostTier
+from unified_cache.service.store.tiered import TieredStore
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import PART_BYTES
 
@@ -108,10 +111,12 @@ class BareServicer:
                 connection.sendall(b"\n")
 
 
-def _listening(limits: RequestLimits, bare: BareServicer) -> tuple[int, grpc.Server]:
+def _listening(limits: LimitSettings, bare: BareServicer) -> tuple[int, grpc.Server]:
     everyone = OpenGate()
     # No room in the store: what is measured is the way to the server's memory, not a store.
-    service = CacheService(MemoryStorage(0), everyone, everyone, everyone, limits, lambda: None)
+    usage = TenantUsage(everyone, limits.counted_pages_max)
+    store = TieredStore(MemoryStorage(0), HostTier(HOST_BYTES), usage, everyone)
+    service = CacheService(store, everyone, everyone, limits, lambda: None)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
     server.add_generic_rpc_handlers((service.rpc_methods(), bare.methods()))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -123,8 +128,8 @@ def serve(ports: "Connection[ListeningPorts, None]") -> None:
     """Listen, say where, and serve until the process is ended."""
     keep_freed_memory()
     bare = BareServicer()
-    shared, _shared = _listening(RequestLimits(host_bytes_max=HOST_BYTES), bare)
-    streams, _streams = _listening(RequestLimits(host_bytes_max=HOST_BYTES, regions_max=0), bare)
+    shared, _shared = _listening(LimitSettings(), bare)
+    streams, _streams = _listening(LimitSettings(regions_max=0), bare)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ports.send(ListeningPorts(shared, streams, listener.getsockname()[1]))
         while True:

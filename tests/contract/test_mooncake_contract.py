@@ -9,7 +9,6 @@ from tests.support.mooncake import open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.service import LoopbackServer
 from unified_cache.cluster.local import LocalCluster
-from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -34,7 +33,7 @@ def emptied(storage: MooncakeStorage) -> MooncakeStorage:
 class TestServiceOverMooncake(ServiceContract):
     @pytest.fixture
     def storage(self, cluster: LocalCluster) -> Iterator[StorageBackend]:
-        running = LoopbackServer.start(emptied(open_mooncake(cluster)), RequestLimits(host_bytes_max=0))
+        running = LoopbackServer.start(emptied(open_mooncake(cluster)), host_bytes=0)
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.service import LoopbackServer
+from tests.support.service import LoopbackServer, limits_with
 from unified_cache.errors import StorageError
 from unified_cache.seal import HEADER_BYTES
-from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
@@ -71,8 +70,8 @@ class TestRemoteStorage(ServiceContract):
     def storage(
         self, request: pytest.FixtureRequest, backend: StorageBackend, regions_max: int
     ) -> Iterator[StorageBackend]:
-        limits = RequestLimits(host_bytes_max=request.param, part_bytes=500, regions_max=regions_max)
-        running = LoopbackServer.start(backend, limits)
+        limits = limits_with(part_bytes=500, regions_max=regions_max)
+        running = LoopbackServer.start(backend, limits, host_bytes=request.param)
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()

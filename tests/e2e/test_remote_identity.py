@@ -13,7 +13,6 @@ from unified_cache.errors import StorageError
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level
@@ -75,7 +74,7 @@ class IdentityProbe:
 
 @pytest.fixture(params=[0, 1 << 20], ids=["store", "memory"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[IdentityProbe]:
-    running = LoopbackServer.start(FileStorage.open(tmp_path / "store"), RequestLimits(host_bytes_max=request.param))
+    running = LoopbackServer.start(FileStorage.open(tmp_path / "store"), host_bytes=request.param)
     world = IdentityProbe(running)
     assert world.hits(put=True) == 4
     yield world

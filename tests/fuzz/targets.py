@@ -9,15 +9,17 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from tests.fuzz.context import Aborted, DirectContext
-from tests.support.service import CappedQuota, Notes, TokenGate
+from tests.support.service import CappedQuota, Notes, TokenGate, limits_with
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.errors import InputError
 from unified_cache.page import PAGE_KEY_BYTES
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
+from unified_cache.service.store.host_tier import HostTier
+from unified_cache.service.store.tiered import TieredStore
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
@@ -58,11 +60,11 @@ class Requests:
     """Every call of the contract, and the parts of its streams; the first byte says which."""
 
     def __init__(self) -> None:
-        limits = RequestLimits(host_bytes_max=1 << 20, pages_max=64, tokens_max=1024, identities_max=8)
+        limits = limits_with(pages_max=64, tokens_max=1024, identities_max=8)
         self._notes = Notes()
-        self._service = CacheService(
-            MemoryStorage(1 << 20), TokenGate(), CappedQuota(1 << 20), self._notes, limits, lambda: None
-        )
+        usage = TenantUsage(CappedQuota(1 << 20), limits.counted_pages_max)
+        store = TieredStore(MemoryStorage(1 << 20), HostTier(1 << 20), usage, self._notes)
+        self._service = CacheService(store, TokenGate(), self._notes, limits, lambda: None)
         self._answers = {call: self._answer_of(call) for call in Call}
 
     def take(self, content: bytes) -> None:

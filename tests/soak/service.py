@@ -28,8 +28,9 @@ from tests.soak.clients import ClientConnection, RogueClient, SoakClient
 from tests.soak.faults import BadTimes
 from tests.soak.tally import CallFigures, CallTally
 from tests.sources import ROOT
-from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
+from unified_cache.service.settings import Role
 
 __all__ = ["ServiceSoakReport", "soak"]
 

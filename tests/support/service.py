@@ -11,10 +11,13 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.errors import Refused
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
+from unified_cache.service.settings import LimitSettings, Role
+from unified_cache.service.store.host_tier import HostTier
+from unified_cache.service.store.tiered import TieredStore
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
@@ -93,6 +96,11 @@ class Notes:
         self.anomalies.append((kind, text))
 
 
+def limits_with(**settings: object) -> LimitSettings:
+    """Return the limits of a server, these among them, as its settings would have them."""
+    return LimitSettings.model_validate(settings)
+
+
 class LoopbackServer:
     """A server that answers on loopback."""
 
@@ -110,16 +118,18 @@ class LoopbackServer:
     def start(
         cls,
         store: StorageBackend,
-        limits: RequestLimits | None = None,
+        limits: LimitSettings | None = None,
         *,
+        host_bytes: int = 64 << 20,
         usage: CappedQuota | None = None,
         clock: Callable[[], float] | None = None,
         port: int = 0,
     ) -> "LoopbackServer":
-        limits = limits or RequestLimits(host_bytes_max=64 << 20)
+        limits = limits or LimitSettings()
         gate, notes, usage = TokenGate(), Notes(), usage or CappedQuota()
         drains: list[None] = []
-        service = CacheService(store, gate, usage, notes, limits, lambda: drains.append(None), clock or time.monotonic)
+        tiered = TieredStore(store, HostTier(host_bytes), TenantUsage(usage, limits.counted_pages_max), notes)
+        service = CacheService(tiered, gate, notes, limits, lambda: drains.append(None), clock or time.monotonic)
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
         server.add_generic_rpc_handlers((service.rpc_methods(),))
         bound = server.add_insecure_port(f"127.0.0.1:{port}")

@@ -134,12 +134,12 @@ class TokenNewCommand:
             ConfigError: no such role, or no name of a tenant.
             OSError: the file cannot be written.
         """
-        tokens, access = _service_module("access.tokens"), _service_module("access.callers")
-        roles = {role.value: role for role in access.Role}
+        tokens, callers = _service_module("access.tokens"), _service_module("access.callers")
+        roles = {role.value: role for role in _service_module("settings").Role}
         if self.role not in roles:
             raise ConfigError(f"--role must be one of {', '.join(roles)}, found {self.role!r}")
         last_day = None if self.days is None else (datetime.now(UTC) + timedelta(days=self.days)).date()
-        caller = access.Caller(self.tenant, roles[self.role])
+        caller = callers.Caller(self.tenant, roles[self.role])
         token, entry = tokens.new_token(caller, last_day, secrets.token_bytes)
         tokens.add_token(self.tokens, entry)
         sys.stdout.write(f"{token}\n")

@@ -27,14 +27,22 @@ from unified_cache.service.access.tls import (
     server_credentials,
 )
 from unified_cache.service.access.tokens import Tokens, read_tokens
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.drain import Drain
 from unified_cache.service.operations.logs import Log
-from unified_cache.service.operations.metrics import MetricsListener, ServiceMetrics, TenantLabels, UsageCollector
+from unified_cache.service.operations.metrics import (
+    LossCollector,
+    MetricsListener,
+    ServiceMetrics,
+    TenantLabels,
+    UsageCollector,
+)
 from unified_cache.service.operations.reflection import BoundedReflection
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import ListenAddress, ServiceSettings, TracingExporter
-from unified_cache.service.store.guarded import GuardedStore, LossCollector
+from unified_cache.service.store.guarded import GuardedStore
+from unified_cache.service.store.host_tier import HostTier
+from unified_cache.service.store.tiered import TieredStore
 from unified_cache.wire.calls import SERVICE
 
 __all__ = ["Service", "check_memory"]
@@ -86,13 +94,14 @@ class Service:
             observed.registry.register(UsageCollector(scheduler, stored, observed.names))
             gate = ServiceGate(callers, scheduler, settings.quota, observed.metrics)
             traced = _traced(gate, settings, opened)
-            limits = _limits(settings)
-            store = GuardedStore.open(settings, observed.registry)
-            cache = CacheService(store.breaker, traced, stored, observed.metrics, limits, drain.ask)
+            guarded = GuardedStore.open(settings, observed.registry)
+            usage = TenantUsage(stored, settings.limits.counted_pages_max)
+            store = TieredStore(guarded.breaker, HostTier(settings.host_bytes), usage, observed.metrics)
+            cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask)
             opened.callback(cache.close)
-            observed.registry.register(LossCollector(cache))
+            observed.registry.register(LossCollector(store))
             healthy = health.HealthServicer()
-            server = _new_server(settings, limits, cache, healthy)
+            server = _new_server(settings, cache, healthy)
             port = _listen(server, settings.address, certificates)
             observed.metrics.insecure.set(float(not _is_guarded(settings)))
             server.start()
@@ -178,29 +187,7 @@ def _is_guarded(settings: ServiceSettings) -> bool:
     return settings.address.is_local or (settings.tls is not None and settings.tls.client_ca is not None)
 
 
-def _limits(settings: ServiceSettings) -> RequestLimits:
-    limits = settings.limits
-    return RequestLimits(
-        host_bytes_max=settings.host_bytes,
-        message_bytes_max=limits.message_bytes_max,
-        metadata_bytes_max=limits.metadata_bytes_max,
-        pages_max=limits.pages_max,
-        tokens_max=limits.tokens_max,
-        object_bytes_max=limits.page_bytes_max,
-        identities_max=limits.identities_max,
-        lease_s_max=limits.lease_s_max,
-        leases_max=limits.leases_max,
-        stream_idle_s=limits.stream_idle_s,
-        call_s_max=limits.call_s_max,
-        regions_max=limits.regions_max,
-        region_bytes_max=limits.region_bytes_max,
-        region_idle_s=limits.region_idle_s,
-    )
-
-
-def _new_server(
-    settings: ServiceSettings, limits: RequestLimits, cache: CacheService, healthy: health.HealthServicer
-) -> grpc.Server:
+def _new_server(settings: ServiceSettings, cache: CacheService, healthy: health.HealthServicer) -> grpc.Server:
     bounds = settings.limits
     calls_max = bounds.calls_max + bounds.reflection_calls_max + SPARE_THREADS
     options = [
@@ -210,7 +197,7 @@ def _new_server(
         ("grpc.max_connection_age_ms", round(bounds.connection_s_max * 1000)),
         ("grpc.max_connection_age_grace_ms", round(bounds.call_s_max * 1000)),
         ("grpc.server_handshake_timeout_ms", round(bounds.handshake_s * 1000)),
-        *limits.channel_options(),
+        *bounds.channel_options(),
     ]
     server = grpc.server(
         ThreadPoolExecutor(calls_max, thread_name_prefix="unified-cache-call"),

@@ -9,12 +9,10 @@ import numpy as np
 
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import FORMAT_VERSION, Flaw
-from unified_cache.service.access.callers import ByteQuota, Gate, Observer, Role
+from unified_cache.seal import FORMAT_VERSION
+from unified_cache.service.access.callers import Gate, Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
-from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.limits import RequestLimits
 from unified_cache.service.requests.arrivals import PageAssembler
 from unified_cache.service.requests.calls import CallBoundary, CallRecord
 from unified_cache.service.requests.checks import (
@@ -31,10 +29,10 @@ from unified_cache.service.requests.checks import (
 from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
 from unified_cache.service.requests.shared_memory import LentRegions
 from unified_cache.service.requests.streams import StreamWatch
-from unified_cache.service.store.host_tier import HostTier
+from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.leases import Leases
 from unified_cache.service.store.tiered import ArrivedPage, KeptTier, TieredStore
-from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.storage_backends.protocol import Level
 from unified_cache.window import window
 from unified_cache.wire.calls import SERVICE, SHARED_PART_BYTES, Call
 from unified_cache.wire.names import check_digests, named_runs
@@ -52,28 +50,24 @@ class CacheService:
 
     def __init__(
         self,
-        store: StorageBackend,
+        store: TieredStore,
         gate: Gate,
-        usage: ByteQuota,
         observer: Observer,
-        settings: RequestLimits,
+        limits: LimitSettings,
         ask_drain: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        host = HostTier(settings.host_bytes_max)
-        self._limits = settings
-        self._host = host
-        self._usage = TenantUsage(usage, settings.held_names_max)
-        self._store = TieredStore(store, host, self._usage, observer)
-        self._leases = Leases(host, settings, clock)
-        self._registry = Registry(settings)
-        self._streams = StreamWatch(settings, clock)
-        self._regions = LentRegions(settings, clock)
+        self._limits = limits
+        self._store = store
+        self._leases = Leases(store.host, limits, clock)
+        self._registry = Registry(limits)
+        self._streams = StreamWatch(limits, clock)
+        self._regions = LentRegions(limits, clock)
         self._calls = CallBoundary(gate, observer, clock)
         self._ask_drain = ask_drain
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
-        """Return what a ``grpc.Server`` is given; its options are ``RequestLimits.channel_options``."""
+        """Return what a ``grpc.Server`` is given; its options are ``LimitSettings.channel_options``."""
         unary = self._calls.unary
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -94,16 +88,6 @@ class CacheService:
                 Call.UNSHARE.value: unary(Call.UNSHARE, Role.READER, pb.UnshareRequest, self._unshare),
             },
         )
-
-    @property
-    def flaws_count(self) -> dict[Flaw, int]:
-        """Pages of the store that did not verify, by what was wrong with them."""
-        return self._store.flaws_count
-
-    @property
-    def evicted_count(self) -> int:
-        """Pages that left memory to make room for others."""
-        return self._host.evicted_count
 
     def close(self) -> None:
         """Close the store."""
@@ -269,12 +253,12 @@ class CacheService:
         return reply
 
     def _stats(self, tenant: str, request: pb.StatsRequest) -> pb.StatsReply:
-        host_pages, host_bytes = self._host.used(tenant)
+        host_pages, host_bytes = self._store.host.used(tenant)
         return pb.StatsReply(
             host_bytes=host_bytes,
             host_pages=host_pages,
             leases_count=self._leases.count(tenant),
-            stored_bytes=self._usage.held_bytes(tenant),
+            stored_bytes=self._store.usage.held_bytes(tenant),
             identities_count=len(self._registry.of(tenant)),
         )
 
@@ -288,7 +272,7 @@ class CacheService:
 
     def _cleared(self, tenant: str, registration: Registration) -> int:
         identity = registration.stored.identity
-        removed_count = self._store.remove(tenant, self._host.labels_of(tenant, identity))
+        removed_count = self._store.remove(tenant, self._store.host.labels_of(tenant, identity))
         cursor = ""
         while True:
             listed = self._store.scan(identity, cursor)

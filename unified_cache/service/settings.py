@@ -23,7 +23,6 @@ from pydantic_settings import (
 )
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import Role
 from unified_cache.wire.calls import PART_BYTES
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "LogSettings",
     "MetricsSettings",
     "QuotaSettings",
+    "Role",
     "ServiceSettings",
     "StoreSettings",
     "TenantQuota",
@@ -51,14 +51,30 @@ ENVIRONMENT_PREFIX = "UNIFIED_CACHE_SERVE_"
 _NESTED = "__"
 _UNIX = "unix:"
 _PORT_MAX = 65535
-_MESSAGE_BYTES_MIN = PART_BYTES + (4 << 10)
-"""A part of a page, and what stands around it."""
+_FRAME_BYTES_MAX = 64
+"""Bytes around the content of a part in the message that carries it."""
 
 _TENANT = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 Bytes = Annotated[ByteSize, Field(gt=0, le=1 << 60)]
 Count = Annotated[int, Field(gt=0, le=1 << 31)]
 Seconds = Annotated[float, Field(gt=0, le=86_400 * 365, allow_inf_nan=False)]
+
+
+class Role(Enum):
+    """Permissions of a caller; each role includes those before it."""
+
+    READER = "reader"
+    """Look up and get."""
+    WRITER = "writer"
+    """Put and remove."""
+    ADMIN = "admin"
+    """Clear a namespace, drain the server."""
+
+    def includes(self, needed: "Role") -> bool:
+        """Tell whether this role may do what ``needed`` may."""
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +155,20 @@ class AccessSettings(_Section):
 
 
 class LimitSettings(_Section):
-    """Bounds of one call, one connection and the whole server."""
+    """Bounds of one request, one connection, one tenant and the whole server; larger requests are refused."""
 
-    message_bytes_max: Annotated[ByteSize, Field(ge=_MESSAGE_BYTES_MIN, le=1 << 30)] = ByteSize(4 << 20)
-    """At least a part of a page, a MiB and its headers."""
+    message_bytes_max: Annotated[ByteSize, Field(gt=0, le=1 << 30)] = ByteSize(4 << 20)
+    """Largest message that is received; it must hold a part and its frame."""
+    part_bytes: Bytes = ByteSize(PART_BYTES)
+    """Page content in one message of a stream."""
+    batch_bytes: Bytes = ByteSize(8 << 20)
+    """Pages read from or written to the store in one call: the memory that one stream of pages takes."""
     metadata_bytes_max: Bytes = ByteSize(16 << 10)
+    """Headers of one call."""
     page_bytes_max: Bytes = ByteSize(256 << 20)
-    """One page of one pool."""
+    """One page of one pool, its header included."""
     pages_max: Count = 1 << 14
-    """Pages in one request."""
+    """Pages named in one request."""
     tokens_max: Count = 1 << 20
     """Token ids in one request."""
     calls_max: Count = 128
@@ -163,7 +184,9 @@ class LimitSettings(_Section):
     handshake_s: Seconds = 10.0
     lease_s_max: Seconds = 600.0
     leases_max: Count = 256
-    """Of one tenant, at a time."""
+    """Leases of one tenant at a time."""
+    leased_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Part of ``host_bytes`` that leases of all tenants may keep from eviction; those of one tenant half of that."""
     identities_max: Count = 256
     """Identities of one tenant known at a time."""
     regions_max: Annotated[int, Field(ge=0)] = 32
@@ -171,6 +194,25 @@ class LimitSettings(_Section):
     region_bytes_max: Bytes = ByteSize(256 << 20)
     region_idle_s: Seconds = 60.0
     """Shared memory that no call has named for so long is let go."""
+    counted_pages_max: Count = 1 << 20
+    """Pages of one tenant whose stored bytes are counted one by one; beyond, the oldest page is no longer counted."""
+
+    @model_validator(mode="after")
+    def _a_part_fits_into_a_message(self) -> "LimitSettings":
+        if self.part_bytes + _FRAME_BYTES_MAX > self.message_bytes_max:
+            raise ValueError(
+                f"message_bytes_max must hold a part of {self.part_bytes} bytes and its frame of {_FRAME_BYTES_MAX}, "
+                f"found {self.message_bytes_max}"
+            )
+        return self
+
+    def channel_options(self) -> list[tuple[str, int]]:
+        """Return the limits that gRPC itself enforces, as options of a server."""
+        return [
+            ("grpc.max_receive_message_length", self.message_bytes_max),
+            ("grpc.max_metadata_size", self.metadata_bytes_max),
+            ("grpc.absolute_max_metadata_size", self.metadata_bytes_max),
+        ]
 
 
 class TenantQuota(_Section):

@@ -16,9 +16,10 @@ from tests.support.service import Notes
 from unified_cache.cli.main import run
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tokens import TokenEntry, Tokens, add_token, new_token, read_tokens, remove_token
+from unified_cache.service.settings import Role
 from unified_cache.wire.calls import Call
 
 UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")

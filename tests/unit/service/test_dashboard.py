@@ -9,16 +9,16 @@ from prometheus_client import CollectorRegistry
 
 from tests.sources import ROOT
 from tests.support.clock import ManualClock
-from tests.support.service import TokenGate
 from unified_cache.errors import StorageError
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.logs import Log, LogRateLimit
-from unified_cache.service.operations.metrics import ServiceMetrics, TenantLabels, UsageCollector
-from unified_cache.service.servicer import CacheService
+from unified_cache.service.operations.metrics import LossCollector, ServiceMetrics, TenantLabels, UsageCollector
 from unified_cache.service.settings import load_settings
-from unified_cache.service.store.guarded import GuardedStore, LossCollector
+from unified_cache.service.store.guarded import GuardedStore
+from unified_cache.service.store.host_tier import HostTier
+from unified_cache.service.store.tiered import TieredStore
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import label, sealed_page
 
@@ -45,8 +45,8 @@ def known() -> Known:
     scheduler, stored = FairScheduler(settings.quota), StoredBytes(settings.quota)
     registry.register(UsageCollector(scheduler, stored, names))
     store = GuardedStore.open(settings, registry)
-    cache = CacheService(store.breaker, TokenGate(), stored, metrics, RequestLimits(), lambda: None)
-    registry.register(LossCollector(cache))
+    tiered = TieredStore(store.breaker, HostTier(1 << 20), TenantUsage(stored, 100), metrics)
+    registry.register(LossCollector(tiered))
     metrics.call_ended("Get", "acme", "OK", 0.1, 1, 1)
     metrics.pages_looked_up("acme", "kv", "host", 1, 1)
     metrics.anomaly("odd", "x")
@@ -60,7 +60,7 @@ def known() -> Known:
         found.setdefault(family.name + "_total" * (family.type == "counter"), set())
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
-    cache.close()
+    tiered.close()
     return found
 
 

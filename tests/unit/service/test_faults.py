@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 import pytest
 
-from tests.support.service import LoopbackServer, Wire, refused, wait_for
+from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
 from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from tests.unit.service.test_tenancy import put
 from unified_cache.errors import StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Capability, Level, PageIO
 from unified_cache.storage_backends.wrappers import DeadlineStorage
 from unified_cache.wire.calls import Call
 
-ROOMY = RequestLimits(host_bytes_max=1 << 20)
-BARE = RequestLimits(host_bytes_max=0)
+HOST_BYTES = 1 << 20
+"""Memory in front of the store, unless a test has none."""
 
 
 class RaisingStorage(MemoryStorage):
@@ -64,8 +64,11 @@ def store() -> RaisingStorage:
 def serve(store: RaisingStorage) -> Iterator[Serve]:
     opened: list[tuple[LoopbackServer, Wire]] = []
 
-    def serve(limits: RequestLimits, deadline_s: float = 0.0) -> tuple[LoopbackServer, Wire]:
-        running = LoopbackServer.start(DeadlineStorage(store, deadline_s, 4) if deadline_s else store, limits)
+    def serve(
+        limits: LimitSettings | None = None, *, host_bytes: int = HOST_BYTES, deadline_s: float = 0.0
+    ) -> tuple[LoopbackServer, Wire]:
+        backend = DeadlineStorage(store, deadline_s, 4) if deadline_s else store
+        running = LoopbackServer.start(backend, limits, host_bytes=host_bytes)
         wire = Wire(running)
         wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
         opened.append((running, wire))
@@ -93,7 +96,7 @@ def put_durable(wire: Wire, number: int) -> bytes:
 
 
 def test_a_store_that_is_down_costs_misses_and_keeps_pages_in_memory(store: RaisingStorage, serve: Serve) -> None:
-    running, wire = serve(ROOMY)
+    running, wire = serve()
     store.error = StorageError("/secret/path is down", retryable=True)
     assert put(wire, 0) == b"\x01"
     assert got(wire, 0, 1) == [1, 0]
@@ -107,7 +110,7 @@ def test_a_store_that_is_down_costs_misses_and_keeps_pages_in_memory(store: Rais
 
 
 def test_without_memory_a_store_that_is_down_makes_puts_unavailable(store: RaisingStorage, serve: Serve) -> None:
-    running, wire = serve(BARE)
+    running, wire = serve(host_bytes=0)
     store.error = StorageError("down", retryable=True)
     with refused(grpc.StatusCode.UNAVAILABLE):
         put(wire, 0)
@@ -117,7 +120,7 @@ def test_without_memory_a_store_that_is_down_makes_puts_unavailable(store: Raisi
 
 
 def test_a_store_that_hangs_is_waited_for_in_bounds(store: RaisingStorage, serve: Serve) -> None:
-    _, wire = serve(ROOMY, deadline_s=0.05)
+    _, wire = serve(deadline_s=0.05)
     store.hung.clear()
     assert put(wire, 0) == b"\x01"
     assert got(wire, 0, 1) == [1, 0]
@@ -126,7 +129,7 @@ def test_a_store_that_hangs_is_waited_for_in_bounds(store: RaisingStorage, serve
 
 
 def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage, serve: Serve) -> None:
-    _, wire = serve(BARE)
+    _, wire = serve(host_bytes=0)
     put(wire, 0)
     full = StorageFullError("no space left on /secret/path")
     with_full = store.put
@@ -138,7 +141,7 @@ def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage,
 
 
 def test_a_store_that_declines_without_memory_declines(serve: Serve) -> None:
-    running = LoopbackServer.start(MemoryStorage(2 * OBJECT_BYTES), BARE)
+    running = LoopbackServer.start(MemoryStorage(2 * OBJECT_BYTES), host_bytes=0)
     wire = Wire(running)
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     assert put(wire, 0, 1, 2) == b"\x02\x02\x00"
@@ -148,7 +151,7 @@ def test_a_store_that_declines_without_memory_declines(serve: Serve) -> None:
 
 
 def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(store: RaisingStorage, serve: Serve) -> None:
-    _, wire = serve(BARE)
+    _, wire = serve(host_bytes=0)
     for at in (*range(0, HEADER_BYTES, 5), HEADER_BYTES + 1, OBJECT_BYTES - 1):
         put(wire, 0)
         ((label, whole),) = store._pages.items()
@@ -161,7 +164,7 @@ def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(store: Raisi
 
 
 def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
-    running, wire = serve(RequestLimits(host_bytes_max=1 << 20, stream_idle_s=0.1))
+    running, wire = serve(limits_with(stream_idle_s=0.1))
     stop = threading.Event()
 
     def messages() -> Iterator[pb.PutPart]:
@@ -177,7 +180,7 @@ def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
 
 
 def test_a_reader_that_never_reads_is_cut_off(serve: Serve) -> None:
-    running, wire = serve(RequestLimits(host_bytes_max=1 << 20, stream_idle_s=0.3, part_bytes=OBJECT_BYTES))
+    running, wire = serve(limits_with(stream_idle_s=0.3, part_bytes=OBJECT_BYTES))
     put(wire, *range(100))
     runs = [run(*[key(number) for number in range(100)] * 100, object_bytes=OBJECT_BYTES)]
     channel = grpc.insecure_channel(running.address, [("grpc.use_local_subchannel_pool", 1)])
@@ -190,7 +193,7 @@ def test_a_reader_that_never_reads_is_cut_off(serve: Serve) -> None:
 
 
 def test_a_stream_that_goes_on_for_ever_is_cut_off(serve: Serve) -> None:
-    running, wire = serve(RequestLimits(host_bytes_max=1 << 20, stream_idle_s=0.2, call_s_max=0.3))
+    running, wire = serve(limits_with(stream_idle_s=0.2, call_s_max=0.3))
     stop = threading.Event()
 
     def messages() -> Iterator[pb.PutPart]:
@@ -207,6 +210,6 @@ def test_a_stream_that_goes_on_for_ever_is_cut_off(serve: Serve) -> None:
 
 
 def test_drain_asks_whoever_runs_the_server(serve: Serve) -> None:
-    running, wire = serve(ROOMY)
+    running, wire = serve()
     wire.ask(Call.DRAIN, pb.DrainRequest())
     assert len(running.drains) == 1

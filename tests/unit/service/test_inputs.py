@@ -35,8 +35,9 @@ from tests.unit.service.test_requests import (
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES
-from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
+from unified_cache.service.settings import Role
 from unified_cache.wire.calls import Call
 
 LIMITS = {"pages_max": 100, "tokens_max": 1000, "lease_s_max": 60.0, "calls_max": 4, "reflection_calls_max": 1}

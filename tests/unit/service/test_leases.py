@@ -7,11 +7,10 @@ import grpc
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.service import LoopbackServer, Wire, refused
+from tests.support.service import LoopbackServer, Wire, limits_with, refused
 from tests.unit.service.test_requests import IDENTITY, MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.service.limits import RequestLimits
 from unified_cache.service.requests.lookup import PrefixLabels
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.leases import Leases
@@ -27,8 +26,8 @@ class LeasedPages:
 
     def __init__(self) -> None:
         self.clock = ManualClock(1000.0)
-        limits = RequestLimits(host_bytes_max=10 * OBJECT_BYTES, leased_share=0.8, lease_s_max=60.0, leases_max=2)
-        self.running = LoopbackServer.start(MemoryStorage(), limits, clock=self.clock)
+        limits = limits_with(leased_share=0.8, lease_s_max=60.0, leases_max=2)
+        self.running = LoopbackServer.start(MemoryStorage(), limits, host_bytes=10 * OBJECT_BYTES, clock=self.clock)
         self.wire = Wire(self.running)
         self.wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
 
@@ -175,7 +174,7 @@ def test_a_page_that_finds_no_room_beside_pinned_ones_is_not_admitted() -> None:
 
 def test_leases_of_all_tenants_together_keep_no_more_than_their_share() -> None:
     tier = HostTier(1000)
-    leases = Leases(tier, RequestLimits(leased_share=0.5), ManualClock(1000.0), iter("abcdef").__next__)
+    leases = Leases(tier, limits_with(leased_share=0.5), ManualClock(1000.0), iter("abcdef").__next__)
     assert [leases.grant(tenant, [label(0)], 200, 1.0) for tenant in ("a", "b", "c")] == ["a", "b", ""]
     assert leases.grant("a", [label(1)], 100, 1.0) == ""
 

@@ -14,7 +14,6 @@ from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
-from unified_cache.service.limits import RequestLimits
 from unified_cache.service.requests.lookup import PoolSpan, longest_prefix
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -94,7 +93,7 @@ MANIFEST = manifest_of(Identity("looked/up"), LAYOUT)
 @pytest.fixture
 def wire() -> Iterator[Wire]:
     """A server with five pages of a prompt, and the windows of the last two."""
-    running = LoopbackServer.start(MemoryStorage(), RequestLimits(host_bytes_max=0))
+    running = LoopbackServer.start(MemoryStorage(), host_bytes=0)
     client = running.client()
     client.register(MANIFEST, {})
     keys = Prompt.of(range(20), 4, Namespace(cache_salt="salt")).keys

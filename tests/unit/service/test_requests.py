@@ -8,13 +8,12 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from tests.support.service import LoopbackServer, Wire, refused, wait_for
+from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
-from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Scan
@@ -28,9 +27,7 @@ LAYOUT = ModelLayout(
 MODEL = Identity("model", "r1", "bf16")
 MANIFEST = manifest_of(MODEL, LAYOUT)
 IDENTITY = MANIFEST.identity
-LIMITS = RequestLimits(
-    host_bytes_max=1 << 20, pages_max=100, tokens_max=1000, lease_s_max=60.0, metadata_bytes_max=8192
-)
+LIMITS = limits_with(pages_max=100, tokens_max=1000, lease_s_max=60.0, metadata_bytes_max=8192)
 
 BAD = grpc.StatusCode.INVALID_ARGUMENT
 

@@ -9,10 +9,9 @@ import grpc
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.service import LoopbackServer, Wire, refused, wait_for
+from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
 from tests.unit.service.test_requests import BAD, MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.limits import RequestLimits
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
 from unified_cache.wire.sharing import (
@@ -24,7 +23,7 @@ from unified_cache.wire.sharing import (
     named_here,
 )
 
-LIMITS = RequestLimits(host_bytes_max=1 << 20, regions_max=3, region_bytes_max=1 << 20, region_idle_s=60.0)
+LIMITS = limits_with(regions_max=3, region_bytes_max=1 << 20, region_idle_s=60.0)
 REGION_BYTES = 64 << 10
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 PROOF = bytes(range(PROOF_BYTES))
@@ -337,7 +336,7 @@ def test_bytes_that_change_after_they_were_named_never_change_a_page(wire: Wire,
 
 
 def test_a_server_that_shares_nothing_says_so_and_refuses() -> None:
-    running = LoopbackServer.start(MemoryStorage(), RequestLimits(host_bytes_max=1 << 20, regions_max=0))
+    running = LoopbackServer.start(MemoryStorage(), limits_with(regions_max=0))
     wire = Wire(running)
     assert pb.HelloReply.FromString(wire.ask(Call.HELLO, pb.HelloRequest())).region_bytes_max == 0
     with refused(PRECONDITION):

@@ -12,18 +12,18 @@ from unified_cache.offline.stores import identities_of
 from unified_cache.pool import Identity
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.registry import Registry
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
 
-LIMITS = RequestLimits(host_bytes_max=4 * OBJECT_BYTES)
-
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[LoopbackServer]:
-    running = LoopbackServer.start(FileStorage.open(tmp_path / "store"), LIMITS, usage=CappedQuota(10 * OBJECT_BYTES))
+    running = LoopbackServer.start(
+        FileStorage.open(tmp_path / "store"), host_bytes=4 * OBJECT_BYTES, usage=CappedQuota(10 * OBJECT_BYTES)
+    )
     yield running
     running.stop()
 
@@ -76,7 +76,7 @@ def test_two_tenants_store_the_same_page_each_for_itself(running: LoopbackServer
 
 def test_a_tenant_whose_name_and_model_read_like_anothers_shares_nothing() -> None:
     named = [("a", "model"), ("b", "model"), ("a", "@b/model"), ("b", "@a/model"), ("a", "a/model")]
-    registry = Registry(LIMITS)
+    registry = Registry(LimitSettings())
     digests = {registry.add(tenant, manifest_of(Identity(model), LAYOUT), 0).stored.identity for tenant, model in named}
     assert len(digests) == len(named)
 
@@ -109,7 +109,7 @@ def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(runn
 
 def test_bytes_that_the_store_evicted_are_given_back_when_room_is_short() -> None:
     backend = MemoryStorage()
-    running = LoopbackServer.start(backend, RequestLimits(host_bytes_max=0), usage=CappedQuota(5 * OBJECT_BYTES))
+    running = LoopbackServer.start(backend, host_bytes=0, usage=CappedQuota(5 * OBJECT_BYTES))
     wire = tenant(running, "a")
     put(wire, *range(5))
     backend.remove(list(backend._pages)[:2])

@@ -5,28 +5,13 @@ The tenant comes from the transport, a client certificate or a token, and never 
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 import grpc
 
+from unified_cache.service.settings import Role
+
 __all__ = ["ByteQuota", "Caller", "Gate", "Observer", "Role"]
-
-
-class Role(Enum):
-    """What a caller may do; each may do what those before it may."""
-
-    READER = "reader"
-    """Look up and get."""
-    WRITER = "writer"
-    """Put and remove."""
-    ADMIN = "admin"
-    """Clear a namespace, drain the server."""
-
-    def includes(self, needed: "Role") -> bool:
-        """Tell whether this role may do what ``needed`` may."""
-        order = list(Role)
-        return order.index(self) >= order.index(needed)
 
 
 @dataclass(frozen=True, slots=True)

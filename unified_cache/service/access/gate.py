@@ -6,12 +6,12 @@ from typing import NoReturn
 
 import grpc
 
-from unified_cache.service.access.callers import Caller, Observer, Role
+from unified_cache.service.access.callers import Caller, Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.tls import ClientNames
 from unified_cache.service.access.tokens import Tokens
-from unified_cache.service.settings import QuotaSettings
+from unified_cache.service.settings import QuotaSettings, Role
 from unified_cache.wire.calls import RETRY_AFTER
 
 __all__ = ["RETRY_KEYS", "Authenticator", "ServiceGate"]

@@ -12,7 +12,7 @@ from unified_cache.pool import ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES, Label
 from unified_cache.service.access.errors import Refused
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.wire.calls import REASON, REASON_HELLO
 from unified_cache.wire.layouts import differences
@@ -63,7 +63,7 @@ class Registry:
     Thread-safe. Lost with the process: clients say Hello again.
     """
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: LimitSettings) -> None:
         self._limits = limits
         self._known: dict[str, dict[bytes, Registration]] = {}
         self._guard = Lock()
@@ -133,8 +133,8 @@ class Registry:
             raise InputError(str(error)) from error
         layout = described.layout
         object_bytes = {pool.name: HEADER_BYTES + pool.page_bytes for pool in layout.pools if pool.page_bytes}
-        if max(object_bytes.values(), default=0) > self._limits.object_bytes_max:
-            raise InputError(f"a page has at most {self._limits.object_bytes_max} bytes in one pool")
+        if max(object_bytes.values(), default=0) > self._limits.page_bytes_max:
+            raise InputError(f"a page has at most {self._limits.page_bytes_max} bytes in one pool")
         # No tenant's name has a slash, so where the model begins is certain.
         scoped = replace(described.identity, model=f"@{tenant}/{described.identity.model}")
         return Registration(manifest, layout, object_bytes, manifest_of(scoped, layout), vocabulary)

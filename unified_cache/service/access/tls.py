@@ -18,10 +18,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tokens import TENANT_NAME
-from unified_cache.service.settings import TlsSettings
+from unified_cache.service.settings import Role, TlsSettings
 
 __all__ = ["Certificates", "ClientNames", "files_of", "metrics_context", "read_certificates", "server_credentials"]
 

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from unified_cache.errors import ConfigError
 from unified_cache.files import write_whole
-from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
+from unified_cache.service.settings import Role
 
 __all__ = ["TENANT_NAME", "TokenEntry", "Tokens", "add_token", "new_token", "read_tokens", "remove_token"]
 

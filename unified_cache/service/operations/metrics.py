@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from unified_cache.errors import ConfigError
+from unified_cache.seal import Flaw
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.operations.logs import Log
 from unified_cache.service.settings import ListenAddress
+from unified_cache.service.store.tiered import TieredStore
 from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-__all__ = ["OTHER", "MetricsListener", "ServiceMetrics", "TenantLabels", "UsageCollector"]
+__all__ = ["OTHER", "LossCollector", "MetricsListener", "ServiceMetrics", "TenantLabels", "UsageCollector"]
 
 OTHER = "other"
 """Label of tenants beyond those with series of their own."""
@@ -141,6 +143,24 @@ class UsageCollector:
             name = self._names.label(tenant)
             summed[name] = summed.get(name, 0) + count
         return summed
+
+
+class LossCollector:
+    """Counters, read from the store on demand, of pages that were lost: flawed in the store, evicted from memory."""
+
+    def __init__(self, store: TieredStore) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield counters of pages that did not verify, by flaw, and of pages evicted from memory."""
+        flawed = CounterMetricFamily(f"{_PREFIX}_flawed_pages", "Pages that did not verify.", None, ["flaw"])
+        counts = self._store.flaws_count
+        for flaw in Flaw:
+            flawed.add_metric([flaw.name.lower()], counts.get(flaw, 0))
+        yield flawed
+        evictions = CounterMetricFamily(f"{_PREFIX}_host_evictions", "Pages that left memory for others.")
+        evictions.add_metric([], self._store.host.evicted_count)
+        yield evictions
 
 
 class MetricsListener:

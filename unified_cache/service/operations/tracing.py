@@ -13,8 +13,8 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import Caller, Gate, Role
-from unified_cache.service.settings import TracingExporter, TracingSettings
+from unified_cache.service.access.callers import Caller, Gate
+from unified_cache.service.settings import Role, TracingExporter, TracingSettings
 
 __all__ = ["TracedGate", "open_provider"]
 

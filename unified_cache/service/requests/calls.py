@@ -11,9 +11,10 @@ from google.protobuf.message import Message
 
 from unified_cache.errors import ClosedError, InputError, StorageError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.access.callers import Gate, Observer, Role
+from unified_cache.service.access.callers import Gate, Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.requests.checks import check_asserted, parsed
+from unified_cache.service.settings import Role
 from unified_cache.wire.calls import Call
 
 __all__ = ["CallBoundary", "CallRecord"]

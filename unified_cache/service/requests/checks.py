@@ -17,9 +17,9 @@ from unified_cache.proto import service_pb2
 from unified_cache.seal import Label
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
-from unified_cache.service.limits import RequestLimits
 from unified_cache.service.requests.arrivals import AnnouncedPage
 from unified_cache.service.requests.lookup import PoolSpan
+from unified_cache.service.settings import LimitSettings
 from unified_cache.wire.names import check_digests, labels_in, labels_of
 
 __all__ = [
@@ -96,7 +96,7 @@ def check_asserted(asserted: str, tenant: str) -> None:
 
 
 def named(
-    runs: Iterable[service_pb2.PageRun], tenant: str, registry: Registry, limits: RequestLimits
+    runs: Iterable[service_pb2.PageRun], tenant: str, registry: Registry, limits: LimitSettings
 ) -> list[NamedRun]:
     """Resolve runs of pages.
 
@@ -140,7 +140,7 @@ def announced(runs: Sequence[NamedRun]) -> list[AnnouncedPage]:
 
 
 def prefix(
-    request: service_pb2.LookupRequest, registration: Registration, limits: RequestLimits
+    request: service_pb2.LookupRequest, registration: Registration, limits: LimitSettings
 ) -> tuple[Sequence[PageKey], list[PoolSpan]]:
     """Return the keys that a lookup asks about, root first, and the pools that must be there.
 
@@ -168,7 +168,7 @@ def prefix(
     return keys, pools
 
 
-def checked_lease(lease_s: float, limits: RequestLimits) -> float:
+def checked_lease(lease_s: float, limits: LimitSettings) -> float:
     """Return the time that a lease may take.
 
     Raises:
@@ -190,7 +190,7 @@ def checked_cursor(cursor: str) -> str:
     return cursor
 
 
-def _keys_of(tokens: service_pb2.Tokens, registration: Registration, limits: RequestLimits) -> Sequence[PageKey]:
+def _keys_of(tokens: service_pb2.Tokens, registration: Registration, limits: LimitSettings) -> Sequence[PageKey]:
     if len(tokens.ids) > limits.tokens_max:
         raise InputError(f"a lookup has at most {limits.tokens_max} tokens, found {len(tokens.ids)}")
     ids = np.array(tokens.ids, np.int64)

@@ -6,8 +6,8 @@ from threading import Lock
 
 import grpc
 
-from unified_cache.service.limits import RequestLimits
 from unified_cache.service.requests.sweep import PeriodicSweep
+from unified_cache.service.settings import LimitSettings
 
 __all__ = ["StreamWatch", "WatchedStream"]
 
@@ -26,7 +26,7 @@ class WatchedStream:
 class StreamWatch:
     """Look at open streams now and then. Thread-safe."""
 
-    def __init__(self, limits: RequestLimits, clock: Callable[[], float]) -> None:
+    def __init__(self, limits: LimitSettings, clock: Callable[[], float]) -> None:
         self._idle_s = limits.stream_idle_s
         self._call_s_max = limits.call_s_max
         self._clock = clock

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from unified_cache.seal import Flaw
-from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import ServiceSettings
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import BreakerState, CircuitBreaker
@@ -19,10 +17,9 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import BreakerStorage, DeadlineStorage, RetryStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 
-__all__ = ["GuardedStore", "LossCollector"]
+__all__ = ["GuardedStore"]
 
-_SERVICE = "unified_cache_service"
-_PREFIX = f"{_SERVICE}_store"
+_PREFIX = "unified_cache_service_store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +73,6 @@ class GuardedStore:
             declined.add_metric([], counts.declined_count)
         yield evictions
         yield declined
-
-
-class LossCollector:
-    """Say at the moment of being asked which pages are not there any more: flawed in the store, evicted from memory."""
-
-    def __init__(self, cache: CacheService) -> None:
-        self._cache = cache
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield counters of pages that did not verify, by flaw, and of those that made room in memory."""
-        flawed = CounterMetricFamily(f"{_SERVICE}_flawed_pages", "Pages that did not verify.", None, ["flaw"])
-        found = self._cache.flaws_count
-        for flaw in Flaw:
-            flawed.add_metric([flaw.name.lower()], found.get(flaw, 0))
-        yield flawed
-        evictions = CounterMetricFamily(f"{_SERVICE}_host_evictions", "Pages that left memory for others.")
-        evictions.add_metric([], self._cache.evicted_count)
-        yield evictions
 
 
 def _count(name: str, text: str, count: int) -> CounterMetricFamily:

@@ -7,7 +7,7 @@ from functools import partial
 from threading import Lock
 
 from unified_cache.seal import Label
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.settings import LimitSettings
 from unified_cache.service.store.host_tier import HostTier
 
 __all__ = ["Leases"]
@@ -33,7 +33,7 @@ class Leases:
     def __init__(
         self,
         host: HostTier,
-        limits: RequestLimits,
+        limits: LimitSettings,
         clock: Callable[[], float],
         new_id: Callable[[], str] = partial(secrets.token_hex, LEASE_ID_BYTES),
     ) -> None:

@@ -74,6 +74,16 @@ class TieredStore:
         self._announced: set[bytes] = set()
         self._guard = Lock()
 
+    @property
+    def host(self) -> HostTier:
+        """Tier in memory."""
+        return self._host
+
+    @property
+    def usage(self) -> TenantUsage:
+        """Pages and bytes stored by each tenant."""
+        return self._usage
+
     def exists(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
         """Tell for each label whether either tier seems to have it; where the store fails, memory alone is asked."""
         found = self._host.contains(tenant, labels)

@@ -13,12 +13,12 @@ from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
 from tests.support.running_service import called, credentials, refusal
 from tests.support.running_service import running as serving
-from tests.support.service import LoopbackServer, wait_for
+from tests.support.service import LoopbackServer, limits_with, wait_for
 from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page
 from tests.unit.service.test_sharing import made, offer, open_files
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import Label
-from unified_cache.service.limits import RequestLimits
+from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN, RegionGrant, RegionSharing
@@ -85,13 +85,13 @@ def test_a_client_whose_memory_the_server_forgot_goes_on(running: LoopbackServer
 
 
 def test_a_client_that_is_refused_uses_the_stream() -> None:
-    running = LoopbackServer.start(MemoryStorage(), RequestLimits(host_bytes_max=1 << 20, region_bytes_max=16 << 20))
-    taken = [running.client() for _ in range(RequestLimits().regions_max + 1)]
+    running = LoopbackServer.start(MemoryStorage(), limits_with(region_bytes_max=16 << 20))
+    taken = [running.client() for _ in range(LimitSettings().regions_max + 1)]
     for number, storage in enumerate(taken):
         storage.register(MANIFEST, {})
         assert storage.put(pages_of(number), Level.CACHED) == [True]
         assert storage.get(pages_of(number, blank=True)) == [True]
-    assert running.service._regions.count("default") == RequestLimits().regions_max
+    assert running.service._regions.count("default") == LimitSettings().regions_max
     for storage in taken:
         storage.close()
     wait_for(no_name_is_left)
