@@ -1,7 +1,6 @@
 """One field of an identity different: nothing is found, in the memory of a server or in the store behind it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 
 from tests.support.service import LoopbackServer
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.errors import StorageError
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label
@@ -27,16 +25,6 @@ IDENTITY = Identity("model", "r1", "bf16", "heads 0-7 of 8, layers 0-31 of 32")
 TOKENS = tuple(range(16))
 
 
-@contextmanager
-def suppress_refusal() -> Iterator[None]:
-    """Go on where a server does not take a layout; its pages are then absent."""
-    try:
-        yield
-    except StorageError as error:
-        if "FAILED_PRECONDITION" not in str(error):
-            raise
-
-
 class IdentityProbe:
     """Whose pages a client asks for."""
 
@@ -52,15 +40,14 @@ class IdentityProbe:
         tenant: str = "tenant",
         put: bool = False,
     ) -> int:
-        """Get, or put first, every page of a prompt; return how many of Full's came. A refusal is none."""
+        """Get, or put first, every page of a prompt; return how many of Full's came."""
         storage = RemoteStorage.open(RemoteOptions((self.running.address,), token=f"{tenant}:writer"))
         keys = Prompt.of(tokens, layout.page_size, namespace or Namespace(extra_key="extra", cache_salt="salt")).keys
         pool = layout.components[0].pools[0]
         labels = [Label(identity.digest(layout), key, pool.name) for key in keys]
         object_bytes = HEADER_BYTES + pool.page_bytes
         try:
-            with suppress_refusal():
-                storage.register(manifest_of(identity, layout), {})
+            storage.register(manifest_of(identity, layout), {})
             if put:
                 assert all(storage.put([sealed_page(label, object_bytes) for label in labels], Level.CACHED))
             found = [blank_page(label, object_bytes) for label in labels]

@@ -6,17 +6,30 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.service import CappedQuota, LoopbackServer, Wire, refused
-from tests.unit.service.test_requests import IDENTITY, LAYOUT, MANIFEST, OBJECT_BYTES, key, page, part, run, start
+from tests.support.service import CappedQuota, LoopbackServer, Wire, limits_with, refused
+from tests.unit.service.test_requests import (
+    IDENTITY,
+    LAYOUT,
+    MANIFEST,
+    MODEL,
+    OBJECT_BYTES,
+    key,
+    page,
+    part,
+    run,
+    start,
+)
+from unified_cache.components import Full, SlidingWindow
 from unified_cache.offline.stores import identities_of
-from unified_cache.pool import Identity
+from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.wire.calls import Call
+from unified_cache.wire.calls import REASON, REASON_HELLO, Call
 
 
 @pytest.fixture
@@ -119,14 +132,63 @@ def test_bytes_that_the_store_evicted_are_given_back_when_room_is_short() -> Non
     running.stop()
 
 
-def test_clear_removes_what_is_the_callers_and_lets_the_model_have_another_layout(running: LoopbackServer) -> None:
+def test_clear_removes_what_is_the_callers_alone(running: LoopbackServer) -> None:
     mine, other = tenant(running, "mine"), tenant(running, "other")
     put(mine, 0, 1, 2)
     put(other, 0)
     assert pb.ClearReply.FromString(mine.ask(Call.CLEAR, pb.ClearRequest())).removed_count == 3
     assert running.usage.used["mine"] == 0
     assert put(other, 0) == b"\x02"
-    fp8 = manifest_of(Identity("model", "r1", "fp8"), LAYOUT)
-    mine.ask(Call.HELLO, pb.HelloRequest(manifest=fp8))
-    with refused(grpc.StatusCode.FAILED_PRECONDITION, "dtype: expected bf16, found fp8"):
-        other.ask(Call.HELLO, pb.HelloRequest(manifest=fp8))
+
+
+OTHER_IDENTITIES = {
+    "dtype": manifest_of(Identity("model", "r1", "fp8"), LAYOUT),
+    "page size": manifest_of(
+        MODEL, ModelLayout(32, (LAYOUT.components[0], SlidingWindow(64, 32, (PoolSpec("swa", 999),))))
+    ),
+    "page bytes": manifest_of(MODEL, ModelLayout(16, (Full((PoolSpec("kv", 999),)), LAYOUT.components[1]))),
+}
+
+
+@pytest.mark.parametrize("difference", OTHER_IDENTITIES)
+def test_one_tenant_stores_two_forms_of_one_model_side_by_side(running: LoopbackServer, difference: str) -> None:
+    """A rolling upgrade: engines of the old form and of the new one use the server at the same time."""
+    other = OTHER_IDENTITIES[difference]
+    old, new = tenant(running, "acme"), Wire(running, "acme:admin")
+    put(old, 0)
+    new.ask(Call.HELLO, pb.HelloRequest(manifest=other))
+    runs = [run(key(0), identity=other.identity)]
+    assert pb.ExistsReply.FromString(new.ask(Call.EXISTS, pb.ExistsRequest(runs=runs))).found == b"\x00"
+    assert put(old, 1) == b"\x02"
+    new.ask(Call.CLEAR, pb.ClearRequest(identity=other.identity))
+    runs = [run(key(0), key(1))]
+    assert pb.ExistsReply.FromString(old.ask(Call.EXISTS, pb.ExistsRequest(runs=runs))).found == b"\x01\x01"
+
+
+def test_a_reader_who_registers_an_identity_first_restricts_nobody(running: LoopbackServer) -> None:
+    reader, owner = Wire(running, "acme:reader"), Wire(running, "acme:writer")
+    reader.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=1))
+    owner.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=32_000))
+    reader.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=1))
+    owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[31_999] * 16)))
+    with refused(grpc.StatusCode.INVALID_ARGUMENT, "less than 32000"):
+        owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[32_000] * 16)))
+    owner.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
+    owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[32_000] * 16)))
+
+
+def test_a_full_registry_forgets_the_identity_that_nobody_used_for_longest() -> None:
+    registry = Registry(limits_with(identities_max=3))
+    manifests = [manifest_of(Identity("model", f"r{number}"), LAYOUT) for number in range(5)]
+    for manifest in manifests[:3]:
+        registry.add("acme", manifest, 0)
+    registry.find("acme", manifests[0].identity)
+    registry.add("acme", manifests[1], 0)
+    registry.add("other", manifests[4], 0)
+    registry.add("acme", manifests[3], 0)
+    known = {registration.manifest.identity for registration in registry.of("acme")}
+    assert known == {manifests[number].identity for number in (0, 1, 3)}
+    with pytest.raises(Refused, match="say Hello") as forgotten:
+        registry.find("acme", manifests[2].identity)
+    assert forgotten.value.trailing == ((REASON, REASON_HELLO),)
+    assert registry.add("acme", manifests[2], 0).manifest == manifests[2]

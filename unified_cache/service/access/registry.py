@@ -1,6 +1,11 @@
-"""Whose pages this server takes: identities by tenant, each with its layout, and what the store calls it."""
+"""Registered identities: by tenant and digest, each with its layout and its name in the store.
+
+The digest of an identity covers the model's name, revision, dtype, shard and the whole layout. So one tenant may use
+bf16 and fp8 pages, or two page sizes, of one model at the same time, as in a rolling upgrade.
+"""
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -15,7 +20,6 @@ from unified_cache.service.access.errors import Refused
 from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.wire.calls import REASON, REASON_HELLO
-from unified_cache.wire.layouts import differences
 
 __all__ = ["Registration", "Registry"]
 
@@ -30,17 +34,17 @@ _TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One identity of one tenant."""
+    """One identity of one tenant, as a client registered it by Hello."""
 
     manifest: Manifest
-    """As the client has it."""
+    """Manifest as the client has it."""
     layout: ModelLayout
     object_bytes: Mapping[str, int]
     """Length of a page by pool, header included; pools without bytes have no objects."""
     stored: Manifest
-    """The same for the store: the model's name holds the tenant, so that no two tenants share a digest."""
+    """Manifest for the store: the model's name holds the tenant, so that no two tenants share a digest."""
     vocabulary: int
-    """One more than the largest token id; 0 where nobody said."""
+    """One more than the largest token id that a lookup may name; 0 for no bound."""
 
     def scoped(self, label: Label) -> Label:
         """Return what the store calls a page.
@@ -58,47 +62,53 @@ class Registration:
 
 
 class Registry:
-    """Remember who said Hello for what. A model's name, revision and shard mean one layout within a tenant.
+    """Identities that clients registered by Hello, a bounded number for each tenant. Thread-safe.
 
-    Thread-safe. Lost with the process: clients say Hello again.
+    Registrations are soft state. A restart loses them, and beyond the bound the one that was unused for longest is
+    dropped; a client that still uses it is told to say Hello again. So a reader cannot fill the registry against the
+    owner of a model.
     """
 
     def __init__(self, limits: LimitSettings) -> None:
         self._limits = limits
-        self._known: dict[str, dict[bytes, Registration]] = {}
+        self._known: dict[str, OrderedDict[bytes, Registration]] = {}
+        """By tenant, the identity that was unused for longest first."""
         self._guard = Lock()
 
     def add(self, tenant: str, manifest: Manifest, vocabulary: int) -> Registration:
-        """Check a manifest and remember it; idempotent.
+        """Check a manifest and register it; idempotent.
+
+        Of two clients that say different vocabularies the larger holds, and none is larger than any: no client can
+        narrow what another may look up.
 
         Raises:
-            Refused: it makes no sense, it differs from what is registered under that name, or there are too many.
+            InputError: the manifest makes no sense, or its digest is not that of its content.
+            Refused: its pages have another format version.
         """
         registration = self._checked(tenant, manifest, vocabulary)
         with self._guard:
-            known = self._known.setdefault(tenant, {})
-            for other in known.values():
-                if _name(other.manifest) == _name(manifest) and other.manifest.identity != manifest.identity:
-                    raise Refused(
-                        grpc.StatusCode.FAILED_PRECONDITION,
-                        f"model {manifest.model!r} is registered with another layout; "
-                        + "; ".join(differences(other.manifest, manifest)),
-                    )
-            if manifest.identity not in known and len(known) >= self._limits.identities_max:
-                raise Refused(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, f"a tenant has at most {self._limits.identities_max} identities"
-                )
+            known = self._known.setdefault(tenant, OrderedDict())
+            earlier = known.get(manifest.identity)
+            if earlier is not None:
+                bounds = (earlier.vocabulary, vocabulary)
+                registration = replace(registration, vocabulary=max(bounds) if all(bounds) else 0)
             known[manifest.identity] = registration
+            known.move_to_end(manifest.identity)
+            if len(known) > self._limits.identities_max:
+                known.popitem(last=False)
             return registration
 
     def find(self, tenant: str, identity: bytes) -> Registration:
-        """Return what a tenant registered.
+        """Return what a tenant registered under a digest; it is then the most recently used.
 
         Raises:
-            Refused: it did not, or not with this process.
+            Refused: the tenant must say Hello for it, for the first time or again.
         """
         with self._guard:
-            registration = self._known.get(tenant, {}).get(identity)
+            known = self._known.get(tenant, OrderedDict[bytes, Registration]())
+            registration = known.get(identity)
+            if registration is not None:
+                known.move_to_end(identity)
         if registration is None:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION, "say Hello for this identity first", [(REASON, REASON_HELLO)]
@@ -106,14 +116,14 @@ class Registry:
         return registration
 
     def of(self, tenant: str) -> list[Registration]:
-        """Return all that a tenant registered."""
+        """Return the registrations of a tenant."""
         with self._guard:
             return list(self._known.get(tenant, {}).values())
 
     def forget(self, tenant: str, identity: bytes) -> None:
-        """Forget an identity, so that its name may mean another layout."""
+        """Drop a registration; a client that still uses the identity is told to say Hello again."""
         with self._guard:
-            self._known.get(tenant, {}).pop(identity, None)
+            self._known.get(tenant, OrderedDict[bytes, Registration]()).pop(identity, None)
 
     def _checked(self, tenant: str, manifest: Manifest, vocabulary: int) -> Registration:
         if manifest.format_version != FORMAT_VERSION:
@@ -138,7 +148,3 @@ class Registry:
         # No tenant's name has a slash, so where the model begins is certain.
         scoped = replace(described.identity, model=f"@{tenant}/{described.identity.model}")
         return Registration(manifest, layout, object_bytes, manifest_of(scoped, layout), vocabulary)
-
-
-def _name(manifest: Manifest) -> tuple[str, str, str]:
-    return manifest.model, manifest.revision, manifest.shard
