@@ -242,10 +242,12 @@ class UnifiedCache:
         duplicate, and the caller's slot for it was freed.
 
         Raises:
+            LockError: the lock was released already, or is another cache's; nothing was changed.
             InputError, SlotError: see ``RadixTree.insert``; nothing was changed, slots and lock are the caller's.
         """
         self._enter()
         tree = self._ledger.tree
+        tree.check_lock(lock)
         self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority)
         renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE)
         self._locks.add(renewed)

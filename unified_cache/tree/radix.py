@@ -154,10 +154,8 @@ class RadixTree:
         self._locks[held] = None
         return held
 
-    def unlock(self, held: Lock, keep: frozenset[int] = frozenset()) -> None:
-        """Take a lock back, once; components in ``keep`` stay pinned until the next call.
-
-        A lock from before ``clear`` is void: taking it back changes nothing.
+    def check_lock(self, held: Lock) -> None:
+        """Refuse a lock that is not out.
 
         Raises:
             LockError: released already, or another tree's.
@@ -166,6 +164,16 @@ class RadixTree:
             raise LockError(f"the lock on {held.end} pages was released already")
         if held.tree.lineage is not self._lineage:
             raise LockError("the lock belongs to another tree")
+
+    def unlock(self, held: Lock, keep: frozenset[int] = frozenset()) -> None:
+        """Take a lock back, once; components in ``keep`` stay pinned until the next call.
+
+        A lock from before ``clear`` is void: taking it back changes nothing.
+
+        Raises:
+            LockError: released already, or another tree's.
+        """
+        self.check_lock(held)
         unlock(held, keep)
         if held.released:
             self._locks.pop(held, None)

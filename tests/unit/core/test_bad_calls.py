@@ -69,10 +69,21 @@ def foreign_lock(used: Used) -> None:
     used.cache.release(other.lock)
 
 
+def insert_over_a_foreign_lock(used: Used) -> None:
+    other = Used()
+    used.cache.insert(used.longer, used.mine, other.lock)
+
+
 TREES = "is the tree's, not out"
 CALLS: dict[str, tuple[Callable[[Used], object], type[Exception], str]] = {
     "a lock given back twice": (lambda u: u.cache.release(u.released), LockError, "released already"),
     "another cache's lock": (foreign_lock, LockError, "another tree"),
+    "pages after a lock given back": (
+        lambda u: u.cache.insert(u.longer, u.mine, u.released),
+        LockError,
+        "released already",
+    ),
+    "pages after another cache's lock": (insert_over_a_foreign_lock, LockError, "another tree"),
     "slots of the tree": (
         lambda u: u.cache.insert(u.longer, u.with_slot(0, 0, int(u.cache.slots(u.lock)[0])), u.lock),
         SlotError,
