@@ -84,7 +84,6 @@ def _grown(components: tuple[Component, ...], turns: int, prompts: list[Tokens])
                 next_slot += count
                 slots.append(given)
             tree.insert(prompt, start, slots, Tier.DEVICE)
-            tree.take_map_changes()
     return tree
 
 

@@ -13,7 +13,7 @@ from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier
-from unified_cache.slots import PairedAllocator, SlotAllocator
+from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer
 from unified_cache.window import window
 
@@ -193,10 +193,7 @@ class Ledger:
         """
         self._check_out(slots, tier)
         inserted = self.tree.insert(prompt, start, slots, tier, priority)
-        self._apply_map_changes()
-        if self.paired is not None and tier is Tier.DEVICE:
-            # What the tree kept of these pages is mapped from its own Full slots now.
-            self.paired.map.unbind(inserted.duplicates[0])
+        self._apply(inserted.map_changes)
         for allocator, given, duplicates in zip(self._allocators[tier], slots, inserted.duplicates, strict=True):
             allocator.keep(given[given >= 0])
             allocator.drop(duplicates)
@@ -221,7 +218,7 @@ class Ledger:
     def publish(self, transfer: Transfer) -> tuple[PageCopies, ...]:
         """Publish what a transfer brought; return what the tree took, and free the rest."""
         published = self.tree.publish(transfer)
-        self._apply_map_changes()
+        self._apply(published.map_changes)
         tier = transfer.target.tier
         for component, slots in enumerate(published.leftovers):
             self.free(tier, component, slots)
@@ -257,11 +254,7 @@ class Ledger:
 
     def clear(self) -> None:
         """Forget every page of the tree; slots that are out stay with whom they are."""
-        freed = self.tree.clear()
-        if self.paired is not None:
-            for slots in freed[0]:
-                self.paired.map.unbind(slots)
-        self._take_back(freed)
+        self._take_back(self.tree.clear())
 
     def check(self, locks: Sequence[Lock] | None = None) -> None:
         """Assert that the tree is sound and that every slot is in exactly one place.
@@ -308,19 +301,15 @@ class Ledger:
             name = self.layout.components[self.layout.mapped].name
             raise SlotError(f"{name}: slots that are not reached through the Full slots of the same pages")
 
-    def _apply_map_changes(self) -> None:
-        if self.paired is None:
-            return
-        for full, peers in self.tree.take_map_changes():
-            if peers is None:
-                self.paired.map.unbind(full)
-            else:
-                self.paired.map.bind(full, peers)
+    def _apply(self, map_changes: Sequence[MapChange]) -> None:
+        """Have the page map follow the tree."""
+        if self.paired is not None:
+            self.paired.map.apply(map_changes)
 
     def _take_back(self, freed: Freed) -> None:
-        self._apply_map_changes()
+        self._apply(freed.map_changes)
         components = len(self.layout.components)
-        for lane, arrays in enumerate(freed):
+        for lane, arrays in enumerate(freed.slots):
             if arrays:
                 slots = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
                 self._allocators[lane // components][lane % components].drop(slots)

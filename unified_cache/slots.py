@@ -1,12 +1,15 @@
 """Slot allocators: which pages of a pool are free, and which slots of two pools belong together."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, SlotError
 from unified_cache.pool import Slots
 
-__all__ = ["PageMap", "PairedAllocator", "ReleaseGroup", "SlotAllocator"]
+__all__ = ["MapChange", "PageMap", "PairedAllocator", "ReleaseGroup", "SlotAllocator"]
 
 _FREE, _OUT, _KEPT = range(3)
 _STATE_NAMES = ("free", "out", "the tree's")
@@ -129,6 +132,20 @@ class SlotAllocator:
         self._free_count += count
 
 
+@dataclass(frozen=True, slots=True)
+class MapChange:
+    """Full slots whose entries in the page map have to change."""
+
+    full: Slots
+    peers: Slots
+    """The peer of each from now on, shape (pages,); 0 for none."""
+
+    @classmethod
+    def unbinding(cls, full: Slots) -> "MapChange":
+        """Return the change that leaves Full slots without a peer."""
+        return cls(full, np.zeros_like(full))
+
+
 class PageMap:
     """Full slot → slot of the component that is reached through Full's slots (SWA), one entry per page.
 
@@ -161,6 +178,11 @@ class PageMap:
             return
         self.table[full] = 0
         self.version += 1
+
+    def apply(self, changes: Iterable[MapChange]) -> None:
+        """Make changes of the tree in the order given."""
+        for change in changes:
+            self.bind(change.full, change.peers)
 
     def peers(self, full: Slots) -> Slots:
         """Return the peer of each Full slot: 0 where there is none, -1 for slot -1."""

@@ -137,11 +137,11 @@ class Naive:
         freed = self.tree.evict(Tier.DEVICE, lane, 1)
         if self.kind is EvictionPolicy.SLRU:
             self._demote(lane, candidates, held)
-        (slot,) = freed[lane][0].tolist()
+        (slot,) = freed.slots[lane][0].tolist()
         turns = {records[self._next(lane, pages)].slot: self._turn(records[pages[0]]) for pages in candidates.values()}
         assert turns[slot] == pytest.approx(min(turns.values()), rel=1e-9), "a page went before its turn"
         self.victims_count += 1
-        lost = {slot for arrays in freed for array in arrays for slot in array.tolist()}
+        lost = {slot for arrays in freed.slots for array in arrays for slot in array.tolist()}
         for lane_records in self.lanes:
             for record in lane_records.values():
                 record.slot = None if record.slot in lost else record.slot

@@ -136,7 +136,7 @@ class TreeModel:
             if held is not None and state.recency.evictable(node, lane):
                 owner.update(dict.fromkeys(held[held >= 0].tolist(), node))
         freed = self.tree.evict(tier, component, 1)
-        (slot,) = [slot for slots in freed[lane] for slot in slots.tolist()]
+        (slot,) = [slot for slots in freed.slots[lane] for slot in slots.tolist()]
         turns = {node: self._turn(node, lane) for node in owner.values()}  # read now: choosing a victim may demote
         assert turns[owner[slot]] == min(turns.values()), "a page went before its turn"
         return self._take_back(freed, tier, component, pinned)
@@ -161,7 +161,7 @@ class TreeModel:
 
     def _take_back(self, freed: Freed, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         got = 0
-        for lane, arrays in enumerate(freed):
+        for lane, arrays in enumerate(freed.slots):
             where = Tier(lane // len(self.spans)), lane % len(self.spans)
             owner = {slot: prefix for prefix, slot in self.pages[where].items()}
             for slots in arrays:

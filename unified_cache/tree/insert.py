@@ -9,6 +9,7 @@ import numpy as np
 from unified_cache.errors import InputError, SlotError
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
+from unified_cache.slots import MapChange
 from unified_cache.tree.match import find
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import TreeState
@@ -19,14 +20,16 @@ __all__ = ["Inserted", "insert"]
 _NO_SLOTS = np.empty(0, np.int32)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Inserted:
-    """Where inserted pages ended up."""
+    """What became of inserted pages."""
 
     node: Node
     """The node that holds the prompt's last page."""
     duplicates: list[Slots]
     """By component: slots that the tree did not take, because it holds those pages already. The caller's."""
+    map_changes: list[MapChange]
+    """Which Full slots have a peer now, and which duplicates have none any more."""
 
 
 def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier, priority: int) -> Inserted:
@@ -49,19 +52,25 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     _check_input(tree, (path, tree_end), total, start, slots, tier)
     if path and tree_end < path[-1].end:
         path[-1] = tree.split(path[-1], tree_end - path[-1].start)
-    duplicates: list[list[Slots]] = [[] for _ in range(tree.components_count)]
+    runs: list[list[Slots]] = [[] for _ in range(tree.components_count)]
+    map_changes: list[MapChange] = []
     for node in path:
         if node.end > start:
-            _merge(tree, node, start, slots, tier, duplicates)
+            _merge(tree, node, start, slots, tier, runs, map_changes)
     node = path[-1] if path else root
     if tree_end < total:
-        node = _add_leaves(tree, node, prompt, [given[tree_end - start :] for given in slots], tier)
+        rest = [given[tree_end - start :] for given in slots]
+        node = _add_leaves(tree, node, prompt, rest, tier, map_changes)
     tree.recency.touch(node, priority)
     at: Node | None = node
     while at is not None and at.end > start:
         tree.recency.offer_all(at)
         at = at.parent
-    return Inserted(node, [_joined(arrays) for arrays in duplicates])
+    duplicates = [_joined(arrays) for arrays in runs]
+    if tree.mapped is not None and tier is Tier.DEVICE:
+        # What the tree kept of these pages is reached through its own Full slots.
+        map_changes.append(MapChange.unbinding(duplicates[0]))
+    return Inserted(node, duplicates, map_changes)
 
 
 def _check_input(
@@ -90,7 +99,13 @@ def _check_input(
 
 
 def _merge(
-    tree: TreeState, node: Node, start: int, slots: Sequence[Slots], tier: Tier, duplicates: list[list[Slots]]
+    tree: TreeState,
+    node: Node,
+    start: int,
+    slots: Sequence[Slots],
+    tier: Tier,
+    duplicates: list[list[Slots]],
+    map_changes: list[MapChange],
 ) -> None:
     """Fill the holes of an existing node; what it holds already is a duplicate."""
     first = max(start, node.start)
@@ -108,10 +123,12 @@ def _merge(
             duplicate = incoming[given_offsets[~is_hole]]
             if duplicate.size:
                 duplicates[component].append(duplicate)
-        tree.fill(node, lane, holes + offset, incoming[holes])
+        tree.fill(node, lane, holes + offset, incoming[holes], map_changes)
 
 
-def _add_leaves(tree: TreeState, parent: Node, prompt: Prompt, slots: Sequence[Slots], tier: Tier) -> Node:
+def _add_leaves(
+    tree: TreeState, parent: Node, prompt: Prompt, slots: Sequence[Slots], tier: Tier, map_changes: list[MapChange]
+) -> Node:
     """Hang the pages after ``parent`` below it: one leaf, in parts where a component's last window begins."""
     start, total = parent.end, prompt.pages_count
     bounds = {start, total}
@@ -127,9 +144,9 @@ def _add_leaves(tree: TreeState, parent: Node, prompt: Prompt, slots: Sequence[S
         for component, given in enumerate(slots):
             part = given[first - start : last - start]
             whole = component == 0 or part[part.argmin()] >= 0
-            live = len(part) if whole else int(np.count_nonzero(part >= 0))
-            if live:
-                tree.adopt(node, int(tier) * tree.components_count + component, part, live)
+            held_count = len(part) if whole else int(np.count_nonzero(part >= 0))
+            if held_count:
+                tree.adopt(node, int(tier) * tree.components_count + component, part, held_count, map_changes)
     return node
 
 

@@ -13,6 +13,7 @@ from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
 from unified_cache.page import Prompt
 from unified_cache.pool import Component, Slots, Tier
+from unified_cache.slots import MapChange
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import transfer as transfers
 from unified_cache.tree.check import check
@@ -234,15 +235,6 @@ class RadixTree:
         ends = [held for transfer in self._transfers for held in (transfer.source, transfer.target)]
         return [*self._locks, *(held for held in ends if not held.released)]
 
-    def take_map_changes(self) -> list[tuple[Slots, Slots | None]]:
-        """Return what has become of peers since the last call: (Full slots, new peers, or None for no peer).
-
-        In the order in which it happened; to be applied before anyone translates or frees a slot.
-        """
-        changes = self._state.map_changes
-        self._state.map_changes = []
-        return changes
-
     def peers(self, component: int) -> tuple[Slots, Slots]:
         """Return Full's device slots and, for each, that of ``component`` on the same page, 0 for a hole. Walks."""
         full: list[Slots] = []
@@ -259,11 +251,13 @@ class RadixTree:
 
     def clear(self) -> Freed:
         """Forget everything, pinned or not; return every slot held. Locks, pins and matches become void."""
-        freed: Freed = [[] for _ in range(2 * len(self.components))]
+        freed = Freed.empty(2 * len(self.components))
         for node in self._state.nodes():
             for lane, held in enumerate(node.slots):
                 if held is not None:
-                    freed[lane].append(held[held >= 0])
+                    freed.slots[lane].append(held[held >= 0])
+        if self._state.mapped is not None:
+            freed.map_changes.extend(map(MapChange.unbinding, freed.slots[0]))
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._locks.clear()

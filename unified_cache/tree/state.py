@@ -1,20 +1,33 @@
 """What the tree's modules share: the roots, the eviction queues, and how nodes are split, filled and emptied."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.page import TOKEN_BYTES
 from unified_cache.pool import Slots
+from unified_cache.slots import MapChange
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.node import ANYWHERE, Node
 
 __all__ = ["Freed", "TreeState"]
 
-Freed = list[list[Slots]]
-"""By lane: arrays of slots that the tree no longer holds; the caller's to free."""
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What the tree no longer holds; the caller's to free."""
+
+    slots: list[list[Slots]]
+    """By lane: arrays of slots."""
+    map_changes: list[MapChange]
+    """To be applied before the slots are free."""
+
+    @classmethod
+    def empty(cls, lanes_count: int) -> "Freed":
+        """Return nothing freed yet."""
+        return cls([[] for _ in range(lanes_count)], [])
 
 
 class TreeState:
@@ -31,7 +44,6 @@ class TreeState:
     __slots__ = (
         "components_count",
         "lineage",
-        "map_changes",
         "mapped",
         "page_key_bytes",
         "page_size",
@@ -46,8 +58,6 @@ class TreeState:
     ) -> None:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
-        self.map_changes: list[tuple[Slots, Slots | None]] = []
-        """(Full slots, their new peers or None for no peer), oldest first, not applied yet by who owns the map."""
         self.lineage = lineage
         """Tells the locks of one tree from another's; ``clear`` starts a new state of the same lineage."""
         self.spans = spans
@@ -115,8 +125,15 @@ class TreeState:
         self.recency.offer_all(node)
         return upper
 
-    def fill(self, node: Node, lane: int, offsets: npt.NDArray[np.intp], slots: Slots) -> None:
-        """Put slots at holes of a lane."""
+    def fill(
+        self,
+        node: Node,
+        lane: int,
+        offsets: npt.NDArray[np.intp],
+        slots: Slots,
+        map_changes: list[MapChange],
+    ) -> None:
+        """Put slots at holes of a lane; append what that changes in the page map."""
         if not len(offsets):
             return
         component = lane % self.components_count
@@ -136,20 +153,23 @@ class TreeState:
         if lane == self.mapped:
             full = node.slots[0]
             assert full is not None
-            self.map_changes.append((full[offsets], slots))
+            map_changes.append(MapChange(full[offsets], slots))
 
-    def adopt(self, node: Node, lane: int, slots: Slots, live: int) -> None:
-        """Give an empty lane the slots of the whole run, ``held_count`` of them not holes; they are copied."""
+    def adopt(self, node: Node, lane: int, slots: Slots, held_count: int, map_changes: list[MapChange]) -> None:
+        """Give an empty lane the slots of the whole run, ``held_count`` of them not holes; they are copied.
+
+        Appends what that changes in the page map.
+        """
         component = lane % self.components_count
         node.slots[lane] = np.array(slots, np.int32)
-        node.held_count[lane] = live
+        node.held_count[lane] = held_count
         if self.recency.tracked[lane]:
-            self.recency.count(node, lane, live)
+            self.recency.count(node, lane, held_count)
         if component:
             node.refresh_holes(component)
             full = node.slots[0]
             if lane == self.mapped and full is not None:
-                self.map_changes.append((full[slots >= 0], slots[slots >= 0]))
+                map_changes.append(MapChange(full[slots >= 0], slots[slots >= 0]))
         else:
             parent = node.parent
             assert parent is not None
@@ -167,7 +187,7 @@ class TreeState:
         if lane == self.mapped:
             full = node.slots[0]
             assert full is not None
-            self.map_changes.append((full[start:end][segment >= 0], None))
+            freed.map_changes.append(MapChange.unbinding(full[start:end][segment >= 0]))
         if gone.size == node.held_count[lane]:
             node.slots[lane] = None
             node.held_count[lane] = 0
@@ -180,7 +200,7 @@ class TreeState:
             self.recency.count(node, lane, -int(gone.size))
         if lane % self.components_count:
             node.refresh_holes(lane % self.components_count)
-        freed[lane].append(gone)
+        freed.slots[lane].append(gone)
         return int(gone.size)
 
     def _full_child_left(self, node: Node, lane: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.pool import PageCopies, Slots, Tier
+from unified_cache.slots import MapChange
 from unified_cache.tree.lock import Lock, lock, unlock
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import TreeState
@@ -32,6 +33,8 @@ class Published:
     """Held by the tree now, with the slots they came from."""
     leftovers: list[Slots]
     """By component: target slots that the tree did not take. The caller's to free."""
+    map_changes: list[MapChange]
+    """Which Full slots have a peer now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,21 +140,28 @@ def publish(tree: TreeState, transfer: Transfer) -> Published:
     """
     taken: list[PageCopies] = []
     leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
+    map_changes: list[MapChange] = []
     for part in transfer.parts:
         _mark(tree, transfer.target, part, arriving=False)
         lane = int(transfer.target.tier) * tree.components_count + part.component
         took = np.zeros(len(part), np.bool_)
         for node, first, last in nodes_of_pages(transfer.target.node, part.pages):
-            took[first:last] = _publish(tree, node, lane, part.pages[first:last] - node.start, part.target[first:last])
+            offsets = part.pages[first:last] - node.start
+            took[first:last] = _publish(tree, node, lane, offsets, part.target[first:last], map_changes)
         taken.append(part.where(took))
         leftovers[part.component] = part.target[~took]
     transfer.parts = ()
     unlock(transfer.source)
-    return Published(tuple(taken), leftovers)
+    return Published(tuple(taken), leftovers, map_changes)
 
 
 def _publish(
-    tree: TreeState, node: Node, lane: int, offsets: npt.NDArray[np.int64], slots: Slots
+    tree: TreeState,
+    node: Node,
+    lane: int,
+    offsets: npt.NDArray[np.int64],
+    slots: Slots,
+    map_changes: list[MapChange],
 ) -> npt.NDArray[np.bool_]:
     """Fill the holes among ``offsets`` that have something to stand on; tell which were filled."""
     held = node.slots[lane]
@@ -167,7 +177,7 @@ def _publish(
         # Only the run that continues the prefix: hole i of the run must be the i-th after what is held.
         continues = offsets[holes] == node.held_count[lane] + np.arange(int(holes.sum()))
         holes[holes] = np.logical_and.accumulate(continues)
-    tree.fill(node, lane, offsets[holes], slots[holes])
+    tree.fill(node, lane, offsets[holes], slots[holes], map_changes)
     tree.recency.offer(node, lane)
     return holes
 

@@ -55,7 +55,7 @@ class Toy:
         gone: list[int] = []
         for _ in range(pages):
             freed = self.tree.evict(Tier.DEVICE, component, 1)
-            gone += [slot for slots in freed[component] for slot in slots.tolist()]
+            gone += [slot for slots in freed.slots[component] for slot in slots.tolist()]
             self.tree.check([])
         return gone
 
@@ -176,7 +176,7 @@ def test_a_locked_page_stays_under_every_policy(kind: EvictionPolicy) -> None:
     toy.insert(1, 2, 3)
     held = toy.tree.lock(toy.tree.match(Prompt.of([1, 2, 3], 1)), 2, Tier.DEVICE)
     toy.clock.now_s += 10
-    assert [slot for slots in toy.tree.evict(Tier.DEVICE, 0, 9)[0] for slot in slots.tolist()] == [3]
+    assert [slot for slots in toy.tree.evict(Tier.DEVICE, 0, 9).slots[0] for slot in slots.tolist()] == [3]
     toy.tree.unlock(held)
 
 
@@ -186,8 +186,8 @@ def test_each_component_and_tier_has_a_policy_of_its_own() -> None:
     for token in (1, 2):
         tree.insert(Prompt.of([token], 1), 0, [np.array([token], np.int32)] * 2, Tier.DEVICE)
     tree.match(Prompt.of([1], 1))
-    assert tree.evict(Tier.DEVICE, 1, 1)[1][0].tolist() == [1], "first in, first out"
-    assert tree.evict(Tier.DEVICE, 0, 1)[0][0].tolist() == [2], "least recently used"
+    assert tree.evict(Tier.DEVICE, 1, 1).slots[1][0].tolist() == [1], "first in, first out"
+    assert tree.evict(Tier.DEVICE, 0, 1).slots[0][0].tolist() == [2], "least recently used"
     assert config.policy(Tier.HOST, 1) is EvictionPolicy.LRU
 
 

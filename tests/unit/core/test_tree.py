@@ -32,7 +32,7 @@ def lock(tree: RadixTree, tokens: list[int], end: int | None = None) -> Lock:
 
 
 def evict(tree: RadixTree, pages: int) -> list[int]:
-    return [slot for array in tree.evict(Tier.DEVICE, 0, pages)[0] for slot in array.tolist()]
+    return [slot for array in tree.evict(Tier.DEVICE, 0, pages).slots[0] for slot in array.tolist()]
 
 
 def test_a_match_may_end_inside_a_node_and_changes_no_structure() -> None:
@@ -96,7 +96,7 @@ def test_a_lock_from_before_clear_is_void_and_harmless() -> None:
     tree = full_tree()
     insert(tree, [1, 2], 1)
     held = lock(tree, [1, 2])
-    assert [array.tolist() for array in tree.clear()[0]] == [[1, 2]]
+    assert [array.tolist() for array in tree.clear().slots[0]] == [[1, 2]]
     insert(tree, [1, 2], 1)
     tree.unlock(held)
     tree.check([])
