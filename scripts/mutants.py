@@ -32,6 +32,7 @@ TESTS = [
     "tests/unit/core/test_clear_storage.py",
     "tests/unit/core/test_ledger.py",
     "tests/unit/core/test_eviction.py",
+    "tests/unit/core/test_available.py",
     "tests/unit/core/test_paired_slots.py",
     "tests/unit/forward/test_forward.py",
     "tests/property/test_tree_against_model.py",
@@ -143,6 +144,18 @@ MUTANTS = [
         "tree/evict.py",
         "start = max(0, end - pages)",
         "start = max(0, end - pages - 1)",
+    ),
+    Mutant(
+        "a lock leaves the pages above it evictable",
+        "tree/page_counts.py",
+        "at.protected_children[tier] += 1 if is_protected else -1",
+        "pass",
+    ),
+    Mutant(
+        "pages that arrive under a lock count as evictable",
+        "tree/page_counts.py",
+        "if not held_count or node.locks[lane]:",
+        "if not held_count:",
     ),
     Mutant(
         "recency is lost with the child",

@@ -186,6 +186,15 @@ class UnifiedCache:
         """
         return self.layout.needed(start, end, ends)
 
+    def available(self, component: int = 0) -> int:
+        """Return how many device pages of a component ``allocate`` could hand out now: free and evictable ones. O(1).
+
+        Until the next lock, insert or transfer, an ``allocate`` that asks for no more than that of any component
+        succeeds. ``stats`` has the same for all components and tiers, with the protected pages.
+        """
+        self._enter()
+        return self._ledger.available_pages(Tier.DEVICE, component)
+
     def allocate(self, needed: Sequence[Pages]) -> list[Slots] | None:
         """Hand out device slots for pages to be computed, evicting what is short; None if pins leave too little.
 

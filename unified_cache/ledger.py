@@ -55,6 +55,18 @@ class Ledger:
         """Return the pages with requests and operations. At rest it is zero, or pages have leaked."""
         return self._allocators[tier][component].out_count
 
+    def evictable_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages in the tree that eviction could give back now."""
+        return self.tree.evictable_pages(tier, component)
+
+    def protected_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages in the tree that locks keep from eviction."""
+        return self.tree.held_pages(tier, component) - self.tree.evictable_pages(tier, component)
+
+    def available_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages that can be allocated now: free and evictable ones."""
+        return self.free_count(tier, component) + self.tree.evictable_pages(tier, component)
+
     def allocate(self, tier: Tier, component: int, count: int) -> Slots | None:
         """Hand out slots, evicting what is short; None, with nothing handed out, if pins leave too little."""
         if not self._make_room(tier, component, count):

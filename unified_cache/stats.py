@@ -17,9 +17,19 @@ class Occupancy:
     tier: Tier
     component: str
     capacity: int
+    """Pages it can hold: free, evictable, protected or out, each in one of these only."""
     free: int
+    evictable: int
+    """In the tree, and eviction can give them back now; SGLang's ``evictable_size``, in pages."""
+    protected: int
+    """In the tree, and locks keep them from eviction; SGLang's ``protected_size``, in pages."""
     out: int
-    """With requests and transfers; the rest is in the tree."""
+    """Handed out to requests and transfers."""
+
+    @property
+    def available(self) -> int:
+        """Pages that can be allocated now."""
+        return self.free + self.evictable
 
     @classmethod
     def of(cls, ledger: Ledger) -> "tuple[Occupancy, ...]":
@@ -30,6 +40,8 @@ class Occupancy:
                 component.name,
                 ledger.capacity(tier, number),
                 ledger.free_count(tier, number),
+                ledger.evictable_pages(tier, number),
+                ledger.protected_pages(tier, number),
                 ledger.out_pages(tier, number),
             )
             for tier in Tier

@@ -264,7 +264,9 @@ class CacheHistory(RuleBasedStateMachine):
         needed = self.cache.pages_to_allocate(lock.end, prompt.pages_count, () if leaves is Leaves.NOTHING else ends)
         asked = [np.ones_like(mask) if leaves is Leaves.ALL else mask for mask in needed]
         fork = self.fork(lock)
+        fits = all(np.count_nonzero(mask) <= self.cache.available(number) for number, mask in enumerate(asked))
         pages = self.cache.allocate(asked)
+        assert (pages is not None) == fits, "what is available is not what can be allocated"
         if pages is None:
             self.happened["refused"] += 1
             self.cache.free(fork)
@@ -364,7 +366,9 @@ class CacheHistory(RuleBasedStateMachine):
         ledger = self.cache._ledger
         component %= len(self.cache.layout.components)
         capacity, free = ledger.capacity(tier, component), ledger.free_count(tier, component)
+        fits = min(pages, capacity) <= ledger.available_pages(tier, component)
         slots = ledger.allocate(tier, component, min(pages, capacity))
+        assert (slots is not None) == fits, "what is available is not what can be allocated"
         if slots is not None:
             ledger.free(tier, component, slots)
         pinning = any(request.lock.end for request in self.requests) and tier is Tier.DEVICE

@@ -70,7 +70,9 @@ class SimEngine:
         needed = self.cache.pages_to_allocate(lock.end, prompt.pages_count, ends if dice > 0.1 else ())
         asked = [np.ones_like(mask) if dice > 0.8 else mask for mask in needed]
         fork = self.fork(lock)
+        fits = all(np.count_nonzero(mask) <= self.cache.available(number) for number, mask in enumerate(asked))
         pages = self.cache.allocate(asked)
+        assert (pages is not None) == fits, "what is available is not what can be allocated"
         if pages is None:
             self.cache.free(fork)
             self.cache.release(lock)

@@ -350,7 +350,10 @@ class TreeModel:
         """Everything the tree says is what the model says, and no slot is lost."""
         lanes = self.tree.check(self.locks())
         assert self.snapshot() == self.pages, "the tree differs from the model"
+        pinned = self.pinned()
         for where, pages in self.pages.items():
+            assert self.tree.held_pages(*where) == len(pages)
+            assert self.tree.evictable_pages(*where) == self._evictable(*where, pinned)
             lane = int(where[0]) * len(self.spans) + where[1]
             assert lanes[lane].tolist() == sorted(pages.values())
             for prefix, slot in pages.items():

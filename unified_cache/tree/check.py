@@ -29,6 +29,7 @@ def check(
     _check_roots(tree)
     _check_queues(tree)
     _check_segments(tree)
+    _check_counts(tree)
     _check_preferences(tree, preferences)
     for node in tree.nodes():
         _check_place(tree, node)
@@ -128,6 +129,39 @@ def _check_segments(tree: TreeState) -> None:
         protected = [node.held_count[lane] for node in tree.nodes() if tree.recency.history(node, lane).protected]
         assert segments.protected_pages == sum(protected), "protected pages are miscounted"
         assert segments.held_pages == sum(node.held_count[lane] for node in tree.nodes()), "held pages are miscounted"
+
+
+def _check_counts(tree: TreeState) -> None:
+    """Count held and evictable pages from slots and locks alone."""
+    lanes = 2 * tree.components_count
+    counted = [tree.counts.evictable(lane) for lane in range(lanes)]
+    protected: set[tuple[Node, int]] = set()
+    for node in tree.nodes():
+        for tier in Tier:
+            at = node if node.locks[int(tier) * tree.components_count] else None
+            while at is not None and (at, int(tier)) not in protected:
+                protected.add((at, int(tier)))
+                at = at.parent
+    held, evictable = [0] * lanes, [0] * lanes
+    for node in (*tree.roots.values(), *tree.nodes()):
+        for tier in Tier:
+            below = sum((child, int(tier)) in protected for child in node.children.values())
+            assert node.protected_children[tier] == below, f"{node.protected_children} children protected, not {below}"
+        for lane, slots in enumerate(node.slots):
+            if slots is None:
+                continue
+            tier_number, component = divmod(lane, tree.components_count)
+            is_held = slots >= 0
+            held[lane] += int(np.count_nonzero(is_held))
+            if component:
+                evictable[lane] += int(np.count_nonzero(is_held[: node.first_pinned(lane)]))
+            elif (node, tier_number) not in protected:
+                evictable[lane] += int(np.count_nonzero(is_held))
+    assert tree.counts.held == held, f"{tree.counts.held} pages held by lane, not {held}"
+    assert counted == evictable, f"{counted} pages evictable by lane, not {evictable}"
+    for node in tree.nodes():
+        in_node = [tree.counts.evictable_in(node, lane) for lane in range(lanes)]
+        assert node.evictable == in_node, f"{node.evictable} pages of a node evictable by lane, not {in_node}"
 
 
 def _check_preferences(tree: TreeState, preferences: Preferences) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from unified_cache.pool import Tier
 from unified_cache.tree.node import Node
+from unified_cache.tree.page_counts import CHANGED_NODES_MAX
 from unified_cache.tree.state import TreeState
 from unified_cache.window import window
 
@@ -49,17 +50,23 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier) -> Lock:
     held = [(0, full_start)]
     held += [(component, window(end, tree.spans[component])) for component in range(1, components)]
     for component, start in held:
-        _pin(node, lane + component, start)
+        _pin(tree, node, lane + component, start)
+    if len(tree.counts.changed) > CHANGED_NODES_MAX:
+        tree.counts.count_changed()
     return Lock(tree, node, end, tier, held)
 
 
-def _pin(node: Node, lane: int, start: int) -> None:
+def _pin(tree: TreeState, node: Node, lane: int, start: int) -> None:
     """Count one more lock on pages from ``start`` to the end of ``node``."""
+    changed = tree.counts.changed
     at = node
     while at.start >= start and at.parent is not None:
+        if not at.locks[lane]:
+            changed.add(at)
         at.locks[lane] += 1
         at = at.parent
     if at.end > start:
+        changed.add(at)
         if at.partial_locks is None:
             at.partial_locks = {}
         begins = at.partial_locks.setdefault(lane, {})
@@ -89,16 +96,19 @@ def unlock(lock: Lock, keep: frozenset[int] = frozenset()) -> None:
 
 def _unpin(tree: TreeState, node: Node, lane: int, start: int) -> None:
     """Count one lock less on pages from ``start`` to the end of ``node``; offer what that frees."""
+    changed = tree.counts.changed
     offer = tree.recency.offer
     at = node
     while at.start >= start and at.parent is not None:
         at.locks[lane] -= 1
         assert at.locks[lane] >= 0, "unlocked more often than locked"
         if not at.locks[lane]:
+            changed.add(at)
             offer(at, lane)
         at = at.parent
     if at.end > start:
         assert at.partial_locks is not None
+        changed.add(at)
         begins = at.partial_locks[lane]
         begins[start] -= 1
         if not begins[start]:

@@ -30,6 +30,7 @@ class Node:
         "children",
         "dead",
         "end",
+        "evictable",
         "full_children",
         "held_count",
         "history",
@@ -40,6 +41,8 @@ class Node:
         "locks",
         "parent",
         "partial_locks",
+        "protected",
+        "protected_children",
         "queued",
         "slots",
         "stamps",
@@ -78,6 +81,12 @@ class Node:
         """By view and windowed component: one more than the offset of the last hole; 0 if there is none."""
         self.full_children = [0, 0]
         """By tier: children that hold any page of component 0."""
+        self.protected = [False, False]
+        """By tier: whether a lock pins component 0 here or below, as last counted (see page_counts)."""
+        self.protected_children = [0, 0]
+        """By tier: children of which ``protected`` is True."""
+        self.evictable = [0] * lanes
+        """By lane: pages that eviction could give back, as last counted."""
         self.dead = False
         """Pruned: out of the tree for good."""
 

@@ -279,9 +279,12 @@ class RadixTree:
         return sum(1 for _ in self._state.nodes())
 
     def held_pages(self, tier: Tier, component: int) -> int:
-        """Count pages held; walks the tree."""
-        lane = self._lane(tier, component)
-        return sum(node.held_count[lane] for node in self._state.nodes())
+        """Return the pages held. O(1)."""
+        return self._state.counts.held[self._lane(tier, component)]
+
+    def evictable_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages held that ``evict`` would give back if asked for all. O(1), see ``page_counts``."""
+        return self._state.counts.evictable(self._lane(tier, component))
 
     def _lane(self, tier: Tier, component: int) -> int:
         return int(tier) * len(self.components) + component

@@ -11,6 +11,7 @@ from unified_cache.pool import Slots
 from unified_cache.slots import MapChange
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.node import ANYWHERE, Node
+from unified_cache.tree.page_counts import PageCounts
 
 __all__ = ["Freed", "TreeState"]
 
@@ -37,12 +38,14 @@ class TreeState:
 
     * on each tier component 0 is prefix-closed, and every other component stands on component 0, page by page
     * ``held_count``, ``last_hole`` and ``full_children`` say what the slots say
+    * ``counts`` say what slots and locks say, once the nodes that have changed are counted
     * what could be evicted from a lane stands in the queue of that lane where it belongs
     * a node without pages on any tier lives only while a lock covers it or children hang below
     """
 
     __slots__ = (
         "components_count",
+        "counts",
         "lineage",
         "mapped",
         "page_key_bytes",
@@ -63,6 +66,7 @@ class TreeState:
         self.spans = spans
         """By component: pages before an end that a resume there needs."""
         self.components_count = len(self.spans)
+        self.counts = PageCounts(self.components_count)
         self.page_size = page_size
         self.page_key_bytes = page_size * TOKEN_BYTES
         """Bytes of one encoded page in a node's key."""
@@ -118,6 +122,9 @@ class TreeState:
         for lane in range(2 * components):
             _split_slots(upper, node, lane, offset)
         upper.full_children = [int(node.held_count[0] > 0), int(node.held_count[components] > 0)]
+        upper.protected = node.protected.copy()
+        upper.protected_children = [int(protected) for protected in node.protected]
+        self.counts.changed |= {upper, node}
         for component in range(1, components):
             upper.refresh_holes(component)
             node.refresh_holes(component)
@@ -146,6 +153,8 @@ class TreeState:
             parent.full_children[lane // self.components_count] += 1
         held[offsets] = slots
         node.held_count[lane] += len(offsets)
+        self.counts.held[lane] += len(offsets)
+        self.counts.changed.add(node)
         if self.recency.tracked[lane]:
             self.recency.count(node, lane, len(offsets))
         if component:
@@ -156,13 +165,14 @@ class TreeState:
             map_changes.append(MapChange(full[offsets], slots))
 
     def adopt(self, node: Node, lane: int, slots: Slots, held_count: int, map_changes: list[MapChange]) -> None:
-        """Give an empty lane the slots of the whole run, ``held_count`` of them not holes; they are copied.
+        """Give an empty lane of a new node the slots of its run, ``held_count`` of them not holes; they are copied.
 
         Appends what that changes in the page map.
         """
         component = lane % self.components_count
         node.slots[lane] = np.array(slots, np.int32)
         node.held_count[lane] = held_count
+        self.counts.add(node, lane, held_count)
         if self.recency.tracked[lane]:
             self.recency.count(node, lane, held_count)
         if component:
@@ -176,7 +186,10 @@ class TreeState:
             parent.full_children[lane // self.components_count] += 1
 
     def drop(self, node: Node, lane: int, start: int, end: int, freed: Freed) -> int:
-        """Make the pages at offsets [start, end) holes; return how many were held. Dependants go first."""
+        """Make the pages at offsets [start, end) holes, none of them protected; return how many were held.
+
+        What stands on them goes before.
+        """
         held = node.slots[lane]
         if held is None:
             return 0
@@ -188,6 +201,7 @@ class TreeState:
             full = node.slots[0]
             assert full is not None
             freed.map_changes.append(MapChange.unbinding(full[start:end][segment >= 0]))
+        self.counts.drop(node, lane, int(gone.size))
         if gone.size == node.held_count[lane]:
             node.slots[lane] = None
             node.held_count[lane] = 0
@@ -229,6 +243,7 @@ class TreeState:
             if parent.last_child is node:
                 parent.last_child = None
             node.dead = True
+            self.counts.forget(node)
             self.recency.forget(node)
             node = parent
         if node.parent is None and not node.children and self.roots.get(node.key) is node:

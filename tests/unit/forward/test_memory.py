@@ -46,8 +46,8 @@ HOLDS_ONE_FORWARD = {
 }
 """Classes that may hold a translation, with the reason."""
 
-HOLDS_NOTHING = frozenset({"ForwardMode", "LayerKind"})
-"""Enums."""
+HOLDS_NOTHING = frozenset({"ForwardMode", "LayerKind", "MapChange"})
+"""Enums, and what the tree tells the map, which nobody keeps."""
 
 
 @dataclass(frozen=True)
