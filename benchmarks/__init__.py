@@ -1,1 +1,1 @@
-"""What the cache costs, measured on the machine at hand: ``python -m benchmarks``."""
+"""Benchmarks of the cache on the machine at hand: ``python -m benchmarks``."""

@@ -46,7 +46,7 @@ SECTIONS: dict[str, Section] = {
     "remote": remote_figures,
     "mooncake": mooncake_figures,
 }
-"""What ``--only`` can name."""
+"""Sections by the name that ``--only`` takes."""
 
 
 def run_sections(

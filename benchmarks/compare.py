@@ -16,7 +16,7 @@ from rich.table import Table
 __all__ = ["SLOWER_MAX", "Change", "KeptRun", "RunsCompared", "compare_runs", "print_compared", "record_compared"]
 
 SLOWER_MAX = 1.10
-"""A figure that costs more than so many times what it cost is flagged."""
+"""Largest accepted cost of a figure, as a multiple of what it cost in the older run; above it the figure is flagged."""
 
 TIMES = frozenset({"us", "ms"})
 """Units of which less is better. Of all others, which are rates, more is."""
@@ -92,14 +92,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RunsCompared:
-    """What has changed from one run to another."""
+    """The figures of two runs that were compared."""
 
     old_commit: str
     new_commit: str
     machine_slower: float
-    """What the calibration costs in the newer run, as a multiple of what it cost in the older one."""
+    """Cost of the calibration in the newer run, as a multiple of its cost in the older one."""
     changes: tuple[Change, ...]
-    """In the order of the newer run."""
+    """Shared figures, in the order of the newer run."""
     missing: tuple[FigureName, ...]
     """Figures of the older run that the newer one lacks."""
 

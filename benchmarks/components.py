@@ -1,6 +1,6 @@
-"""What more components cost: match, lock and release of a request, with Full alone, with SWA, with SWA and Mamba.
+"""Cost of more components: match, lock and release of a request with Full alone, with SWA, and with SWA and Mamba.
 
-The three trees hold the same prompts and take turns, so the ratios do not depend on the machine's mood. Windows are
+The three trees hold the same prompts and take turns, so the ratios do not depend on the machine's load. Windows are
 kept where an engine keeps them: before the end of every prompt.
 """
 
@@ -26,7 +26,7 @@ CONVERSATIONS = 60
 
 FULL = Full((PoolSpec("kv", 0),))
 WINDOWS = (SlidingWindow(127, PAGE_SIZE, (PoolSpec("swa", 0),)), SlidingWindow(4095, PAGE_SIZE, (PoolSpec("swa", 0),)))
-"""As gpt-oss has it, two pages; and one of 64 pages."""
+"""A window of two pages, as gpt-oss has it, and one of 64 pages."""
 STATE = RecurrentState((PoolSpec("mamba", 0),))
 
 SWA_RATIO_MAX = 1.3

@@ -34,7 +34,7 @@ PAGES_KIB = (64, 1024, 4096)
 BATCH_PAGES = (1, 64)
 RATIO_MIN = 0.9
 SMALL_RATIO_MIN = 0.7
-"""Of pages below a MiB, where the calls that name a file count for more than its bytes."""
+"""Smallest accepted ratio of pages below 1 MiB, for which the calls that name a file cost more than its bytes."""
 CALLS_OF_ONE_PAGE = 8
 """Timed calls a round of a batch of one."""
 
@@ -58,7 +58,7 @@ class _Store(NamedTuple):
     """One of the stores that are measured side by side."""
 
     prefix: str
-    """What its figures begin with."""
+    """Beginning of the names of its figures."""
     storage: StorageBackend
     verified: VerifiedStorage
 

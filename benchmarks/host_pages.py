@@ -1,4 +1,4 @@
-"""Sealed pages in host memory: what figures about stores move."""
+"""Sealed pages in host memory, which the benchmarks of stores move."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Which machine this is, and how fast it is at what the tree spends its time on."""
+"""Description of this machine, and its speed at the primitives that the tree spends its time on."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ MEMCMP_REFERENCE_US = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where and of what the figures are."""
+    """The machine, the interpreter and the commit of a run."""
 
     cpu: str
     cores: int
@@ -49,7 +49,7 @@ class Calibration:
 
     @property
     def scale(self) -> float:
-        """By how much this machine is slower than the reference machine, judged by memcmp alone."""
+        """Slowness of this machine as a multiple of the reference machine's, by memcmp alone."""
         return scale_of(self.memcmp_us)
 
     def figures(self) -> tuple[Figure, ...]:
@@ -77,7 +77,7 @@ def memcmp_subject(warm: int = 0) -> Subject:
 
 
 def scale_of(memcmp_us: Spread) -> float:
-    """By how much slower than the reference machine this one is, judged by memcmp."""
+    """Return the slowness of this machine as a multiple of the reference machine's, by memcmp."""
     return memcmp_us.median / MEMCMP_REFERENCE_US
 
 

@@ -33,11 +33,11 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a figure is held against. ``ratio`` is what the section says it is; the limit has the same unit."""
+    """A reference that a figure is compared with. Each section defines its ``ratio``; the limit has the same unit."""
 
     against: str
     median: float
-    """Of the reference, in the figure's unit."""
+    """Median of the reference, in the figure's unit."""
     ratio: float
     at_most: float | None = None
     at_least: float | None = None

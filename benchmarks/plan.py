@@ -1,4 +1,4 @@
-"""How thorough a run is, and what its sections share."""
+"""Thoroughness of a run, and the settings that its sections share."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +10,10 @@ __all__ = ["FULL", "QUICK", "BenchmarkPlan", "Effort"]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Repetitions and sizes."""
+    """Repetitions and sizes of every section."""
 
     match_rounds: int
-    """Of ten timed calls each."""
+    """Rounds of ten timed calls each."""
     nodes_counts: tuple[int, ...]
     insert_rounds: int
     evict_rounds: int
@@ -57,9 +57,9 @@ QUICK = Effort(
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """What a section is given."""
+    """Settings that every section receives."""
 
     effort: Effort
     calibration: Calibration
     storage_dir: Path | None
-    """Where files are put and got; the system's directory for temporary files if None."""
+    """Directory in which files are put and got; None stands for the system's directory for temporary files."""

@@ -1,4 +1,4 @@
-"""How long a get and a look-up take when a service is busy: at 80 % of the calls that it can sustain.
+"""Latency of a get and of a look-up while a service is busy: at 80 % of the calls that it can sustain.
 
 The maximum comes first: ``WORKERS`` callers, each asking again as soon as it is answered, for long enough to be no
 burst. Then calls fall due at even times, whether or not earlier ones have been answered, and whichever caller is free
@@ -26,12 +26,12 @@ PAGE_KIB = 256
 LOAD_SHARE = 0.8
 MAXIMUM_S = 1.5
 LOAD_S = 2.0
-"""Of one round, for each of two kinds of calls."""
+"""Duration of one round, for each of two kinds of calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What was sustained, what was then asked for and answered, and how long each call took."""
+    """One measurement: the sustained rate, the rates asked for and answered after it, and the time of each call."""
 
     maximum_per_s: float
     offered_per_s: float

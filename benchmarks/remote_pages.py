@@ -1,4 +1,4 @@
-"""Sealed pages moved to and from a service by several streams: what figures about the service have in common."""
+"""Sealed pages that several streams move to and from a service; shared by the benchmarks of the service."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from unified_cache.storage_backends.verified import VerifiedStorage
 __all__ = ["MovedPages", "sealed"]
 
 TOTAL_BYTES = 64 << 20
-"""Of one subject's turn, about."""
+"""Bytes that one subject moves in its turn, about."""
 
 
 class MovedPages:

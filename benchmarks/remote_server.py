@@ -32,12 +32,12 @@ HOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ListeningPorts:
-    """Where what listens."""
+    """Ports of the three servers."""
 
     service: int
-    """Where memory is shared with callers."""
+    """The service, with memory shared with callers."""
     streams: int
-    """Where it is not."""
+    """The service without shared memory, and bare gRPC."""
     tcp: int
 
 
@@ -67,7 +67,7 @@ class OpenGate:
 
 
 class BareServicer:
-    """Bytes as they are: messages made beforehand go out, messages that come in are kept until the next ones."""
+    """Bare gRPC and TCP: sends messages made beforehand, and keeps those received until the next ones come."""
 
     def __init__(self) -> None:
         self._made: dict[int, list[bytes]] = {}

@@ -28,7 +28,7 @@ __all__ = ["shared_figures"]
 
 RATIO_MIN = 0.8
 WINDOW_BYTES = 16 << 20
-"""Of its file, what one stream goes through again and again."""
+"""Part of its file that one stream goes through again and again."""
 
 
 def shared_figures(address: str, page_kib: int, streams: int, plan: BenchmarkPlan) -> Iterator[Figure]:
@@ -44,7 +44,7 @@ class _Shared:
         self._moved = MovedPages(address, page_kib, streams, opened)
         self._regions = [_unnamed_region() for _ in range(streams)]
         self._held = [[_copied(page) for page in pages] for pages in self._moved.pages]
-        """By stream, what a service would have of its pages."""
+        """Pages of each stream as a service would hold them."""
 
     def figures(self, plan: BenchmarkPlan) -> Iterator[Figure]:
         """Measure."""

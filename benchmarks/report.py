@@ -26,7 +26,7 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRun:
-    """All that one run found."""
+    """All figures of one run."""
 
     started: datetime
     seconds: float

@@ -1,4 +1,4 @@
-"""Lines of the tree: match, insert, evict, lock. Times are per call; ratios are ours / reference."""
+"""Benchmarks of the radix tree: match, insert, evict, lock. Times are per call; ratios are ours / reference."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class PublishedTimes:
     evict_one: float
     lock: float
     match: tuple[tuple[int, float], ...] = ((16, 20.0), (64, 35.0))
-    """By nodes of the path."""
+    """Number of nodes on the path, and microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TreeSetting:
 
     name: str
     spans: tuple[int, ...]
-    """Of the components beside Full, in pages."""
+    """Spans of the components beside Full, in pages."""
     published: PublishedTimes
 
 

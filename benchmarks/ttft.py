@@ -1,8 +1,8 @@
 """Time to first token of a prompt whose first 4,096 tokens a tier holds, against computing all of it.
 
 The model is a stock one of random weights, large enough that computing the prefix takes a second or more, with 16 KiB
-of KV a token. Recomputing and the tiers take turns; before each one its prefix is where it is to come from, and nowhere
-above. Every question is another one, so nothing but the prefix is shared.
+of KV a token. Recomputing and the tiers take turns; before each turn the prefix lies in the tier that is measured and
+in none above it. Every question is another one, so nothing but the prefix is shared.
 """
 
 from collections.abc import Iterator
@@ -38,13 +38,13 @@ CONFIG = LlamaConfig(
     max_position_embeddings=8192,
 )
 KV_BYTES_MIN = 16 << 10
-"""Of one token, in all layers."""
+"""Smallest KV of one token, in all layers."""
 RECOMPUTE_S_MIN = 1.0
 DEVICE_PAGES, HOST_PAGES = 96, 1024
 SETTLE_S = 60.0
 
 RATIOS_MAX = {"L1": 0.10, "L2": 0.12, "file L3": 0.25}
-"""Of the time that recomputing takes."""
+"""Largest accepted time from each tier, as a share of the time that recomputing takes."""
 
 
 def ttft_figures(plan: BenchmarkPlan) -> Iterator[Figure]:

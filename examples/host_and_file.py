@@ -1,9 +1,9 @@
-"""Rung 2: host memory and a store behind the device. What it knew, an engine still knows after a restart.
+"""Example 2: host memory and a store behind the device. A restarted engine restores what was computed before.
 
 python examples/host_and_file.py
 python examples/host_and_file.py --storage file:/tmp/kv
 """
-# ruff: noqa: T201 - what an example has to say goes to standard output
+# ruff: noqa: T201 - an example prints to standard output
 
 import argparse
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def engine(storage: str) -> Iterator[PrefixCachedModel]:
 
 
 def ask(engine: PrefixCachedModel, prompt: list[int]) -> Completion:
-    """Answer a prompt, and say which tier it came from."""
+    """Answer a prompt, and print which tier its prefix came from."""
     run = engine.generate(prompt, tokens_max=16)
     for _ in run:
         pass

@@ -1,8 +1,8 @@
-"""Rung 1: one engine, device memory alone. A second turn computes only what is new.
+"""Example 1: one engine, device memory alone. A second turn computes only its new tokens.
 
 python examples/memory_only.py
 """
-# ruff: noqa: T201 - what an example has to say goes to standard output
+# ruff: noqa: T201 - an example prints to standard output
 
 from unified_cache import CacheConfig, Identity, UnifiedCache
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel

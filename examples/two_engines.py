@@ -1,9 +1,9 @@
-"""Rung 3: two engine processes and one store. What one has computed, the other need not.
+"""Example 3: two engine processes and one store. The second engine restores what the first has computed.
 
 python examples/two_engines.py
 python examples/two_engines.py --storage file:/tmp/kv
 """
-# ruff: noqa: T201 - what an example has to say goes to standard output
+# ruff: noqa: T201 - an example prints to standard output
 
 import argparse
 from multiprocessing import get_context

@@ -1,7 +1,7 @@
 """Check that the wheel built from the sdist is the wheel built from the tree, byte for byte and file by file.
 
 The root holds relative symlinks into the package; an sdist that followed or dropped them would lose directories,
-and only people who build from the sdist would find out. Builds without isolation: the network is not asked.
+and only people who build from the sdist would find out. Builds without isolation, and so without the network.
 """
 
 import shutil

@@ -14,7 +14,7 @@ __all__ = ["drift", "generate"]
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "proto"
 GENERATED = Path("unified_cache/proto")
-"""Where generated modules land, relative to the destination: they import themselves as unified_cache.proto."""
+"""Folder of the generated modules, relative to the destination: they import each other as unified_cache.proto."""
 
 GENERATED_GLOB = "*_pb2*.py*"
 

@@ -1,4 +1,4 @@
-"""Install the system libraries that Mooncake needs, where that is possible without asking anybody: Debian and root.
+"""Install the system libraries that Mooncake needs, on Debian and as root; elsewhere do nothing.
 
 Never fails: where a library stays missing, the tests that need it are skipped and say so.
 """

@@ -1,1 +1,1 @@
-"""Minutes of mixed load: what must hold for long, and not only once."""
+"""Tests under minutes of mixed load, of what must hold for long and not only once."""

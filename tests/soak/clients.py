@@ -1,4 +1,4 @@
-"""Clients of a mixed load: those that use a service as engines do, and one tenant's that do everything wrong."""
+"""Clients of a mixed load: some use a service as engines do, those of one tenant misuse it in every way."""
 
 import hashlib
 import random
@@ -26,7 +26,7 @@ PAUSE_S = 0.2
 """Mean time between two calls of an engine."""
 ROGUE_PAUSE_S = 0.01
 RECONNECT_SHARE = 0.02
-"""Of calls, those after which a client connects anew."""
+"""Share of calls after which a client connects again."""
 PROMPTS, PAGES = 24, 16
 PAYLOAD_BYTES = {"kv": 48 << 10, "swa": 16 << 10}
 LAYOUT = ModelLayout(
@@ -60,7 +60,7 @@ def run_of(pool: str, keys: Sequence[bytes]) -> pb.PageRun:
 
 
 class ClientConnection:
-    """One connection of one tenant; every call on it is told to a tally."""
+    """One connection of one tenant; a tally counts every call on it."""
 
     def __init__(self, address: str, tenant: str, token: str, tally: CallTally, *, behaves: bool) -> None:
         self.tenant = tenant
@@ -192,7 +192,7 @@ class SoakClient:
 
 
 class RogueClient:
-    """A client that sends what makes no sense or is not allowed, breaks off, and asks for more than its share."""
+    """A client that sends malformed and forbidden requests, breaks off calls, and asks for more than its share."""
 
     def __init__(self, line: ClientConnection, rng: random.Random) -> None:
         self._line = line

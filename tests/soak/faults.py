@@ -1,4 +1,7 @@
-"""A store that has bad times, known to whoever has the same clock: ``tests.soak.faults:open_url:PERIOD,BAD:DIR``."""
+"""A store with periods of faults, which every process of the machine can compute from the clock it shares:
+
+tests.soak.faults:open_url:PERIOD,BAD:DIR
+"""
 
 import random
 import time
@@ -31,7 +34,7 @@ RECOVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class BadTimes:
-    """The last ``bad_s`` of every ``period_s`` of the machine's monotonic clock, which all of its processes share."""
+    """Periods of faults: the last ``bad_s`` of every ``period_s`` of the monotonic clock that all processes share."""
 
     period_s: float
     bad_s: float
@@ -47,7 +50,7 @@ class BadTimes:
 
 
 class FaultsInBadTimes:
-    """Give calls faults in bad times alone; a ``FaultPlan``."""
+    """A ``FaultPlan`` that gives calls faults in bad times alone."""
 
     def __init__(self, times: BadTimes, faults: SeededFaults, clock: Callable[[], float] = time.monotonic) -> None:
         self._times = times

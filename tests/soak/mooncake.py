@@ -1,4 +1,6 @@
-"""Two engines, a cluster, nodes that die: ``python -m tests.soak.mooncake [--minutes M] [--round-s S] [--json FILE]``.
+"""Two engines over a cluster whose nodes die:
+
+    python -m tests.soak.mooncake [--minutes M] [--round-s S] [--json FILE].
 
 In the middle of every round one of three nodes is killed, and started again a twelfth of a round later. A line for
 every round, a table and JSON at the end; exit status 1 unless every byte was right, every engine had hits from storage
@@ -85,28 +87,28 @@ class SoakProcess:
         return [after - before for before, after in pairwise(counts)]
 
     def slope(self, size: Callable[[Account], int]) -> float | None:
-        """Return how much a size grew a round once warm; None where there were too few rounds to tell."""
+        """Return the growth of a size a round once warm; None after too few rounds to tell."""
         sizes = [size(account) for account in self.accounts[1 + WARM_ROUNDS :]]
         return linear_regression(range(len(sizes)), sizes).slope if len(sizes) >= FLAT_ROUNDS_MIN else None
 
 
 @dataclass(frozen=True)
 class SoakOutcome:
-    """What a soak found, by engine where a figure is an engine's."""
+    """Figures of a soak, by engine where a figure is an engine's."""
 
     round_s: float
     requests: list[list[int]] = field(default_factory=list)
-    """By engine and round, as the next two."""
+    """Requests by engine and round, as the next two."""
     hit_pages: list[list[int]] = field(default_factory=list)
     storage_pages: list[list[int]] = field(default_factory=list)
     wrong_pages: list[int] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
     leaked_slots: list[int] = field(default_factory=list)
     resident_bytes: list[list[int]] = field(default_factory=list)
-    """By engine, at the start and after every round, as the next."""
+    """Resident bytes by engine, at the start and after every round, as the next."""
     threads: list[list[int]] = field(default_factory=list)
     resident_slopes: list[float | None] = field(default_factory=list)
-    """Bytes a round; None where there were too few rounds to tell, as for the next."""
+    """Growth in bytes a round; None after too few rounds to tell, as for the next."""
     thread_slopes: list[float | None] = field(default_factory=list)
 
     @classmethod

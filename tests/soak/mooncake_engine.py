@@ -28,19 +28,19 @@ LAYOUT = ModelLayout(PAGE_SIZE, (Full((PoolSpec("kv", 32 << 10),)), RecurrentSta
 SHARED_PROMPTS = 60
 """Served again and again by all engines."""
 FRESH_SHARE = 0.05
-"""Of the requests, those with a prompt of their own: a store without new pages would never evict."""
+"""Share of the requests with a prompt of their own: a store without new pages would never evict."""
 DEVICE_PAGES = (4 * PROMPT_PAGES, 8)
 HOST_PAGES = (5 * PROMPT_PAGES, 20)
 """A twelfth of the shared prompts, so that nearly every hit is storage's."""
 
 PACE_S = 0.02
-"""Between two requests: a soak is about time, and leaves the machine to others."""
+"""Pause between two requests: a soak is about time, and leaves the machine to others."""
 SETTLE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Account:
-    """What an engine has seen since it began, and what it takes now."""
+    """Counts of an engine since it began, and the resources it uses now."""
 
     requests: int = 0
     hit_pages: int = 0
@@ -57,7 +57,7 @@ class Account:
 
 
 class SoakEngine:
-    """A cache over a store, and what it has seen."""
+    """A cache over a store, and the counts of its hits and pages."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._draws = random.Random(seed)
@@ -131,7 +131,7 @@ class SoakEngine:
 
 
 def serve_until_told(url: str, seed: int, orders: Connection) -> None:
-    """Serve; send an ``Account`` for every order that comes, and end when nobody can send orders any more."""
+    """Serve; send an ``Account`` for every order, and end when the other end of ``orders`` is closed."""
     _silence_mooncake()
     engine = SoakEngine(url, seed)
     orders.send(engine.account())

@@ -38,10 +38,10 @@ TENANTS = (*(f"engine-{number}" for number in range(7)), "rogue")
 AVAILABILITY_MIN = 0.999
 SUCCESS_MIN = 0.99
 RSS_GROWTH_MAX = 0.10
-"""Of the median in the second fifth of the run, the most by which that of the last fifth may lie above it."""
+"""Largest accepted growth of the median from the second to the last fifth of the run, as a share of the former."""
 FDS_GROWTH_MAX = 8
 STEADY_S = 60.0
-"""Until when memory in front of the store and connections fill: of a shorter fifth of a run, growth says nothing."""
+"""Time in which connections and the memory in front of the store fill; in a shorter fifth, growth says nothing."""
 
 JOIN_S = 60.0
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
@@ -65,7 +65,7 @@ calls_max = 4
 
 
 PERIOD_S_MAX = 30.0
-"""Between the ends of two bad times of the store, each a sixth of that long."""
+"""Longest period of the store's bad times, each a sixth of it."""
 
 SAMPLES = 200
 SAMPLES_SHOWN = 20
@@ -74,7 +74,7 @@ FAULTS = ("unified_cache_storage_errors_total", "unified_cache_service_flawed_pa
 
 
 class Sample(NamedTuple):
-    """What the server used at one moment."""
+    """Resources of the server at one moment."""
 
     rss_bytes: int
     fds_count: int
@@ -82,15 +82,15 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServiceSoakReport:
-    """What a run came to."""
+    """The result of one run."""
 
     seconds: float
     clients: int
     figures: CallFigures
     samples: Sequence[Sample]
-    """Of the server, at equal distances."""
+    """Samples of the server, at equal distances."""
     faults: Mapping[str, int]
-    """What the server's metrics say of its store: calls that failed by kind, and pages that did not verify."""
+    """Store metrics of the server: failed calls by kind, and pages that did not verify."""
     exit_status: int
 
     @property
@@ -105,7 +105,7 @@ class ServiceSoakReport:
 
     @property
     def rss_growth(self) -> float:
-        """How much more memory there was in the end, as a share."""
+        """Growth of memory from the early to the late part of the run, as a share."""
         early, late = self.rss_bytes
         return late / early - 1
 
@@ -195,7 +195,7 @@ class SoakServer(NamedTuple):
     """One of each tenant."""
 
     def faults(self) -> dict[str, int]:
-        """Ask its metrics what went wrong with its store."""
+        """Read from its metrics the faults of its store."""
         with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=JOIN_S) as answer:
             lines = answer.read().decode().splitlines()
         series = (line.rsplit(" ", 1) for line in lines if line.startswith(FAULTS))
@@ -247,7 +247,7 @@ def _early_and_late(values: Sequence[int]) -> tuple[int, int]:
 
 
 def _samples(server: psutil.Process, seconds: float) -> Iterator[Sample]:
-    """Look at the server so many times in so many seconds."""
+    """Sample the server ``SAMPLES`` times in ``seconds``."""
     pause = Event()
     for _ in range(SAMPLES):
         pause.wait(seconds / SAMPLES)

@@ -1,4 +1,4 @@
-"""What came of every call: whether it was answered, whether it did what it should, how long it took."""
+"""Results of every call: whether it was answered, whether it did what it should, how long it took."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ CONTRACT = frozenset(
     }
 )
 UNAVAILABLE_SAYS = "the store does not answer"
-"""What tells the server's own UNAVAILABLE from that of a connection that broke."""
+"""Text that tells the server's own UNAVAILABLE from that of a connection that broke."""
 
 
 class CallFigures(NamedTuple):
-    """What a tally comes to."""
+    """Totals of a tally."""
 
     calls: int
     answered: int
@@ -42,7 +42,7 @@ class CallFigures(NamedTuple):
     codes: dict[str, int]
     untyped: dict[str, int]
     refused: dict[str, int]
-    """What clean calls were refused with."""
+    """Statuses with which clean calls were refused."""
     p50_s: float
     p99_s: float
 
@@ -63,7 +63,7 @@ def is_typed(code: grpc.StatusCode, details: str) -> bool:
 
 
 class CallTally:
-    """Count answers from many threads."""
+    """Counts answers of calls from many threads."""
 
     def __init__(self, times: BadTimes) -> None:
         self._times = times

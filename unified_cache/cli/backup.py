@@ -1,7 +1,7 @@
 """``unified-cache backup`` and ``unified-cache prefetch``: pages from one store to another, without an engine.
 
-Both read every object verified, write none that is flawed, and skip what the target has: cut short, the same command
-goes on where it was.
+Both verify every object that they read, write none that is flawed, and skip what the target has. After an interruption
+the same command goes on where it stopped.
 """
 
 import sys
@@ -43,9 +43,9 @@ TenantOption = Annotated[str | None, typer.Option(help="Namespace of the prompts
 class BackupCommand:
     """Copy everything of a store, or of one identity, or the pages of some prompts, into another store.
 
-    Objects are verified on their way; a flawed one is reported and not copied. What DST has at its right length is
-    skipped, so an interrupted backup goes on where it was. With --prefix only the chains of the prompts in a file are
-    copied, in the namespace that the options name: a page's name is a digest, and no store can list its namespaces.
+    Every object is verified; a flawed one is reported and not copied. Objects that DST has at their right length are
+    skipped, so an interrupted backup goes on where it stopped. With --prefix only the chains of the prompts in a file
+    are copied, in the namespace that the options name: a page's name is a digest, and no store can list its namespaces.
     """
 
     source: SourceArgument
@@ -96,9 +96,9 @@ class BackupCommand:
 class PrefetchCommand:
     """Warm a store with single prompts: make their longest restorable prefixes restorable from it.
 
-    Copied is what a resume at the end of the prefix needs and DST lacks: every page of full attention, of every other
-    component the window before the end. What DST has is read there and verified. Where a page proves flawed, or finds
-    no room, the next shorter restorable prefix is taken.
+    Copies what a resume at the end of the prefix needs and DST lacks: every page of full attention, and of every other
+    component the window before the end. Pages that DST has are read there and verified. Where a page is flawed, or
+    DST has no room for it, the next shorter restorable prefix is copied.
     """
 
     source: SourceArgument

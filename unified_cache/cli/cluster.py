@@ -60,9 +60,9 @@ DirectoryOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class UpCommand:
-    """Start a cluster and print its storage URL, when a page has travelled to every node and back.
+    """Start a cluster and print its storage URL once a page has travelled to every node and back.
 
-    A supervisor process owns the cluster and stays; it starts again what dies, and what it started dies with it.
+    A supervisor process owns the cluster and stays. It restarts processes that die; all of them die with it.
     """
 
     nodes: Annotated[int, typer.Option(metavar="N", help="Storage nodes.")] = 3

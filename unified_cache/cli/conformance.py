@@ -1,4 +1,4 @@
-"""``unified-cache conformance``: the storage contract over anybody's backend, promise by promise."""
+"""``unified-cache conformance``: the storage contract run over any backend, promise by promise."""
 
 import inspect
 import sys
@@ -36,12 +36,12 @@ _Test = Callable[[StorageBackend], None]
 
 
 class TrialVerdict(Enum):
-    """What became of a promise."""
+    """Result of trying one promise."""
 
     KEPT = "pass"
     BROKEN = "FAIL"
     UNTRIED = "skip"
-    """There is nothing to try with this backend."""
+    """The promise does not apply to this backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ContractTrial:
 class ConformanceCommand:
     """Run the storage contract over a backend and show which promises it keeps.
 
-    STORE is a URL as everywhere: a third party's package.module:factory or package.module:factory:REST, or one of ours.
+    STORE is the URL of a store: one of ours, or a third party's package.module:factory or package.module:factory:REST.
     It is opened anew for every promise, as factory(rest, bytes_max), and closed. The contract stores under two
     identities of its own, cleared before every promise; other pages of the store stay as they are. It needs room for
     1 MiB.
@@ -146,7 +146,7 @@ def keep_promises(
 
 
 class _Tried(unittest.TestResult):
-    """One test's result, in one line."""
+    """Result of one test, reduced to a verdict and its reason."""
 
     @property
     def verdict(self) -> tuple[TrialVerdict, str]:

@@ -1,4 +1,4 @@
-"""``unified-cache demo``: conversations on a small model, an engine restarted in the middle, and what it was worth.
+"""``unified-cache demo``: conversations on a small model, with an engine restarted in the middle.
 
 The run is imported when it begins: it brings torch and transformers, and neither help nor a refused option should wait
 for those.
@@ -41,7 +41,7 @@ The same store twice: the second run finds what the first one left:
 
 @dataclass(frozen=True, slots=True)
 class DemoCommand:
-    """Serve conversations by a small engine, restart it on the same store, and compare with computing everything.
+    """Serve conversations with a small engine, restart it on the same store, and compare with computing everything.
 
     The model is built from a stock configuration with random weights and speaks bytes, so its answers mean nothing;
     but every one of them is compared with what the model says to the same prompt without a cache. Exits with 1 if one

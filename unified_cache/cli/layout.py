@@ -1,4 +1,4 @@
-"""``unified-cache layout``: which pools a model needs, how large they are, and what a million tokens cost in them."""
+"""``unified-cache layout``: the pools that a model needs, their sizes, and the cost of a million tokens in them."""
 
 import json
 import sys

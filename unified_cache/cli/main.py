@@ -1,4 +1,4 @@
-"""The console entry point: options in, one exit status out, one line on stderr for whatever went wrong."""
+"""The console entry point: options in, one exit status out, and one line on standard error for any failure."""
 
 import os
 import sys
@@ -107,10 +107,10 @@ app.command("node", epilog=NODE_EPILOG)(NodeCommand)
 
 @runtime_checkable
 class Command(Protocol):
-    """The options of one command as given, ready to run."""
+    """A command with its options, ready to run."""
 
     def run(self) -> None:
-        """Do it; whatever goes wrong is raised."""
+        """Run the command; failures are raised."""
         ...
 
 

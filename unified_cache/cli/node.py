@@ -22,7 +22,7 @@ __all__ = ["NodeCommand"]
 
 @dataclass(frozen=True, slots=True)
 class NodeCommand:
-    """Give this machine's memory to a Mooncake cluster until SIGTERM; log one line of JSON for what happens.
+    """Give memory of this machine to a Mooncake cluster until SIGTERM; log each event as one line of JSON.
 
     The node is ready when a page has travelled to it and back from another process. Its pages are lost when it ends.
     """

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and what they name."""
+"""Arguments and options that several commands share, and how their values are read."""
 
 import re
 from typing import Annotated
@@ -25,7 +25,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
 
 def parse_bytes(option: str, text: str) -> int:
-    """Read a number of bytes: 4096, 64KiB, 500MB, 1.5GiB; KiB counts 1024, KB 1000.
+    """Read a size: 4096, 64KiB, 500MB, 1.5GiB; KiB counts 1024, KB 1000.
 
     Raises:
         ConfigError: it is none; the message names ``option``.

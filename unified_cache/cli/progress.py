@@ -1,4 +1,4 @@
-"""How far a long run is: a bar where somebody watches, a line now and then where nobody does."""
+"""Progress of a long run: a bar on a terminal, a line at every tenth elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from unified_cache.cli.text import size_text
 __all__ = ["PlainProgress", "Tell", "objects_watched", "progress_on", "watched"]
 
 REFRESH_S = 0.1
-"""Between two looks of the bar; watching must not cost more than what is watched."""
+"""Interval between two updates of the bar; showing progress must cost little beside the run itself."""
 
 LINES_COUNT = 10
 """Lines for a whole run."""

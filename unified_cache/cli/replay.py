@@ -1,4 +1,4 @@
-"""``unified-cache replay``: options to settings, the run, and what is shown of it.
+"""``unified-cache replay``: from options to settings, the run, and its output.
 
 The runner and the report are imported when a run begins: they bring torch and matplotlib, and neither help nor a
 refused option should wait for those.
@@ -44,7 +44,7 @@ STDOUT = "-"
 
 @dataclass(frozen=True, slots=True)
 class ReplayCommand:
-    """Replay a request trace against a cache of given tier sizes and say what it would have hit.
+    """Replay a request trace against a cache of given tier sizes and print the hits of each tier.
 
     Payloads are made from page keys, written to device pages as an engine would, and every page handed back, from
     any tier, is compared byte for byte. One request at a time: a run depends on trace and sizes alone.

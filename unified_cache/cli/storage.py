@@ -1,4 +1,4 @@
-"""``unified-cache storage``: what a store holds, whether it is sound, and what keeps it in order.
+"""``unified-cache storage``: list, verify, scrub, collect and clear the objects of a store.
 
 Every command works on a store that engines are using, but for a packed one, which is open once at a time. What a
 command removes is a miss from then on.
@@ -104,7 +104,7 @@ class StatCommand:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCommand:
-    """Read every object of a store, verify it against its seal, and report the flawed; change nothing."""
+    """Read every object of a store, verify it against its seal, and report the flawed ones; change nothing."""
 
     url: StoreArgument
     identity: IdentityOption = None
@@ -131,9 +131,9 @@ class VerifyCommand:
 
 @dataclass(frozen=True, slots=True)
 class ScrubCommand:
-    """Verify every object of a store and remove the flawed, so that an engine can store those pages anew.
+    """Verify every object of a store and remove the flawed ones, so that an engine can store those pages again.
 
-    What cannot be read stays: the fault may be the disk's.
+    Objects that cannot be read stay: the fault may be the disk's.
     """
 
     url: StoreArgument
@@ -155,9 +155,9 @@ class ScrubCommand:
 
 @dataclass(frozen=True, slots=True)
 class GcCommand:
-    """Remove what nobody can use, and with --bytes-max what exceeds a cap. Reads no page.
+    """Remove objects that no engine can use, and with --bytes-max those that exceed a cap. Reads no page.
 
-    What nobody can use: objects of a pool or length that their layout does not have, sidecars without their anchor, and
+    No engine can use: objects of a pool or length that their layout does not have, sidecars without their anchor, and
     pages without Full's. A listing does not tell a page's parent, so pages whose chain is broken before them stay until
     the cap lets them go, the least recently used first. Opening a file store always sweeps the temp files of dead
     processes.
@@ -203,7 +203,7 @@ class GcCommand:
 
 @dataclass(frozen=True, slots=True)
 class ClearCommand:
-    """Remove every object of one identity, or of all. Manifests stay. Without --yes it says what would go."""
+    """Remove every object of one identity, or of all. Manifests stay. Without --yes nothing is removed."""
 
     url: StoreArgument
     identity: IdentityOption = None
@@ -237,7 +237,7 @@ class ClearCommand:
 def _examined(
     verb: str, examine: _Examine, url: str, wanted: str | None, as_json: bool
 ) -> tuple[list[StoredIdentity], list[Verification]]:
-    """Read all identities asked for and show what came of it."""
+    """Examine every identity that was asked for, and print the results."""
     with closing(open_to_read(url)) as storage:
         found = selected(storage, url, wanted)
         total = total_of(count_objects(storage, kept.digest) for kept in found)

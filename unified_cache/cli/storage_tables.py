@@ -1,4 +1,4 @@
-"""What ``unified-cache storage`` prints: identities, what is wrong with their objects, and the same as JSON."""
+"""Output of ``unified-cache storage``: identities and the flaws of their objects, as tables and as JSON."""
 
 import json
 import sys
@@ -29,14 +29,14 @@ __all__ = [
 ]
 
 FINDINGS_SHOWN_MAX = 20
-"""Flawed objects named in a table's wake; --json names all."""
+"""Flawed objects named below a table; --json names all."""
 
 IDENTITY_SHOWN_DIGITS = 12
-"""Of a digest's 64 hex digits, in tables; any unique beginning names an identity."""
+"""Digits shown of a digest's 64 hex digits; any unique beginning names an identity."""
 
 
 def print_results(stream: TextIO, found: Sequence[StoredIdentity], results: Sequence[Verification]) -> None:
-    """Print what reading every identity has shown, then name what is wrong."""
+    """Print the result of reading every identity, then name the flawed objects."""
     shown = table("identity", "model", "objects", "bytes", "sound", "flawed", "unreadable", "gone", "removed", left=2)
     for kept, result in zip(found, results, strict=True):
         counts = (
@@ -57,12 +57,12 @@ def print_results(stream: TextIO, found: Sequence[StoredIdentity], results: Sequ
 
 
 def finding_as_json(finding: FlawedObject) -> dict[str, str]:
-    """Return what is wrong with an object, as values that JSON has."""
+    """Return the flaw of an object as values that JSON has."""
     return {"object": finding.label.object_name, "outcome": finding.outcome.value, "reason": finding.reason}
 
 
 def print_findings(console: Console, findings: Sequence[FlawedObject]) -> None:
-    """Name objects that something is wrong with, the first few of them."""
+    """Print the first few flawed objects with their reasons."""
     for finding in findings[:FINDINGS_SHOWN_MAX]:
         console.print(f"{finding.outcome.value}: {finding.label.object_name}: {finding.reason}", soft_wrap=True)
     if len(findings) > FINDINGS_SHOWN_MAX:
@@ -75,7 +75,7 @@ def print_json(value: object) -> None:
 
 
 def result_as_json(kept: StoredIdentity, result: Verification) -> dict[str, object]:
-    """Return what ``print_results`` shows of one identity, all findings included."""
+    """Return the result of one identity with all its findings, as values that JSON has."""
     return {
         "identity": kept.digest.hex(),
         "manifest": kept.description.reason if isinstance(kept.description, Undescribed) else "sound",
@@ -91,7 +91,7 @@ def result_as_json(kept: StoredIdentity, result: Verification) -> dict[str, obje
 def stat_as_json(
     kept: StoredIdentity, counts: Mapping[str, ObjectCount], used: UsedBetween | None
 ) -> dict[str, object]:
-    """Return what ``print_stat`` shows, as values that JSON has."""
+    """Return the contents of one identity, as ``print_stat`` prints them, as values that JSON has."""
     total = total_of([counts])
     about: dict[str, object]
     if isinstance(kept.description, Undescribed):

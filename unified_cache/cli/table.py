@@ -1,4 +1,4 @@
-"""The result of a replay, as a table on a terminal."""
+"""The result of a replay as a table on a terminal."""
 
 from typing import TextIO
 

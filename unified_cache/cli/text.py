@@ -1,4 +1,4 @@
-"""What the commands print alike: sizes, tables, and where they go."""
+"""Sizes, tables and consoles, alike in every command."""
 
 from typing import TextIO
 
@@ -31,7 +31,7 @@ def table(*columns: str, left: int = 1) -> Table:
 
 
 def console_on(stream: TextIO) -> Console:
-    """Print tables and lines to a stream as they are: what looks like markup in a name or a reason is none."""
+    """Make a console that prints to a stream and reads no markup in names and reasons."""
     return Console(
         file=stream, highlight=False, markup=False, emoji=False, width=None if stream.isatty() else WIDTH_MIN
     )

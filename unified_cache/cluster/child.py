@@ -1,4 +1,4 @@
-"""Processes that die with the one that started them, and what they report of their start."""
+"""Processes that die with the one that started them, and the report of their start."""
 
 import json
 import os
@@ -21,17 +21,17 @@ LOG_TAIL_BYTES = 2048
 
 TETHER = Path(__file__).with_name("tether.py")
 ROOT = Path(__file__).parents[2]
-"""Where programs of this package run: ``python -m`` finds there what this process has imported."""
+"""Working directory of this package's programs: ``python -m`` finds there the package that this process imported."""
 
 PYTHON = (sys.executable, "-m")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What asks a process of ours to end. They block these signals and wait for them, so that no call is interrupted."""
+"""Signals that ask a process of ours to end. Processes block and await them, so that no call is interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartReport:
-    """How the start of a process went. ``failure`` is empty if well; ``refused`` if trying again cannot help."""
+    """Result of starting a process. ``failure`` is empty if it started; with ``refused`` trying again cannot help."""
 
     failure: str = ""
     refused: bool = False
@@ -40,7 +40,7 @@ class StartReport:
         """Write to the file descriptor from ``report_stream``, as one line, and close it.
 
         Raises:
-            BrokenPipeError: nobody waits for the report any more.
+            BrokenPipeError: the process that waited for the report is gone.
         """
         try:
             os.write(stream, (json.dumps(asdict(self)) + "\n").encode())
@@ -49,15 +49,15 @@ class StartReport:
 
     @classmethod
     def read(cls, line: bytes) -> "StartReport":
-        """Read what ``send`` wrote."""
+        """Read a report that ``send`` wrote."""
         return cls(**json.loads(line))
 
     def check(self) -> None:
-        """Raise what is reported.
+        """Raise the failure that is reported, if there is one.
 
         Raises:
-            ConfigError: what was asked for cannot be.
-            StorageError: it failed; trying again may help.
+            ConfigError: the process refused its settings.
+            StorageError: the process failed; trying again may help.
         """
         if self.refused:
             raise ConfigError(self.failure)
@@ -85,7 +85,7 @@ def wait_until(reached: Callable[[], bool], timeout_s: float) -> bool:
 class Child:
     """A process in a session of its own, killed by the kernel if the thread that started it dies.
 
-    ``name`` is what it is called in logs and messages, ``address`` what others know it by.
+    ``name`` appears in logs and messages; ``address`` is how other processes reach it.
     """
 
     def __init__(self, name: str, address: str, popen: "subprocess.Popen[bytes]", log: Path | None) -> None:
@@ -104,7 +104,7 @@ class Child:
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> "Child":
-        """Run ``command``; what it prints is appended to ``log``, or goes to our standard error.
+        """Run ``command``; its output is appended to ``log``, or goes to our standard error.
 
         A program of this package reports on its standard output, see ``await_report``.
         """
@@ -132,10 +132,10 @@ class Child:
         return self.status is None
 
     def await_report(self, timeout_s: float) -> None:
-        """Wait until the program reports a good start; whatever else comes of it, it is dead after that.
+        """Wait until the program reports a good start; on any failure it is killed.
 
         Raises:
-            ConfigError: the program refuses what it was asked for.
+            ConfigError: the program refuses its settings.
             StorageError: it failed, ended, or did not report in time.
         """
         try:
@@ -163,7 +163,7 @@ class Child:
             self._popen.stdout.close()
 
     def release(self) -> None:
-        """Give up all that ties a detached process to this one."""
+        """Let a detached process live on after this one; it is not waited for."""
         self._popen.returncode = 0  # otherwise Popen complains, at its end, that nobody waits for the process
 
     def stop(self) -> None:

@@ -1,9 +1,9 @@
-"""Where a supervised cluster keeps its state and its logs, and what tells whether it lives.
+"""Directory of a supervised cluster: its state, its logs, and the lock that tells whether its supervisor lives.
 
-lock              held by the supervisor as long as it lives, by the kernel's word; its process id
-state.json        what ``ClusterState`` says, written whole
-supervisor.log    one line of JSON for each thing that happened
-master.log, node-0.log, round_trip.log and so on: what Mooncake prints
+lock              locked by the supervisor as long as it lives, which the kernel guarantees; holds its process id
+state.json        a ``ClusterState``, replaced atomically
+supervisor.log    one line of JSON for each event
+master.log, node-0.log, round_trip.log and so on: output of Mooncake
 """
 
 import fcntl
@@ -21,12 +21,12 @@ from unified_cache.errors import ConfigError
 __all__ = ["ClusterDirectory", "ClusterState", "MemberState"]
 
 LOCK_TIMEOUT_S = 0.5
-"""Others hold the lock for the moment that they look at it."""
+"""Longest wait for the lock: other processes hold it for a moment when they test it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """One process of a cluster. ``phase`` is what the supervisor says of it."""
+    """State of one process of a cluster. ``phase`` is the value of a ``ProcessPhase``."""
 
     name: str
     address: str
@@ -37,7 +37,7 @@ class MemberState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What a supervisor says of its cluster. ``started_s`` counts from 1970; the first member is the master."""
+    """State of a cluster, as its supervisor publishes it. ``started_s`` counts from 1970; the master comes first."""
 
     url: str
     admin: str
@@ -47,7 +47,7 @@ class ClusterState:
 
     @classmethod
     def from_json(cls, text: str) -> "ClusterState":
-        """Read what ``json.dumps(asdict(state))`` wrote."""
+        """Read a state that ``json.dumps(asdict(state))`` wrote."""
         fields = json.loads(text)
         members = tuple(MemberState(**member) for member in fields.pop("members"))
         return cls(**fields, members=members)
@@ -55,7 +55,7 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDirectory:
-    """A directory for one cluster at a time."""
+    """Directory of one cluster at a time."""
 
     path: Path
 
@@ -97,7 +97,7 @@ class ClusterDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the supervisor; the state that a dead one left is cleaned away, and ours at the end. Logs stay.
+        """Hold the supervisor's lock. The state of a dead supervisor is removed first, and ours at the end; logs stay.
 
         Raises:
             ConfigError: there is one already.
@@ -144,7 +144,7 @@ class ClusterDirectory:
             return None
 
     def empty_logs(self) -> None:
-        """Begin all logs anew; whoever writes to one goes on at its start."""
+        """Truncate all logs; a process that has one open goes on at its start."""
         for log in self.path.glob("*.log"):
             os.truncate(log, 0)
 

@@ -1,4 +1,4 @@
-"""One line of JSON for each thing that happens to a process that runs for long."""
+"""Events of a long-running process, each as one line of JSON."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ __all__ = ["EventLog"]
 
 
 class EventLog:
-    """Writes to a stream, each line at once. ``clock`` tells seconds since 1970."""
+    """Writes events to a stream and flushes after each line. ``clock`` returns seconds since 1970."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         self._stream = stream

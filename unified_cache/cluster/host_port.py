@@ -13,13 +13,13 @@ __all__ = ["LOOPBACK", "HostPort", "claim", "free_ports"]
 LOOPBACK = "127.0.0.1"
 
 PORTS = range(20_000, 32_000)
-"""Where free ports are drawn: below those of outgoing connections, above those that Mooncake draws by itself."""
+"""Range that free ports are drawn from: below those of outgoing connections, above those that Mooncake draws."""
 DRAWS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class HostPort:
-    """Where a process listens."""
+    """Host and port at which a process listens."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class HostPort:
         return f"{self.host}:{self.port}"
 
     def refusal(self, timeout_s: float) -> str:
-        """Connect and hang up; return why nobody answers, or an empty text."""
+        """Connect and close at once; return why the connection failed, or an empty text."""
         try:
             socket.create_connection((self.host, self.port), timeout_s).close()
         except OSError as error:
@@ -49,7 +49,7 @@ class HostPort:
 
 
 def claim(host: str, port: int) -> socket.socket:
-    """Hold a port without listening on it; the caller closes the socket. Nobody else on this machine gets it.
+    """Reserve a port without listening on it; the caller closes the socket. No other process can bind it meanwhile.
 
     Raises:
         OSError: the port is taken.
@@ -70,10 +70,10 @@ def claim(host: str, port: int) -> socket.socket:
 
 
 def free_ports(count: int, draws: random.Random) -> list[int]:
-    """Return ports of the loopback address that nobody has at this moment.
+    """Return ports of the loopback address that are free at this moment.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: fewer are free.
     """
     found: list[int] = []
     with ExitStack() as claims:

@@ -5,7 +5,7 @@
         cluster.nodes[0].kill()
         cluster.start_node()
 
-Nothing is restarted here by itself: the supervisor does that, and tests want to do it.
+Nothing is restarted automatically here: the supervisor does that, and tests do it themselves.
 """
 
 import random
@@ -31,7 +31,7 @@ ROUND_TRIP_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """How large a cluster is; a segment is what one node gives, and takes memory as it fills.
+    """Size of a cluster. A segment is the memory that one node gives; it is taken as it fills.
 
     Raises:
         ConfigError: no nodes, too many, or segments of a size that cannot be.
@@ -99,17 +99,17 @@ class LocalCluster:
 
     @property
     def rpc(self) -> HostPort:
-        """Where the master serves clients."""
+        """Host and port of the master's RPC server."""
         return self._description.rpc
 
     @property
     def admin(self) -> HostPort:
-        """Where the master answers over HTTP."""
+        """Host and port of the master's HTTP server."""
         return self._description.admin
 
     @property
     def url(self) -> str:
-        """What names the cluster as a store."""
+        """Storage URL of the cluster."""
         return f"mooncake://{self.rpc}?admin={self.admin}"
 
     def check(self) -> None:
@@ -146,7 +146,7 @@ class LocalCluster:
         return started
 
     def restart_master(self) -> Child:
-        """Start the master anew where it was, killed if it lives. It knows no page; nodes join again within 2 s.
+        """Restart the master at its address, killed first if it lives. It knows no page; nodes join again within 2 s.
 
         Raises:
             StorageError: it does not start.

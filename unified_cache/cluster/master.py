@@ -1,4 +1,4 @@
-"""The master of a cluster: which pages lie where. It keeps that in memory alone."""
+"""Process of a cluster's master, which knows the location of every page and keeps that in memory alone."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ ADMIN_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class MasterSettings:
-    """What a master is told. The defaults suit one machine, where a node that dies is to be noticed soon.
+    """Settings of a master. The defaults suit one machine, where a dead node is to be noticed soon.
 
     ``lease_ms`` protects a page that was asked for or read; it must exceed the slowest batch of reads. A node that is
     silent for ``client_ttl_s`` is forgotten, its pages with it. Above the part ``watermark`` of all memory, the part
@@ -45,7 +45,7 @@ class MasterSettings:
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """How one master is started, the first time and again. ``admin`` answers over HTTP."""
+    """Starts one master, the first time and after it died. ``admin`` is its HTTP server."""
 
     program: Path
     rpc: HostPort
@@ -56,7 +56,7 @@ class Master:
         """Start the process and wait until it serves.
 
         Raises:
-            StorageError: somebody else serves there, it ended, or it does not serve in time.
+            StorageError: another process serves there, the master ended, or it does not serve in time.
         """
         for address in (self.rpc, self.admin):
             if not address.refusal(ADMIN_TIMEOUT_S):

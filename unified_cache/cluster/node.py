@@ -1,4 +1,4 @@
-"""Storage nodes, seen from the process that starts them."""
+"""Storage nodes from the side of the process that starts them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ __all__ = ["NodeSettings", "Transport", "check_round_trip", "check_segment", "st
 
 
 class Transport(Enum):
-    """What carries pages between nodes."""
+    """Protocol that carries pages between nodes."""
 
     TCP = "tcp"
     RDMA = "rdma"
@@ -24,7 +24,7 @@ class Transport(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """One storage node: its master, what it gives, and the address that others reach it by.
+    """Settings of one storage node: its master, the memory that it gives, and the address at which others reach it.
 
     The port is a name, which no two nodes of a machine share: the ports that Mooncake listens on are its own choice.
 

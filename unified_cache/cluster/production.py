@@ -1,4 +1,4 @@
-"""One storage node in production: started with patience, tried from outside, ended gracefully."""
+"""One storage node in production: retried until its master answers, tested by a round trip, ended gracefully."""
 
 import os
 import signal

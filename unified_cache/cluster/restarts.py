@@ -1,4 +1,4 @@
-"""How often a process that dies is started again, and after which pause."""
+"""Restart policy of one process: how often it is restarted, and after which pause."""
 
 from enum import Enum
 
@@ -12,7 +12,7 @@ STABLE_S = 60.0
 
 
 class ProcessPhase(Enum):
-    """What is to be done about a process."""
+    """Phase of a process: it runs, it waits for its restart, or it is not restarted any more."""
 
     RUNNING = "running"
     WAITING = "waiting for its restart"
@@ -30,7 +30,7 @@ class Restarts:
         self._due_s = 0.0
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it shall be started now."""
+        """Whether the process has to be started now."""
         return self.phase is ProcessPhase.WAITING and now_s >= self._due_s
 
     def ended(self, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """The process that owns a cluster: ``python -m unified_cache.cluster.supervisor DIRECTORY NODES SEGMENT_BYTES``.
 
-Its processes die with it, however it dies. What dies before is started again; what dies again and again stays dead, and
-the state says so. A master that is started again knows no page.
+Its processes die with it, however it dies. A process that dies earlier is restarted; one that keeps dying stays dead,
+and the state says so. A master that is started again knows no page.
 """
 
 import os
@@ -25,14 +25,14 @@ __all__ = ["Supervisor", "end_supervisor", "main", "start_supervisor", "supervis
 SUPERVISOR = "unified_cache.cluster.supervisor"
 
 START_TIMEOUT_S = 30.0
-"""It takes half a second; every step of it has a shorter limit of its own."""
+"""Limit of a start, which takes half a second; every step of it has a shorter limit of its own."""
 END_TIMEOUT_S = 10.0
 LOOK_INTERVAL_S = 0.5
-"""The death of a process wakes the supervisor at once; this is for restarts that are due."""
+"""Interval of checks for restarts that are due; the death of a process wakes the supervisor at once."""
 
 
 class _Member:
-    """One process that is kept alive: ``revive`` puts another in its place."""
+    """One supervised process; ``revive`` starts its successor."""
 
     def __init__(self, child: Child, revive: Callable[[Child], Child], restarts: Restarts) -> None:
         self.child = child
@@ -46,7 +46,7 @@ class _Member:
 
 
 class Supervisor:
-    """Looks after the processes of one cluster and publishes how they are."""
+    """Restarts the processes of one cluster and publishes their state."""
 
     def __init__(
         self, cluster: LocalCluster, plan: ClusterPlan, directory: ClusterDirectory, log: EventLog, now_s: float
@@ -60,20 +60,20 @@ class Supervisor:
         self._nodes = [_Member(node, cluster.replace_node, Restarts(now_s)) for node in cluster.nodes]
 
     def publish(self) -> None:
-        """Write the state down."""
+        """Write the state of all processes to the directory."""
         members = tuple(member.state for member in (self._master, *self._nodes))
         cluster = self._cluster
         state = ClusterState(cluster.url, str(cluster.admin), self._plan.segment_bytes, self._started_s, members)
         self._directory.write(state)
 
     def look(self, now_s: float) -> None:
-        """See who died, and start again whoever is due; nodes wait for their master."""
+        """Note which processes died and restart those that are due; nodes wait for their master."""
         if self._look_at(self._master, now_s):
             for node in self._nodes:
                 self._look_at(node, now_s)
 
     def _look_at(self, member: _Member, now_s: float) -> bool:
-        """Return whether the process runs now."""
+        """Restart a process if it is due; return whether it runs now."""
         child, restarts = member.child, member.restarts
         if child.is_alive:
             return True
@@ -165,7 +165,7 @@ def end_supervisor(directory: ClusterDirectory) -> bool:
 
 
 def main(path: str, nodes_count: int, segment_bytes: int) -> int:
-    """Supervise; report the start on standard output. Whoever waits for the report and dies takes the cluster along."""
+    """Supervise and report the start on standard output; end if the process that waits for the report is gone."""
     stream = report_stream()
     try:
         plan = ClusterPlan(nodes_count, segment_bytes)

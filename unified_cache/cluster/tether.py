@@ -1,6 +1,6 @@
-"""Become a program that is killed when whoever started it dies: ``python -I -S tether.py PARENT_PID PROGRAM ...``.
+"""Become a program that is killed when its parent dies: ``python -I -S tether.py PARENT_PID PROGRAM ...``.
 
-A program of its own, free of the package: it runs between the start of a process and its real work. The kernel keeps
+It imports nothing of the package, because it runs between the start of a process and its real work. The kernel keeps
 the promise over the change of program, and for the thread that started the process: start from one that stays.
 """
 

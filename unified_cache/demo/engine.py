@@ -1,4 +1,4 @@
-"""A continuous-batching engine over the prefix cache, as small as one can be: the worked example of embedding it.
+"""A small continuous-batching engine over the prefix cache: the worked example of embedding it.
 
 One iteration:
 
@@ -11,8 +11,8 @@ One iteration:
 
 A serving engine runs its kernels over the pools themselves, all requests of the batch at once. Stock models keep a
 cache object for each request and read nothing else, so here the model runs request by request within an iteration, and
-what it leaves behind is copied to where the metadata says. What is written to the wrong place is thus not seen by the
-request itself, but by whoever is served from those pages: the next turn, another tier, another engine.
+the state it leaves is copied to where the metadata says. State written to a wrong place is therefore not seen by the
+request itself, but by later requests that are served from those pages: the next turn, another tier, another engine.
 """
 
 import time
@@ -35,12 +35,12 @@ from unified_cache.integrations.transformers import DevicePages, greedy
 __all__ = ["DemoEngine", "EngineSettings"]
 
 POLL_S = 0.0005
-"""Between two looks when nothing but transfers is under way."""
+"""Pause between two polls while nothing but transfers is in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How much an engine takes on at a time."""
+    """Bounds of the work that an engine takes on at a time."""
 
     requests_max: int = 8
     """Running at a time."""
@@ -67,7 +67,7 @@ class EngineSettings:
 
 
 class DemoEngine:
-    """Requests in, tokens out. Borrows cache and pages; one thread owns it, as it does the cache."""
+    """A serving engine: requests in, tokens out. Borrows cache and pages; one thread owns it, as it does the cache."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class DemoEngine:
         self.pages = pages
         self.settings = settings
         self.forwards: dict[ForwardMode, int] = dict.fromkeys(ForwardMode, 0)
-        """Iterations so far, by what their batch was."""
+        """Iterations so far, by the mode of their batch."""
         self._placing = placing
         self._choose = choose
         self._clock = clock
@@ -112,7 +112,7 @@ class DemoEngine:
         return True
 
     def abort(self, request: DemoRequest) -> None:
-        """Give a request up, whatever it is doing; what it has handed over stays cached. Once it is over: nothing."""
+        """Abort a request, queued or running; pages it has inserted stay cached. An ended request is left as it is."""
         if request.outcome is not None:
             return
         request.outcome = RequestOutcome.ABORTED
@@ -141,12 +141,12 @@ class DemoEngine:
             self.abort(request)
 
     def run(self) -> None:
-        """Serve until nobody waits or runs."""
+        """Serve until no request waits or runs."""
         while self._queue or self._running:
             self.step()
 
     def close(self) -> None:
-        """Abort whatever is under way. The caller closes the cache."""
+        """Abort all requests. The caller closes the cache."""
         for request in [*self._queue, *(running.request for running in self._running)]:
             self.abort(request)
 

@@ -1,4 +1,4 @@
-"""A model, its device pools, a cache over them and a store beneath: put together for an engine."""
+"""Opens a demo engine: a model, its device pools, a cache over them and a store beneath."""
 
 import platform
 from collections.abc import Callable, Iterator
@@ -23,10 +23,10 @@ __all__ = ["TierSizes", "load_model", "opened", "translation_of"]
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """How much each tier holds, and what is kept of prompts."""
+    """Capacity of each tier, and the retention of windows and states."""
 
     device_pages: int
-    """Of every component."""
+    """Device pages of every component."""
     host_pages: int = 0
     """The same; 0 for no host tier, and then no storage."""
     retention: Retention = field(default_factory=Retention)
@@ -50,7 +50,7 @@ def identity_of(name: str) -> Identity:
 
 
 def translation_of(cache: UnifiedCache, device: torch.device) -> SwaTranslation | None:
-    """Return what translates Full locations to those of sliding windows; None where there are none."""
+    """Return the translation of Full locations to SWA locations; None for a model without sliding windows."""
     paired = cache.pairing
     return None if paired is None else SwaTranslation.of(paired, cache.layout.page_size, device)
 

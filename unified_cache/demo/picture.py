@@ -1,4 +1,4 @@
-"""A demo as a picture: time to first token and tokens computed, by the tier that a prompt was served from.
+"""Picture of a demo: time to first token and computed tokens, by the tier that a prompt was served from.
 
 Needs the extra ``report``.
 """

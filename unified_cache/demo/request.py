@@ -1,4 +1,4 @@
-"""What a caller sees of one request: the prompt it handed in, the tokens that come out, how it ended."""
+"""One request from the caller's side: its prompt, the tokens generated so far, and its outcome."""
 
 from collections.abc import Collection
 from enum import Enum
@@ -16,11 +16,11 @@ class RequestOutcome(Enum):
     FINISHED = "finished"
     """All its tokens are out."""
     ABORTED = "aborted"
-    """Somebody gave it up; the tokens that were out by then stay."""
+    """The caller aborted it; the tokens generated until then stay."""
 
 
 class DemoRequest:
-    """A prompt and what came of it so far. The engine fills it in; whoever submitted it reads."""
+    """A prompt and the tokens generated after it. The engine fills it in; the caller that submitted it reads it."""
 
     __slots__ = (
         "_prompt_tokens",
@@ -60,9 +60,9 @@ class DemoRequest:
         self.computed_tokens = 0
         """Tokens of the prompt that the model was run on."""
         self.submitted_s = 0.0
-        """When the engine took it, on the engine's clock."""
+        """Time at which the engine took it, on the engine's clock."""
         self.first_token_s: float | None = None
-        """From then until its first token, in seconds; the time in the queue included."""
+        """Seconds from ``submitted_s`` until its first token; the time in the queue included."""
         self._prompt_tokens = len(prompt)
 
     @property
@@ -77,7 +77,7 @@ class DemoRequest:
 
     @property
     def length_max(self) -> int:
-        """Tokens that it may come to."""
+        """Largest number of tokens, prompt and answer together."""
         return self._prompt_tokens + self.tokens_max
 
     @property

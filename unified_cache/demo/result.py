@@ -1,4 +1,4 @@
-"""What a demo has shown, as values, and as the rows of its table."""
+"""Result of a demo, as values and as the rows of its table."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ServedTurn:
-    """One request, and the same prompt served cold."""
+    """One request, compared with the same prompt served cold."""
 
     visit: ConversationTurn
     is_together: bool
@@ -65,7 +65,7 @@ class ServedTurn:
 
 @dataclass(frozen=True, slots=True)
 class TierRow:
-    """Requests that the same tier has served."""
+    """Row of the table: the requests that one tier has served."""
 
     tier: str
     requests: int
@@ -112,7 +112,7 @@ class TierRow:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """All that a demo has shown."""
+    """Result of a whole demo."""
 
     model: str
     storage: str

@@ -1,4 +1,4 @@
-"""The demo itself: serve conversations, restart the engine on the same store, serve on; then all of it again, cold."""
+"""Run of the demo: serve conversations, restart the engine on the same store, go on; then serve all of it cold."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,19 +31,19 @@ SETTLE_S = 60.0
 """Longest wait for what moves between two requests."""
 
 COMPARABLE = EngineSettings(keeps_answers=False)
-"""Every page computed in the same chunk, whoever computes it: an answer does not depend on what was cached."""
+"""Settings under which every engine computes a page in the same chunk, so answers do not depend on cache hits."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What is served, on what."""
+    """Settings of a demo: the model, the store, and the number of conversations."""
 
     model: str = "tiny-gpt-oss"
     storage: str | None = None
     """URL of the L3 that both engines share; None for a directory that is removed afterwards."""
     users: int = 3
     system_tokens: int = 1024
-    """Of the prompt that all conversations begin with."""
+    """Tokens of the prompt that all conversations begin with."""
     answer_tokens: int = 16
 
     @property
@@ -69,7 +69,7 @@ def run_demo(settings: DemoSettings, watch: Watch) -> DemoResult:
 
 @dataclass(slots=True)
 class DemoRun:
-    """A run under way."""
+    """State of a running demo."""
 
     settings: DemoSettings
     kept: KeptState

@@ -1,10 +1,10 @@
-"""A request that runs: the prefix it pins, the pages it fills, the cache object that the model reads.
+"""A running request: the prefix it locks, the pages it fills, and the cache object that the model reads.
 
-    [0, lock.end)         pages of the tree, pinned
+    [0, lock.end)         pages of the tree, pinned by this request's lock
     [lock.end, ours_end)  pages of this request's own; the last may be filled in part
     [ours_end, ...)       pages that had no room: written to the sink, so they live in the cache object alone
 
-All that it holds stands in the prefix, the lock and the pages, so that ``abort`` gives it back at any time.
+Everything it holds is in the prefix, the lock and the pages, so that ``abort`` can give it back at any time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,10 @@ class PrefillChunk:
 
 
 class RunningRequest:
-    """What one running request holds. The engine asks for a chunk, runs it, says where to write it, and so on."""
+    """Slots, lock and model state of one running request.
+
+    In each iteration the engine takes a ``chunk``, runs the model, writes its state to ``locs`` and calls ``ran``.
+    """
 
     __slots__ = (
         "_cache",
@@ -81,14 +84,14 @@ class RunningRequest:
         self.past: DynamicCache = pages.new_cache()
         """The model's own cache object: stock models read nothing else."""
         self.table: list[Slots] = []
-        """By component: the device slots of pages from the first on; the sink for holes and for pages without room."""
+        """Device slots of all pages, by component; the sink for tombstones and for pages without room."""
         self.tokens_done = 0
         """Tokens whose state is in ``past``."""
 
     # ---- before the first forward ----------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Go on bringing what the tiers hold of the prompt, without waiting."""
+        """Continue to bring the cached prefix to the device, without waiting."""
         if not self.is_ready and next(self._steps, Stage.READY) is Stage.READY:
             self.is_ready = True
 
@@ -140,7 +143,7 @@ class RunningRequest:
         return slots[tokens // self._page_size] * self._page_size + tokens % self._page_size
 
     def ran(self, chunk: PrefillChunk) -> None:
-        """Take note that a chunk is computed and written; hand the prompt's pages over once they are whole."""
+        """Note that a chunk is computed and written; insert the prompt's pages into the tree once all are whole."""
         was_prefilling = self.is_prefilling
         self.tokens_done = chunk.end
         if was_prefilling:
@@ -151,13 +154,13 @@ class RunningRequest:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Hand over the pages that decoding has filled, if they are to be kept; give back the rest."""
+        """Insert the pages that decoding has filled, if they are to be kept; give back the rest."""
         if self._keeps_answer and not self.is_prefilling:
             self._hand_over(self.tokens_done // self._page_size)
         self.abort()
 
     def abort(self) -> None:
-        """Give back everything; what was handed over stays cached. Twice is once."""
+        """Give back everything; inserted pages stay cached. Idempotent."""
         self._prefix.abort()
         if self._fresh:
             self._cache.free(self._fresh)
@@ -178,14 +181,14 @@ class RunningRequest:
         self._renew_table()
 
     def _trim(self, end: int) -> None:
-        """Give back what no resume after ``end`` pages needs; the pages before have left every window by then."""
+        """Free the pages that no resume after ``end`` pages needs, because every window has moved past them."""
         cache = self._cache
         count = self._locked_end + len(self._fresh[0])
         ends = cache.config.retention.ends(end, 0, self._page_size)
         cache.trim(self._fresh, cache.pages_to_allocate(self._locked_end, count, ends))
 
     def _hand_over(self, end: int) -> None:
-        """Give whole pages up to ``end`` to the tree, as far as there was room; they are pinned for this request."""
+        """Insert whole pages up to ``end`` into the tree, as far as they have slots; the lock pins them after that."""
         end = min(end, self._locked_end + len(self._fresh[0]))
         count = end - self._locked_end
         if count > 0 and self._lock is not None:

@@ -1,4 +1,4 @@
-"""A conversation: each turn's prompt is all that was said before, and so resumes where the turn before it ended."""
+"""A conversation: each turn's prompt is all text before it, and so resumes where the turn before it ended."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ __all__ = ["Session"]
 
 
 class Session:
-    """One user's side of a conversation. It outlives engines: what it holds is text."""
+    """One user's side of a conversation. It holds text alone, and so outlives engines."""
 
     __slots__ = ("last", "spoken")
 
@@ -25,7 +25,7 @@ class Session:
         return self.last
 
     def hear(self) -> None:
-        """Make the turn just over part of the conversation; one that was aborted has not been."""
+        """Append the turn that has ended to the conversation; an aborted one is left out."""
         if self.last is not None and self.last.outcome is RequestOutcome.FINISHED:
             self.spoken = list(self.last.tokens)
 

@@ -1,4 +1,4 @@
-"""Who asks what, and what stands in its way: conversations under one system prompt, in text of a byte a token."""
+"""Workload of the demo: conversations under one system prompt, and what evicts their pages between two turns."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -29,7 +29,7 @@ QUESTIONS = (
     "Is there a copy that I may take home?",
     "Then I shall read it here. When do you close?",
 )
-"""By turn; every user asks all of them."""
+"""Questions by turn; every user asks all of them."""
 
 PRINTABLE = range(0x20, 0x7F)
 BRAILLE = 0x2800
@@ -37,12 +37,12 @@ BRAILLE = 0x2800
 
 
 class Interruption(Enum):
-    """What happens before a user's next turn, and so the fastest tier that can still have the prompt."""
+    """Event before a user's next turn. Its value is the fastest tier that can still hold the prompt."""
 
     NONE = "device"
     """Nothing: the user is back at once."""
     CROWD = "host"
-    """Others have claimed every page of the device meanwhile."""
+    """Other requests have taken every page of the device."""
     RESET = "storage"
     """Device and host have been emptied; a restart does it for all users at once."""
 
@@ -68,7 +68,7 @@ def second_life(users: int) -> list[ConversationTurn]:
 
 
 def system_prompt(tokens_count: int) -> str:
-    """Return a text that all conversations begin with, cut to so many characters, which are tokens."""
+    """Return the text that all conversations begin with, ``tokens_count`` characters long: each is one token."""
     text = "".join(_RULES)
     return (text * (tokens_count // len(text) + 1))[:tokens_count]
 
@@ -79,5 +79,5 @@ def tokens_of(text: str) -> list[int]:
 
 
 def shown(tokens: list[int]) -> str:
-    """Return tokens as something to look at: letters where they are, else the dots of the byte."""
+    """Return tokens as printable text: ASCII letters as they are, other bytes as Braille patterns."""
     return "".join(chr(token) if token in PRINTABLE else chr(BRAILLE + token) for token in tokens)

@@ -1,4 +1,4 @@
-"""Where the tokens of one forward are written, in every pool: decided once per forward, from its batch alone."""
+"""Write locations of one forward's tokens in every pool (SGLang: ``out_cache_loc``), found once per forward."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["PagedWriteLocator", "WriteLocator", "WriteLocs", "own_length"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WriteLocs:
-    """Where each token of a forward goes; those past the batch's own are padding."""
+    """Location of each token of a forward; locations past the batch's own tokens are padding."""
 
     full: torch.Tensor
     """Full token locs, int64, shape (tokens,)."""
@@ -30,7 +30,7 @@ class WriteLocs:
 
 
 class WriteLocator(Protocol):
-    """Turn one batch into write locations. Called once in every iteration, for idle batches as well."""
+    """Turns a batch into write locations. Called once in every iteration, for idle batches as well."""
 
     def __call__(self, batch: ForwardBatch) -> WriteLocs:
         """Return a location for every token of ``batch``, and for as many more as padding adds."""
@@ -43,7 +43,7 @@ def own_length(tokens_count: int) -> int:
 
 
 class PagedWriteLocator:
-    """What a serving engine does: pad to the length that all ranks agree on, build metadata, ask it layer by layer."""
+    """Pads a batch to the length that all ranks agree on, builds its metadata, and reads the locations from it."""
 
     __slots__ = ("_padded_tokens", "_translation")
 

@@ -1,1 +1,1 @@
-"""Stores without an engine: what they hold, whether it is sound, and copies of it from one store to another."""
+"""Tools over stores that need no engine: list, verify, clean up, and copy from one store to another."""

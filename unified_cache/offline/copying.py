@@ -1,7 +1,7 @@
-"""Pages from one store to another: read, verified, put; KV before sidecars, a bounded batch at a time.
+"""Copies pages from one store to another: read, verify, put; KV before sidecars, a bounded batch at a time.
 
-A copy has no state of its own: what the target holds is what is done. So a copy that was cut short anywhere is
-resumed by starting it again, and two of them at a time do no harm.
+A copy keeps no state: the objects that the target holds are those already copied. An interrupted copy is resumed by
+starting it again, and two copies may run at the same time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,11 +20,11 @@ from unified_cache.storage_backends.protocol import Level, StorageBackend, Store
 __all__ = ["CopyPlan", "CopyResult", "CopyTask", "Copying", "chunks", "copy_identity", "exist", "plan_identity"]
 
 CHUNK_PAGES = 64
-"""Pages whose objects are copied together, one pool after the other: what is cut short leaves whole pages behind it,
-and at most so many that have KV and no sidecars."""
+"""Pages whose objects are copied together, one pool after the other: an interrupted copy leaves whole pages behind it,
+and at most this many pages that have KV and no sidecars."""
 
 LOOK_LABELS_MAX = 4096
-"""Labels in one question whether they exist."""
+"""Labels in one call of ``exists``."""
 
 
 class CopyTask(NamedTuple):
@@ -32,34 +32,34 @@ class CopyTask(NamedTuple):
 
     key: PageKey
     parent: PageKey | None
-    """The page before it; None also where that is not known, because a listing does not tell."""
+    """Key of the page before it; None for the first page, and where it is unknown, because a listing does not tell."""
     objects: int
     """A bit for each pool, see ``ObjectPools``."""
 
 
 @dataclass(slots=True)
 class CopyResult:
-    """What a copy has done, and what it could not do."""
+    """Counts of a copy: objects copied, skipped, gone, declined and flawed."""
 
     copied: ObjectCount = field(default_factory=ObjectCount)
     """Objects that the target took."""
     skipped: ObjectCount = field(default_factory=ObjectCount)
     """Objects that the target had."""
     gone_count: int = 0
-    """Objects that the source let go while the copy ran; nobody's fault."""
+    """Objects that the source evicted while the copy ran; no failure."""
     declined_count: int = 0
-    """Objects that the target had no room for, or let go again before the copy ended."""
+    """Objects that the target had no room for, or evicted before the copy ended."""
     findings: dict[Label, FlawedObject] = field(default_factory=dict)
     """Objects of the source that are flawed or cannot be read; none of them was copied."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the target holds everything that was asked for and that the source still has."""
+        """Whether the target holds all requested objects that the source still has."""
         return not self.declined_count and not self.findings
 
 
 class Copying:
-    """Copies objects of one identity between two stores, and keeps account of it."""
+    """Copies objects of one identity between two stores and counts them."""
 
     __slots__ = ("_level", "_source", "_target", "_watch", "pools", "result", "sound")
 
@@ -71,10 +71,10 @@ class Copying:
         self.pools = pools
         self.result = CopyResult()
         self.sound: dict[PageKey, int] = {}
-        """By page, the objects that the target has and whose bytes were verified here, on their way or in place."""
+        """Objects of each page that the target holds and whose bytes were verified here."""
 
     def copy(self, tasks: Sequence[CopyTask]) -> None:
-        """Copy the objects of a few pages, KV before sidecars; those already found flawed are passed over.
+        """Copy the objects of a few pages, KV before sidecars; objects already found flawed are skipped.
 
         Raises:
             StorageError: either store fails. What was copied so far stays.
@@ -88,7 +88,7 @@ class Copying:
             self._watch(len(batch), sum(found.object_bytes for found in batch))
 
     def check(self, tasks: Sequence[CopyTask]) -> None:
-        """Read objects that the target seems to have, and remove those that are flawed; the sound become recent there.
+        """Verify objects that the target seems to have and remove flawed ones; sound ones become recent there.
 
         Raises:
             StorageError: the target fails.
@@ -107,7 +107,7 @@ class Copying:
             self._watch(len(batch), sum(found.object_bytes for found in batch))
 
     def finish(self) -> CopyResult:
-        """Ask the target once more for everything: under a cap it may have let the first go for the last."""
+        """Ask the target again for everything: under a cap it may have evicted the first objects for the last."""
         placed = [
             (self.pools.label(key, bit), bit)
             for key, objects in self.sound.items()
@@ -124,7 +124,7 @@ class Copying:
     def _batches(
         self, tasks: Sequence[CopyTask]
     ) -> Iterator[tuple[int, list[StoredObject], dict[Label, PageKey | None]]]:
-        """Yield pool by pool what of the tasks is not known to be in the target, with the parents of the pages."""
+        """Yield, pool by pool, the objects of the tasks that the target is not known to hold, with parent keys."""
         for bit in range(len(self.pools.specs)):
             parents = {
                 self.pools.label(task.key, bit): task.parent
@@ -155,7 +155,7 @@ class Copying:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What is to be copied of one identity, and what need not be."""
+    """Difference between two stores for one identity: the objects to copy, and those that need no copy."""
 
     tasks: Sequence[CopyTask]
     todo: ObjectCount
@@ -163,13 +163,13 @@ class CopyPlan:
     misfits: Sequence[StoredObject]
     """Objects of the source that no engine could use; they are not copied."""
     stale: Sequence[Label]
-    """Objects of the target of a wrong length, in the place of some to be copied."""
+    """Objects of the target with a wrong length, to be replaced by objects that are copied."""
 
 
 def plan_identity(source: StorageBackend, target: StorageBackend, description: Description) -> CopyPlan:
-    """Compare what two stores hold of one identity. One scan each, no reads; some 400 bytes of memory a page.
+    """Compare the objects of one identity in two stores. One scan each, no reads; some 400 bytes of memory a page.
 
-    What the target has at its right length need not be copied, and its bytes are not read: scrub it if you doubt them.
+    Objects that the target has at their right length are not copied, nor read: scrub the target if you doubt them.
 
     Raises:
         StorageError: either store cannot be listed.
@@ -193,7 +193,7 @@ def plan_identity(source: StorageBackend, target: StorageBackend, description: D
 def copy_identity(
     source: StorageBackend, target: StorageBackend, description: Description, plan: CopyPlan, watch: Watch
 ) -> CopyResult:
-    """Copy what a plan names.
+    """Copy the objects of a plan.
 
     Raises:
         StorageError: either store fails. What was copied so far stays; plan and copy again to go on.
@@ -220,7 +220,7 @@ def chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
 
 
 def exist(storage: StorageBackend, labels: Sequence[Label]) -> list[bool]:
-    """Ask which objects a store has, a bounded number at a time."""
+    """Return for each label whether a store has it, asking for a bounded number at a time."""
     return [
         found
         for start in range(0, len(labels), LOOK_LABELS_MAX)

@@ -1,4 +1,4 @@
-"""What lies in a store under one identity: counted, and sorted by page."""
+"""Objects that a store holds of one identity: counted, and grouped by page."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ POOLS_MAX = 62
 
 @dataclass(slots=True)
 class ObjectCount:
-    """Objects, and the bytes they take, headers included."""
+    """Number of objects and their bytes, headers included."""
 
     objects_count: int = 0
     object_bytes: int = 0
@@ -91,7 +91,7 @@ class ObjectPools:
         return None
 
     def useless(self, present: int) -> int:
-        """Return which objects of a page nobody can use as long as its other objects are missing.
+        """Return the objects of a page that no engine can use as long as its other objects are missing.
 
         A component's page counts only with all of its pools, and only on Full's page.
         """

@@ -1,4 +1,4 @@
-"""Copies of single prefixes: the chains of some prompts in one namespace.
+"""Copies the prefixes of single prompts: the chains of their pages in one namespace.
 
 A page key is a digest over namespace and tokens, and no store can tell the namespace of a digest. So a prefix is named
 by its tokens and its namespace, as an engine would, and its keys are computed.
@@ -22,12 +22,12 @@ from unified_cache.window import restorable_ends, window
 __all__ = ["Prefetched", "PrefixPlan", "backup_prefixes", "plan_backup", "plan_prefetch", "prefetch_prefixes"]
 
 Presence = npt.NDArray[np.bool_]
-"""Which objects of a prompt there are, shape (pools with objects, pages)."""
+"""Whether each object of a prompt is there, shape (pools with objects, pages)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """How far one prompt can be restored."""
+    """Restorable length of one prompt."""
 
     prompt_pages: int
     """Whole pages of the prompt."""
@@ -39,7 +39,7 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class PrefixPlan:
-    """Prompts whose pages were looked for in two stores; no byte was read."""
+    """Prompts, and the objects of their pages that two stores hold; no page was read."""
 
     source: StorageBackend
     target: StorageBackend
@@ -75,7 +75,7 @@ def plan_prefetch(
 
 
 def backup_prefixes(plan: PrefixPlan, watch: Watch) -> CopyResult:
-    """Copy what the source has of the prompts. What the target seems to have is read there, and replaced if flawed.
+    """Copy the pages of the prompts. Objects that the target seems to have are read there, and replaced if flawed.
 
     Raises:
         StorageError: either store fails. What was copied so far stays; the same plan goes on.
@@ -110,7 +110,7 @@ def prefetch_prefixes(plan: PrefixPlan, watch: Watch) -> tuple[list[Prefetched],
 
 
 class PromptChain:
-    """One prompt's pages in two stores: which objects each has, as far as is known by now."""
+    """Pages of one prompt, and the objects of them that two stores are known to hold."""
 
     __slots__ = ("_layout", "_pools", "in_source", "in_target", "prompt")
 

@@ -1,4 +1,4 @@
-"""Prompts in a file, as token ids.
+"""Reads prompts from a file, as token ids.
 
 [151, 7, 12]              JSON: one list is one prompt, a list of lists several
 [151, 7, 12]              JSON lines: one list, one prompt, a line

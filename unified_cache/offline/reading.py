@@ -1,4 +1,4 @@
-"""Reading objects and believing none of them."""
+"""Reads objects of a store and verifies each of them."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -13,30 +13,30 @@ __all__ = ["FlawedObject", "ReadObject", "ReadOutcome", "blank", "read_verified"
 
 
 class ReadOutcome(Enum):
-    """What came of reading an object."""
+    """Outcome of reading an object."""
 
     SOUND = "sound"
-    """It is exactly the page that its name says."""
+    """Its seal and checksum hold for the page that its name says."""
     FLAWED = "flawed"
-    """It is not."""
+    """Its seal or checksum does not hold, or it has a wrong pool or length."""
     UNREADABLE = "unreadable"
-    """The store fails to read it, and would again."""
+    """The store cannot read it, and trying again would not help."""
     GONE = "gone"
-    """It was removed since it was listed; no fault of anybody."""
+    """It was removed after it was listed; no failure."""
 
 
 class ReadObject(NamedTuple):
-    """One object that was asked for. The page's buffers hold it where it is sound, else anything."""
+    """One object that was read. The page's buffers hold it if it is sound; otherwise their content is undefined."""
 
     page: PageIO
     object_bytes: int
     outcome: ReadOutcome
     reason: str = ""
-    """What is wrong with it, for people."""
+    """Its flaw in words; empty if it is sound."""
 
 
 class FlawedObject(NamedTuple):
-    """One object that something is wrong with."""
+    """An object that is flawed or cannot be read."""
 
     label: Label
     outcome: ReadOutcome
@@ -44,7 +44,7 @@ class FlawedObject(NamedTuple):
 
 
 def blank(found: StoredObject, parent: PageKey | None = None) -> PageIO:
-    """Make room to read an object into."""
+    """Allocate a buffer to read an object into."""
     return PageIO(found.label, parent, (memoryview(bytearray(found.object_bytes)),))
 
 

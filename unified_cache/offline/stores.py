@@ -1,4 +1,4 @@
-"""Stores as tools open them, and the identities in them."""
+"""Opens stores for tools, and lists the identities in them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ DIRECTORY_STORES: Mapping[str, type[FileStorage | PackedStorage]] = {"file": Fil
 
 @dataclass(frozen=True, slots=True)
 class Undescribed:
-    """Why nobody can say what the pages of an identity are."""
+    """Reason why the pages of an identity cannot be described."""
 
     reason: str
 
@@ -36,16 +36,16 @@ class StoredIdentity:
 
     @property
     def name(self) -> str:
-        """Name for people: the model, or the digest where no manifest says it."""
+        """Name for tables: the model, or the digest if no manifest names it."""
         if isinstance(self.description, Undescribed):
             return self.digest.hex()
         return self.description.identity.model
 
     def described(self) -> Description:
-        """Return what the manifest says.
+        """Return the description that the manifest gives.
 
         Raises:
-            StorageError: it says nothing.
+            StorageError: there is no manifest that can be read.
         """
         if isinstance(self.description, Undescribed):
             raise StorageError(self.description.reason, retryable=False)
@@ -55,7 +55,7 @@ class StoredIdentity:
 def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
     """Open a store that must be there already; the caller closes it.
 
-    Opening a file store sweeps the temp files of dead processes, as always.
+    Opening a file store removes the temporary files of dead processes, as always.
 
     Raises:
         ConfigError: no such scheme, or no store there; nothing was made.
@@ -68,8 +68,8 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
 def open_to_read(url: str) -> StorageBackend:
     """Open a store that must be there already, and leave its recency as it is; the caller closes it.
 
-    A tool reads in the order of names. Were that use, the store would afterwards evict in the order of names. A store
-    in a directory does not note them here; other stores may.
+    A tool reads in the order of names. If these reads counted as use, the store would later evict in that order. A
+    store in a directory does not count them; other stores may.
 
     Raises:
         ConfigError: no such scheme, or no store there; nothing was made.
@@ -127,7 +127,7 @@ def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:
 
 
 def _check_exists(url: str) -> None:
-    """Opening makes what is absent; a tool that looks at a store must not."""
+    """Refuse a directory that holds no store: opening would create one, which a tool must not."""
     scheme, _, rest = url.partition(":")
     if scheme not in DIRECTORY_STORES or not rest:
         return

@@ -1,7 +1,7 @@
-"""What keeps a store in order: verify and scrub read everything, gc reads nothing, clear removes everything.
+"""Upkeep of a store: verify and scrub read everything, gc reads nothing, clear removes everything.
 
-None of them moves a page into use: reading for verification leaves the bytes to nobody. All of them work on a store
-that engines use at the same time, where it may be open more than once. What they remove is a miss from then on, never
+None of them gives a page to an engine: bytes read for verification are dropped. All of them work on a store
+that engines use at the same time, where it may be open more than once. A removed object is a miss from then on, never
 wrong bytes.
 """
 
@@ -26,10 +26,10 @@ REMOVE_LABELS_MAX = 1000
 
 @dataclass(slots=True)
 class Verification:
-    """What reading every object of one identity has shown."""
+    """Result of reading every object of one identity."""
 
     read: ObjectCount = field(default_factory=ObjectCount)
-    """Objects asked for, whatever came of it."""
+    """All objects that were read, whatever the outcome."""
     sound_count: int = 0
     gone_count: int = 0
     findings: list[FlawedObject] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Verification:
     removed_count: int = 0
 
     def count(self, outcome: ReadOutcome) -> int:
-        """Return how many of the findings came out so."""
+        """Return the number of findings with this outcome."""
         return sum(finding.outcome is outcome for finding in self.findings)
 
 
@@ -57,9 +57,9 @@ def verify(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verif
 
 
 def scrub(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verification:
-    """Verify every object of an identity and remove the flawed, batch by batch.
+    """Verify every object of an identity and remove flawed ones, batch by batch.
 
-    What cannot be read stays: the fault may be the disk's. Cut short, it has removed what it has found so far.
+    Objects that cannot be read stay: the fault may be the disk's. If interrupted, it has removed those found so far.
 
     Raises:
         StorageError: the store fails in a way that may pass, or to remove.
@@ -74,7 +74,7 @@ def scrub(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verifi
 
 @dataclass(slots=True)
 class Garbage:
-    """What nobody can use, as the store stands."""
+    """Objects of a store that no engine can use."""
 
     misfits: list[Label] = field(default_factory=list)
     """Objects of a pool or a length that the layout does not have."""
@@ -84,12 +84,12 @@ class Garbage:
 
     @property
     def labels(self) -> list[Label]:
-        """All of it."""
+        """Labels of all of these objects."""
         return self.misfits + self.incomplete
 
 
 def find_garbage(storage: StorageBackend, identity: bytes, layout: ModelLayout) -> Garbage:
-    """Find what nobody can use. One scan, no reads.
+    """Find the objects that no engine can use. One scan, no reads.
 
     A listing tells pools, lengths and which objects a page has. It does not tell a page's parent, so that pages whose
     chain is broken before them stay; the store's own recency lets them go. An engine that is storing a page right now
@@ -136,7 +136,7 @@ def _remove(storage: StorageBackend, labels: list[Label]) -> int:
 
 
 def _examined(storage: StorageBackend, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
-    """Read everything of an identity, a batch at a time; what cannot be a hit anyway is not read."""
+    """Read every object of an identity, a batch at a time; objects of a wrong pool or length are flawed unread."""
     pools = None if isinstance(kept.description, Undescribed) else ObjectPools(kept.digest, kept.description.layout)
     for batch in batches(found for objects in listed(storage, kept.digest) for found in objects):
         readings: list[ReadObject] = []

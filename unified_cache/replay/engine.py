@@ -1,4 +1,4 @@
-"""The engine's side of a replay: fills device pages as a forward pass would, and checks those handed back."""
+"""Engines of a replay: they fill device pages as a forward pass would, and verify the pages that hits return."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,24 +17,24 @@ __all__ = ["NoEngine", "OracleEngine", "ReplayEngine"]
 
 
 class ReplayEngine(Protocol):
-    """Who computes pages and who would notice wrong ones."""
+    """Computes pages, and counts pages with wrong bytes."""
 
     def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
-        """Fill device pages of a component with what belongs there."""
+        """Fill device pages of a component with the bytes that their keys demand."""
         ...
 
     def count_wrong(self, component: int, keys: Sequence[PageKey], slots: Slots) -> int:
-        """Count the device pages of a component that hold anything else than what belongs there, in any pool."""
+        """Count the device pages of a component that hold other bytes than their keys demand, in any pool."""
         ...
 
     @property
     def verifies(self) -> bool:
-        """Whether ``count_wrong`` looks at bytes at all."""
+        """Whether ``count_wrong`` compares bytes."""
         ...
 
 
 class OraclePool:
-    """One pool, in two layers as K and V are, whose bytes the oracle knows."""
+    """One device pool of two layers, as K and V are, whose bytes the oracle knows."""
 
     __slots__ = ("_oracle", "_rows", "pool")
 
@@ -59,7 +59,7 @@ class OraclePool:
         return cls(DevicePool(spec, layers))
 
     def fill(self, keys: Sequence[PageKey], slots: Slots) -> None:
-        """Write what the oracle says, each layer its part."""
+        """Write the oracle's bytes, each layer its part."""
         made = self._oracle.payloads(keys)
         start = 0
         for rows in self._rows:
@@ -80,7 +80,7 @@ class OraclePool:
 
 
 class OracleEngine:
-    """Every pool of a layout that has bytes."""
+    """An engine that writes the oracle's bytes into every pool of a layout that has bytes, and compares with them."""
 
     __slots__ = ("_components",)
 
@@ -114,7 +114,7 @@ class OracleEngine:
         return True
 
     def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
-        """Write what the oracle says into every pool."""
+        """Write the oracle's bytes into every pool."""
         for pool in self._components[component]:
             pool.fill(keys, slots)
 
@@ -127,7 +127,7 @@ class OracleEngine:
 
 
 class NoEngine:
-    """The twin of ``OracleEngine`` that computes nothing and looks at nothing."""
+    """An engine without bytes: it computes and compares nothing."""
 
     __slots__ = ()
 
@@ -137,8 +137,8 @@ class NoEngine:
         return False
 
     def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
-        """Compute nothing."""
+        """Do nothing."""
 
     def count_wrong(self, component: int, keys: Sequence[PageKey], slots: Slots) -> int:
-        """Find nothing wrong."""
+        """Return 0."""
         return 0

@@ -1,4 +1,4 @@
-"""Engines of a replay side by side: each with device and host memory of its own, over one store or a store each."""
+"""Several engines of a replay, each with its own device and host memory, over one store or a store each."""
 
 from contextlib import ExitStack
 from types import TracebackType
@@ -16,16 +16,16 @@ __all__ = ["Fleet"]
 
 
 class Fleet:
-    """Engines that are dealt requests in turn, as a balancer does that knows nothing of caches.
+    """Engines that take requests in turn (round robin), as from a load balancer that does not know their caches.
 
     Use it in a ``with`` block.
     """
 
     def __init__(self, players: list[Player], store_bytes: int | None, doors: ExitStack) -> None:
-        """Take players, and what closes them."""
+        """Take the players, and the stack that closes them and their stores."""
         self.players = players
         self.store_bytes = store_bytes
-        """Cap on what the engines have in storage all together; None where there is none."""
+        """Cap on the bytes of all engines in storage together; None for no cap."""
         self._doors = doors
         self._served = 0
 
@@ -49,7 +49,7 @@ class Fleet:
     def private(cls, plan: ReplayPlan, store_bytes: int | None) -> Self:
         """Open the engines of ``plan`` without bytes, each over an equal part of ``store_bytes``.
 
-        What they hit is what they would hit with bytes.
+        Their hits are the same as with bytes.
         """
         part = None if store_bytes is None else store_bytes // plan.engines
         alone = plan.without_bytes()
@@ -67,7 +67,7 @@ class Fleet:
         self._doors.close()
 
     def serve(self, request: TraceRequest) -> Hits:
-        """Let the next engine serve a request, when all that the one before it began is over.
+        """Let the next engine serve a request, after every transfer of the engine before it has ended.
 
         Raises:
             StorageError, CopyError: a transfer failed.
@@ -90,7 +90,7 @@ class Fleet:
 
 
 def _open_store(plan: ReplayPlan) -> StorageBackend | None:
-    """Open the store of ``plan``; without bytes one of the same cap that remembers names only, if the URL would do.
+    """Open the store of ``plan``; for a run without bytes check its URL and open a keys-only store of the same cap.
 
     Raises:
         ConfigError: the URL names nothing.

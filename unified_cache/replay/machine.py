@@ -1,4 +1,4 @@
-"""The machine a replay runs on: its memory, its versions, and bytes in words."""
+"""The machine that a replay runs on: its memory and its versions; and sizes in words."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 def memory_bytes() -> int:
-    """Return what this process may use: physical memory, or the limit of its control group if that is less."""
+    """Return the memory that this process may use: physical memory, or the limit of its control group if less."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # no such limit, or the word "max"
@@ -21,7 +21,7 @@ def memory_bytes() -> int:
 
 
 def bytes_text(count: int) -> str:
-    """Write a number of bytes for people."""
+    """Return a size in its largest binary unit: 512 B, 1.5 KiB."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
@@ -39,7 +39,7 @@ def own_version() -> str:
 
 
 def cpu_name() -> str:
-    """Return what the CPU calls itself."""
+    """Return the model name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""A replay of a model: its true pools, tiers sized in the bytes they would take, payloads scaled down.
+"""Settings for the replay of a model: its true pools, tiers sized in true bytes, payloads scaled down.
 
-A tier's bytes are split between components so that each runs out at the same prompt: what a typical prompt adds of
-each component, by the retention in force, is the ratio.
+The bytes of a tier are split between components so that all fill at the same prompt: the ratio is that of the bytes
+that a typical prompt adds to each component under the given retention.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ __all__ = ["DEVICE_BYTES", "HOST_BYTES", "SCALE", "STORAGE_BYTES", "TAIL_TOKENS"
 DEVICE_BYTES = 64 * 2**30
 HOST_BYTES = 256 * 2**30
 STORAGE_BYTES = 2048 * 2**30
-"""True bytes of the tiers where nobody says otherwise: what one large GPU and its share of a host have to spare."""
+"""Default true bytes of the tiers: the free memory of one large GPU and its share of a host."""
 
 SCALE = 1 / 1024
-"""What part of a page moves where nobody says otherwise."""
+"""Default share of a page's bytes that is moved."""
 
 TAIL_TOKENS = 512
 """Both page boundaries of the trace's last block, at 256 tokens a page: see docs/retention.md for what it brings."""
@@ -53,7 +53,7 @@ class ModelSettings:
     """
 
     name: str
-    """What the model is called."""
+    """Name of the model."""
     sized: SizedLayout
     retention: Retention
     device_bytes: int = DEVICE_BYTES
@@ -65,11 +65,11 @@ class ModelSettings:
     storage_bytes: int | None = STORAGE_BYTES
     """True bytes of the store, headers included; None for what its place has."""
     scale: float = SCALE
-    """What part of a page's true bytes moves in the run, in (0, 1]."""
+    """Share of a page's true bytes that is moved in the run, in (0, 1]."""
     with_bytes: bool = True
     """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
     engines: int = 1
-    """Engines that are dealt the requests in turn, each with device and host memory of these sizes, over one store."""
+    """Engines that take the requests in turn, each with device and host memory of these sizes, over one store."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -81,7 +81,7 @@ class ModelSettings:
 
     @cached_property
     def plan(self) -> ReplayPlan:
-        """What will be run: prompts as long as they are, pages scaled, tiers split between components."""
+        """Plan of the run: prompts at their true length, pages scaled, tiers split between components."""
         true = self.sized.layout
         run = ModelLayout(true.page_size, tuple(_scaled(component, self.scale) for component in true.components))
         typical = self._typical_pages()

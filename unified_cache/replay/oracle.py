@@ -1,4 +1,4 @@
-"""What every page must hold, known without looking: a function of its key and its pool.
+"""Oracle of page contents: the bytes of a page are a function of its key and its pool.
 
 A page is a run of 64-bit words. Word ``i`` of page ``k`` is ``a(k) * c(i) + b(k)``, its halves folded together,
 where ``c`` is a fixed table of random words that depends on the pool, and ``a`` and ``b`` mix all 256 bits of the

@@ -1,4 +1,4 @@
-"""What a replay runs on: pools, how many pages of them each tier holds, and what the pages stand for."""
+"""Plan of a replay: its pools, the pages of each tier, and the true sizes that pages stand for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from unified_cache.seal import HEADER_BYTES
 __all__ = ["SEAL_BYTES", "PlannedSettings", "ReplayPlan", "component_bytes"]
 
 SLOT_BYTES = 9
-"""What the cache keeps for every slot, used or not: free list, state and scratch of ``SlotAllocator``."""
+"""Memory of the cache for each slot, used or not: free list, state and scratch of ``SlotAllocator``."""
 
 SEAL_BYTES = 192
 """Most that a page in host memory takes beyond its payload: header, and padding to a cache line."""
@@ -30,7 +30,7 @@ def component_bytes(component: Component) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Everything that decides what a run does; two runs of equal plans and traces are equal.
+    """Everything that determines a run: two runs of equal plans and traces give equal results.
 
     Raises:
         ConfigError: a size is out of range, does not fit the trace's blocks, or exceeds the memory of the machine.
@@ -38,22 +38,22 @@ class ReplayPlan:
     """
 
     subject: str
-    """What is cached, for people and as the identity of stored pages."""
+    """Name of the cached model, and the identity of stored pages."""
     layout: ModelLayout
-    """Pools as they are in this run, payloads perhaps scaled down."""
+    """Pools of this run, with payloads scaled down or not."""
     true_layout: ModelLayout
     """The same pools with the bytes that they stand for."""
     device_pages: tuple[int, ...]
-    """By component: pages that the device can cache."""
+    """Pages that the device can cache, by component."""
     host_pages: tuple[int, ...]
-    """By component: pages that host memory can cache; all 0 for no host tier."""
+    """Pages that host memory can cache, by component; all 0 for no host tier."""
     storage: str | None
     """URL of the store; None for no storage tier."""
     storage_bytes: int | None
     """Cap on the store, in bytes of this run; None for what its place has."""
     retention: Retention
     padded: bool
-    """Whether a prompt's last block counts as a whole one, as block-level figures do; else it is as long as it is."""
+    """Whether a prompt's last block counts as a whole one, as in block-level figures, or at its true length."""
     with_bytes: bool
     """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
     engines: int = 1
@@ -130,11 +130,11 @@ def _payload_bytes(pools: Sequence[PoolSpec], device_pages: int, host_pages: int
 
 
 class PlannedSettings(Protocol):
-    """What somebody asked for, and the plan that follows from it."""
+    """Settings of a replay, of either kind, and the plan that follows from them."""
 
     @property
     def plan(self) -> ReplayPlan:
-        """What will be run."""
+        """Plan of the run."""
         ...
 
     def as_json(self) -> dict[str, object]:

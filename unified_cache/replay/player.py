@@ -1,4 +1,4 @@
-"""One engine of a replay: a cache, what computes pages for it, and what serving requests has shown."""
+"""One engine of a replay: a cache, the engine that computes its pages, and the counts of the requests served."""
 
 from types import TracebackType
 from typing import Self
@@ -25,7 +25,7 @@ SETTLE_TIMEOUT_S = 600.0
 
 
 class Player:
-    """A cache, the engine over it, and what has been counted so far. Use it in a ``with`` block."""
+    """A cache, the engine over it, and the counts so far. Use it in a ``with`` block."""
 
     def __init__(self, plan: ReplayPlan, cache: UnifiedCache, engine: ReplayEngine) -> None:
         """Take parts that fit each other; ``Player.open`` puts them together."""
@@ -36,7 +36,7 @@ class Player:
         self.wrong_pages = 0
         self.pages_verified = 0
         self.component_hits = [Hits() for _ in plan.layout.components]
-        """By component: pages handed back, by the tier they came from."""
+        """Hit pages of each component, by the tier that they came from."""
 
     @classmethod
     def open(cls, plan: ReplayPlan, storage: StorageBackend | None) -> Self:

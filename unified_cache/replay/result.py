@@ -1,4 +1,4 @@
-"""What a replay found: one frozen value, for the table, the JSON file and the report alike."""
+"""Result of a replay: one frozen value for the table, the JSON file and the report alike."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ __all__ = ["ComponentUse", "Hits", "ReplayResult", "TimeSeriesPoint"]
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Pages handed back, by tier.
+    """Hit pages, by tier.
 
-    Of a prompt: by the tier down to which one had to go to resume there. Of a component: by the tier that held them.
+    Hits of a prompt count for the slowest tier needed to resume there; hits of a component for the tier that held them.
     """
 
     device: int = 0
@@ -35,7 +35,7 @@ class Hits:
 
 @dataclass(frozen=True, slots=True)
 class ComponentUse:
-    """What one component held, handed back and moved in a run. Bytes are what the pages stand for."""
+    """Pages that one component held, hit and moved in a run. Bytes are the true sizes that the pages stand for."""
 
     name: str
     page_bytes: int
@@ -45,7 +45,7 @@ class ComponentUse:
     hits: Hits
     """Pages handed back: what the resumes that were made needed of this component."""
     moved_pages: Mapping[str, int]
-    """By leg."""
+    """Moved pages by kind of transfer."""
 
     def hit_bytes(self) -> dict[str, int]:
         """Return the bytes handed back, by tier."""
@@ -63,7 +63,7 @@ class TimeSeriesPoint:
     start: int
     end: int
     timestamp_ms: float
-    """Of the window's last request."""
+    """Timestamp of the last of these requests."""
     pages: int
     """Pages asked for."""
     seen_pages: int
@@ -77,7 +77,7 @@ class TimeSeriesPoint:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a replay found. Counts are in pages; blocks are for people who know the trace."""
+    """Result of a replay. Counts are in pages; blocks are those of the trace."""
 
     trace: str
     settings: PlannedSettings
@@ -88,17 +88,17 @@ class ReplayResult:
     """See ``TimeSeriesPoint``: a cache that starts empty and never evicts would have handed back these."""
     hits: Hits
     hits_apart: Hits | None
-    """Of several engines over one store: what as many would have hit that have an equal part of it each."""
+    """Hits of as many engines that have an equal part of the store each; None for one engine or no store."""
     components: tuple[ComponentUse, ...]
     input_tokens: int
-    """Tokens asked for; here tails count as long as they are."""
+    """Tokens of all prompts; here last blocks count at their true length."""
     hit_tokens: int
     pages_verified: int
     """Pages handed back whose every byte was compared with the oracle."""
     wrong_pages: int
-    """Those of them that held something else. Anything but 0 is a bug."""
+    """Verified pages that held wrong bytes. Anything but 0 is a bug."""
     leaked_slots: int
-    """Slots that nobody gave back. Anything but 0 is a bug."""
+    """Slots that were not given back. Anything but 0 is a bug."""
     flawed_pages: int
     """Pages that storage returned damaged, each refused and taken for a miss."""
     seconds: float
@@ -116,27 +116,27 @@ class ReplayResult:
 
     @property
     def blocks(self) -> float:
-        """Blocks asked for; a fraction where prompts count as long as they are."""
+        """Blocks of all prompts; a fraction where prompts count at their true length."""
         return self._blocks(self.pages)
 
     @property
     def block_hit_ratio(self) -> float:
-        """What part of the blocks was handed back."""
+        """Share of the blocks that were hit."""
         return self.hits.total / self.pages if self.pages else 0.0
 
     @property
     def block_hit_ratio_apart(self) -> float | None:
-        """What part of the blocks engines that share no store would have been handed back; see ``hits_apart``."""
+        """Share of the blocks that engines with private stores would have hit; see ``hits_apart``."""
         return None if self.hits_apart is None else self.hits_apart.total / self.pages if self.pages else 0.0
 
     @property
     def token_hit_ratio(self) -> float:
-        """What part of the tokens was handed back, tails at their true length."""
+        """Share of the tokens that were hit, last blocks at their true length."""
         return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
 
     @property
     def seen_ratio(self) -> float:
-        """What part of the blocks the trace had asked for before."""
+        """Share of the blocks that an earlier request of the trace had."""
         return self.seen_pages / self.pages if self.pages else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""Replay a trace against caches as engines would that serve a request at a time.
+"""Replays a trace against the caches of engines that serve one request at a time.
 
 Closed loop: before a request, every transfer has settled, so a run is a function of trace and settings. Nothing
 is dropped for being late.
@@ -79,7 +79,7 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
 
 
 class _Served:
-    """What requests asked for and were handed back, one entry each."""
+    """Tokens and hits of the requests, one entry each."""
 
     def __init__(self) -> None:
         self.by_request: list[Hits] = []

@@ -1,4 +1,4 @@
-"""A replay of plain pages: one full-attention pool of any page bytes, tiers sized in pages."""
+"""Settings for the replay of plain pages: one full-attention pool of any page size, tiers sized in pages."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -40,7 +40,7 @@ class ReplaySettings:
     with_bytes: bool = True
     """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
     engines: int = 1
-    """Engines that are dealt the requests in turn, each with device and host memory of these sizes, over one store."""
+    """Engines that take the requests in turn, each with device and host memory of these sizes, over one store."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -54,7 +54,7 @@ class ReplaySettings:
 
     @cached_property
     def plan(self) -> ReplayPlan:
-        """What will be run: prompts padded to whole blocks, as the trace's published figures count."""
+        """Plan of the run: prompts padded to whole blocks, as the trace's published figures count."""
         if self.page_size < 1:
             raise ConfigError(
                 f"page size must divide the trace's blocks of {BLOCK_TOKENS} tokens, found {self.page_size}"

@@ -1,4 +1,4 @@
-"""The result of a replay in words and rows: what the table on a terminal and the page of a report both show."""
+"""The result of a replay in words and rows, for the table on a terminal and for the page of a report."""
 
 from unified_cache.replay.machine import bytes_text
 from unified_cache.replay.result import ReplayResult

@@ -1,4 +1,4 @@
-"""Read request traces in the Mooncake format: one JSON object a line, one line a request, plain or gzip.
+"""Reads request traces in the Mooncake format: one JSON object a line, one line a request, plain or gzip.
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
 
@@ -38,7 +38,7 @@ _FOUND_CHARACTERS_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request: when it came, how long it was, and which blocks its prompt is made of."""
+    """One request of a trace: its time, the lengths of prompt and answer, and the blocks of its prompt."""
 
     timestamp: float
     """Milliseconds since the trace began; orders requests, never paces them."""

@@ -1,1 +1,1 @@
-"""For those who test caches and backends: a contract suite, and workers that a seed schedules."""
+"""Tools for testing caches and backends: the contract suite, a faulty store, and workers that a seed schedules."""

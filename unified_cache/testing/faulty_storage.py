@@ -1,4 +1,4 @@
-"""A store that fails on purpose: the faults that stores have, from a seed or a script, around any backend."""
+"""A store that fails on purpose: a wrapper that injects the faults that stores have, from a seed or a script."""
 
 import random
 import time
@@ -18,14 +18,14 @@ from unified_cache.storage_backends.wrappers.method import Method
 __all__ = ["FaultPlan", "FaultyStorage", "ScriptedFaults", "SeededFaults", "StorageFault"]
 
 POISON = 0xDB
-"""What stands where a short read or a torn write brought nothing."""
+"""Byte that fills what a short read or a torn write left out."""
 
 LABELS_KEPT_MAX = 256
 """Pages remembered to be returned in place of others."""
 
 
 class StorageFault(Enum):
-    """What goes wrong with a call, or with one page of its batch, chosen by the seed."""
+    """Fault of a call, or of one page of its batch."""
 
     FAIL = "fail"
     """The call raises a retryable StorageError; nothing was done."""
@@ -52,11 +52,11 @@ _FAULTS_OF = {
     Method.GET: _OF_EVERY_CALL | {StorageFault.SHORT_READ, StorageFault.FLIPPED_BIT, StorageFault.MISDIRECTED_READ},
     Method.PUT: _OF_EVERY_CALL | {StorageFault.LOST_WRITE, StorageFault.TORN_WRITE, StorageFault.PARTIAL_WRITE},
 }
-"""Which faults a method can have; one not named has those of every call."""
+"""Faults that a method can have; a method that is not named has those of every call."""
 
 
 class FaultPlan(Protocol):
-    """Decide which calls go wrong, and how."""
+    """Decides which calls get which faults."""
 
     def fault_of(self, number: int, method: Method) -> StorageFault | None:
         """Return the fault of call ``number``, counted from 0 over all methods but capability and close.
@@ -67,7 +67,7 @@ class FaultPlan(Protocol):
 
 
 class SeededFaults:
-    """Give every call each of the faults that its method can have at a rate, at most one a call."""
+    """A plan that gives calls each fault of their method at a rate, drawn from a seed; at most one a call."""
 
     def __init__(self, rates: Mapping[StorageFault, float], rng: random.Random) -> None:
         if min(rates.values(), default=0.0) < 0 or sum(rates.values()) > 1:
@@ -86,7 +86,7 @@ class SeededFaults:
 
 
 class ScriptedFaults:
-    """Give the calls of these numbers these faults."""
+    """A plan that gives faults to calls by their number."""
 
     def __init__(self, script: Mapping[int, StorageFault]) -> None:
         self._script = script
@@ -104,7 +104,7 @@ class ScriptedFaults:
 
 
 class FaultyStorage:
-    """Pass calls on, except for the faults that ``plan`` gives them. Every answer that is wrong is a fault it counts.
+    """A store that passes calls on, except for the faults that ``plan`` gives them. It counts every wrong answer.
 
     A fault strikes only where it makes a difference: a read that finds nothing cannot be damaged, a page that is
     stored cannot be lost by putting it again, a batch of one page cannot be stored in part. Otherwise the call goes
@@ -150,7 +150,7 @@ class FaultyStorage:
             return dict(self._fired_count)
 
     def wait_until_hung(self, calls_count: int, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until so many calls hang at a time; tell whether they do."""
+        """Wait at most ``timeout_s`` until that many calls hang at the same time; return whether they do."""
         with self._changed:
             return self._changed.wait_for(lambda: self._hung_count >= calls_count, timeout_s)
 
@@ -188,7 +188,7 @@ class FaultyStorage:
         return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        """Store pages, one perhaps not, or not as it is, or not the last ones."""
+        """Store pages; a fault leaves out one of them or the last ones, or changes one."""
         fault = self._begin(Method.PUT)
         with self._changed:
             self._labels.extend((page.label, page_bytes(page)) for page in pages)

@@ -1,4 +1,4 @@
-"""Workers without threads: a seed decides which job ends when, and the same seed decides the same again."""
+"""Workers without threads: a seed decides the order in which jobs end, and repeats it."""
 
 import random
 
@@ -9,9 +9,9 @@ __all__ = ["SeededWorkers"]
 
 
 class SeededWorkers:
-    """Keep jobs waiting and end a random one of them at each call, on the caller's thread.
+    """Workers that keep jobs waiting and run a random one of them at each call, on the caller's thread.
 
-    So every interleaving of transfers with what the owner does is reached by some seed, and reached again by it.
+    Every interleaving of transfers with the owner's calls is thus reached by some seed, and repeated by it.
     """
 
     __slots__ = ("_rng", "_waiting")

@@ -1,4 +1,4 @@
-"""What every storage backend promises, as tests: one for each Behavior bullet of ``StorageBackend``.
+"""Contract suite of storage backends: one test for each Behavior bullet of ``StorageBackend``.
 
 Subclass and give a fixture called ``storage`` that makes an empty backend for each test::
 
@@ -99,7 +99,7 @@ def open_for_contract(storage: StorageBackend) -> StorageBackend:
 
 
 class KeysOnlyContract:
-    """The bullets that ask which pages are stored, not what is in them."""
+    """Tests of the promises about which pages are stored, not about their bytes."""
 
     def test_a_page_that_was_never_put_is_a_miss_and_its_buffers_may_hold_anything_afterwards(
         self, storage: StorageBackend
@@ -209,7 +209,7 @@ class KeysOnlyContract:
 
 
 class StorageContract(KeysOnlyContract):
-    """Every bullet of the protocol."""
+    """Tests of every promise of the protocol."""
 
     def test_a_page_that_was_put_is_got_back_byte_by_byte_whatever_the_number_of_buffers_at_either_end(
         self, storage: StorageBackend

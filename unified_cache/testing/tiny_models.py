@@ -30,11 +30,11 @@ VOCABULARY = 256
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """A configuration of one layer of each kind, and the page size that shows what is special about it."""
+    """A configuration with one layer of each kind, and the page size that exercises its windows and groups."""
 
     model_type: str
     fields: Mapping[str, object]
-    """Of the stock configuration."""
+    """Fields of the stock configuration."""
     page_size: int
     """Tokens per page."""
 
@@ -120,7 +120,7 @@ TINY_MODELS: Mapping[str, TinyModel] = {
         128,
     ),
 }
-"""By name."""
+"""Tiny models by name."""
 
 
 def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:

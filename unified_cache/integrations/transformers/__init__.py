@@ -1,4 +1,4 @@
-"""Stock models of transformers 5 over the prefix cache: what is cached is restored into the model's own cache object.
+"""Stock models of transformers 5 over the prefix cache: cached state is restored into the model's own cache object.
 
     pages = KeptState.of(model).allocate(config.device_pages)
     cache = UnifiedCache.open(pages.layout, config, pages.pools, identity=Identity("my-model"))

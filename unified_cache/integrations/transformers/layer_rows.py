@@ -1,6 +1,6 @@
-"""What the layers of a stock cache object keep, as rows; and how they are given it back.
+"""State of the layers of a stock cache object, read as rows and restored from rows.
 
-Whatever a layer keeps is a tensor of *rows* whose last one is the newest: K and V have a row for each token, a window
+A layer keeps its state in tensors of *rows* whose last row is the newest: K and V have a row for each token, a window
 the last of them, a compressor a row for every so many tokens, and a recurrent state is one row that sums up all
 before it. So "the pages before this boundary" is, of each tensor, its last rows, and resuming is giving them back.
 """
@@ -18,22 +18,22 @@ from unified_cache.errors import LayoutError
 __all__ = ["CHECKPOINT", "LayerRows", "LayerState", "layer_state"]
 
 CHECKPOINT = 0
-"""Tokens of a row that is no row of tokens: the state after all of them, true at one boundary alone."""
+"""Value of ``row_tokens`` for a recurrent state: one row that sums up all tokens, valid at one boundary alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerRows:
-    """One tensor that a layer keeps now."""
+    """Rows that a layer keeps in one tensor at this moment."""
 
     pool: str
-    """Where pages of it belong; a name of the layout."""
+    """Pool of the layout that its pages belong to."""
     rows: torch.Tensor | None
     """Shape (rows, ...), the newest last. A view of the layer's own, true until the next forward. None before the
     layer has any; after a page of tokens it has."""
     row_tokens: int = 1
     """Tokens that a row stands for, or ``CHECKPOINT``."""
     rows_max: int | None = None
-    """The most that the layer looks back on; None for all."""
+    """Largest number of rows that the layer looks back on; None for all."""
 
 
 class LayerState(Protocol):
@@ -52,7 +52,7 @@ class LayerState(Protocol):
 
 
 class FullLayer:
-    """Keys and values of every token."""
+    """State of full attention: keys and values of every token."""
 
     __slots__ = ("_layer",)
 
@@ -70,7 +70,7 @@ class FullLayer:
 
 
 class WindowLayer:
-    """Keys and values of the tokens before the next one that a window reaches: one less than it counts."""
+    """State of sliding-window attention: keys and values of the last ``sliding_window - 1`` tokens."""
 
     __slots__ = ("_layer",)
 
@@ -90,7 +90,7 @@ class WindowLayer:
 
 
 class RecurrentLayer:
-    """Inputs that a convolution looks back on, and what the recurrence has made of all before."""
+    """State of linear attention: the inputs that its convolution looks back on, and its recurrent state."""
 
     __slots__ = ("_layer",)
 
@@ -113,7 +113,7 @@ class RecurrentLayer:
 
 
 class HeavilyCompressedLayer:
-    """DeepSeek-V4's window, whose keys are its values, and one compressed row for many tokens.
+    """State of DeepSeek-V4's heavily compressed attention: its window, whose keys are its values, and compressed rows.
 
     At a page boundary no group of tokens waits to be compressed: pages are whole groups.
     """
@@ -135,7 +135,11 @@ class HeavilyCompressedLayer:
 
 
 class CompressedSparseLayer:
-    """DeepSeek-V4's window, its compressed rows with the indexer's, and what the next group of both overlaps with."""
+    """State of DeepSeek-V4's compressed sparse attention.
+
+    It has a window, compressed rows of the compressor and of the indexer, and the last group of both, which the next
+    group overlaps.
+    """
 
     __slots__ = ("_layer",)
 
@@ -171,7 +175,7 @@ _STATES: Mapping[type[object], Callable[..., LayerState]] = {
     DeepseekV4HCACache: HeavilyCompressedLayer,
     DeepseekV4CSACache: CompressedSparseLayer,
 }
-"""By exact class: a class that inherits from one of these may keep more than it."""
+"""Readers by the exact class of a layer: a subclass may keep more state than its base."""
 
 
 def layer_state(layer: object) -> LayerState:

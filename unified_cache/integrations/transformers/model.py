@@ -21,7 +21,7 @@ CHUNK_TOKENS = 512
 """Usual tokens per forward of a prefill."""
 
 POLL_S = 0.0005
-"""Between two looks at a transfer that is waited for: short beside reading one page from a local disk."""
+"""Pause between two polls of an awaited transfer: short beside reading one page from a local disk."""
 
 _WAITING = (Stage.FETCH, Stage.LOAD)
 
@@ -33,7 +33,7 @@ def greedy(logits: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of a request."""
+    """Generated tokens of one request, and how much of its prompt was reused."""
 
     tokens: tuple[int, ...]
     """Generated, in order; a stop token is the last of them."""
@@ -42,13 +42,13 @@ class Completion:
     """Tokens of the prompt that the model was run on: all that were not reused."""
     reused: Reused
     first_token_s: float
-    """From the call until the first token was known, in seconds."""
+    """Seconds from the call until the first token was known."""
 
 
 class Generation:
-    """One answer under way: iterate over its tokens as they come, once. Nothing is done before the first is asked for.
+    """Tokens of one request, generated while they are iterated over, once. The request begins with the first one.
 
-    Leaving the loop early and ``close`` abort the request; what has been computed of its prompt stays cached.
+    Leaving the loop early and ``close`` abort the request; computed pages of its prompt stay cached.
     """
 
     __slots__ = ("_tokens", "answer")
@@ -56,7 +56,7 @@ class Generation:
     def __init__(self, tokens: Generator[int, None, Completion]) -> None:
         self._tokens = tokens
         self.answer: Completion | None = None
-        """What came of it, once the last token is out."""
+        """Result of the request, once its last token is out."""
 
     def __iter__(self) -> Iterator[int]:
         self.answer = yield from self._tokens
@@ -67,7 +67,7 @@ class Generation:
 
 
 class PrefixCachedModel:
-    """Run a model over a prefix cache: what any tier holds of a prompt is not computed again.
+    """Runs a model over a prefix cache: the part of a prompt that any tier holds is not computed again.
 
     Borrows model, cache and pages; the caller closes the cache. One thread owns it, as it does the cache.
     """

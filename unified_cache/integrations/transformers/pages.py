@@ -72,12 +72,12 @@ class Strand:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """What one model keeps for a prefix: the layout that a cache is opened with, and the strands behind its pools."""
+    """State that one model keeps for a prefix: the layout that a cache is opened with, and the strands of its pools."""
 
     model: PreTrainedModel
     layout: ModelLayout
     strands: tuple[Strand, ...]
-    """In the order of layers, and within one in that of ``LayerState.read``."""
+    """Strands in the order of layers, and within a layer in that of ``LayerState.read``."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, page_size: int | None = None) -> "KeptState":
@@ -127,7 +127,7 @@ class DevicePages:
             layers.setdefault(strand.pool, []).append(tensor)
         specs = {pool.name: pool for pool in kept.layout.pools}
         self.pools = [DevicePool(specs[name], each) for name, each in layers.items()]
-        """As the cache takes them."""
+        """Device pools, as ``UnifiedCache.open`` takes them."""
         homes = {pool.name: number for number, each in enumerate(kept.layout.components) for pool in each.pools}
         self._homes = [homes[strand.pool] for strand in kept.strands]
 
@@ -138,7 +138,7 @@ class DevicePages:
 
     @property
     def whole_pages(self) -> tuple[int, ...]:
-        """By component: how many pages before a boundary can be captured there. What is older has been let go of."""
+        """Pages before a boundary that can be captured there, by component; the layers have dropped older ones."""
         whole = [SPAN_ALL] * len(self.layout.components)
         for home, strand in zip(self._homes, self.kept.strands, strict=True):
             whole[home] = min(whole[home], strand.whole_pages)

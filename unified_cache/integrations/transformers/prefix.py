@@ -1,4 +1,4 @@
-"""The beginning of every request: what the tiers hold of its prompt comes to the device and is pinned there."""
+"""Beginning of every request: the cached prefix of its prompt is brought to the device and locked there."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["PrefixRestore", "Reused", "Stage"]
 
 
 class Stage(Enum):
-    """What the last step of a request did."""
+    """Stage of a request after its last step."""
 
     FETCH = "fetch"
     """Storage is being read; nothing to do but step again later."""
@@ -42,7 +42,7 @@ class Reused:
 
 
 class PrefixRestore:
-    """The longest prefix of a prompt that any tier holds, on its way to the device; then who had how much of it."""
+    """Brings the longest prefix of a prompt that any tier holds to the device, and counts the tokens of each tier."""
 
     __slots__ = ("_asked", "_cache", "_operation", "_pages_count", "ends", "lock", "reused")
 
@@ -56,7 +56,7 @@ class PrefixRestore:
         """Pins the prefix, once it is there. Whoever takes it sets it to None; else ``abort`` releases it."""
         self.reused = Reused()
         self.ends: frozenset[int] = frozenset()
-        """Where the request leaves what a later one needs to resume, in pages; see ``UnifiedCache.checkpoint_ends``."""
+        """Ends, in pages, at which later requests can resume; see ``UnifiedCache.checkpoint_ends``."""
 
     def steps(self) -> Iterator[Stage]:
         """Start what is to be moved; yield as long as it moves. The owner polls the cache between two steps."""

@@ -1,4 +1,4 @@
-"""One request, step by step: what the tiers have of it, the chunks it computes, the tokens it goes on with.
+"""One request, step by step: its cached prefix, the chunks of its prompt, then one token after another.
 
     [0, lock.end)            pages of the tree, pinned; their state is in the model's own cache object
     [lock.end, kept_end)     pages that this request has filled and not handed over yet: its own
@@ -26,7 +26,7 @@ __all__ = ["Sequence"]
 
 
 class Sequence:
-    """A request under way. ``step`` until it is READY, then ``feed`` token after token; at last ``finish``.
+    """A running request. Call ``step`` until it is READY, then ``feed`` token after token; at last ``finish``.
 
     At any time ``abort`` gives back what it holds instead; so does leaving its ``with`` block by an exception.
     """
@@ -72,13 +72,13 @@ class Sequence:
         self._is_over = False
         self._steps = self._prefill()
         self.stage: Stage | None = None
-        """What the last ``step`` did."""
+        """Result of the last ``step``."""
         self.tokens = list(tokens)
         """The prompt, and what was fed since."""
         self.past: DynamicCache = pages.new_cache()
         """The model's own cache object. Whoever runs it further than ``feed`` does must not go on here."""
         self.logits: torch.Tensor | None = None
-        """What follows the last token computed, shape (vocabulary,); of the whole prompt once READY."""
+        """Logits after the last computed token, shape (vocabulary,); of the whole prompt once READY."""
         self.reused = Reused()
         self.computed_tokens = 0
         """Tokens of the prompt that the model was run on."""
