@@ -13,7 +13,7 @@ from unified_cache.components import Full
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -85,7 +85,7 @@ class MovedPages:
 
     def get_one(self, stream: int) -> None:
         """Get the first page of a stream."""
-        assert self._remotes[stream].get(self.pages[stream][:1]) == [True]
+        assert self._remotes[stream].get(self.pages[stream][:1]) == [Answer.HIT]
 
     def look_up(self, stream: int) -> None:
         """Ask which pages of a stream there are."""

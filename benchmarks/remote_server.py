@@ -18,6 +18,7 @@ from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer
 from unified_cache.wire.calls import PART_BYTES
 
 __all__ = ["BARE_GET", "BARE_PUT", "TCP_GET", "TCP_PUT", "ListeningPorts", "serve"]
@@ -59,7 +60,7 @@ class OpenGate:
     def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         return None
 
-    def pages_looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+    def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
         return None
 
     def anomaly(self, kind: str, text: str) -> None:

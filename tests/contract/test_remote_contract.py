@@ -11,7 +11,7 @@ from unified_cache.seal import HEADER_BYTES
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -50,10 +50,10 @@ class ServiceContract(StorageContract):
         for number, page_bytes in enumerate((PAGE_BYTES - 1, PAGE_BYTES + 1, HEADER_BYTES)):
             with pytest.raises(StorageError, match="INVALID_ARGUMENT"):
                 storage.put([sealed_page(label(number), page_bytes)], Level.CACHED)
-            assert storage.get([blank_page(label(number))]) == [False]
-            assert storage.put([sealed_page(label(number))], Level.CACHED) == [True]
-            assert storage.get([blank_page(label(number), page_bytes)]) == [False]
-            assert storage.get([blank_page(label(number))]) == [True]
+            assert storage.get([blank_page(label(number))]) == [Answer.MISS]
+            assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
+            assert storage.get([blank_page(label(number), page_bytes)]) == [Answer.MISS]
+            assert storage.get([blank_page(label(number))]) == [Answer.HIT]
 
 
 class TestRemoteStorage(ServiceContract):

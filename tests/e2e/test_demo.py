@@ -12,7 +12,7 @@ from unified_cache.demo.run import DemoSettings, run_demo
 from unified_cache.demo.workload import shown, tokens_of
 from unified_cache.seal import HEADER_BYTES, seal_buffers
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.testing.tiny_models import TINY_MODELS
 
 PNG = b"\x89PNG\r\n"
@@ -21,7 +21,7 @@ PNG = b"\x89PNG\r\n"
 class Forger(MemoryStorage):
     """A store that outlives its engines, and hands back blank pages under seals of its own."""
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         hits = super().get(pages)
         for page, hit in zip(pages, hits, strict=True):
             if hit:

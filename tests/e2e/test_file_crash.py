@@ -15,7 +15,7 @@ from tests.support.budget import LONG, examples
 from tests.support.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
 from tests.support.files import bytes_in, temps
 from tests.support.store_kinds import StoreKind
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, listing, sealed_page
 
@@ -43,7 +43,7 @@ def read_everything(storage: VerifiedStorage, numbers: dict[bytes, int]) -> int:
         number = numbers[found.label.key]
         assert found.object_bytes == bytes_of_page(number)
         page = blank_page(found.label, found.object_bytes)
-        assert storage.get([page]) == [True]
+        assert storage.get([page]) == [Answer.HIT]
         assert bytes_of(page) == bytes_of(sealed_page(found.label, found.object_bytes))
         count += 1
     assert storage.flaws_count == {}
@@ -124,7 +124,7 @@ def test_a_store_is_back_with_its_first_hit_within_five_seconds_of_a_hundred_tho
     for _ in range(3):  # The best of three: whatever else this machine does makes none faster.
         started_s = clock()
         with closing(kind.open(tmp_path / "store", bytes_max=2 * objects_count)) as storage:
-            assert storage.get([PageIO(label(7), None, (memoryview(bytearray(1)),))]) == [True]
+            assert storage.get([PageIO(label(7), None, (memoryview(bytearray(1)),))]) == [Answer.HIT]
             taken_s.append(clock() - started_s)
             assert storage.bytes_used == objects_count
     assert min(taken_s) <= 5 * objects_count / 100_000

@@ -16,7 +16,7 @@ from tests.sources import ROOT
 from tests.support.file_writer import PAGES_IN_BATCH, bytes_of_page, writer_command
 from tests.support.files import put, temps
 from tests.support.store_kinds import StoreKind
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
@@ -111,7 +111,7 @@ def read_all(storage: VerifiedStorage, numbers: range) -> list[bool]:
     hits = storage.get(found)
     for number, page, hit in zip(numbers, found, hits, strict=True):
         assert not hit or bytes_of(page) == bytes_of(sealed_page(page.label, bytes_of_page(number)))
-    return hits
+    return list(map(bool, hits))
 
 
 def numbers_of(batch: int) -> range:
@@ -155,7 +155,7 @@ def test_a_loss_of_power_while_pages_are_evicted_leaves_whole_pages_and_a_store_
         for batch in range(max(batches) + 2):
             read_all(storage, numbers_of(batch))
         assert put(store, [1_000_001], Level.DURABLE) == [True]
-        assert storage.get([blank_page(label(1_000_001))]) == [True]
+        assert storage.get([blank_page(label(1_000_001))]) == [Answer.HIT]
         bytes_used = store.bytes_used
     assert bytes_used <= bytes_max
     kind.check_room(root, bytes_used)

@@ -19,7 +19,7 @@ from unified_cache.controller.guard import guarded
 from unified_cache.page import Prompt
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.window import SPAN_ALL
 
 pytestmark = needs_mooncake
@@ -58,19 +58,19 @@ class TimedStorage:
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         self.inner.register(manifest, slabs)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         with self._timed():
             return self.inner.exists(labels)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         with self._timed():
             return self.inner.get(pages)
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         with self._timed():
             stored = self.inner.put(pages, level)
-        self.stored_count += sum(stored)
-        self.declined_count += len(stored) - sum(stored)
+        self.stored_count += stored.count(Answer.STORED)
+        self.declined_count += len(stored) - stored.count(Answer.STORED)
         return stored
 
     def remove(self, labels: Sequence[Label]) -> int:

@@ -19,7 +19,7 @@ from unified_cache.pool import PoolSpec
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.window import window
 
@@ -95,7 +95,7 @@ def longest_legal(toy: ToyEngine, prompt: Prompt, storage: StorageBackend) -> in
     """Find by trying every length, the longest first, what can be resumed from: every pool has its whole window."""
 
     def has(component: int, page: int, pool: PoolSpec) -> bool:
-        return storage.exists([Label(toy.digest, prompt.keys[page], pool.name)]) == [True]
+        return storage.exists([Label(toy.digest, prompt.keys[page], pool.name)]) == [Answer.HIT]
 
     for end in range(prompt.pages_count, 0, -1):
         if all(

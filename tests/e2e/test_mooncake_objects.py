@@ -24,7 +24,7 @@ from unified_cache.storage_backends.mooncake.buffers import pointer_to
 from unified_cache.storage_backends.mooncake.client import AGED_OBJECTS
 from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import (
@@ -105,7 +105,7 @@ def reads(storage: VerifiedStorage, number: int, page_bytes: int) -> bool:
     found = blank_page(label(number), page_bytes)
     (hit,) = storage.get([found])
     assert not hit or bytes_of(found) == bytes_of(sealed_page(label(number), page_bytes))
-    return hit
+    return bool(hit)
 
 
 def test_a_full_cluster_declines_what_has_no_room_keeps_what_it_took_and_takes_more_later() -> None:
@@ -113,10 +113,10 @@ def test_a_full_cluster_declines_what_has_no_room_keeps_what_it_took_and_takes_m
         storage = VerifiedStorage(inner)
         open_for_contract(storage)
         stored = storage.put([sealed_page(label(n), MIB) for n in range(2 * SEGMENT_MIB)], Level.CACHED)
-        assert SEGMENT_MIB // 2 <= sum(stored) < SEGMENT_MIB
+        assert SEGMENT_MIB // 2 <= stored.count(Answer.STORED) < SEGMENT_MIB
         assert all(reads(storage, number, MIB) for number, taken in enumerate(stored) if taken)
-        again = sealed_page(label(stored.index(False)), MIB)
-        assert wait_until(lambda: storage.put([again], Level.CACHED) == [True], RECOVERY_S)
+        again = sealed_page(label(stored.index(Answer.DECLINED)), MIB)
+        assert wait_until(lambda: storage.put([again], Level.CACHED) == [Answer.STORED], RECOVERY_S)
         assert storage.flaws_count == {}
 
 
@@ -126,7 +126,7 @@ def test_a_page_that_is_evicted_between_exists_and_get_is_a_miss() -> None:
         storage = VerifiedStorage(inner)
         open_for_contract(storage)
         storage.put([sealed_page(label(0), MIB)], Level.CACHED)
-        assert storage.exists([label(0)]) == [True]
+        assert storage.exists([label(0)]) == [Answer.HIT]
         name, admin = label(0).object_name, MasterAdmin(cluster.admin.host, cluster.admin.port)
         others = iter(range(1, 1000))
 
@@ -136,7 +136,7 @@ def test_a_page_that_is_evicted_between_exists_and_get_is_a_miss() -> None:
 
         assert wait_until(is_evicted, RECOVERY_S)
         assert not reads(storage, 0, MIB)
-        assert storage.put([sealed_page(label(0), MIB)], Level.CACHED) == [True]
+        assert storage.put([sealed_page(label(0), MIB)], Level.CACHED) == [Answer.STORED]
         assert reads(storage, 0, MIB)
 
 
@@ -169,8 +169,10 @@ def test_a_page_whose_writer_was_killed_is_declined_and_taken_once_the_reservati
             assert wait_until(lambda: inner._client.get(*asked) == [ResultCode.NOT_READY], RECOVERY_S)
         cluster.nodes[0].cont()
         assert not reads(storage, 1, MIB)
-        assert storage.put([sealed_page(label(1), MIB)], Level.CACHED) == [False]
-        assert wait_until(lambda: storage.put([sealed_page(label(1), MIB)], Level.CACHED) == [True], RECOVERY_S)
+        assert storage.put([sealed_page(label(1), MIB)], Level.CACHED) == [Answer.DECLINED]
+        assert wait_until(
+            lambda: storage.put([sealed_page(label(1), MIB)], Level.CACHED) == [Answer.STORED], RECOVERY_S
+        )
         assert reads(storage, 1, MIB)
 
 
@@ -180,18 +182,18 @@ def test_a_page_that_a_foreign_client_overwrote_is_a_miss_and_can_be_put_again(
 ) -> None:
     verified = VerifiedStorage(storage)
     page = sealed_page(label(2), MIB)
-    assert verified.put([page], Level.CACHED) == [True]
+    assert verified.put([page], Level.CACHED) == [Answer.STORED]
     command = [sys.executable, "-c", FOREIGNER, str(shared.rpc), page.label.object_name, str(foreign_bytes)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=30, stderr=subprocess.DEVNULL)
     assert not reads(verified, 2, MIB)
     assert verified.flaws_count == ({Flaw.HEADER: 1} if foreign_bytes == MIB else {})
-    assert verified.put([page], Level.CACHED) == [True]
+    assert verified.put([page], Level.CACHED) == [Answer.STORED]
     assert reads(verified, 2, MIB)
 
 
 def test_a_page_of_another_size_is_replaced_by_a_put_without_a_get_before(storage: MooncakeStorage) -> None:
-    assert storage.put([sealed_page(label(3), 1000)], Level.CACHED) == [True]
-    assert storage.put([sealed_page(label(3), 2000)], Level.CACHED) == [True]
+    assert storage.put([sealed_page(label(3), 1000)], Level.CACHED) == [Answer.STORED]
+    assert storage.put([sealed_page(label(3), 2000)], Level.CACHED) == [Answer.STORED]
     assert reads(VerifiedStorage(storage), 3, 2000)
 
 
@@ -201,7 +203,7 @@ def test_a_manifest_that_is_gone_is_put_again_with_the_next_page(storage: Moonca
     assert kept is not None
     storage._client.remove([f"{identity.hex()}/manifest.json"])
     assert storage.manifests().get(identity) is None
-    assert storage.put([sealed_page(label(4))], Level.CACHED) == [True]
+    assert storage.put([sealed_page(label(4))], Level.CACHED) == [Answer.STORED]
     assert storage.manifests()[identity] == kept
 
 
@@ -236,7 +238,7 @@ def test_two_stores_of_one_process_share_a_client_and_close_by_themselves(shared
     open_for_contract(first)
     open_for_contract(second)
     first.close()
-    assert second.put([sealed_page(label(5))], Level.CACHED) == [True]
+    assert second.put([sealed_page(label(5))], Level.CACHED) == [Answer.STORED]
     second.close()
 
 

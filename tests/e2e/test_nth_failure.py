@@ -27,7 +27,7 @@ from unified_cache.memory import AT_ONCE, Copied, PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 PAGE = 16
@@ -220,15 +220,15 @@ class SlowStorage(VerifiedStorage):
         super().__init__(backend)
         self._world = world
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         self._maybe_hang("get")
         return super().get(pages)
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self._maybe_hang("put")
         return super().put(pages, level)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         self._maybe_hang("exists")
         return super().exists(labels)
 

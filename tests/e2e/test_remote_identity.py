@@ -13,7 +13,7 @@ from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.testing.storage_contract import blank_page, bytes_of, sealed_page
@@ -54,7 +54,7 @@ class IdentityProbe:
             hits = storage.get(found)
             for page, label, hit in zip(found, labels, hits, strict=True):
                 assert not hit or bytes_of(page) == bytes_of(sealed_page(label, object_bytes))
-            return sum(hits)
+            return hits.count(Answer.HIT)
         finally:
             storage.close()
 

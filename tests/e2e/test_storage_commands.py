@@ -33,7 +33,7 @@ from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import listing, sealed_page
 
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
@@ -44,15 +44,15 @@ TOKENS = {number: np.random.default_rng(number).integers(0, 1000, PAGES * PAGE_S
 TENANT = Namespace(tenant="acme")
 PROMPTS = [Prompt.of(tokens, PAGE_SIZE, TENANT) for tokens in TOKENS.values()]
 
-Answer = tuple[int, str, str]
-Ask = Callable[..., Answer]
+Output = tuple[int, str, str]
+Ask = Callable[..., Output]
 
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
     """Run a command here; return its status, its output, and its standard error without progress."""
 
-    def ask(*arguments: str | Path) -> Answer:
+    def ask(*arguments: str | Path) -> Output:
         status = run(list(map(str, arguments)))
         captured = capsys.readouterr()
         lines = [line for line in captured.err.splitlines() if not PROGRESS.match(line)]
@@ -333,7 +333,7 @@ class ForgetfulStorage(MemoryStorage):
     def remove(self, labels: Sequence[Label]) -> int:
         return len(labels)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         if len(pages) > 2:
             RELEASED.wait()
         return super().get(pages)

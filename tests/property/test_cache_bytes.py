@@ -31,7 +31,7 @@ from unified_cache.errors import InputError, StorageError
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import ModelLayout, Pages, Slots, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.seeded_workers import SeededWorkers
 from unified_cache.tree import Lock
 
@@ -80,7 +80,7 @@ class LyingStorage(MemoryStorage):
     rng: random.Random
     mood = 0
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         self._maybe_fail()
         hits = super().get(pages)
         for page, hit in zip(pages, hits, strict=True):
@@ -89,11 +89,11 @@ class LyingStorage(MemoryStorage):
                 page.buffers[0][where] ^= 1 << self.rng.randrange(8)
         return hits
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self._maybe_fail()
         if self.rng.randrange(100) < self.mood:
             half = super().put(pages[: len(pages) // 2], level)
-            return half + [False] * (len(pages) - len(half))
+            return half + [Answer.DECLINED] * (len(pages) - len(half))
         return super().put(pages, level)
 
     def _maybe_fail(self) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.testing.faulty_storage import SeededFaults, StorageFault
 
@@ -55,8 +55,8 @@ class DecliningStorage(MemoryStorage):
         self._faults = faults
         self._rng = rng
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         if not self._faults.strikes("decline", DECLINE_RATE):
             return super().put(pages, level)
         taken = self._rng.randrange(len(pages) + 1)
-        return super().put(pages[:taken], level) + [False] * (len(pages) - taken)
+        return super().put(pages[:taken], level) + [Answer.DECLINED] * (len(pages) - taken)

@@ -12,7 +12,7 @@ from unified_cache.seal import verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
@@ -116,7 +116,7 @@ def check_reads(storage: DirectoryStorage, numbers: range) -> list[bool]:
     for page, hit in zip(found, hits, strict=True):
         assert not hit or bytes_of(page) == bytes_of(sealed_page(page.label))
         assert not hit or verify_buffers(page.buffers, page.label) is None
-    return hits
+    return list(map(bool, hits))
 
 
 def prepare(kind: StoreKind, root: Path) -> None:
@@ -139,8 +139,8 @@ def check_service(root: Path, history: StoreHistory) -> None:
             assert [number for number in history.durable if not hits[number]] == []
             assert put(storage, PAGES, Level.DURABLE) == [True] * len(PAGES)
             assert check_reads(storage, PAGES) == [True] * len(PAGES)
-        assert storage.put([sealed_page(label(99))], Level.CACHED) == [True]
-        assert storage.get([blank_page(label(99))]) == [True]
+        assert storage.put([sealed_page(label(99))], Level.CACHED) == [Answer.STORED]
+        assert storage.get([blank_page(label(99))]) == [Answer.HIT]
         bytes_used = storage.bytes_used
         assert len(list(listing(storage, label(0).identity))) == bytes_used // PAGE_BYTES
     history.kind.check_room(root, bytes_used)

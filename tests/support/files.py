@@ -22,7 +22,7 @@ def path_of(root: Path, named: Label) -> Path:
 
 def put(storage: StorageBackend, numbers: Sequence[int], level: Level = Level.CACHED) -> list[bool]:
     """Put the pages of these numbers."""
-    return storage.put([sealed_page(label(number)) for number in numbers], level)
+    return list(map(bool, storage.put([sealed_page(label(number)) for number in numbers], level)))
 
 
 def chain(numbers: Sequence[int], make: Callable[[Label], PageIO]) -> list[PageIO]:

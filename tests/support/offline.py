@@ -15,7 +15,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject
 from unified_cache.testing.storage_contract import listing
 from unified_cache.window import SPAN_ALL
 
@@ -136,13 +136,13 @@ def objects_of(storage: StorageBackend, layout: ModelLayout) -> dict[Label, byte
 def replace(storage: StorageBackend, label: Label, content: bytes) -> None:
     """Put other bytes in the place of an object."""
     storage.remove([label])
-    assert storage.put([PageIO(label, None, (memoryview(bytearray(content)),))], Level.CACHED) == [True]
+    assert storage.put([PageIO(label, None, (memoryview(bytearray(content)),))], Level.CACHED) == [Answer.STORED]
 
 
 def flip(storage: StorageBackend, found: StoredObject) -> None:
     """Flip the last bit of an object's payload."""
     content = bytearray(found.object_bytes)
-    assert storage.get([PageIO(found.label, None, (memoryview(content),))]) == [True]
+    assert storage.get([PageIO(found.label, None, (memoryview(content),))]) == [Answer.HIT]
     content[-1] ^= 1
     replace(storage, found.label, bytes(content))
 

@@ -21,7 +21,7 @@ from unified_cache.pool import Identity, Pages, Slots, Tier
 from unified_cache.ranks import RankGroup
 from unified_cache.slots import PairedAllocator, SlotAllocator
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 
 Result = TypeVar("Result")
 
@@ -219,11 +219,11 @@ class FailingStorage(MemoryStorage):
 
     broken = False
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         self._fail()
         return super().get(pages)
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self._fail()
         return super().put(pages, level)
 

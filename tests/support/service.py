@@ -18,7 +18,7 @@ from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.wire.calls import Call
@@ -88,9 +88,8 @@ class Notes:
     def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         self.codes.append((method, tenant, code))
 
-    def pages_looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
-        assert hits >= 0
-        assert misses >= 0
+    def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+        assert count > 0
 
     def anomaly(self, kind: str, text: str) -> None:
         self.anomalies.append((kind, text))

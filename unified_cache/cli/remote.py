@@ -161,8 +161,9 @@ class GetCommand:
             raise ConfigError(f"{self.name} must name a pool of {', '.join(sizes)}, found {label.pool!r}")
         page = bytearray(HEADER_BYTES + sizes[label.pool])
         with closing(_store_at(self.url, described)) as storage:
-            if storage.get([PageIO(label, None, (memoryview(page),))]) != [True]:
-                raise CacheError(f"{self.url} must have {self.name}, found a miss")
+            (answer,) = storage.get([PageIO(label, None, (memoryview(page),))])
+            if not answer:
+                raise CacheError(f"{self.url} must have {self.name}, the answer is: {answer.value}")
         self.output.write_bytes(page)
 
 
@@ -190,8 +191,9 @@ class PutCommand:
             raise ConfigError(f"{self.source} must hold {self.name}: {flaw.value}")
         level = Level.DURABLE if self.durable else Level.CACHED
         with closing(_store_at(self.url, _described(self.like, label.identity.hex()))) as storage:
-            if storage.put([PageIO(label, None, (page,))], level) != [True]:
-                raise CacheError(f"{self.url} must take {self.name}, found it declined")
+            (answer,) = storage.put([PageIO(label, None, (page,))], level)
+            if not answer:
+                raise CacheError(f"{self.url} must take {self.name}, the answer is: {answer.value}")
 
 
 def _opened(url: str) -> "AbstractContextManager[Inquiry]":

@@ -13,7 +13,7 @@ from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PageCopies, Pages
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 
 __all__ = ["BackupJob", "ClearJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob"]
 
@@ -100,8 +100,8 @@ class StorageBatches:
         self._parts = parts
         self._order = order
         self._listed: list[tuple[int, int, PageIO]] | None = None
-        self._done: list[bool] = []
-        """Of the objects listed first: whether each was moved."""
+        self._done: list[Answer] = []
+        """By object, of those listed first: the store's answer."""
         self._stopped = False
 
     @property
@@ -109,10 +109,10 @@ class StorageBatches:
         """By part: True where every object of the page was moved. Nothing, until it has run."""
         if self._listed is None:
             return [np.zeros(len(part), np.bool_) for part in self._parts]
-        done = self._done + [False] * (len(self._listed) - len(self._done))
+        done = self._done + [Answer.UNAVAILABLE] * (len(self._listed) - len(self._done))
         return whole_pages(self._parts, self._listed, done)
 
-    def move(self, call: Callable[[list[PageIO]], list[bool]]) -> None:
+    def move(self, call: Callable[[list[PageIO]], list[Answer]]) -> None:
         """Call the store for one batch after the other, until all are moved, one raises, or somebody stops it."""
         listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
@@ -215,7 +215,7 @@ class ProbeJob:
             for pool in specs
             for label in storage.labels(named, pool)
         ]
-        answers = np.array(storage.backend.exists(labels), np.bool_)
+        answers = np.array([answer is Answer.HIT for answer in storage.backend.exists(labels)], np.bool_)
         end = 0
         for component, specs in enumerate(pools):
             present = np.ones(len(asked[component]), np.bool_)

@@ -17,7 +17,7 @@ from unified_cache.pool import Identity, ModelLayout, PageCopies, PoolSpec
 from unified_cache.ranks import RankGroup
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 __all__ = ["PoolOrder", "StorageTier"]
@@ -117,7 +117,7 @@ class StorageTier:
 
 
 def whole_pages(
-    parts: Sequence[PageCopies], listed: Sequence[tuple[int, int, PageIO]], ok: Sequence[bool]
+    parts: Sequence[PageCopies], listed: Sequence[tuple[int, int, PageIO]], ok: Sequence[Answer]
 ) -> list[npt.NDArray[np.bool_]]:
     """Tell by part which pages are whole: a page counts only when every pool of its component has it."""
     whole = [np.ones(len(part), np.bool_) for part in parts]

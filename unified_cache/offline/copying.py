@@ -15,7 +15,7 @@ from unified_cache.offline.upkeep import Watch
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import Description, manifest_of
-from unified_cache.storage_backends.protocol import Level, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StoredObject
 
 __all__ = ["CopyPlan", "CopyResult", "CopyTask", "Copying", "chunks", "copy_identity", "exist", "plan_identity"]
 
@@ -219,7 +219,7 @@ def chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
         yield chunk
 
 
-def exist(storage: StorageBackend, labels: Sequence[Label]) -> list[bool]:
+def exist(storage: StorageBackend, labels: Sequence[Label]) -> list[Answer]:
     """Return for each label whether a store has it, asking for a bounded number at a time."""
     return [
         found

@@ -144,10 +144,12 @@ class ExistsRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
 
 class ExistsReply(_message.Message):
-    __slots__ = ("found",)
+    __slots__ = ("found", "reasons")
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     found: bytes
-    def __init__(self, found: _Optional[bytes] = ...) -> None: ...
+    reasons: bytes
+    def __init__(self, found: _Optional[bytes] = ..., reasons: _Optional[bytes] = ...) -> None: ...
 
 class GetRequest(_message.Message):
     __slots__ = ("tenant", "runs", "shared")
@@ -160,16 +162,18 @@ class GetRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ..., shared: _Optional[_Union[SharedRange, _Mapping]] = ...) -> None: ...
 
 class GetPart(_message.Message):
-    __slots__ = ("offset", "hits", "content", "shared_bytes")
+    __slots__ = ("offset", "hits", "reasons", "content", "shared_bytes")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     offset: int
     hits: bytes
+    reasons: bytes
     content: bytes
     shared_bytes: int
-    def __init__(self, offset: _Optional[int] = ..., hits: _Optional[bytes] = ..., content: _Optional[bytes] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., hits: _Optional[bytes] = ..., reasons: _Optional[bytes] = ..., content: _Optional[bytes] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
 
 class PutStart(_message.Message):
     __slots__ = ("tenant", "level", "runs", "shared")
@@ -196,10 +200,12 @@ class PutPart(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., content: _Optional[bytes] = ..., start: _Optional[_Union[PutStart, _Mapping]] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
 
 class PutReply(_message.Message):
-    __slots__ = ("stored",)
+    __slots__ = ("stored", "reasons")
     STORED_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     stored: bytes
-    def __init__(self, stored: _Optional[bytes] = ...) -> None: ...
+    reasons: bytes
+    def __init__(self, stored: _Optional[bytes] = ..., reasons: _Optional[bytes] = ...) -> None: ...
 
 class RemoveRequest(_message.Message):
     __slots__ = ("tenant", "runs")

@@ -32,11 +32,12 @@ from unified_cache.service.requests.streams import StreamWatch
 from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.leases import Leases
 from unified_cache.service.store.tiered import ArrivedPage, KeptTier, TieredStore
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
 from unified_cache.window import window
 from unified_cache.wire.calls import SERVICE, SHARED_PART_BYTES, Call
 from unified_cache.wire.names import check_digests, named_runs
-from unified_cache.wire.parts import decoded, parts_of, shared_parts_of
+from unified_cache.wire.parts import decoded, mark, parts_of, shared_parts_of
 from unified_cache.wire.sharing import SharedSlice
 
 __all__ = ["CacheService"]
@@ -131,7 +132,8 @@ class CacheService:
         return reply
 
     def _exists(self, tenant: str, request: pb.ExistsRequest) -> pb.ExistsReply:
-        return pb.ExistsReply(found=bytes(self._store.exists(tenant, all_stored(self._named(tenant, request.runs)))))
+        answers = self._store.exists(tenant, all_stored(self._named(tenant, request.runs)))
+        return pb.ExistsReply(found=bytes(answer is Answer.HIT for answer in answers), reasons=reasons_of(answers))
 
     def _get(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         held_bytes = len(message) + self._limits.batch_bytes
@@ -170,8 +172,8 @@ class CacheService:
                 some = stored[start : start + step]
                 found = self._store.read(tenant, some, [run.object_bytes] * len(some))
                 moved()
-                for label, (place, page) in zip(run.labels[start : start + step], found, strict=True):
-                    yield bytes((place,)), () if page is None else page.named(label).buffers
+                for label, (place, answer, page) in zip(run.labels[start : start + step], found, strict=True):
+                    yield mark(place, reason_of(answer)), () if page is None else page.named(label).buffers
 
     def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with (
@@ -193,7 +195,7 @@ class CacheService:
             arrivals = PageAssembler(pages, self._lent(record.tenant, start, lent))
             for batch in self._batches(record, arrivals, messages, moved):
                 kept += self._store.put(record.tenant, batch, level)
-            return pb.PutReply(stored=bytes(kept)).SerializeToString()
+            return _put_reply(kept).SerializeToString()
 
     def _batches(
         self, record: CallRecord, arrivals: PageAssembler, messages: Iterator[bytes], moved: Callable[[], None]
@@ -304,3 +306,10 @@ class CacheService:
 
     def _named(self, tenant: str, runs: Sequence[pb.PageRun]) -> list[NamedRun]:
         return named(runs, tenant, self._registry, self._limits)
+
+
+def _put_reply(kept: Sequence[KeptTier]) -> pb.PutReply:
+    """Say where each page is kept; one that the store did not answer for is declined, with that reason."""
+    answers = [Answer.UNAVAILABLE if where is KeptTier.UNAVAILABLE else Answer.STORED for where in kept]
+    declined = {KeptTier.UNAVAILABLE: KeptTier.DECLINED}
+    return pb.PutReply(stored=bytes(declined.get(where, where) for where in kept), reasons=reasons_of(answers))

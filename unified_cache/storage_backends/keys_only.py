@@ -7,7 +7,7 @@ from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
 
 __all__ = ["KeysOnlyStorage", "open_url"]
 
@@ -41,21 +41,21 @@ class KeysOnlyStorage:
         with self._guard:
             self._check_open()
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether it is remembered. No access."""
         with self._guard:
             self._check_open()
             known = self._lru
-            return [label in known for label in labels]
+            return Answer.of_reads(label in known for label in labels)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Tell for each page whether it is remembered at that size; a page of another size is forgotten."""
         with self._guard:
             self._check_open()
             return self._lru.find([page.label for page in pages], self._sizes_of(pages))
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        """Remember pages; False for those that have no room.
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Remember pages, as far as there is room.
 
         Raises:
             StorageError: the level is DURABLE, which this store cannot promise. Nothing was remembered.
@@ -65,7 +65,7 @@ class KeysOnlyStorage:
             if level is Level.DURABLE:
                 raise StorageError("keys_only cannot store at level DURABLE, only CACHED", retryable=False)
             stored, _ = self._lru.store([page.label for page in pages], self._sizes_of(pages))
-            return stored
+            return Answer.of_puts(stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Forget objects; return how many were remembered."""

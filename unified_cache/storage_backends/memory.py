@@ -7,7 +7,7 @@ from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
 
 __all__ = ["MemoryStorage", "open_url"]
 
@@ -41,14 +41,14 @@ class MemoryStorage:
         with self._guard:
             self._check_open()
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether it is held. No access."""
         with self._guard:
             self._check_open()
-            return [label in self._pages for label in labels]
+            return Answer.of_reads(label in self._pages for label in labels)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
-        """Copy each page into its buffers. A page of another length is dropped, and a miss."""
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Copy each page into its buffers. A page of another length is dropped."""
         with self._guard:
             self._check_open()
             hits = self._lru.find([page.label for page in pages], [page_bytes(page) for page in pages])
@@ -59,8 +59,8 @@ class MemoryStorage:
                     self._pages.pop(page.label, None)
             return hits
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        """Copy pages in; False for those that have no room.
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Copy pages in, as far as there is room.
 
         Raises:
             StorageError: the level is DURABLE, which memory cannot promise. Nothing was stored.
@@ -79,7 +79,7 @@ class MemoryStorage:
                     self._pages.pop(page.label, None)
                 elif found is None or len(found) != object_bytes:
                     self._pages[page.label] = b"".join(page.buffers)
-            return stored
+            return Answer.of_puts(stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Drop pages; return how many there were."""

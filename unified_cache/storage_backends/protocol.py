@@ -1,10 +1,10 @@
 """The protocol between the cache and any store of sealed pages.
 
-Batched, one version, eight methods. A miss is an answer; only a fault raises. The prefix logic (hit policies,
-restorable sets) lives above it, once; a backend sees pages one by one and knows no pool by name.
+Batched, one version, eight methods. A miss is an answer and says why; only a fault raises. The prefix logic (hit
+policies, restorable sets) lives above it, once; a backend sees pages one by one and knows no pool by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -13,7 +13,7 @@ from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 
-__all__ = ["Capability", "Level", "PageIO", "Scan", "StorageBackend", "StoredObject"]
+__all__ = ["Answer", "Capability", "Level", "PageIO", "Scan", "StorageBackend", "StoredObject"]
 
 
 class Level(Enum):
@@ -23,6 +23,36 @@ class Level(Enum):
     """Readable by the next get; a crash may lose it."""
     DURABLE = "durable"
     """Readable after any crash, until it is evicted or removed."""
+
+
+class Answer(Enum):
+    """Answer of a store for one page; true if the page was read, exists or is stored."""
+
+    HIT = "hit"
+    """The page was read into its buffers; of ``exists``: a get would find it, as far as is known without reading."""
+    MISS = "miss"
+    """The store does not have the page."""
+    FLAWED = "flawed"
+    """The store had another object in its place: another length, another page, damaged bytes. It is removed."""
+    UNAVAILABLE = "unavailable"
+    """The store was not asked or does not know now: breaker open, rate limit, node or server lost. Later it may."""
+    STORED = "stored"
+    """The page is in the store, at the level asked for."""
+    DECLINED = "declined"
+    """The store has no room for the page under its cap."""
+
+    def __bool__(self) -> bool:
+        return self is Answer.HIT or self is Answer.STORED
+
+    @staticmethod
+    def of_reads(found: Iterable[bool]) -> "list[Answer]":
+        """Return HIT for each True, MISS for each False."""
+        return [Answer.HIT if hit else Answer.MISS for hit in found]
+
+    @staticmethod
+    def of_puts(stored: Iterable[bool]) -> "list[Answer]":
+        """Return STORED for each True, DECLINED for each False."""
+        return [Answer.STORED if ok else Answer.DECLINED for ok in stored]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +104,9 @@ class StorageBackend(Protocol):
 
     * a page that was put is got back byte by byte, whatever the number of buffers at either end
     * a page that was never put is a miss, and its buffers may hold anything afterwards
-    * an object whose length differs from the buffers' is a miss, and does not block a later put of that page
+    * an object whose length differs from the buffers' is flawed or a miss, and does not block a later put of that page
     * a put of a page that exists changes nothing and counts as stored
-    * a put that returns False or raises has left nothing half-written
+    * a put that is declined or raises has left nothing half-written
     * pages of different identities, keys or pools never mix
     * results stand in the order of the pages asked for, one for each
     * an empty batch is no work
@@ -97,19 +127,19 @@ class StorageBackend(Protocol):
         """
         ...
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
-        """Tell for each label whether a get would, as far as is known without reading, find it."""
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
         ...
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
-        """Fill each page's buffers; True where the whole page was read, False for a miss."""
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Fill each page's buffers; HIT where the whole page was read."""
         ...
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        """Store pages; True where the page is in the store, at that level, when this returns.
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Store pages; STORED where the page is in the store, at that level, when this returns.
 
-        False where the store declined (no room under its cap). Raises StorageError on a fault; which pages of
-        the batch were stored is then unknown, and putting them again is safe.
+        Raises StorageError on a fault; which pages of the batch were stored is then unknown, and putting them again
+        is safe.
         """
         ...
 

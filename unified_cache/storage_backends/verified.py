@@ -9,13 +9,13 @@ from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Flaw, Label, verify_buffers
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 
 __all__ = ["VerifiedStorage"]
 
 
 class VerifiedStorage:
-    """Turn a page that does not verify into a miss, remove it from the wrapped store, and count it by its flaw.
+    """Answer FLAWED for a page that does not verify, remove it from the wrapped store, and count it by its flaw.
 
     It reads every payload byte once more, at the speed of xxh3, and copies none. It owns the wrapped backend:
     closing it closes that. Thread-safe where the backend is.
@@ -41,19 +41,19 @@ class VerifiedStorage:
         """Announce an identity to the wrapped backend."""
         self._backend.register(manifest, slabs)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend; nothing is read, so a page that exists may still prove flawed."""
         return self._backend.exists(labels)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
-        """Fill each page's buffers; True only where what was read is exactly the page that its label names.
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Fill each page's buffers; HIT only where what was read is exactly the page that its label names.
 
         A page asked for without buffers brings no bytes, so there is nothing to verify.
         """
         if len(pages) == 1:
             return self._get(pages)
         call_bytes = self._asked_call_bytes()
-        hits: list[bool] = []
+        hits: list[Answer] = []
         start = taken_bytes = 0
         for end, page in enumerate(pages, 1):
             taken_bytes += page_bytes(page)
@@ -68,16 +68,16 @@ class VerifiedStorage:
             self._call_bytes = self._backend.capability().call_bytes
         return self._call_bytes
 
-    def _get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def _get(self, pages: Sequence[PageIO]) -> list[Answer]:
         hits = self._backend.get(pages)
         flaws: dict[int, Flaw] = {}
         for number, page in enumerate(pages):
-            flaw = verify_buffers(page.buffers, page.label) if hits[number] and page.buffers else None
+            flaw = verify_buffers(page.buffers, page.label) if hits[number] is Answer.HIT and page.buffers else None
             if flaw is not None:
                 flaws[number] = flaw
         if flaws:
             for number in flaws:
-                hits[number] = False
+                hits[number] = Answer.FLAWED
             with self._guard:
                 self._flaws_count.update(flaws.values())
             # A page that cannot be removed is found flawed again by the next get; the answer here stays right.
@@ -85,7 +85,7 @@ class VerifiedStorage:
                 self._backend.remove([pages[number].label for number in flaws])
         return hits
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages as they are: whoever sealed them vouches for them."""
         return self._backend.put(pages, level)
 

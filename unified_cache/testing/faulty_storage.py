@@ -12,7 +12,7 @@ from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["FaultPlan", "FaultyStorage", "ScriptedFaults", "SeededFaults", "StorageFault"]
@@ -169,12 +169,12 @@ class FaultyStorage:
         self._begin(Method.REGISTER)
         self._backend.register(manifest, slabs)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
         self._begin(Method.EXISTS)
         return self._backend.exists(labels)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, one page perhaps not with what is stored."""
         fault = self._begin(Method.GET)
         hits = self._backend.get(pages)
@@ -187,7 +187,7 @@ class FaultyStorage:
                 self._count(fault)
         return hits
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; a fault leaves out one of them or the last ones, or changes one."""
         fault = self._begin(Method.PUT)
         with self._changed:
@@ -206,7 +206,7 @@ class FaultyStorage:
         else:
             kept = [page for page in pages if page.label != struck.label]
             answers = iter(self._backend.put(kept, level))
-            stored = [page.label == struck.label or next(answers) for page in pages]
+            stored = [Answer.STORED if page.label == struck.label else next(answers) for page in pages]
         self._count(fault)
         return stored
 

@@ -25,7 +25,7 @@ from unified_cache.errors import ClosedError, StorageError
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject
 
 __all__ = ["ROOM_BYTES_MAX", "KeysOnlyContract", "StorageContract", "blank_page", "sealed_page"]
 
@@ -106,11 +106,11 @@ class KeysOnlyContract:
     ) -> None:
         """Ask before and after something else was put."""
         open_for_contract(storage)
-        assert storage.exists([label(1)]) == [False]
-        assert storage.get([blank_page(label(1))]) == [False]
-        assert storage.put([sealed_page(label(2))], Level.CACHED) == [True]
-        assert storage.exists([label(1)]) == [False]
-        assert storage.get([blank_page(label(1))]) == [False]
+        assert storage.exists([label(1)]) == [Answer.MISS]
+        assert storage.get([blank_page(label(1))]) == [Answer.MISS]
+        assert storage.put([sealed_page(label(2))], Level.CACHED) == [Answer.STORED]
+        assert storage.exists([label(1)]) == [Answer.MISS]
+        assert storage.get([blank_page(label(1))]) == [Answer.MISS]
 
     def test_an_object_whose_length_differs_from_the_buffers_is_a_miss_and_does_not_block_a_later_put_of_that_page(
         self, storage: StorageBackend
@@ -118,10 +118,10 @@ class KeysOnlyContract:
         """Put a page one byte short or long, then put it as it should be."""
         open_for_contract(storage)
         for number, page_bytes in enumerate((PAGE_BYTES - 1, PAGE_BYTES + 1, HEADER_BYTES)):
-            assert storage.put([sealed_page(label(number), page_bytes)], Level.CACHED) == [True]
-            assert storage.get([blank_page(label(number))]) == [False]
-            assert storage.put([sealed_page(label(number))], Level.CACHED) == [True]
-            assert storage.get([blank_page(label(number))]) == [True]
+            assert storage.put([sealed_page(label(number), page_bytes)], Level.CACHED) == [Answer.STORED]
+            assert storage.get([blank_page(label(number))])[0] in (Answer.FLAWED, Answer.MISS)
+            assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
+            assert storage.get([blank_page(label(number))]) == [Answer.HIT]
 
     def test_a_put_that_returns_false_or_raises_has_left_nothing_half_written(self, storage: StorageBackend) -> None:
         """Put what must be declined: a page beyond the cap, a level that the backend does not honour."""
@@ -131,8 +131,8 @@ class KeysOnlyContract:
             raise unittest.SkipTest("nothing that this backend must decline")
         if capability.bytes_max is not None:
             large_bytes = capability.bytes_max + 1
-            assert storage.put([sealed_page(label(1), large_bytes)], Level.CACHED) == [False]
-            assert storage.get([blank_page(label(1), large_bytes)]) == [False]
+            assert storage.put([sealed_page(label(1), large_bytes)], Level.CACHED) == [Answer.DECLINED]
+            assert storage.get([blank_page(label(1), large_bytes)]) == [Answer.MISS]
         if not capability.durable:
             try:
                 storage.put([sealed_page(label(1))], Level.DURABLE)
@@ -140,17 +140,17 @@ class KeysOnlyContract:
                 pass
             else:
                 raise AssertionError("a put at a level that the backend does not honour must raise")
-        assert storage.exists([label(1)]) == [False]
-        assert storage.get([blank_page(label(1))]) == [False]
+        assert storage.exists([label(1)]) == [Answer.MISS]
+        assert storage.get([blank_page(label(1))]) == [Answer.MISS]
         assert list(listing(storage, label(1).identity)) == []
 
     def test_results_stand_in_the_order_of_the_pages_asked_for_one_for_each(self, storage: StorageBackend) -> None:
         """Ask for stored and absent pages mixed, and for one page twice."""
         open_for_contract(storage)
         stored = [label(number) for number in (5, 1, 3)]
-        assert storage.put([sealed_page(named) for named in stored], Level.CACHED) == [True] * 3
+        assert storage.put([sealed_page(named) for named in stored], Level.CACHED) == [Answer.STORED] * 3
         asked = [label(number) for number in (0, 1, 2, 3, 4, 5, 5, 6)]
-        expected = [named in stored for named in asked]
+        expected = Answer.of_reads(named in stored for named in asked)
         assert storage.exists(asked) == expected
         assert storage.get([blank_page(named) for named in asked]) == expected
 
@@ -168,8 +168,8 @@ class KeysOnlyContract:
         storage.put([sealed_page(label(number)) for number in range(3)], Level.CACHED)
         assert storage.remove([label(0), label(7), label(2)]) == 2
         assert storage.remove([label(0), label(7), label(2)]) == 0
-        assert storage.exists([label(number) for number in range(3)]) == [False, True, False]
-        assert storage.get([blank_page(label(number)) for number in range(3)]) == [False, True, False]
+        assert storage.exists([label(number) for number in range(3)]) == [Answer.MISS, Answer.HIT, Answer.MISS]
+        assert storage.get([blank_page(label(number)) for number in range(3)]) == [Answer.MISS, Answer.HIT, Answer.MISS]
 
     def test_a_scan_lists_every_object_of_one_identity_and_of_no_other(self, storage: StorageBackend) -> None:
         """Compare two identities and two pools with what was put, sizes included."""
@@ -225,18 +225,21 @@ class StorageContract(KeysOnlyContract):
                     number += 1
                     page = sealed_page(label(number), cuts=put_cuts)
                     found = blank_page(label(number), cuts=get_cuts)
-                    assert storage.put([page], level) == [True]
-                    assert storage.get([found]) == [True]
+                    assert storage.put([page], level) == [Answer.STORED]
+                    assert storage.get([found]) == [Answer.HIT]
                     assert bytes_of(found) == bytes_of(page)
 
     def test_a_put_of_a_page_that_exists_changes_nothing_and_counts_as_stored(self, storage: StorageBackend) -> None:
         """Put other bytes of equal length under the same label, and the same label twice in one batch."""
         open_for_contract(storage)
         first = sealed_page(label(1))
-        assert storage.put([first], Level.CACHED) == [True]
-        assert storage.put([sealed_page(label(1), salt=1), sealed_page(label(1), salt=2)], Level.CACHED) == [True, True]
+        assert storage.put([first], Level.CACHED) == [Answer.STORED]
+        assert storage.put([sealed_page(label(1), salt=1), sealed_page(label(1), salt=2)], Level.CACHED) == [
+            Answer.STORED,
+            Answer.STORED,
+        ]
         found = blank_page(label(1))
-        assert storage.get([found]) == [True]
+        assert storage.get([found]) == [Answer.HIT]
         assert bytes_of(found) == bytes_of(first)
         assert len(list(listing(storage, label(1).identity))) == 1
 
@@ -247,7 +250,7 @@ class StorageContract(KeysOnlyContract):
         for absent in labels:
             pages = [sealed_page(named) for named in labels if named != absent]
             assert all(storage.put(pages, Level.CACHED))
-            assert storage.get([blank_page(absent)]) == [False]
+            assert storage.get([blank_page(absent)]) == [Answer.MISS]
             found = [blank_page(page.label) for page in pages]
             assert all(storage.get(found))
             assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
@@ -266,7 +269,7 @@ class StorageContract(KeysOnlyContract):
                 storage.put(batch, Level.CACHED)
                 found = [blank_page(page.label) for page in batch]
                 for page, read, hit in zip(batch, found, storage.get(found), strict=True):
-                    hits_count += hit
+                    hits_count += bool(hit)
                     assert not hit or bytes_of(read) == bytes_of(page)
                 storage.remove([choice.choice(pages).label])
                 storage.exists([page.label for page in pages])

@@ -14,13 +14,18 @@ from unified_cache.errors import InputError
 from unified_cache.proto.service_pb2 import GetPart, PutPart
 from unified_cache.wire.sharing import SharedSlice
 
-__all__ = ["Chunk", "decoded", "encoded", "encoded_shared", "parts_of", "pieces_of", "shared_parts_of"]
+__all__ = ["Chunk", "decoded", "encoded", "encoded_shared", "mark", "parts_of", "pieces_of", "shared_parts_of"]
 
 _OFFSET_TAG = 0x08
 _HITS_TAG = 0x12
 _CONTENT_TAG = 0x1A
 _SHARED_TAG = 0x28
-"""Field number and wire type of ``offset``, ``hits``, ``content`` and ``shared_bytes``, as the contract has them."""
+_REASONS_TAG = 0x32
+"""Field number and wire type of ``offset``, ``hits``, ``content``, ``shared_bytes`` and ``reasons``."""
+
+_REASON_SHIFT = 4
+_HIT_MAX = (1 << _REASON_SHIFT) - 1
+"""A mark has the hit in its low half and the reason in its high one."""
 
 _VARINT_BYTES_MAX = 10
 
@@ -37,6 +42,8 @@ class Chunk(NamedTuple):
     content: memoryview
     shared_bytes: int = 0
     """In place of content: bytes that lie in shared memory."""
+    reasons: bytes = b""
+    """A byte for each of ``hits``: why a page is a miss. Empty where there is nothing to say."""
 
     @property
     def end(self) -> int:
@@ -45,7 +52,10 @@ class Chunk(NamedTuple):
 
 
 def encoded(offset: int, hits: bytes, pieces: Sequence[memoryview]) -> bytes:
-    """Return the message of a part whose content lies in pieces: the one copy that sending needs."""
+    """Return the message of a part whose content lies in pieces: the one copy that sending needs.
+
+    ``hits`` are bytes of ``mark``.
+    """
     prefix = _prefix(offset, hits)
     content_bytes = sum(map(len, pieces))
     if content_bytes:
@@ -63,6 +73,11 @@ def encoded_shared(offset: int, hits: bytes, shared_bytes: int) -> bytes:
     return bytes(prefix)
 
 
+def mark(hit: int, reason: int) -> bytes:
+    """Return the byte that ``parts_of`` takes for one page: its byte of ``hits`` and that of ``reasons``."""
+    return bytes((hit | reason << _REASON_SHIFT,))
+
+
 def decoded(message: bytes) -> Chunk:
     """Return what a message says; its content is a view of the message.
 
@@ -73,7 +88,7 @@ def decoded(message: bytes) -> Chunk:
 
 
 def parts_of(pages: Iterable[tuple[bytes, Sequence[memoryview]]], part_bytes: int) -> Iterator[bytes]:
-    """Cut pages, each with its byte of ``hits`` or none, into messages of at most ``part_bytes`` of content.
+    """Cut pages, each with its ``mark`` or none, into messages of at most ``part_bytes`` of content.
 
     Small pages share a message. A large page has messages of its own, so that who keeps it keeps nothing else alive.
     Messages are made when they are asked for; until then buffers must stay as they are.
@@ -152,7 +167,7 @@ def pieces_of(buffers: Sequence[memoryview], page_bytes: int, part_bytes: int) -
 
 
 def _quickly(message: bytes) -> Chunk | None:
-    """Read the three fields in their order, content last; None where there is anything else."""
+    """Read the fields in the order in which they are written; None where there is anything else."""
     end = len(message)
     at = offset = 0
     hits = b""
@@ -161,30 +176,38 @@ def _quickly(message: bytes) -> Chunk | None:
     if at < end and message[at] == _HITS_TAG:
         count, at = _read_varint(message, at + 1)
         hits, at = message[at : at + count], at + count
+    reasons = b""
+    if at < end and message[at] == _REASONS_TAG:
+        count, at = _read_varint(message, at + 1)
+        reasons, at = message[at : at + count], at + count
+        if len(reasons) != len(hits):
+            return None
     if at == end:
-        return Chunk(offset, hits, _NOTHING)
+        return Chunk(offset, hits, _NOTHING, 0, reasons)
     if at < end and message[at] == _CONTENT_TAG:
         count, at = _read_varint(message, at + 1)
         if at + count == end:
-            return Chunk(offset, hits, memoryview(message)[at:])
+            return Chunk(offset, hits, memoryview(message)[at:], 0, reasons)
     if at < end and message[at] == _SHARED_TAG:
         count, at = _read_varint(message, at + 1)
         if at == end:
-            return Chunk(offset, hits, _NOTHING, count)
+            return Chunk(offset, hits, _NOTHING, count, reasons)
     return None
 
 
 def _by_protobuf(message: bytes) -> Chunk:
     try:
         part = PutPart.FromString(message)
-        hits = GetPart.FromString(message).hits
+        read = GetPart.FromString(message)
     except DecodeError as error:
         raise InputError("expected a part of a page, found something else") from error
     if part.HasField("start"):
         raise InputError("a stream of pages starts once, found a second start")
     if part.content and part.shared_bytes:
         raise InputError("a part's content lies in the message or in shared memory, found both")
-    return Chunk(part.offset, hits, memoryview(part.content), part.shared_bytes)
+    if read.reasons and len(read.reasons) != len(read.hits):
+        raise InputError(f"expected a reason for each of {len(read.hits)} pages, found {len(read.reasons)}")
+    return Chunk(part.offset, read.hits, memoryview(part.content), part.shared_bytes, read.reasons)
 
 
 def _prefix(offset: int, hits: bytes) -> bytearray:
@@ -195,7 +218,13 @@ def _prefix(offset: int, hits: bytes) -> bytearray:
     if hits:
         prefix.append(_HITS_TAG)
         prefix += _varint(len(hits))
-        prefix += hits
+        if max(hits) <= _HIT_MAX:
+            prefix += hits
+        else:
+            prefix += bytes([each & _HIT_MAX for each in hits])
+            prefix.append(_REASONS_TAG)
+            prefix += _varint(len(hits))
+            prefix += bytes([each >> _REASON_SHIFT for each in hits])
     return prefix
 
 

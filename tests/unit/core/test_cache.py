@@ -28,7 +28,7 @@ from unified_cache.memory import DevicePool
 from unified_cache.pool import Identity, ModelLayout, Tier
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.window import SPAN_ALL
 
@@ -156,10 +156,10 @@ def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
     label = Label(Identity("toy").digest(toy.layout), prompt.keys[2], toy.layout.pools[0].name)
     page = bytearray(HEADER_BYTES + toy.layout.pools[0].page_bytes)
     stored = PageIO(label, prompt.keys[1], (memoryview(page),))
-    assert storage.get([stored]) == [True]
+    assert storage.get([stored]) == [Answer.HIT]
     page[-1] ^= 1
     assert storage.remove([label]) == 1
-    assert storage.put([stored], Level.CACHED) == [True]
+    assert storage.put([stored], Level.CACHED) == [Answer.STORED]
     serve(toy, 4, first=1000)
     cache.backup(cache.prompt(tokens(4, 1000)))
     cache.wait_all(5)
@@ -167,7 +167,7 @@ def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
     cache.wait_all(5)
     assert cache.match(prompt).host_end == 2
     assert cache.stats().flawed_pages == 1
-    assert storage.exists([label]) == [False]
+    assert storage.exists([label]) == [Answer.MISS]
 
 
 def test_a_second_component_needs_no_change_in_tree_or_controller() -> None:
@@ -220,7 +220,7 @@ def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_hole_
 class BrokenStorage(MemoryStorage):
     """Has a bug."""
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         raise ValueError("a bug")
 
 

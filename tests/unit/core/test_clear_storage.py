@@ -15,7 +15,7 @@ from unified_cache.pool import Identity
 from unified_cache.seal import Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 
 OURS = IDENTITY.digest(toy_layout(SPANS, PAGE))
 OTHERS = Identity("another").digest(toy_layout(SPANS, PAGE))
@@ -34,7 +34,7 @@ def objects(store: StorageBackend, owner: bytes) -> list[Label]:
 
 def put_for_others(store: StorageBackend) -> None:
     page = PageIO(Label(OTHERS, b"k" * 32, "kv"), None, (memoryview(bytes(200)),))
-    assert store.put([page], Level.CACHED) == [True]
+    assert store.put([page], Level.CACHED) == [Answer.STORED]
 
 
 def backed_up(toy: ToyEngine, pages: int = 6) -> Prompt:
@@ -132,7 +132,7 @@ def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
     class ClearsAfterPut(MemoryStorage):
         between: Callable[[], None] | None = None
 
-        def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+        def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
             stored = super().put(pages, level)
             if self.between is not None:
                 between, self.between = self.between, None

@@ -37,7 +37,7 @@ from unified_cache.pool import Pages, Tier
 from unified_cache.ranks import LocalRanks
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.window import SPAN_ALL
 
 
@@ -49,11 +49,11 @@ class HangingStorage(MemoryStorage):
         self.hang_at = -1
         self.hung: list[tuple[UnreturnedCall, Sequence[PageIO]]] = []
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         self._maybe_hang("get", pages)
         return super().get(pages)
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self._maybe_hang("put", pages)
         return super().put(pages, level)
 
@@ -140,7 +140,7 @@ def test_an_interrupt_in_a_transfer_reaches_the_engine_and_leaves_nothing_live()
 
 def test_a_worker_survives_whatever_a_store_raises_and_says_so() -> None:
     class Panicking(MemoryStorage):
-        def exists(self, labels: Sequence[Label]) -> list[bool]:
+        def exists(self, labels: Sequence[Label]) -> list[Answer]:
             raise Panic("a native library gives up")
 
     toy = engine(workers=ThreadWorkers.start(storage=1))
@@ -272,7 +272,7 @@ def test_a_prefetch_that_is_concluded_keeps_the_batches_that_came(monkeypatch: p
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
 
     class Concluding(MemoryStorage):
-        def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
             if self.left == 0:
                 cache.finish_early(operation)
             self.left -= 1
@@ -367,9 +367,9 @@ def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     let_go = Event()
 
     class StuckStorage(MemoryStorage):
-        def exists(self, labels: Sequence[object]) -> list[bool]:
+        def exists(self, labels: Sequence[object]) -> list[Answer]:
             let_go.wait(30)
-            return [False] * len(labels)
+            return [Answer.MISS] * len(labels)
 
     guard = StorageGuard(deadline_s=0.4, calls_max=2, failures_max=2)
     toy = engine()
@@ -391,7 +391,7 @@ def test_workers_have_one_deadline_together_to_end_their_jobs() -> None:
     workers = ThreadWorkers.start(copy=1, storage=5)
 
     class Slow(MemoryStorage):
-        def exists(self, labels: Sequence[Label]) -> list[bool]:
+        def exists(self, labels: Sequence[Label]) -> list[Answer]:
             let_go.wait(30)
             return super().exists(labels)
 
@@ -409,7 +409,7 @@ def test_a_store_that_a_worker_hangs_in_is_closed_once_it_has_returned() -> None
     let_go, closed = Event(), Event()
 
     class Stuck(MemoryStorage):
-        def exists(self, labels: Sequence[Label]) -> list[bool]:
+        def exists(self, labels: Sequence[Label]) -> list[Answer]:
             let_go.wait(30)
             return super().exists(labels)
 
@@ -493,7 +493,7 @@ def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: p
     class FailingAfterSomeGets(MemoryStorage):
         left = 99
 
-        def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
             self.left -= 1
             if self.left < 0:
                 raise StorageError("no more", retryable=False)

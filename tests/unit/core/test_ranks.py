@@ -44,7 +44,7 @@ from unified_cache.ranks import LocalRanks, RankGroup, check_alike, together
 from unified_cache.ranks.agreement import failed_ranks
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.window import SPAN_ALL
 
 PAGE = 4
@@ -203,9 +203,9 @@ def test_a_page_that_one_rank_does_not_get_ends_the_prefix_on_all() -> None:
     class Forgetful(MemoryStorage):
         forgets = False
 
-        def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
             hits = super().get(pages)
-            return [hit and not (self.forgets and number >= 2) for number, hit in enumerate(hits)]
+            return [Answer.MISS if self.forgets and number >= 2 else hit for number, hit in enumerate(hits)]
 
     def live(ranks: ThreadRanks) -> tuple[int, int, str]:
         store = Forgetful()
@@ -322,7 +322,7 @@ def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all(
     class Hanging(MemoryStorage):
         call: UnreturnedCall | None = None
 
-        def get(self, pages: Sequence[PageIO]) -> list[bool]:
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
             if self.call is not None:
                 raise StorageTimeoutError("get hangs", self.call)
             return super().get(pages)

@@ -18,7 +18,7 @@ from unified_cache.ranks.shards import Shard, heads_per_unit
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.window import SPAN_ALL
 
 PAGE = 4
@@ -39,7 +39,7 @@ class Counting(FailingStorage):
         super().__init__()
         self.puts: list[Label] = []
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self.puts += [page.label for page in pages]
         return super().put(pages, level)
 

@@ -25,7 +25,7 @@ from unified_cache.offline.copying import CopyResult, copy_identity, plan_identi
 from unified_cache.offline.reading import ReadOutcome
 from unified_cache.offline.upkeep import Watch
 from unified_cache.pool import ModelLayout
-from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend, StoredObject
 from unified_cache.testing.storage_contract import listing
 
 
@@ -148,7 +148,7 @@ def test_an_object_of_another_length_in_the_source_is_reported_and_not_copied(tm
     replace(source, label, b"short")
     result = copy(source, target, layout)
     assert list(result.findings) == [label]
-    assert target.exists([label]) == [False]
+    assert target.exists([label]) == [Answer.MISS]
 
 
 def test_what_a_capped_target_declines_or_lets_go_again_makes_the_copy_incomplete(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ class BadSector(ListedMemory):
         self._bad = bad
         self._retryable = retryable
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         if any(page.label == self._bad.label for page in pages):
             raise StorageError("cannot read: EIO", retryable=self._retryable)
         return super().get(pages)

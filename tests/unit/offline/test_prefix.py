@@ -27,7 +27,7 @@ from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backu
 from unified_cache.page import Namespace, PageKey, Prompt
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.storage_backends.protocol import Level, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StoredObject
 from unified_cache.testing.storage_contract import listing, sealed_page
 from unified_cache.window import window
 
@@ -57,7 +57,7 @@ def needed(layout: ModelLayout, prompt: Prompt, end: int) -> set[Label]:
 
 def put(storage: StorageBackend, layout: ModelLayout, key: PageKey, pool: PoolSpec) -> Label:
     label = Label(TOY.digest(layout), key, pool.name)
-    assert storage.put([sealed_page(label, HEADER_BYTES + pool.page_bytes)], Level.CACHED) == [True]
+    assert storage.put([sealed_page(label, HEADER_BYTES + pool.page_bytes)], Level.CACHED) == [Answer.STORED]
     return label
 
 
@@ -144,7 +144,7 @@ def test_what_the_target_has_completes_what_the_source_lacks_and_is_verified_fir
     found, result = prefetch(source, target, layout, [prompt])
     assert found == [Prefetched(PAGES, PAGES, 8)]
     assert result.copied.objects_count == 1
-    assert target.exists([labels[5], labels[8]]) == [True, False]
+    assert target.exists([labels[5], labels[8]]) == [Answer.HIT, Answer.MISS]
     source.close()
     target.close()
 

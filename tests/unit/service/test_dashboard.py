@@ -19,7 +19,7 @@ from unified_cache.service.settings import load_settings
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, sealed_page
 
 DASHBOARD = ROOT / "dashboards" / "unified-cache.json"
@@ -48,7 +48,8 @@ def known() -> Known:
     tiered = TieredStore(store.breaker, HostTier(1 << 20), TenantUsage(stored, 100), metrics)
     registry.register(LossCollector(tiered))
     metrics.call_ended("Get", "acme", "OK", 0.1, 1, 1)
-    metrics.pages_looked_up("acme", "kv", "host", 1, 1)
+    metrics.pages_looked_up("acme", "kv", "host", Answer.HIT, 1)
+    metrics.pages_looked_up("acme", "kv", "host", Answer.MISS, 1)
     metrics.anomaly("odd", "x")
     stored.reserve("acme", 1)
     scheduler.enter("acme", 1)

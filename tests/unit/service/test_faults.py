@@ -14,7 +14,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 from unified_cache.storage_backends.wrappers import DeadlineStorage
 from unified_cache.wire.calls import Call
 
@@ -34,15 +34,15 @@ class RaisingStorage(MemoryStorage):
     def capability(self) -> Capability:
         return Capability("failing", durable=True, bytes_max=None)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         self._check()
         return super().exists(labels)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         self._check()
         return super().get(pages)
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self._check()
         return super().put(pages, Level.CACHED)
 

@@ -17,7 +17,7 @@ from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.service.requests.lookup import PoolSpan, longest_prefix
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.window import SPAN_ALL, window
 from unified_cache.wire.calls import Call
 
@@ -28,9 +28,9 @@ def defined(pools: Sequence[PoolSpan], held: Held, end: int) -> bool:
     return all(all(held[pool.name][window(end, pool.span) : end]) for pool in pools)
 
 
-def asked_of(held: Held, asked: list[tuple[str, int, int]], counts: Sequence[tuple[str, int, int]]) -> list[bool]:
+def asked_of(held: Held, asked: list[tuple[str, int, int]], counts: Sequence[tuple[str, int, int]]) -> list[Answer]:
     asked.extend(counts)
-    return [there for name, start, end in counts for there in held[name][start:end]]
+    return Answer.of_reads(there for name, start, end in counts for there in held[name][start:end])
 
 
 @pytest.mark.parametrize("every_end", [False, True])

@@ -26,7 +26,7 @@ from unified_cache.service.operations.metrics import (
 )
 from unified_cache.service.settings import ListenAddress, load_settings
 from unified_cache.service.store.guarded import GuardedStore
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, sealed_page
 from unified_cache.wire.calls import Call
 
@@ -75,11 +75,14 @@ def test_a_call_counts_by_status_time_and_bytes(registry: CollectorRegistry) -> 
 
 def test_pages_count_by_pool_tier_and_tenant(registry: CollectorRegistry) -> None:
     metrics = metrics_in(registry)
-    metrics.pages_looked_up("acme", "kv", "host", 3, 1)
-    metrics.pages_looked_up("acme", "kv", "storage", 1, 0)
+    metrics.pages_looked_up("acme", "kv", "host", Answer.HIT, 3)
+    metrics.pages_looked_up("acme", "kv", "host", Answer.MISS, 1)
+    metrics.pages_looked_up("acme", "kv", "storage", Answer.HIT, 1)
+    metrics.pages_looked_up("acme", "kv", "storage", Answer.UNAVAILABLE, 2)
     value = registry.get_sample_value
     assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "hit"}) == 3
     assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "miss"}) == 1
+    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "storage", "result": "unavailable"}) == 2
     assert value(f"{PREFIX}_tenant_pages_total", {"tenant": "acme", "result": "hit"}) == 4
 
 
@@ -119,7 +122,7 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
 def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: CollectorRegistry) -> None:
     settings = load_settings(None, {"storage": "memory:", "store": {"breaker_failures_max": 1}})
     guarded = GuardedStore.open(settings, registry)
-    assert guarded.breaker.put([sealed_page(label(1))], Level.CACHED) == [True]
+    assert guarded.breaker.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
     value = registry.get_sample_value
     assert value("unified_cache_storage_calls_total", {"store": "memory", "method": "put"}) == 1
     assert value(f"{PREFIX}_store_breaker", {"state": "closed"}) == 1
@@ -134,8 +137,8 @@ def test_a_store_of_files_tells_what_made_room_and_what_found_none(
     page_bytes = one.buffers[0].nbytes
     settings = load_settings(None, {"storage": f"{kind}:{tmp_path / 'store'}", "storage_bytes_max": page_bytes})
     guarded = GuardedStore.open(settings, registry)
-    assert guarded.breaker.put([one], Level.CACHED) == [True]
-    assert guarded.breaker.put([two, three], Level.CACHED) == [True, False]
+    assert guarded.breaker.put([one], Level.CACHED) == [Answer.STORED]
+    assert guarded.breaker.put([two, three], Level.CACHED) == [Answer.STORED, Answer.DECLINED]
     value = registry.get_sample_value
     assert value(f"{PREFIX}_store_evictions_total", {"cause": "room"}) == 1
     assert value(f"{PREFIX}_store_evictions_total", {"cause": "intruder"}) == 0

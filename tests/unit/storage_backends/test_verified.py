@@ -8,7 +8,7 @@ import pytest
 from unified_cache.seal import HEADER_BYTES, Flaw
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
@@ -37,11 +37,11 @@ def test_a_flawed_page_is_a_miss_is_removed_and_counted(make: Callable[[], PageI
     storage = VerifiedStorage(backend)
     storage.put([sealed_page(label(0)), make(), sealed_page(label(3))], Level.CACHED)
     found = [blank_page(label(number)) for number in (0, 1, 3)]
-    assert storage.get(found) == [True, False, True]
+    assert storage.get(found) == [Answer.HIT, Answer.FLAWED, Answer.HIT]
     assert storage.flaws_count == {flaw: 1}
-    assert backend.exists([label(0), label(1), label(3)]) == [True, False, True]
-    assert storage.put([sealed_page(label(1))], Level.CACHED) == [True]
-    assert storage.get(found) == [True, True, True]
+    assert backend.exists([label(0), label(1), label(3)]) == [Answer.HIT, Answer.MISS, Answer.HIT]
+    assert storage.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
+    assert storage.get(found) == [Answer.HIT, Answer.HIT, Answer.HIT]
     assert storage.flaws_count == {flaw: 1}
 
 
@@ -52,7 +52,7 @@ def test_a_page_in_several_buffers_is_verified_without_regard_to_its_cuts() -> N
     bad.buffers[2][-1] ^= 0x80
     storage.put([page, bad], Level.CACHED)
     found = [blank_page(label(number), cuts=(3, 700)) for number in (1, 2)]
-    assert storage.get(found) == [True, False]
+    assert storage.get(found) == [Answer.HIT, Answer.FLAWED]
     assert bytes_of(found[0]) == bytes_of(page)
 
 
@@ -63,7 +63,7 @@ def test_a_bit_that_rots_on_disk_is_found(tmp_path: Path) -> None:
     page = bytearray(path.read_bytes())
     page[500] ^= 4
     path.write_bytes(page)
-    assert storage.get([blank_page(label(1))]) == [False]
+    assert storage.get([blank_page(label(1))]) == [Answer.FLAWED]
     assert storage.flaws_count == {Flaw.PAYLOAD: 1}
     assert not path.exists()
     storage.close()
@@ -71,5 +71,5 @@ def test_a_bit_that_rots_on_disk_is_found(tmp_path: Path) -> None:
 
 def test_misses_are_not_flaws() -> None:
     storage = VerifiedStorage(MemoryStorage())
-    assert storage.get([blank_page(label(1))]) == [False]
+    assert storage.get([blank_page(label(1))]) == [Answer.MISS]
     assert storage.flaws_count == {}

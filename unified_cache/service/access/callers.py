@@ -10,6 +10,7 @@ from typing import Protocol
 import grpc
 
 from unified_cache.service.settings import Role
+from unified_cache.storage_backends.protocol import Answer
 
 __all__ = ["ByteQuota", "Caller", "Gate", "Observer", "Role"]
 
@@ -57,7 +58,7 @@ class Observer(Protocol):
         """Count a call that has ended; ``code`` is the name of its status."""
         ...
 
-    def pages_looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
+    def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
         """Count pages of one pool that a tier was asked for."""
         ...
 

@@ -18,6 +18,7 @@ from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.operations.logs import Log
 from unified_cache.service.settings import ListenAddress
 from unified_cache.service.store.tiered import TieredStore
+from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
 
 if TYPE_CHECKING:
@@ -95,12 +96,10 @@ class ServiceMetrics:
             self.sizes.labels(method, direction).observe(count_bytes)
             self.bytes.labels(name, direction).inc(count_bytes)
 
-    def pages_looked_up(self, tenant: str, pool: str, tier: str, hits: int, misses: int) -> None:
-        """Count pages of one pool that a tier was asked for."""
-        name = self._names.label(tenant)
-        for result, count in (("hit", hits), ("miss", misses)):
-            self.pages.labels(pool, tier, result).inc(count)
-            self.tenant_pages.labels(name, result).inc(count)
+    def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+        """Count pages of one pool that a tier was asked for, by its answer."""
+        self.pages.labels(pool, tier, answer.value).inc(count)
+        self.tenant_pages.labels(self._names.label(tenant), answer.value).inc(count)
 
     def anomaly(self, kind: str, text: str) -> None:
         """Count and log what should not happen."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import Answer
 from unified_cache.window import SPAN_ALL, restorable_ends, window
 from unified_cache.wire.names import labels_of
 
@@ -31,7 +32,7 @@ class PoolSpan:
     span: int
 
 
-Present = Callable[[Sequence[tuple[str, int, int]]], list[bool]]
+Present = Callable[[Sequence[tuple[str, int, int]]], list[Answer]]
 """Tells for pages [start, end) of pools by name, all in one list, which of them there are."""
 
 
@@ -109,6 +110,7 @@ def _holes(present: Present, pools: Sequence[PoolSpan], start: int, end: int) ->
     """Return for each pool which pages of [start, end) are missing, all asked for at once."""
     if not pools or end == start:
         return [np.zeros(end - start, np.bool_) for _ in pools]
-    answers = np.logical_not(np.array(present([(pool.name, start, end) for pool in pools]), np.bool_))
+    answers = present([(pool.name, start, end) for pool in pools])
+    absent = np.array([answer is not Answer.HIT for answer in answers], np.bool_)
     edges = list(accumulate([end - start] * len(pools), initial=0))
-    return [answers[first : first + end - start] for first in edges[:-1]]
+    return [absent[first : first + end - start] for first in edges[:-1]]

@@ -19,17 +19,19 @@ from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.pages import HeldPage, blank_page
-from unified_cache.storage_backends.protocol import Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.wire.calls import RETRY_AFTER
 
-__all__ = ["ArrivedPage", "FoundTier", "KeptTier", "TieredStore"]
+__all__ = ["ArrivedPage", "FoundTier", "KeptTier", "PageRead", "TieredStore"]
 
 RECONCILED_NAMES = 1024
 """Pages asked about where a tenant has no room left: some may have left the store unnoticed."""
 
 RETRY_AFTER_MS = "1000"
 
+
+_READS = (Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE)
 
 _POOL = itemgetter(Label._fields.index("pool"))
 
@@ -48,6 +50,22 @@ class KeptTier(IntEnum):
     DECLINED = 0
     HOST = 1
     STORE = 2
+    UNAVAILABLE = 3
+    """Not kept: the store did not answer. On the wire it is declined, with that reason."""
+
+
+class PageRead(NamedTuple):
+    """Answer of both tiers for one page."""
+
+    place: FoundTier
+    answer: Answer
+    page: HeldPage | None
+    """None unless the answer is HIT."""
+
+
+_MISS = PageRead(FoundTier.NOWHERE, Answer.MISS, None)
+
+_KEPT = {Answer.STORED: KeptTier.STORE, Answer.DECLINED: KeptTier.DECLINED, Answer.UNAVAILABLE: KeptTier.UNAVAILABLE}
 
 
 class ArrivedPage(NamedTuple):
@@ -84,34 +102,36 @@ class TieredStore:
         """Pages and bytes stored by each tenant."""
         return self._usage
 
-    def exists(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, tenant: str, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether either tier seems to have it; where the store fails, memory alone is asked."""
         found = self._host.contains(tenant, labels)
-        self._count(tenant, "host", labels, found)
+        in_memory = Answer.of_reads(found)
+        self._count(tenant, "host", labels, in_memory)
         if all(found):
-            return found
+            return in_memory
         absent = list(compress(labels, map(not_, found)))
-        stored = self._stored(absent) or [False] * len(absent)
+        stored = self._stored(absent) or [Answer.UNAVAILABLE] * len(absent)
         self._count(tenant, "storage", absent, stored)
         answers = iter(stored)
-        return [here or next(answers) for here in found]
+        return [Answer.HIT if here else next(answers) for here in found]
 
     def held(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
         """Tell for each label whether the page is in memory."""
         return self._host.contains(tenant, labels)
 
-    def read(
-        self, tenant: str, labels: Sequence[Label], sizes: Sequence[int]
-    ) -> list[tuple[FoundTier, HeldPage | None]]:
+    def read(self, tenant: str, labels: Sequence[Label], sizes: Sequence[int]) -> list[PageRead]:
         """Return pages of these lengths, from memory or from the store, from where they come into memory.
 
         A page of another length, or one that the store fails to return, is a miss.
         """
-        found: list[tuple[FoundTier, HeldPage | None]] = [
-            (FoundTier.NOWHERE if page is None else FoundTier.HOST, page) for page in self._host.find(tenant, labels)
+        found = [
+            PageRead(FoundTier.NOWHERE, Answer.MISS, None)
+            if page is None
+            else PageRead(FoundTier.HOST, Answer.HIT, page)
+            for page in self._host.find(tenant, labels)
         ]
-        absent = [number for number, (place, _) in enumerate(found) if place is FoundTier.NOWHERE]
-        self._count(tenant, "host", labels, [place is FoundTier.HOST for place, _ in found])
+        absent = [number for number, read in enumerate(found) if read.page is None]
+        self._count(tenant, "host", labels, [read.answer for read in found])
         if not absent:
             return found
         blanks = [blank_page(sizes[number]) for number in absent]
@@ -120,12 +140,14 @@ class TieredStore:
             hits = self._store.get(pages)
         except StorageError as error:
             self._observer.anomaly("store_get", str(error))
-            hits = [False] * len(pages)
+            hits = [Answer.UNAVAILABLE] * len(pages)
         self._count(tenant, "storage", [page.label for page in pages], hits)
-        for number, blank, hit in zip(absent, blanks, hits, strict=True):
-            if hit:
+        for number, blank, answer in zip(absent, blanks, hits, strict=True):
+            if answer:
                 self._host.admit(tenant, labels[number], blank)
-                found[number] = (FoundTier.STORE, blank)
+                found[number] = PageRead(FoundTier.STORE, answer, blank)
+            else:
+                found[number] = _MISS._replace(answer=answer)
         return found
 
     def put(self, tenant: str, arrived: Sequence[ArrivedPage], level: Level) -> list[KeptTier]:
@@ -139,26 +161,24 @@ class TieredStore:
         for each in arrived:
             pages.setdefault(each.label, each)
         known = self._stored(labels)
-        fresh = [label for label, stored in zip(labels, known or [False] * len(labels), strict=True) if not stored]
+        fresh = [label for label, there in zip(labels, known or [Answer.MISS] * len(labels), strict=True) if not there]
         self._reserve(tenant, {label: pages[label].page.object_bytes for label in fresh})
         try:
-            stored = self._write_through(tenant, list(pages.values()), level, set(fresh))
+            answers = self._write_through(tenant, list(pages.values()), level, set(fresh))
         except Refused:
             self._give_back_absent(tenant, fresh)
             raise
         for label in dict.fromkeys(fresh):
-            if level is Level.CACHED or label in stored:
+            if level is Level.CACHED or answers[label]:
                 self._host.admit(tenant, label, pages[label].page)
         held = self._host.contains(tenant, labels)
         kept = [
-            KeptTier.STORE
-            if label in stored
-            else KeptTier.HOST
-            if here and level is Level.CACHED
-            else KeptTier.DECLINED
+            KeptTier.HOST if here and level is Level.CACHED and not answers[label] else _KEPT[answers[label]]
             for label, here in zip(labels, held, strict=True)
         ]
-        declined = [label for label, where in zip(labels, kept, strict=True) if where is KeptTier.DECLINED]
+        declined = [
+            label for label, where in zip(labels, kept, strict=True) if where not in (KeptTier.STORE, KeptTier.HOST)
+        ]
         self._usage.drop(tenant, declined)
         if declined and known is None:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
@@ -176,7 +196,7 @@ class TieredStore:
         stored = self._store.exists(named)
         self._store.remove(named)
         self._usage.drop(tenant, named)
-        return sum(either or other for either, other in zip(here, stored, strict=True))
+        return sum(either or bool(other) for either, other in zip(here, stored, strict=True))
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List what the store has of one identity; pages that are in memory alone are not listed."""
@@ -199,7 +219,7 @@ class TieredStore:
         """Close the store; what is in memory alone is lost."""
         self._store.close()
 
-    def _stored(self, labels: Sequence[Label]) -> list[bool] | None:
+    def _stored(self, labels: Sequence[Label]) -> list[Answer] | None:
         """Ask the store; None where it fails."""
         if not labels:
             return []
@@ -211,25 +231,26 @@ class TieredStore:
 
     def _write_through(
         self, tenant: str, arrived: Sequence[ArrivedPage], level: Level, fresh: set[Label]
-    ) -> set[Label]:
-        """Put into the store what it lacks; return what it has. A page in memory goes instead of a new one."""
+    ) -> dict[Label, Answer]:
+        """Put into the store what it lacks; return its answer by page. A page in memory goes instead of a new one."""
         wanted = [each for each in arrived if each.label in fresh or level is Level.DURABLE]
         here = self._host.find(tenant, [each.label for each in wanted])
         pages = [
             PageIO(each.label, each.parent, (held or each.page).buffers)
             for each, held in zip(wanted, here, strict=True)
         ]
-        stored = {each.label for each in arrived} - {each.label for each in wanted}
+        answers = {each.label: Answer.STORED for each in arrived}
+        answers.update((page.label, Answer.UNAVAILABLE) for page in pages)
         try:
             if pages:
                 for manifest in {each.manifest.identity: each.manifest for each in wanted}.values():
                     self._announce(manifest)
-                stored |= {page.label for page, ok in zip(pages, self._store.put(pages, level), strict=True) if ok}
+                answers.update(zip((page.label for page in pages), self._store.put(pages, level), strict=True))
         except StorageError as error:
             self._observer.anomaly("store_put", str(error))
             if level is Level.DURABLE:
                 raise _refusal(error) from error
-        return stored
+        return answers
 
     def _announce(self, manifest: Manifest) -> None:
         """Register an identity with the store, once."""
@@ -257,13 +278,16 @@ class TieredStore:
         if stored is not None:
             here = self._host.contains(tenant, labels)
             triples = zip(labels, stored, here, strict=True)
-            self._usage.drop(tenant, [label for label, there, held in triples if not there and not held])
+            gone = [label for label, there, held in triples if there is Answer.MISS and not held]
+            self._usage.drop(tenant, gone)
 
-    def _count(self, tenant: str, tier: str, labels: Sequence[Label], hits: Sequence[bool]) -> None:
+    def _count(self, tenant: str, tier: str, labels: Sequence[Label], answers: Sequence[Answer]) -> None:
         pools = list(map(_POOL, labels))
-        asked, found = Counter(pools), Counter(compress(pools, hits))
-        for pool, count in asked.items():
-            self._observer.pages_looked_up(tenant, pool, tier, found[pool], count - found[pool])
+        for answer in _READS:
+            if answer in answers:
+                counts = Counter(compress(pools, [each is answer for each in answers]))
+                for pool, count in counts.items():
+                    self._observer.pages_looked_up(tenant, pool, tier, answer, count)
 
 
 def _refusal(error: StorageError) -> Refused:

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from unified_cache.errors import ConfigError
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.chains import Chains, Link
-from unified_cache.storage_backends.protocol import PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 
 __all__ = ["SCAN_OBJECTS_MAX", "StoreLru", "page_bytes"]
 
@@ -127,14 +127,18 @@ class StoreLru:
         self.touch(needed)
         return named, max(short_bytes, 0)
 
-    def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[bool]:
+    def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[Answer]:
         """Tell which objects are known at these sizes and make them recent; those of another size are forgotten."""
         size_of = self._objects.get
-        hits: list[bool] = []
+        hits: list[Answer] = []
         for label, object_bytes in zip(labels, sizes, strict=True):
             known = size_of(label)
-            hits.append(known == object_bytes)
-            if known is not None and known != object_bytes:
+            if known == object_bytes:
+                hits.append(Answer.HIT)
+            elif known is None:
+                hits.append(Answer.MISS)
+            else:
+                hits.append(Answer.FLAWED)
                 self.forget(label)
         self.touch(reversed(labels))
         return hits

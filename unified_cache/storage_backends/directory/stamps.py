@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import Answer, PageIO
 
 __all__ = ["PAGES_WAITING_MAX", "STAMP_GRAIN_NS", "Clock", "Stamps"]
 
@@ -38,7 +38,9 @@ class Stamps:
         with self._guard:
             return self._new(count)
 
-    def note(self, pages: Sequence[PageIO], hits: Sequence[bool], stamp: int | None = None) -> dict[Label, int]:
+    def note(
+        self, pages: Sequence[PageIO], hits: Sequence[Answer | bool], stamp: int | None = None
+    ) -> dict[Label, int]:
         """Note that hits were used, the first page at ``stamp``, or now, each other one a nanosecond earlier.
 
         Return what is to be written now, of this use and of earlier ones, the least recent first.

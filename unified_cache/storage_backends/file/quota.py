@@ -11,7 +11,7 @@ from unified_cache.storage_backends.directory.descriptors import OpenDirectories
 from unified_cache.storage_backends.directory.layout import place_of
 from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.file.journal import Journal, JournalLine
-from unified_cache.storage_backends.protocol import PageIO, StoredObject
+from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 
 __all__ = ["UNREMOVABLE_MAX", "SharedQuota"]
 
@@ -164,7 +164,7 @@ class SharedQuota:
         with self._order:
             self._publish(_removal_lines([each for each in dropped if not self._is_there(each.label)]))
 
-    def record(self, pages: Sequence[PageIO], hits: Sequence[bool], told: Collection[Label]) -> None:
+    def record(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool], told: Collection[Label]) -> None:
         """Make hits recent, the first page most of all, and let others know of those in ``told``.
 
         A miss changes nothing: the page may be another process's, granted room and about to be there.

@@ -47,7 +47,7 @@ from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.file.journal import Journal
 from unified_cache.storage_backends.file.page_writer import FILES_OPEN_MAX, PageWriter
 from unified_cache.storage_backends.file.quota import SharedQuota
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
 __all__ = ["FileCounts", "FileStorage", "open_url"]
 
@@ -184,20 +184,21 @@ class FileStorage:
             write_manifest(self._root, manifest)
             self._quota.learn(manifest)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a file of that name is there. No access; one stat each."""
         with self._calls:
-            found: list[bool] = []
+            found: list[Answer] = []
             for label in labels:
                 fan, name = place_of(label)
                 try:
                     directory = self._directories.find(label.identity, fan)
-                    found.append(directory is not None and size_of(self._disk, directory, name) is not None)
+                    is_there = directory is not None and size_of(self._disk, directory, name) is not None
+                    found.append(Answer.HIT if is_there else Answer.MISS)
                 except OSError as error:
                     raise self._cannot("look for", label, error) from error
             return found
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; a hit makes it recent."""
         with self._calls:
             hits = self._read(pages[:FILES_OPEN_MAX])
@@ -207,8 +208,8 @@ class FileStorage:
             self._stamp(self._stamps.note(pages, hits))
             return hits
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        """Write pages in their order; False for those that have no room under the cap or on the file system.
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Write pages in their order, as far as there is room under the cap and on the file system.
 
         DURABLE syncs each file before its name appears, and each directory once at the end of the batch.
         An object that is there already is not written again, only synced.
@@ -218,7 +219,8 @@ class FileStorage:
             StorageError: another fault. Files of pages before the one that failed may be there.
         """
         with self._calls:
-            return self._page_writer.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)
+            stored = self._page_writer.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)
+            return Answer.of_puts(stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back."""
@@ -307,72 +309,76 @@ class FileStorage:
         if used:
             self._quota.publish_used(used)
 
-    def _read(self, pages: Sequence[PageIO]) -> list[bool]:
+    def _read(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read a few pages: open all, then move all bytes, then close all, which keeps the copying loop hot."""
         disk = self._disk
         fds: list[int] = []
-        hits = [False] * len(pages)
+        answers = [Answer.MISS] * len(pages)
         try:
-            for page in pages:
+            for number, page in enumerate(pages):
+                fd = -1
                 try:
-                    fds.append(self._open_object(page))
+                    opened = self._open_object(page)
+                    if isinstance(opened, Answer):
+                        answers[number] = opened
+                    else:
+                        fd = opened
                 except OSError as error:
-                    fds.append(self._miss(page, error))
+                    answers[number] = self._unreadable(page, error)
+                fds.append(fd)
             for number, page in enumerate(pages):
                 fd = fds[number]
                 if fd >= 0:
                     try:
-                        hits[number] = read_all(disk, fd, page.buffers, page_bytes(page))
-                        if not hits[number]:
-                            self._look_at(page, fd)
+                        is_whole = read_all(disk, fd, page.buffers, page_bytes(page))
+                        answers[number] = Answer.HIT if is_whole else self._look_at(page, fd)
                     except OSError as error:
-                        self._look_at(page, fd, error)
+                        answers[number] = self._look_at(page, fd, error)
         finally:
             for fd in fds:
                 if fd >= 0:
                     close_quietly(disk, fd)
-        return hits
+        return answers
 
-    def _look_at(self, page: PageIO, fd: int, fault: OSError | None = None) -> None:
+    def _look_at(self, page: PageIO, fd: int, fault: OSError | None = None) -> Answer:
         """Clear away what proved not to be a file of exactly that length; any other ``fault`` is one of the object."""
         try:
             status = self._disk.fstat(fd)
         except OSError as error:
-            self._miss(page, fault or error)
-            return
+            return self._unreadable(page, fault or error)
         object_bytes = page_bytes(page)
         if not is_whole(status.st_mode, status.st_size, object_bytes):
             fan, name = place_of(page.label)
             directory = self._directories.find(page.label.identity, fan)
             if directory is not None:
                 self._foreign.clear(directory, name, object_bytes)
-        elif fault is not None:
-            self._miss(page, fault)
+            return Answer.FLAWED
+        return Answer.MISS if fault is None else self._unreadable(page, fault)
 
-    def _miss(self, page: PageIO, error: OSError) -> int:
-        """Make a miss, -1, of one object that cannot be read; raise where it is not the object's fault."""
+    def _unreadable(self, page: PageIO, error: OSError) -> Answer:
+        """Count one object that cannot be read; raise where it is not the object's fault."""
         if error.errno not in UNREADABLE:
             raise self._cannot("read", page.label, error) from error
         with self._guard:
             self._unreadable_count += 1
-        return -1
+        return Answer.UNAVAILABLE
 
-    def _open_object(self, page: PageIO) -> int:
-        """Open what stands in the place of an object; -1 where there is nothing, or nothing that can be read."""
+    def _open_object(self, page: PageIO) -> int | Answer:
+        """Open what stands in the place of an object; the answer where there is nothing, or nothing to be read."""
         label = page.label
         fan, name = place_of(label)
         directory = self._directories.find(label.identity, fan)
         if directory is None:
-            return -1
+            return Answer.MISS
         try:
             return self._disk.open(name, READ_FLAGS, dir_fd=directory.fd)
         except FileNotFoundError:
-            return -1
+            return Answer.MISS
         except OSError as error:
             if error.errno not in NOT_A_FILE:
                 raise
             self._foreign.clear(directory, name, page_bytes(page))
-            return -1
+            return Answer.FLAWED
 
 
 def _objects_by_age(root: StoreRoot) -> Iterator[StoredObject]:

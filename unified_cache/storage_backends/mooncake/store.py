@@ -33,7 +33,7 @@ from unified_cache.storage_backends.mooncake.client import MooncakeClient, clien
 from unified_cache.storage_backends.mooncake.hosts import knock
 from unified_cache.storage_backends.mooncake.manifests import ManifestObjects, identity_in
 from unified_cache.storage_backends.mooncake.transfer import MooncakeIo
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
 __all__ = ["ClusterHealth", "MooncakeStorage", "open_url"]
 
@@ -121,10 +121,10 @@ class MooncakeStorage:
                         self._client.unregister(region)
                     self._regions.add(region)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the master for all labels at once; what exists becomes recent, the first label most of all.
 
-        A page on a node that fails at the moment, and one that could not be read just now, does not exist.
+        A page on a node that fails at the moment, and one that could not be read just now, is UNAVAILABLE.
 
         Raises:
             StorageError: the master does not know.
@@ -136,24 +136,31 @@ class MooncakeStorage:
             locations = self._client.locate(names[::-1])
             absent = self._client.locations.absent(names)
             is_up = {endpoint: self._client.endpoints.is_up(endpoint) for endpoint, _ in set(locations.values())}
-            return [name in locations and name not in absent and is_up[locations[name].endpoint] for name in names]
+            return [
+                Answer.MISS
+                if name not in locations
+                else Answer.HIT
+                if name not in absent and is_up[locations[name].endpoint]
+                else Answer.UNAVAILABLE
+                for name in names
+            ]
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
-        """Read each page straight into its buffers, node by node; what a failing node has is a miss.
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Read each page straight into its buffers, node by node; what a failing node has is UNAVAILABLE.
 
         Raises:
             StorageError: the master does not answer.
         """
         with self._calls:
             objects = [object_buffers(number, page) for number, page in enumerate(pages)]
-            hits = self._io.read([item for item in objects if item.object_bytes])
-            return [number in hits for number in range(len(pages))]
+            answers = self._io.read([item for item in objects if item.object_bytes])
+            return [answers.get(number, Answer.MISS) for number in range(len(pages))]
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        """Write pages straight from their buffers; False for those that the cluster does not have afterwards.
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Write pages straight from their buffers; STORED for those that the cluster has afterwards.
 
-        It has no room, a node failed just now, or another writer has begun the page and not ended it. A manifest that
-        has gone with its node is put again on the way.
+        DECLINED where it has no room; UNAVAILABLE where a node failed just now, or another writer has begun the page
+        and not ended it. A manifest that has gone with its node is put again on the way.
 
         Raises:
             StorageError: the level is DURABLE, which memory cannot promise, or the master does not answer.

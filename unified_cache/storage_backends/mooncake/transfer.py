@@ -9,6 +9,7 @@ from unified_cache.storage_backends.mooncake.buffers import ObjectBuffers, batch
 from unified_cache.storage_backends.mooncake.client import MooncakeClient
 from unified_cache.storage_backends.mooncake.endpoints import ReplicaLocation
 from unified_cache.storage_backends.mooncake.native import ResultCode
+from unified_cache.storage_backends.protocol import Answer
 
 __all__ = ["MooncakeIo"]
 
@@ -40,8 +41,8 @@ class MooncakeIo:
 
     def write(
         self, objects: Sequence[ObjectBuffers], known: dict[str, ReplicaLocation], *, grouped: bool
-    ) -> list[bool]:
-        """Store objects; ``known`` are those of them that the cluster has. True for each that it has in the end.
+    ) -> list[Answer]:
+        """Store objects; ``known`` are those of them that the cluster has. STORED for each that it has in the end.
 
         ``grouped`` has the objects of one page evicted together, at a price of some percent.
 
@@ -52,17 +53,25 @@ class MooncakeIo:
         if foreign:
             self._client.remove(list(foreign))
         fresh = [item for item in objects if item.name not in known or item.name in foreign]
-        accepted = self._write_all(fresh, grouped=grouped) if fresh else []
+        accepted, declined = self._write_all(fresh, grouped=grouped) if fresh else ([], set())
         names = [item.name for item in reversed(accepted)]
         whole = {name for name, exists in zip(names, self._client.exist_aged(names), strict=True) if exists}
         self._client.locations.forget(names)
-        return [item.name in whole or (item.name in known and item.name not in foreign) for item in objects]
+        whole |= known.keys() - foreign
+        return [
+            Answer.STORED if item.name in whole else Answer.DECLINED if item.name in declined else Answer.UNAVAILABLE
+            for item in objects
+        ]
 
-    def _write_all(self, objects: Sequence[ObjectBuffers], *, grouped: bool) -> list[ObjectBuffers]:
-        """Put batch after batch; return what was accepted. After a failed transfer no more is tried for a while."""
+    def _write_all(self, objects: Sequence[ObjectBuffers], *, grouped: bool) -> tuple[list[ObjectBuffers], set[str]]:
+        """Put batch after batch; return what was accepted, and the names of what had no room.
+
+        After a failed transfer no more is tried for a while.
+        """
         endpoints = self._client.endpoints
         pauses = list(FULL_PAUSES_S)
         accepted: list[ObjectBuffers] = []
+        declined: set[str] = set()
         for batch, put in [(batch, self._put(batch, grouped=grouped)) for batch in batches(objects)]:
             if not endpoints.is_up(PUTS):
                 break
@@ -71,11 +80,12 @@ class MooncakeIo:
             if any(codes):
                 codes = self._put_again(batch, codes, pauses, grouped=grouped)
                 accepted += [item for item, code in zip(batch, codes, strict=True) if not code]
+                declined |= {item.name for item, code in zip(batch, codes, strict=True) if code in _NO_ROOM}
                 self._judge_put(set(codes) - {0})
             else:
                 accepted += batch
                 endpoints.succeeded(PUTS)
-        return accepted
+        return accepted, declined
 
     def _put_again(
         self, batch: Sequence[ObjectBuffers], codes: list[int], pauses: list[float], *, grouped: bool
@@ -106,31 +116,34 @@ class MooncakeIo:
 
     # ---- get -------------------------------------------------------------------------------------------------
 
-    def read(self, objects: Sequence[ObjectBuffers]) -> set[int]:
-        """Fill buffers; return the numbers of those that were filled.
+    def read(self, objects: Sequence[ObjectBuffers]) -> dict[int, Answer]:
+        """Fill buffers; return the answer for each item by its number.
 
         Node by node, so that one which fails takes no page of another with it, and the first pages last. An object of
         another size is removed.
         """
         endpoints = self._client.endpoints
+        answers: dict[int, Answer] = {}
         by_endpoint: dict[str, list[ObjectBuffers]] = {}
-        for item, endpoint in self._found(objects):
+        for item, endpoint in self._found(objects, answers):
+            answers[item.number] = Answer.UNAVAILABLE
             by_endpoint.setdefault(endpoint, []).append(item)
-        hits: set[int] = set()
         for endpoint, held in by_endpoint.items():
             for batch, get in [(batch, self._get(batch)) for batch in batches(held[::-1])]:
                 if not endpoints.is_up(endpoint):
                     break
                 with endpoints.asking(endpoint):
-                    hits |= self._read(batch, get, endpoint)
-        return hits
+                    answers |= self._read(batch, get, endpoint)
+        return answers
 
-    def _found(self, objects: Sequence[ObjectBuffers]) -> list[tuple[ObjectBuffers, str]]:
-        """Return those pieces that can be read, and whom from."""
+    def _found(self, objects: Sequence[ObjectBuffers], answers: dict[int, Answer]) -> list[tuple[ObjectBuffers, str]]:
+        """Return those objects that can be read, and whom from; note the answers for the others."""
         client = self._client
         names = [item.name for item in objects]
         known = client.locations.find(names)
-        out = client.locations.absent(names)
+        unreadable = client.locations.absent(names)
+        out: set[str] = set()
+        foreign: list[str] = []
         unsure = [item for item in objects if item.name not in known or not _fits(item, known[item.name])]
         if unsure:
             unsure_names = [item.name for item in reversed(unsure)]
@@ -140,17 +153,24 @@ class MooncakeIo:
                 client.remove(foreign)
             out.update(foreign, set(unsure_names).difference(asked))
             known |= asked
-        return [(item, known[item.name].endpoint) for item in objects if item.name not in out]
+        for item in objects:
+            if item.name in foreign:
+                answers[item.number] = Answer.FLAWED
+            elif item.name in out:
+                answers[item.number] = Answer.MISS
+            elif item.name in unreadable:
+                answers[item.number] = Answer.UNAVAILABLE
+        return [(item, known[item.name].endpoint) for item in objects if item.number not in answers]
 
-    def _read(self, batch: Sequence[ObjectBuffers], get: NativeCall, endpoint: str) -> set[int]:
+    def _read(self, batch: Sequence[ObjectBuffers], get: NativeCall, endpoint: str) -> dict[int, Answer]:
         client = self._client
         codes = get()
         if codes == [item.object_bytes for item in batch]:
             client.endpoints.succeeded(endpoint)
-            return {item.number for item in batch}
-        answers = list(zip(batch, codes, strict=True))
-        hits = {item.number for item, code in answers if code == item.object_bytes}
-        missed = [(item, code) for item, code in answers if item.number not in hits]
+            return {item.number: Answer.HIT for item in batch}
+        read = list(zip(batch, codes, strict=True))
+        answers = {item.number: _answer(item, code) for item, code in read}
+        missed = [(item, code) for item, code in read if not answers[item.number]]
         client.locations.forget([item.name for item, _ in missed])
         failed = {code for _, code in missed}
         client.locations.make_absent(item.name for item, code in missed if code in _UNREADABLE)
@@ -164,13 +184,22 @@ class MooncakeIo:
             # Together they took longer than their lease; each half has a lease of its own.
             middle = len(expired) // 2
             for half in (expired[:middle], expired[middle:]):
-                hits |= self._read(half, self._get(half), endpoint)
-        return hits
+                answers |= self._read(half, self._get(half), endpoint)
+        return answers
 
     def _get(self, batch: Sequence[ObjectBuffers]) -> NativeCall:
         if batch[0].is_whole:
             return partial(self._client.get, *_columns(batch))
         return partial(self._client.get_scattered, *_scattered_columns(batch))
+
+
+def _answer(item: ObjectBuffers, code: int) -> Answer:
+    """Return what the result of a read says of a page."""
+    if code == item.object_bytes:
+        return Answer.HIT
+    if code == ResultCode.CHECKSUM_MISMATCH:
+        return Answer.FLAWED
+    return Answer.UNAVAILABLE if code in _UNREADABLE or code == ResultCode.LEASE_EXPIRED else Answer.MISS
 
 
 def _fits(item: ObjectBuffers, location: ReplicaLocation) -> bool:

@@ -9,7 +9,7 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.directory.layout import check_label
 from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
-from unified_cache.storage_backends.protocol import PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 
 __all__ = ["PageIndex", "PutBatch"]
 
@@ -177,8 +177,8 @@ class PageIndex:
                 if label not in self._slots:
                     self._lru.forget(label)
 
-    def look_up(self, pages: Sequence[PageIO]) -> tuple[list[SegmentSlot | None], list[SegmentSlot]]:
-        """Return the slot of each page, which becomes recent, None where it is not there at that length.
+    def look_up(self, pages: Sequence[PageIO]) -> tuple[list[SegmentSlot | None], list[Answer], list[SegmentSlot]]:
+        """Return the slot of each page, which becomes recent, None where it is not there at that length; and answers.
 
         Objects of another length are forgotten, and their slots returned besides.
 
@@ -186,6 +186,7 @@ class PageIndex:
             InputError: a label names no object. Nothing was changed.
         """
         slots: list[SegmentSlot | None] = []
+        answers: list[Answer] = []
         found: list[PageIO] = []
         misfits: list[Label] = []
         with self._guard:
@@ -193,17 +194,20 @@ class PageIndex:
                 slot = self._slots.get(page.label)
                 if slot is None:
                     check_label(page.label)
+                    answers.append(Answer.MISS)
                 elif slot.segment.object_bytes == page_bytes(page):
                     found.append(page)
+                    answers.append(Answer.HIT)
                 else:
                     misfits.append(page.label)
+                    answers.append(Answer.FLAWED)
                     slot = None
                 slots.append(slot)
             self._lru.touch([page.label for page in reversed(found)])
             if self._lru.bytes_max is not None:
                 self._lru.link(found)
                 self._lru.touch_before(found)
-            return slots, self._take_out(misfits) if misfits else []
+            return slots, answers, self._take_out(misfits) if misfits else []
 
     def forget(self, labels: Iterable[Label]) -> tuple[int, list[SegmentSlot], list[SegmentSlot]]:
         """Know objects no more; return how many there were, their slots, and those slots that are unreadable."""

@@ -33,9 +33,14 @@ from unified_cache.storage_backends.directory.manifests import read_manifests, w
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
-from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, TableEntry
+from unified_cache.storage_backends.packed.segment import (
+    Segment,
+    SegmentKey,
+    SegmentSlot,
+    TableEntry,
+)
 from unified_cache.storage_backends.packed.segments import SegmentFiles
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
 
 __all__ = ["PackedCounts", "PackedStorage", "open_url"]
 
@@ -167,18 +172,17 @@ class PackedStorage:
             write_manifest(self._root, manifest)
             self._index.learn(manifest)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether it has a slot. No access, no call on the disk."""
         with self._calls:
-            return [self._index.find(label) is not None for label in labels]
+            return Answer.of_reads(self._index.find(label) is not None for label in labels)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; a hit makes it recent. A page of another length is dropped."""
         with self._calls:
-            slots, gone = self._index.look_up(pages)
+            slots, answers, gone = self._index.look_up(pages)
             if gone:
                 self._free_quietly(gone)
-            hits = [False] * len(pages)
             unreadable: dict[Label, SegmentSlot] = {}
             for number, slot in enumerate(slots):
                 if slot is None:
@@ -192,18 +196,19 @@ class PackedStorage:
                     is_whole = False
                 if not is_whole:
                     unreadable[label] = slot
-                else:
-                    # One that went while it was read is a miss: its slot may have become another page's.
-                    hits[number] = self._index.find(label) is slot
+                    answers[number] = Answer.UNAVAILABLE
+                elif self._index.find(label) is not slot:
+                    # It went while it was read: its slot may have become another page's.
+                    answers[number] = Answer.MISS
             if unreadable:
                 self._index.set_aside(unreadable)
-            due = self._stamps.note(pages, hits)
+            due = self._stamps.note(pages, answers)
             if due:
                 self._stamp(due)
-            return hits
+            return answers
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        """Write pages in their order; False for those that have no room under the cap or on the file system.
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Write pages in their order, as far as there is room under the cap and on the file system.
 
         DURABLE syncs each file twice a batch: once when the pages are in it, once when their entries are.
 
@@ -232,7 +237,7 @@ class PackedStorage:
                 self._free_quietly(spare)
             if len(batch.fresh) < len(pages):
                 self._stamp(self._stamps.note(pages, batch.refreshed(), batch.stamp))
-            return batch.stored
+            return Answer.of_puts(batch.stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back.

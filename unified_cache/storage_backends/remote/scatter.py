@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from unified_cache.errors import InputError
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.storage_backends.remote.reasons import read_answer
 from unified_cache.wire.parts import Chunk
 from unified_cache.wire.sharing import SharedSlice
 
@@ -15,7 +16,7 @@ class ScatterReader:
     """Fill pages in the order asked for. Content is copied once, from the message or the window into the page."""
 
     def __init__(self, pages: Sequence[PageIO], window: SharedSlice | None = None) -> None:
-        self.hits: list[bool | None] = [None] * len(pages)
+        self.hits: list[Answer | None] = [None] * len(pages)
         """By page; None while there is no answer, or not the whole page yet."""
         self._pages = pages
         self._window = window
@@ -37,14 +38,14 @@ class ScatterReader:
             raise InputError("found a part in shared memory, where none was offered")
         if self._answered_count + len(part.hits) > len(self._pages):
             raise InputError(f"expected {len(self._pages)} pages, found more")
-        for hit in part.hits:
+        for index, hit in enumerate(part.hits):
             number = self._answered_count
             self._answered_count += 1
             if hit:
                 self._coming.extend((number, buffer) for buffer in self._pages[number].buffers)
                 self._coming.append((number, None))
             else:
-                self.hits[number] = False
+                self.hits[number] = read_answer(part.reasons[index] if part.reasons else 0)
         self._copy(part)
 
     def _copy(self, part: Chunk) -> None:
@@ -68,7 +69,7 @@ class ScatterReader:
         self._land(part, pieces)
         self._offset = offset
         for number in whole:
-            self.hits[number] = True
+            self.hits[number] = Answer.HIT
 
     def _land(self, part: Chunk, pieces: list[memoryview]) -> None:
         if part.shared_bytes and self._window is not None:

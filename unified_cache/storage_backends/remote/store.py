@@ -27,7 +27,8 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.remote.reasons import put_answers, read_answers
 from unified_cache.storage_backends.remote.rendezvous import RendezvousHash
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server, is_passing, storage_error, wants_hello, wants_stream
@@ -70,8 +71,8 @@ class ServerBatch(NamedTuple):
 class RemoteStorage:
     """Exchange sealed pages with servers. Exists, get and put are tried elsewhere where a server fails; remove is not.
 
-    Pages that no server answers for are misses, or declined, where others of their batch were answered; where none
-    was, the last error is raised. No call takes longer than its timeout times the servers and retries. Thread-safe.
+    Pages that no server answers for are UNAVAILABLE where others of their batch were answered; where none was, the last
+    error is raised. No call takes longer than its timeout times the servers and retries. Thread-safe.
     """
 
     def __init__(
@@ -127,15 +128,15 @@ class RemoteStorage:
                 raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
             self._manifests[manifest.identity] = manifest
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask each page's server; pages of identities that were not registered are absent."""
         with self._calls:
-            return [answer or False for answer in self._exists(labels)]
+            return self._exists(labels)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, from all servers at a time."""
         with self._calls:
-            hits: list[bool | None] = [None] * len(pages)
+            hits = self._unanswered([page.label for page in pages])
 
             def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
@@ -159,10 +160,10 @@ class RemoteStorage:
             self._send_with_failover(
                 [page.label for page in pages], hits, Call.GET, start, list(map(page_bytes, pages))
             )
-            return [hit or False for hit in hits]
+            return _complete(hits)
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        """Store pages, at all servers at a time; False where a server declined.
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Store pages, at all servers at a time.
 
         Raises:
             InputError: a page of an identity that was not registered.
@@ -173,7 +174,7 @@ class RemoteStorage:
             for page in pages:
                 if page.label.identity not in self._manifests:
                     raise InputError(f"register identity {page.label.identity.hex()} before its pages are put")
-            stored: list[bool | None] = [None] * len(pages)
+            stored: list[Answer | None] = [None] * len(pages)
 
             def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
@@ -188,15 +189,15 @@ class RemoteStorage:
                 def await_reply() -> None:
                     with batch.server.over(lent):
                         reply = pb.PutReply.FromString(answer())
-                    for number, kept in zip(batch.numbers, reply.stored, strict=True):
-                        stored[number] = bool(kept)
+                    for number, kept in zip(batch.numbers, put_answers(reply.stored, reply.reasons), strict=True):
+                        stored[number] = kept
 
                 return await_reply
 
             self._send_with_failover(
                 [page.label for page in pages], stored, Call.PUT, start, list(map(page_bytes, pages))
             )
-            return [ok or False for ok in stored]
+            return _complete(stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove pages from every server, once: any may have stood in for another, and hold them in memory.
@@ -206,7 +207,7 @@ class RemoteStorage:
         """
         with self._calls:
             known = [label for label in labels if label.identity in self._manifests]
-            present = [answer or False for answer in self._exists(known)]
+            present = self._exists(known)
             removed_count = 0
             for server in self._servers:
                 for start in range(0, len(known), PAGES_PER_CALL):
@@ -214,7 +215,7 @@ class RemoteStorage:
                     request = pb.RemoveRequest(tenant=server.tenant, runs=named_runs(some))
                     reply = pb.RemoveReply.FromString(self._send_once(server, Call.REMOVE, request.SerializeToString()))
                     removed_count += reply.removed_count
-            return removed_count if len(self._servers) == 1 else sum(present)
+            return removed_count if len(self._servers) == 1 else present.count(Answer.HIT)
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List pages, of each server those that belong to it: once each, whether the servers share a store or not.
@@ -249,8 +250,8 @@ class RemoteStorage:
             for server in self._servers:
                 server.close()
 
-    def _exists(self, labels: Sequence[Label]) -> list[bool | None]:
-        found: list[bool | None] = [None] * len(labels)
+    def _exists(self, labels: Sequence[Label]) -> list[Answer]:
+        found = self._unanswered(labels)
 
         def start(batch: ServerBatch) -> AwaitReply:
             runs = named_runs(labels[number] for number in batch.numbers)
@@ -259,24 +260,28 @@ class RemoteStorage:
 
             def await_reply() -> None:
                 reply = pb.ExistsReply.FromString(answer())
-                for number, there in zip(batch.numbers, reply.found, strict=True):
-                    found[number] = bool(there)
+                for number, there in zip(batch.numbers, read_answers(reply.found, reply.reasons), strict=True):
+                    found[number] = there
 
             return await_reply
 
         self._send_with_failover(labels, found, Call.EXISTS, start)
-        return found
+        return _complete(found)
+
+    def _unanswered(self, labels: Sequence[Label]) -> list[Answer | None]:
+        """Return None for each page that a server has to answer for; nobody is asked for unregistered identities."""
+        return [None if label.identity in self._manifests else Answer.MISS for label in labels]
 
     def _send_with_failover(
         self,
         labels: Sequence[Label],
-        answers: list[bool | None],
+        answers: list[Answer | None],
         call: Call,
         start: Callable[[ServerBatch], AwaitReply],
         sizes: Sequence[int] = (),
     ) -> None:
         """Let servers answer for pages, of these lengths where bytes move, until there were tries enough."""
-        waiting = [number for number, label in enumerate(labels) if label.identity in self._manifests]
+        waiting = [number for number, answer in enumerate(answers) if answer is None]
         failed: StorageError | None = None
         for tries_count in range(self._tries_max):
             if tries_count >= len(self._servers):
@@ -393,6 +398,11 @@ class RemoteStorage:
             return server.ask(call, message)()
         except grpc.RpcError as error:
             raise storage_error(error, call, server) from error
+
+
+def _complete(answers: Sequence[Answer | None]) -> list[Answer]:
+    """Return the answers; UNAVAILABLE where no server gave one."""
+    return [Answer.UNAVAILABLE if answer is None else answer for answer in answers]
 
 
 def _cut(server: Server, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[ServerBatch]:

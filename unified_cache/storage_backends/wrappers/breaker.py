@@ -8,7 +8,7 @@ from unified_cache.errors import CacheError, ClosedError, StorageError, StorageF
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.breaker import Admission, BreakerState, CircuitBreaker
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["BreakerStorage"]
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 class BreakerStorage:
     """Ask a store only while its circuit breaker lets calls through; failures are counted by method.
 
-    While open, every page is a miss, every put is declined and nothing is removed; ``register`` and ``scan``, which
+    While open, every page and every put is UNAVAILABLE and nothing is removed; ``register`` and ``scan``, which
     have no such answer, raise StorageError. A probe that hangs keeps the store absent, so a deadline belongs inside.
     ``capability`` is declared, not probed, and always passes.
 
@@ -68,17 +68,19 @@ class BreakerStorage:
         """
         self._ask(Method.REGISTER, lambda: self._backend.register(manifest, slabs), self._refuse)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
-        """Ask the wrapped backend; False for every label while open."""
-        return self._ask(Method.EXISTS, lambda: self._backend.exists(labels), lambda: [False] * len(labels))
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Ask the wrapped backend; UNAVAILABLE for every label while open."""
+        return self._ask(
+            Method.EXISTS, lambda: self._backend.exists(labels), lambda: [Answer.UNAVAILABLE] * len(labels)
+        )
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
-        """Fill each page's buffers; misses while open."""
-        return self._ask(Method.GET, lambda: self._backend.get(pages), lambda: [False] * len(pages))
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Fill each page's buffers; UNAVAILABLE while open."""
+        return self._ask(Method.GET, lambda: self._backend.get(pages), lambda: [Answer.UNAVAILABLE] * len(pages))
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
-        """Store pages; all declined while open."""
-        return self._ask(Method.PUT, lambda: self._backend.put(pages, level), lambda: [False] * len(pages))
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Store pages; UNAVAILABLE while open."""
+        return self._ask(Method.PUT, lambda: self._backend.put(pages, level), lambda: [Answer.UNAVAILABLE] * len(pages))
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; none while open."""

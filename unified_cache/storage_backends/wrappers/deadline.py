@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 from unified_cache.errors import ClosedError, ConfigError, StorageError, StorageTimeoutError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["DeadlineStorage", "StuckCall"]
 
-Answer = TypeVar("Answer", covariant=True)
+Result = TypeVar("Result", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class StuckCall:
         return f"{self.method.value} for {self.age_s:.1f} s"
 
 
-class _Call(Generic[Answer]):
+class _Call(Generic[Result]):
     """One call on a thread of ours, and what came of it; a ``CallInFlight``."""
 
     __slots__ = ("_answer", "_ended", "_error", "_work", "method", "started_s")
 
-    _answer: Answer
+    _answer: Result
 
-    def __init__(self, method: Method, work: Callable[[], Answer], started_s: float) -> None:
+    def __init__(self, method: Method, work: Callable[[], Result], started_s: float) -> None:
         self.method = method
         self.started_s = started_s
-        self._work: Callable[[], Answer] | None = work
+        self._work: Callable[[], Result] | None = work
         self._error: BaseException | None = None
         self._ended = Event()
 
@@ -79,7 +79,7 @@ class _Call(Generic[Answer]):
         finally:
             del error  # its traceback holds this frame, which would hold it
 
-    def answer(self) -> Answer:
+    def answer(self) -> Result:
         """Return or raise, once it has returned, what the store did."""
         self.raise_error()
         return self._answer
@@ -138,11 +138,11 @@ class DeadlineStorage:
         """Announce an identity to the wrapped backend."""
         self._run(Method.REGISTER, lambda: self._backend.register(manifest, slabs))
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
         return self._run(Method.EXISTS, lambda: self._backend.exists(labels))
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers.
 
         Raises:
@@ -150,7 +150,7 @@ class DeadlineStorage:
         """
         return self._run(Method.GET, lambda: self._backend.get(pages))
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages.
 
         Raises:
@@ -188,7 +188,7 @@ class DeadlineStorage:
         if self._closing is not None:
             self._closing.raise_error()
 
-    def _run(self, method: Method, work: Callable[[], Answer]) -> Answer:
+    def _run(self, method: Method, work: Callable[[], Result]) -> Result:
         asked_s = self._clock()
         call = self._start(method, work)
         if not call.wait(max(0.0, asked_s + self._deadline_s - self._clock())):
@@ -200,7 +200,7 @@ class DeadlineStorage:
                     raise StorageTimeoutError(message, call)
         return call.answer()
 
-    def _start(self, method: Method, work: Callable[[], Answer]) -> _Call[Answer]:
+    def _start(self, method: Method, work: Callable[[], Result]) -> _Call[Result]:
         with self._changed:
             self._changed.wait_for(self._may_start, self._deadline_s)
             if self._closed:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["LATENCY_BUCKETS_S", "MeteredStorage", "StorageMetrics"]
@@ -23,7 +23,7 @@ LATENCY_BUCKETS_S = (
 )
 """Upper bounds of the latency histogram: from a look in memory to a store that is as good as gone."""
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class StorageMetrics:
@@ -75,19 +75,19 @@ class MeteredStorage:
         """Announce an identity to the wrapped backend."""
         self._timed(Method.REGISTER, lambda: self._backend.register(manifest, slabs))
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
         found = self._timed(Method.EXISTS, lambda: self._backend.exists(labels))
-        self._count(Method.EXISTS, len(labels), sum(found))
+        self._count(Method.EXISTS, len(labels), sum(map(bool, found)))
         return found
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
         hits = self._timed(Method.GET, lambda: self._backend.get(pages))
         self._count_bytes(Method.GET, pages, hits)
         return hits
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; those that exist count as stored, bytes included."""
         stored = self._timed(Method.PUT, lambda: self._backend.put(pages, level))
         self._count_bytes(Method.PUT, pages, stored)
@@ -107,7 +107,7 @@ class MeteredStorage:
         """Close the wrapped backend."""
         self._timed(Method.CLOSE, self._backend.close)
 
-    def _timed(self, method: Method, work: Callable[[], Answer]) -> Answer:
+    def _timed(self, method: Method, work: Callable[[], Result]) -> Result:
         metrics, store = self._metrics, self._store
         metrics.calls.labels(store, method.value).inc()
         started_s = self._clock()
@@ -123,7 +123,7 @@ class MeteredStorage:
         self._metrics.pages.labels(self._store, method.value).inc(asked_count)
         self._metrics.hits.labels(self._store, method.value).inc(hits_count)
 
-    def _count_bytes(self, method: Method, pages: Sequence[PageIO], hits: Sequence[bool]) -> None:
-        self._count(method, len(pages), sum(hits))
+    def _count_bytes(self, method: Method, pages: Sequence[PageIO], hits: Sequence[Answer]) -> None:
+        self._count(method, len(pages), sum(map(bool, hits)))
         moved_bytes = sum(page_bytes(page) for page, hit in zip(pages, hits, strict=True) if hit)
         self._metrics.bytes.labels(self._store, method.value).inc(moved_bytes)

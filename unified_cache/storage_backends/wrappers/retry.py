@@ -10,7 +10,7 @@ from unified_cache.errors import ConfigError, StorageError, StorageTimeoutError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.protocol import Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 
 __all__ = ["RetryStorage"]
 
@@ -25,8 +25,8 @@ class RetryStorage:
     ``2 ** rounds_max - 1`` calls and ``rounds_max - 1`` pauses; a pause is shortened by up to a half at random, so that
     callers do not come back together.
 
-    Pages without an answer in the end are misses, or declined, where others of their batch were answered; where none
-    was, the last error is raised. A declined put, a miss, an error that is not retryable and a timeout, whose buffers
+    Pages without an answer in the end are UNAVAILABLE where others of their batch were answered; where none was, the
+    last error is raised. A declined put, a miss, an error that is not retryable and a timeout, whose buffers
     are still in use, are never tried again. The other methods pass.
 
     It owns the wrapped backend. Thread-safe where the backend is.
@@ -71,15 +71,15 @@ class RetryStorage:
         """Announce an identity to the wrapped backend."""
         self._backend.register(manifest, slabs)
 
-    def exists(self, labels: Sequence[Label]) -> list[bool]:
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend, again if need be."""
         return self._in_rounds(labels, self._backend.exists)
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, in several calls if need be."""
         return self._in_rounds(pages, self._backend.get)
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[bool]:
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages, in several calls if need be. A page that was stored by a call that failed is put once more."""
         return self._in_rounds(pages, lambda part: self._backend.put(part, level))
 
@@ -95,8 +95,8 @@ class RetryStorage:
         """Close the wrapped backend."""
         self._backend.close()
 
-    def _in_rounds(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[bool]]) -> list[bool]:
-        answers = [False] * len(items)
+    def _in_rounds(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
+        answers = [Answer.UNAVAILABLE] * len(items)
         parts = [range(len(items))]
         failed: dict[range, StorageError] = {}
         for failures_count in range(self._rounds_max):

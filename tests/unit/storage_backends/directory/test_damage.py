@@ -10,7 +10,7 @@ import pytest
 from tests.support.files import path_of
 from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES, Flaw
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
@@ -35,13 +35,13 @@ def is_hit(storage: VerifiedStorage, number: int) -> bool:
     found = blank_page(label(number))
     (hit,) = storage.get([found])
     assert not hit or bytes_of(found) == bytes_of(sealed_page(label(number)))
-    return hit
+    return bool(hit)
 
 
 def check_recovery(storage: VerifiedStorage, number: int) -> None:
     """Check that a flawed page left nothing behind that keeps it from being stored again."""
-    assert storage.exists([label(number)]) == [False]
-    assert storage.put([sealed_page(label(number))], Level.CACHED) == [True]
+    assert storage.exists([label(number)]) == [Answer.MISS]
+    assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
     assert is_hit(storage, number)
 
 
@@ -57,7 +57,7 @@ def test_every_bit_of_a_header_counts(storage: VerifiedStorage, root: Path) -> N
     for bit in range(HEADER_BYTES * 8):
         flip(path_of(root, label(1)), bit)
         assert not is_hit(storage, 1), bit
-        assert storage.put([sealed_page(label(1))], Level.CACHED) == [True]
+        assert storage.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
     assert sum(storage.flaws_count.values()) == HEADER_BYTES * 8
     check_recovery_of_a_sound_page(storage)
 
@@ -67,7 +67,7 @@ def test_every_one_of_2000_payload_bits_counts(storage: VerifiedStorage, root: P
     for bit in choice.sample(range(HEADER_BYTES * 8, PAGE_BYTES * 8), PAYLOAD_BITS):
         flip(path_of(root, label(1)), bit)
         assert not is_hit(storage, 1), bit
-        assert storage.put([sealed_page(label(1))], Level.CACHED) == [True]
+        assert storage.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
     assert storage.flaws_count == {Flaw.PAYLOAD: PAYLOAD_BITS}
     check_recovery_of_a_sound_page(storage)
 
@@ -119,7 +119,7 @@ def test_a_put_replaces_what_has_the_length_of_its_page_and_says_that_it_is_anot
             stale = bytearray(path.read_bytes())
             stale[4:6] = (FORMAT_VERSION + 1).to_bytes(2, "little")
             path.write_bytes(stale)
-    assert storage.put([sealed_page(label(1))], Level.DURABLE) == [True]
+    assert storage.put([sealed_page(label(1))], Level.DURABLE) == [Answer.STORED]
     assert [is_hit(storage, number) for number in range(3)] == [True] * 3
     assert storage.flaws_count == {}
 

@@ -18,7 +18,7 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import DIRECTORIES_OPEN_MAX, FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
@@ -33,7 +33,7 @@ LIMITED_WRITER = """
 import resource, sys
 from unified_cache.errors import StorageFullError
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import blank_page, label, sealed_page
 
 storage = FileStorage.open(sys.argv[1])
@@ -42,8 +42,8 @@ try:
     storage.put([sealed_page(label(0)), sealed_page(label(1), 100_000)], Level.CACHED)
 except StorageFullError as error:
     print(error)
-assert storage.get([blank_page(label(0)), blank_page(label(1), 100_000)]) == [True, False]
-assert storage.put([sealed_page(label(2))], Level.CACHED) == [True]
+assert storage.get([blank_page(label(0)), blank_page(label(1), 100_000)]) == [Answer.HIT, Answer.MISS]
+assert storage.put([sealed_page(label(2))], Level.CACHED) == [Answer.STORED]
 storage.close()
 """
 
@@ -76,9 +76,9 @@ def test_a_full_file_system_raises_storage_full_and_leaves_nothing_half_written(
             assert raised.value.retryable
             assert temps(disk) == []
             found = [blank_page(label(number), 300_000) for number in range(4)]
-            assert storage.get(found) == [True, True, True, False]
+            assert storage.get(found) == [Answer.HIT, Answer.HIT, Answer.HIT, Answer.MISS]
             storage.remove([label(0)])
-            assert storage.put([sealed_page(label(3), 300_000)], Level.DURABLE) == [True]
+            assert storage.put([sealed_page(label(3), 300_000)], Level.DURABLE) == [Answer.STORED]
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -115,7 +115,7 @@ def test_a_fault_while_storing_raises_and_leaves_nothing_half_written(call: str,
             put(storage, [1], Level.DURABLE)
         assert not raised.value.retryable
         assert temps(root) == []
-        assert storage.get([blank_page(label(1))]) == [False]
+        assert storage.get([blank_page(label(1))]) == [Answer.MISS]
         assert storage.bytes_used == bytes_in(root)
         assert put(storage, [1], Level.DURABLE) == [True]
 
@@ -127,10 +127,14 @@ def test_an_object_that_cannot_be_read_is_a_miss_stays_and_is_replaced_by_the_ne
         put(storage, range(3))
         at = len(disk.calls) + 1
         disk.failing = range(at, at + 1)
-        assert storage.get([blank_page(label(number)) for number in range(3)]) == [True, False, True]
+        assert storage.get([blank_page(label(number)) for number in range(3)]) == [
+            Answer.HIT,
+            Answer.UNAVAILABLE,
+            Answer.HIT,
+        ]
         assert storage.counts.unreadable_count == 1
-        assert storage.exists([label(1)]) == [True]
-        assert storage.get([blank_page(label(1))]) == [True]
+        assert storage.exists([label(1)]) == [Answer.HIT]
+        assert storage.get([blank_page(label(1))]) == [Answer.HIT]
 
 
 def test_a_bad_block_does_not_block_a_put_of_its_page(root: Path) -> None:
@@ -151,8 +155,8 @@ def test_short_reads_and_writes_are_carried_on(root: Path) -> None:
                 page = sealed_page(label(number), cuts=cuts)
                 found = blank_page(label(number), cuts=cuts)
                 disk.failing = range(1 << 30)
-                assert storage.put([page], Level.CACHED) == [True]
-                assert storage.get([found]) == [True]
+                assert storage.put([page], Level.CACHED) == [Answer.STORED]
+                assert storage.get([found]) == [Answer.HIT]
                 disk.failing = range(0)
                 assert bytes_of(found) == bytes_of(page)
             storage.remove([label(0), label(1)])
@@ -162,8 +166,8 @@ def test_a_page_may_lie_in_more_buffers_than_one_system_call_takes(storage: File
     cuts = range(1, 3000)
     page = sealed_page(label(1), 3000, tuple(cuts))
     found = blank_page(label(1), 3000, tuple(cuts))
-    assert storage.put([page], Level.CACHED) == [True]
-    assert storage.get([found]) == [True]
+    assert storage.put([page], Level.CACHED) == [Answer.STORED]
+    assert storage.get([found]) == [Answer.HIT]
     assert bytes_of(found) == bytes_of(page)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.seal import HEADER_BYTES, Label, seal
 from unified_cache.storage_backends.manifest import described_by
-from unified_cache.storage_backends.protocol import Level, PageIO, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "stores_v1.tar.gz"
@@ -131,4 +131,4 @@ def test_times_of_use_are_known_and_a_cap_evicts_by_them(kind: StoreKind, root: 
         bytes_used = storage.bytes_used
     with closing(kind.open(root, bytes_max=bytes_used - 1)) as storage:
         assert storage.counts.evicted_count == 1
-        assert storage.exists([oldest.label, newest.label]) == [False, True]
+        assert storage.exists([oldest.label, newest.label]) == [Answer.MISS, Answer.HIT]

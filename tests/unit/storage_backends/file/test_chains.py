@@ -12,7 +12,7 @@ from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import MODEL, PAGE_BYTES, blank_page, label, sealed_page
 
 
@@ -32,7 +32,7 @@ def test_a_page_used_alone_keeps_the_pages_before_it(storage: FileStorage) -> No
     storage.put(chain(range(4), sealed_page), Level.CACHED)
     storage.put(chain(range(4, 8), sealed_page), Level.CACHED)
     # The head of the first chain was in host memory, so that storage was asked for its tail alone.
-    assert storage.get(chain(range(4), blank_page)[2:]) == [True, True]
+    assert storage.get(chain(range(4), blank_page)[2:]) == [Answer.HIT, Answer.HIT]
     storage.put(chain(range(8, 12), sealed_page), Level.CACHED)
     assert held(storage, 12) == [0, 1, 2, 3, 8, 9, 10, 11]
 
@@ -49,8 +49,15 @@ def test_a_chain_goes_from_its_tail_whatever_was_used_last(storage: FileStorage)
 
 def test_the_pages_before_a_batch_are_not_evicted_for_it(storage: FileStorage) -> None:
     pages = chain(range(12), sealed_page)
-    assert storage.put(pages[:6], Level.CACHED) == [True] * 6
-    assert storage.put(pages[6:], Level.CACHED) == [True, True, False, False, False, False]
+    assert storage.put(pages[:6], Level.CACHED) == [Answer.STORED] * 6
+    assert storage.put(pages[6:], Level.CACHED) == [
+        Answer.STORED,
+        Answer.STORED,
+        Answer.DECLINED,
+        Answer.DECLINED,
+        Answer.DECLINED,
+        Answer.DECLINED,
+    ]
     assert held(storage, 12) == list(range(8))
     assert storage.counts.declined_count == 4
 
@@ -58,22 +65,22 @@ def test_the_pages_before_a_batch_are_not_evicted_for_it(storage: FileStorage) -
 def test_a_page_declined_holds_nothing_back(storage: FileStorage) -> None:
     pages = chain(range(12), sealed_page)
     storage.put(pages[:8], Level.CACHED)
-    assert storage.put(pages[8:], Level.CACHED) == [False] * 4
-    assert storage.put(chain(range(12, 20), sealed_page), Level.CACHED) == [True] * 8
+    assert storage.put(pages[8:], Level.CACHED) == [Answer.DECLINED] * 4
+    assert storage.put(chain(range(12, 20), sealed_page), Level.CACHED) == [Answer.STORED] * 8
     assert held(storage, 20) == list(range(12, 20))
 
 
 def test_a_page_removed_holds_nothing_back(storage: FileStorage) -> None:
     storage.put(chain(range(8), sealed_page), Level.CACHED)
     storage.remove([label(number) for number in range(1, 8)])
-    assert storage.put(chain(range(8, 16), sealed_page), Level.CACHED) == [True] * 8
+    assert storage.put(chain(range(8, 16), sealed_page), Level.CACHED) == [Answer.STORED] * 8
     assert held(storage, 16) == list(range(8, 16))
 
 
 def test_a_page_that_names_itself_as_the_one_before_it_can_be_evicted(storage: FileStorage) -> None:
     pages = [sealed_page(label(number))._replace(parent=label(number).key) for number in range(16)]
-    assert storage.put(pages[:8], Level.CACHED) == [True] * 8
-    assert storage.put(pages[8:], Level.CACHED) == [True] * 8
+    assert storage.put(pages[:8], Level.CACHED) == [Answer.STORED] * 8
+    assert storage.put(pages[8:], Level.CACHED) == [Answer.STORED] * 8
 
 
 def test_a_windowed_pool_loses_its_old_pages_while_newer_ones_stay(tmp_path: Path) -> None:
@@ -89,7 +96,7 @@ def test_a_windowed_pool_loses_its_old_pages_while_newer_ones_stay(tmp_path: Pat
         Level.CACHED,
     )
     newest = [page._replace(label=label(5, "window")) for page in chain(range(6), blank_page)[5:]]
-    assert storage.get(newest) == [True]
+    assert storage.get(newest) == [Answer.HIT]
     # What is older than all windows is not read, and everything else is.
     storage.get(chain(range(6), blank_page))
     storage.put([sealed_page(label(number)) for number in range(20, 24)], Level.CACHED)
@@ -126,7 +133,7 @@ def test_no_history_of_puts_and_gets_leaves_a_page_without_its_prefix(tmp_path: 
             parent_of.setdefault(number, before)
         chains.append(numbers)
         stored = storage.put(chain(numbers, sealed_page), Level.CACHED)
-        assert stored == sorted(stored, reverse=True)
+        assert stored == sorted(stored, key=bool, reverse=True)
         start = choice.randrange(len(numbers))
         storage.get(chain(numbers, blank_page)[start:])
         there = set(held(storage, len(parent_of)))

@@ -12,7 +12,7 @@ from tests.support.files import FaultyDisk, chain, put, temps
 from tests.support.store_kinds import StoreKind
 from unified_cache.errors import StorageError
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import (
     LAYOUT,
@@ -64,8 +64,8 @@ def check_after(kind: StoreKind, photograph: Photograph, top: Path, choice: rand
             assert not hit or bytes_of(page) == bytes_of(sealed_page(page.label))
         storage.register(manifest_of(MODEL, LAYOUT), {})
         assert put(store, PAGES, Level.DURABLE) == [True] * len(PAGES)
-        assert storage.get(found) == [True] * len(PAGES)
-    return sum(hits)
+        assert storage.get(found) == [Answer.HIT] * len(PAGES)
+    return hits.count(Answer.HIT)
 
 
 def photographs_of(kind: StoreKind, top: Path, stride: int, bytes_max: int | None) -> list[Photograph]:

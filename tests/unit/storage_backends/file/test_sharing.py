@@ -18,7 +18,7 @@ from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
 from unified_cache.storage_backends.file.journal import FILE_BYTES_MAX, FILES_BEHIND_MAX, Journal, JournalLine
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
 SHARER = """
@@ -35,11 +35,11 @@ with closing(FileStorage.open(root, bytes_max=bytes_max)) as storage:
     for _ in range(steps_count):
         numbers = choice.sample(range(120), 4)
         level = choice.choice(list(Level))
-        assert storage.put([sealed_page(label(number)) for number in numbers], level) == [True] * 4
+        assert all(storage.put([sealed_page(label(number)) for number in numbers], level))
         found = [blank_page(label(number)) for number in choice.sample(range(120), 4) + numbers]
         for page, hit in zip(found, storage.get(found)):
             assert not hit or bytes_of(page) == bytes_of(sealed_page(page.label)), page.label
-            hits_count += hit
+            hits_count += bool(hit)
         if choice.random() < 0.1:
             storage.remove([label(choice.randrange(120))])
     assert storage.counts.unrecorded_count == 0
@@ -87,7 +87,7 @@ def test_a_page_that_another_process_used_is_evicted_after_one_that_nobody_used(
     mine, theirs = two
     put(mine, [0, 1, 2])
     put(mine, [3, 4, 5])
-    assert theirs.get([blank_page(label(0))]) == [True]
+    assert theirs.get([blank_page(label(0))]) == [Answer.HIT]
     assert put(theirs, [1]) == [True]
     put(mine, [6, 7, 8])
     assert held(mine, 9) == [0, 1, 3, 6, 7, 8]
@@ -106,7 +106,7 @@ def test_a_page_without_room_because_of_what_others_keep_is_stored_in_its_place(
     put(theirs, range(6))
     assert put(mine, range(6, 12)) == [True] * 6
     assert held(theirs, 12) == list(range(6, 12))
-    assert theirs.get([blank_page(label(0)), blank_page(label(6))]) == [False, True]
+    assert theirs.get([blank_page(label(0)), blank_page(label(6))]) == [Answer.MISS, Answer.HIT]
 
 
 def test_a_store_that_opens_while_another_is_busy_counts_what_that_one_has_begun(root: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_put_goes_on_where_the_journal_cannot_be_written_and_says_so(root: Pat
         assert storage.bytes_used == PAGE_BYTES
         assert other.bytes_used == 0
         # Met, it is counted.
-        assert other.get([blank_page(label(1))]) == [True]
+        assert other.get([blank_page(label(1))]) == [Answer.HIT]
         assert other.bytes_used == PAGE_BYTES
 
 
@@ -213,8 +213,8 @@ def test_a_page_put_right_while_an_intruder_is_cleared_away_is_not_lost(root: Pa
     with closing(FileStorage.open(root, disk=PutsBeforeRemoval())) as storage, closing(FileStorage.open(root)) as other:
         put(other, [1])
         os.truncate(path, 5)
-        assert storage.get([blank_page(label(1))]) == [False]
-        assert other.get([blank_page(label(1))]) == [True]
+        assert storage.get([blank_page(label(1))]) == [Answer.FLAWED]
+        assert other.get([blank_page(label(1))]) == [Answer.HIT]
 
 
 # The journal
@@ -330,7 +330,7 @@ def test_threads_on_two_stores_see_no_wrong_byte_and_keep_the_cap(capped: bool, 
                 found = [blank_page(label(number)) for number in choice.sample(range(100), 5)]
                 for page, hit in zip(found, storage.get(found), strict=True):
                     assert not hit or bytes_of(page) == bytes_of(sealed_page(page.label))
-                    hits_count += hit
+                    hits_count += bool(hit)
                 if choice.random() < 0.2:
                     storage.remove([label(choice.randrange(100))])
             return hits_count

@@ -14,7 +14,7 @@ from tests.support.files import DiskFault, FaultyDisk, path_of, put, temps
 from unified_cache.storage_backends.directory.stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
 from unified_cache.storage_backends.file.quota import UNREMOVABLE_MAX
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import (
     PAGE_BYTES,
     blank_page,
@@ -163,12 +163,12 @@ def test_an_intruder_in_the_place_of_an_object_is_a_miss_and_is_cleared_away(
 ) -> None:
     put(storage, [1])
     intrude(path_of(root, label(1)), root)
-    assert storage.get([blank_page(label(1))]) == [False]
+    assert storage.get([blank_page(label(1))]) == [Answer.FLAWED]
     assert storage.counts.foreign_count == 1
-    assert storage.exists([label(1)]) == [False]
+    assert storage.exists([label(1)]) == [Answer.MISS]
     assert not os.path.lexists(path_of(root, label(1)))
     assert put(storage, [1], level) == [True]
-    assert storage.get([blank_page(label(1))]) == [True]
+    assert storage.get([blank_page(label(1))]) == [Answer.HIT]
     assert temps(root) == []
 
 
@@ -178,10 +178,10 @@ def test_a_file_of_another_length_is_a_miss_for_more_buffers_than_one_call_takes
 ) -> None:
     named, page_bytes = label(1), 3000
     every_byte = range(1, page_bytes)
-    assert storage.put([sealed_page(named, page_bytes)], Level.CACHED) == [True]
-    assert storage.get([blank_page(named, page_bytes, every_byte)]) == [True]
+    assert storage.put([sealed_page(named, page_bytes)], Level.CACHED) == [Answer.STORED]
+    assert storage.get([blank_page(named, page_bytes, every_byte)]) == [Answer.HIT]
     os.truncate(path_of(root, named), page_bytes + change_bytes)
-    assert storage.get([blank_page(named, page_bytes, every_byte)]) == [False]
+    assert storage.get([blank_page(named, page_bytes, every_byte)]) == [Answer.FLAWED]
     assert storage.counts.foreign_count == 1
 
 
@@ -193,7 +193,7 @@ def test_an_intruder_in_the_place_of_an_object_does_not_block_a_put(
     intrude(path_of(root, label(1)), root)
     assert put(storage, [1]) == [True]
     found = blank_page(label(1))
-    assert storage.get([found]) == [True]
+    assert storage.get([found]) == [Answer.HIT]
     assert bytes_of(found) == bytes_of(sealed_page(label(1)))
 
 
@@ -210,7 +210,7 @@ def test_the_target_of_a_link_in_the_place_of_an_object_is_not_touched(storage: 
 def test_a_directory_removed_under_an_open_store_is_made_anew(storage: FileStorage, root: Path) -> None:
     put(storage, range(5))
     shutil.rmtree(root / label(0).identity.hex())
-    assert storage.get([blank_page(label(1))]) == [False]
+    assert storage.get([blank_page(label(1))]) == [Answer.MISS]
     assert put(storage, range(5), Level.DURABLE) == [True] * 5
     assert all(storage.get([blank_page(label(number)) for number in range(5)]))
 
@@ -308,7 +308,7 @@ def test_of_a_batch_beyond_the_cap_the_first_pages_are_stored(root: Path, clock:
 def test_a_page_beyond_the_cap_is_declined_and_evicts_nothing(root: Path, clock: Callable[[], int]) -> None:
     storage = capped(root, 3, clock)
     put(storage, range(3))
-    assert storage.put([sealed_page(label(9), 3 * PAGE_BYTES + 1)], Level.CACHED) == [False]
+    assert storage.put([sealed_page(label(9), 3 * PAGE_BYTES + 1)], Level.CACHED) == [Answer.DECLINED]
     assert held(storage, 3) == [0, 1, 2]
     assert temps(root) == []
     storage.close()
@@ -353,15 +353,15 @@ def test_a_put_is_declined_where_nothing_can_be_removed(root: Path, clock: Calla
 def test_each_process_finds_what_the_others_stored_and_misses_what_they_removed(root: Path) -> None:
     mine, theirs = FileStorage.open(root), FileStorage.open(root)
     put(theirs, range(4))
-    assert mine.exists([label(0), label(9)]) == [True, False]
-    assert mine.get([blank_page(label(0))]) == [True]
+    assert mine.exists([label(0), label(9)]) == [Answer.HIT, Answer.MISS]
+    assert mine.get([blank_page(label(0))]) == [Answer.HIT]
     assert mine.bytes_used == theirs.bytes_used == 4 * PAGE_BYTES
     theirs.remove([label(0)])
-    assert mine.exists([label(0)]) == [False]
-    assert mine.get([blank_page(label(0))]) == [False]
+    assert mine.exists([label(0)]) == [Answer.MISS]
+    assert mine.get([blank_page(label(0))]) == [Answer.MISS]
     assert mine.bytes_used == theirs.bytes_used == 3 * PAGE_BYTES
     put(mine, [0])
-    assert theirs.get([blank_page(label(0))]) == [True]
+    assert theirs.get([blank_page(label(0))]) == [Answer.HIT]
     mine.close()
     theirs.close()
 
@@ -371,6 +371,6 @@ def test_a_page_removed_by_another_process_is_written_again_by_put(root: Path) -
     put(mine, [1])
     theirs.remove([label(1)])
     assert put(mine, [1]) == [True]
-    assert theirs.get([blank_page(label(1))]) == [True]
+    assert theirs.get([blank_page(label(1))]) == [Answer.HIT]
     mine.close()
     theirs.close()

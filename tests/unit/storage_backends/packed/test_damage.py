@@ -15,7 +15,7 @@ from unified_cache.errors import StorageError, StorageFullError
 from unified_cache.seal import Flaw
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, listing, sealed_page
 
@@ -59,7 +59,7 @@ def hits(storage: StorageBackend, numbers: Sequence[int] = PAGES) -> list[bool]:
     answers = storage.get(found)
     for page, hit in zip(found, answers, strict=True):
         assert not hit or bytes_of(page) == bytes_of(sealed_page(page.label))
-    return answers
+    return list(map(bool, answers))
 
 
 def check_recovery(root: Path, expected: Sequence[bool] | None = None) -> None:
@@ -169,11 +169,11 @@ def test_files_that_changed_places_are_misses_and_can_be_put_again(root: Path, p
         (root / "aside").rename(other)
         with closing(VerifiedStorage(opened(root))) as storage:
             found = [blank_page(label(number, pool)) for number in PAGES for pool in ("kv", "other")]
-            assert storage.get(found) == [False] * 6
+            assert storage.get(found) == [Answer.FLAWED] * 6
             assert storage.flaws_count == {Flaw.FOREIGN: 6}
             for page in found:
-                assert storage.put([sealed_page(page.label)], Level.CACHED) == [True]
-            assert storage.get(found) == [True] * 6
+                assert storage.put([sealed_page(page.label)], Level.CACHED) == [Answer.STORED]
+            assert storage.get(found) == [Answer.HIT] * 6
             assert list(map(bytes_of, found)) == [bytes_of(sealed_page(page.label)) for page in found]
             assert len(list(listing(storage, label(0).identity))) == 6
 
@@ -202,7 +202,7 @@ def test_a_file_under_the_name_of_another_pool_or_length_is_never_a_wrong_page(
     with closing(VerifiedStorage(opened(root))) as storage:
         for each in list(listing(storage, label(0).identity)):
             page = blank_page(each.label, each.object_bytes)
-            assert storage.get([page]) == [False]
+            assert storage.get([page]) == [Answer.FLAWED]
     check_recovery(root, [False] * 3)
 
 
@@ -293,7 +293,7 @@ def test_an_object_that_cannot_be_read_is_a_miss_and_its_slot_is_used_no_more_be
         assert hits(storage) == [True, False, True]
         assert storage.counts.unreadable_count == 1
         assert storage.bytes_used == 2 * PAGE_BYTES
-        assert storage.exists([label(1)]) == [False]
+        assert storage.exists([label(1)]) == [Answer.MISS]
         put(storage, range(1, 12))
         assert hits(storage, range(12)) == [True] * 12
         assert [slot.number for slot in storage._index._slots.values() if slot.segment.number == 1].count(1) == 0
@@ -320,7 +320,7 @@ def test_a_slot_that_became_another_page_while_its_page_could_not_be_read_stays_
     with closing(opened(root, SlowUnreadableDisk())) as storage:
         assert hits(storage) == [True, False, True]
         assert storage.counts.unreadable_count == 0
-        assert storage.exists([label(9)]) == [True]
+        assert storage.exists([label(9)]) == [Answer.HIT]
     with closing(opened(root)) as storage:
         assert hits(storage, [0, 1, 2, 9]) == [True, False, True, True]
 
@@ -341,7 +341,7 @@ def test_short_reads_and_writes_are_carried_on(root: Path) -> None:
         with closing(opened(root, disk)) as storage:
             assert hits(storage) == [True] * 3
             page = sealed_page(label(7), cuts=(50, 60, 900))
-            assert storage.put([page, sealed_page(label(8))], Level.CACHED) == [True, True]
+            assert storage.put([page, sealed_page(label(8))], Level.CACHED) == [Answer.STORED, Answer.STORED]
             assert hits(storage, [7, 8]) == [True, True]
             storage.remove([label(7), label(8)])
         check_recovery(root, [True] * 3)
@@ -401,7 +401,7 @@ def test_a_disk_that_takes_no_write_for_a_while_loses_no_page_and_no_later_put(r
         with pytest.raises(StorageError, match="cannot remove objects from"):
             storage.remove([label(1), label(4)])
         assert hits(storage) == [True, False, True]
-        assert storage.get([blank_page(label(2), 7)]) == [False]
+        assert storage.get([blank_page(label(2), 7)]) == [Answer.FLAWED]
         disk.failing = range(0)
         assert put(storage, [5, 6, 7]) == [True] * 3
         assert hits(storage, [0, 5, 6, 7]) == [True] * 4

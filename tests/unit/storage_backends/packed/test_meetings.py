@@ -13,7 +13,7 @@ from tests.support.files import DiskFault, FaultyDisk, put
 from unified_cache.errors import StorageError
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
 OTHER = "other"
@@ -65,7 +65,7 @@ def test_a_put_at_another_length_that_comes_between_is_what_is_stored(
     disk.meetings[2] = lambda: storage.put([longer], Level.CACHED)
     assert put(storage, [1], Level.DURABLE) == [False]
     found = blank_page(label(1), 2 * PAGE_BYTES)
-    assert storage.get([found]) == [True]
+    assert storage.get([found]) == [Answer.HIT]
     assert bytes_of(found) == bytes_of(longer)
     assert storage.bytes_used == 2 * PAGE_BYTES
 
@@ -79,7 +79,7 @@ def test_a_durable_put_does_not_mind_that_a_page_which_was_there_goes_meanwhile_
     disk.meetings[3] = lambda: storage.remove([there])
     assert storage.put([sealed_page(label(1)), sealed_page(there)], Level.DURABLE)[0]
     assert len(disk.syncs) == 3
-    assert storage.exists([label(1), there]) == [True, False]
+    assert storage.exists([label(1), there]) == [Answer.HIT, Answer.MISS]
 
 
 def test_a_durable_put_fails_where_somebody_removed_the_file_under_it(tmp_path: Path) -> None:
@@ -99,12 +99,12 @@ def test_a_page_that_is_unreadable_again_and_again_leaves_nothing_behind_when_it
         for _ in range(3):
             put(storage, [1])
             disk.failing = range(1 << 30)
-            assert storage.get([blank_page(label(1))]) == [False]
+            assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
             disk.failing = range(0)
         assert storage.counts.unreadable_count == 3
         assert storage.remove([label(1)]) == 1
     with closing(opened(tmp_path / "store")) as storage:
-        assert storage.exists([label(1)]) == [False]
+        assert storage.exists([label(1)]) == [Answer.MISS]
         assert storage.bytes_used == 0
 
 

@@ -23,7 +23,7 @@ from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS, Cloc
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.packed.store import PackedStorage, open_url
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
@@ -88,7 +88,7 @@ def held(storage: PackedStorage, count: int, pool: str = "kv") -> list[int]:
 
 
 def get(storage: PackedStorage, numbers: Sequence[int]) -> list[bool]:
-    return storage.get([blank_page(label(number)) for number in numbers])
+    return list(map(bool, storage.get([blank_page(label(number)) for number in numbers])))
 
 
 def packs(root: Path) -> list[str]:
@@ -108,7 +108,7 @@ def test_a_restart_finds_every_page_whatever_its_length(page_bytes: int, level: 
     with closing(opened(root)) as first:
         pages = [PageIO(each, None, (memoryview(bytes([number]) * page_bytes),)) for number, each in enumerate(named)]
         assert all(first.put(pages, level))
-        assert first.put([PageIO(label(9), None, (memoryview(content),))], level) == [True]
+        assert first.put([PageIO(label(9), None, (memoryview(content),))], level) == [Answer.STORED]
     with closing(opened(root)) as second:
         found = [blank_page(each, page_bytes) for each in [*named, label(9)]]
         assert all(second.get(found))
@@ -120,19 +120,19 @@ def test_a_restart_finds_every_page_whatever_its_length(page_bytes: int, level: 
 def test_a_page_may_lie_in_more_buffers_than_one_system_call_takes(storage: PackedStorage) -> None:
     page = sealed_page(label(1), 3000, range(1, 3000))
     found = blank_page(label(1), 3000, [0, *range(2, 3000), 3000])
-    assert storage.put([page], Level.CACHED) == [True]
-    assert storage.get([found]) == [True]
+    assert storage.put([page], Level.CACHED) == [Answer.STORED]
+    assert storage.get([found]) == [Answer.HIT]
     assert bytes_of(found) == bytes_of(page)
 
 
 def test_a_page_put_at_another_length_takes_the_place_of_the_first(root: Path) -> None:
     with closing(opened(root)) as storage:
         put(storage, [1])
-        assert storage.put([sealed_page(label(1), 3000)], Level.CACHED) == [True]
+        assert storage.put([sealed_page(label(1), 3000)], Level.CACHED) == [Answer.STORED]
         assert storage.bytes_used == 3000
     with closing(opened(root)) as storage:
         found = blank_page(label(1), 3000)
-        assert storage.get([found]) == [True]
+        assert storage.get([found]) == [Answer.HIT]
         assert bytes_of(found) == bytes_of(sealed_page(label(1), 3000))
         assert packs(root) == ["kv.3000.1.pack"]
         assert get(storage, [1]) == [False]
@@ -144,7 +144,7 @@ def test_a_page_twice_in_a_batch_at_two_lengths_is_there_once_and_counted_once(s
     (listed,) = listing(storage, label(1).identity)
     assert any(stored)
     assert storage.bytes_used == listed.object_bytes
-    assert storage.get([blank_page(label(1), listed.object_bytes)]) == [True]
+    assert storage.get([blank_page(label(1), listed.object_bytes)]) == [Answer.HIT]
 
 
 @pytest.mark.parametrize("spare", [1, 0])
@@ -240,8 +240,8 @@ def test_of_a_batch_beyond_the_cap_the_first_pages_are_stored(root: Path) -> Non
 def test_an_object_beyond_the_cap_is_declined_and_evicts_nothing(root: Path) -> None:
     with closing(opened(root, 3)) as storage:
         put(storage, range(3))
-        assert storage.put([sealed_page(label(9), 3 * PAGE_BYTES + 1)], Level.CACHED) == [False]
-        assert storage.put([sealed_page(label(0), 3 * PAGE_BYTES + 1)], Level.CACHED) == [False]
+        assert storage.put([sealed_page(label(9), 3 * PAGE_BYTES + 1)], Level.CACHED) == [Answer.DECLINED]
+        assert storage.put([sealed_page(label(0), 3 * PAGE_BYTES + 1)], Level.CACHED) == [Answer.DECLINED]
         assert held(storage, 10) == [1, 2]
         assert storage.bytes_used == 2 * PAGE_BYTES
 
@@ -272,13 +272,13 @@ def test_a_page_used_alone_keeps_the_pages_before_it_and_a_page_declined_holds_n
     with closing(opened(root, 8)) as storage:
         storage.put(chain(range(4), sealed_page), Level.CACHED)
         storage.put(chain(range(4, 8), sealed_page), Level.CACHED)
-        assert storage.get(chain(range(4), blank_page)[2:]) == [True, True]
+        assert storage.get(chain(range(4), blank_page)[2:]) == [Answer.HIT, Answer.HIT]
         storage.put(chain(range(8, 12), sealed_page), Level.CACHED)
         assert held(storage, 12) == [0, 1, 2, 3, 8, 9, 10, 11]
         longer = chain(range(20, 32), sealed_page)
-        assert storage.put(longer[:8], Level.CACHED) == [True] * 8
-        assert storage.put(longer[8:], Level.CACHED) == [False] * 4
-        assert storage.put(chain(range(8), sealed_page), Level.CACHED) == [True] * 8
+        assert storage.put(longer[:8], Level.CACHED) == [Answer.STORED] * 8
+        assert storage.put(longer[8:], Level.CACHED) == [Answer.DECLINED] * 4
+        assert storage.put(chain(range(8), sealed_page), Level.CACHED) == [Answer.STORED] * 8
 
 
 def test_a_windowed_pool_loses_its_old_pages_while_newer_ones_stay(root: Path) -> None:
@@ -309,7 +309,7 @@ def test_exists_makes_no_call_on_the_disk_and_a_read_makes_one(root: Path) -> No
         assert get(storage, [11]) == [False]
         assert disk.calls == []
         assert get(storage, [3]) == [True]
-        assert storage.get([blank_page(label(4), cuts=(1, 2, 900))]) == [True]
+        assert storage.get([blank_page(label(4), cuts=(1, 2, 900))]) == [Answer.HIT]
         assert disk.calls == ["preadv"] * 2
         disk.calls.clear()
         put(storage, [9], Level.CACHED)
@@ -411,7 +411,7 @@ def test_every_page_that_a_thread_gets_is_whole_and_no_slot_is_lost(
             found = [blank_page(named, cuts=(100, 600)) for named in batch]
             for page, hit in zip(found, storage.get(found), strict=True):
                 assert not hit or verify_buffers(page.buffers, page.label) is None
-                hits_count += hit
+                hits_count += bool(hit)
             storage.remove([choice.choice(batch)])
             if turn % 10 == 0:
                 storage.put([sealed_page(choice.choice(batch), 3000)], Level.CACHED)

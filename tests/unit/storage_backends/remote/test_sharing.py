@@ -20,7 +20,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import Label
 from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN, RegionGrant, RegionSharing
 from unified_cache.storage_backends.remote.store import RemoteStorage, open_secure_url
 from unified_cache.wire.calls import Call
@@ -57,9 +57,9 @@ def pages_of(*numbers: int, blank: bool = False) -> list[PageIO]:
 def come_and_go(storage: RemoteStorage) -> None:
     """Put pages and get them back."""
     storage.register(MANIFEST, {})
-    assert storage.put(pages_of(1, 2), Level.CACHED) == [True, True]
+    assert storage.put(pages_of(1, 2), Level.CACHED) == [Answer.STORED, Answer.STORED]
     found = pages_of(1, 9, 2, blank=True)
-    assert storage.get(found) == [True, False, True]
+    assert storage.get(found) == [Answer.HIT, Answer.MISS, Answer.HIT]
     assert [bytes(found[number].buffers[0]) for number in (0, 2)] == [page(1), page(2)]
 
 
@@ -79,8 +79,8 @@ def test_a_client_whose_memory_the_server_forgot_goes_on(running: LoopbackServer
     storage.register(MANIFEST, {})
     storage.put(pages_of(1), Level.CACHED)
     running.service._regions.close()
-    assert storage.put(pages_of(2), Level.CACHED) == [True]
-    assert storage.get(pages_of(1, 2, blank=True)) == [True, True]
+    assert storage.put(pages_of(2), Level.CACHED) == [Answer.STORED]
+    assert storage.get(pages_of(1, 2, blank=True)) == [Answer.HIT, Answer.HIT]
     storage.close()
 
 
@@ -89,8 +89,8 @@ def test_a_client_that_is_refused_uses_the_stream() -> None:
     taken = [running.client() for _ in range(LimitSettings().regions_max + 1)]
     for number, storage in enumerate(taken):
         storage.register(MANIFEST, {})
-        assert storage.put(pages_of(number), Level.CACHED) == [True]
-        assert storage.get(pages_of(number, blank=True)) == [True]
+        assert storage.put(pages_of(number), Level.CACHED) == [Answer.STORED]
+        assert storage.get(pages_of(number, blank=True)) == [Answer.HIT]
     assert running.service._regions.count("default") == LimitSettings().regions_max
     for storage in taken:
         storage.close()

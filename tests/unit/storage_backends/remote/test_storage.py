@@ -13,7 +13,7 @@ from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.remote.rendezvous import RendezvousHash
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server
@@ -75,8 +75,8 @@ def test_a_token_is_read_from_a_file_and_never_shown(tmp_path_factory: pytest.Te
 def test_a_service_is_opened_by_its_url() -> None:
     running = LoopbackServer.start(MemoryStorage())
     storage = open_for_contract(open_storage(f"grpc://{running.address}"))
-    assert storage.put([sealed_page(label(1))], Level.CACHED) == [True]
-    assert storage.exists([label(1)]) == [True]
+    assert storage.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
+    assert storage.exists([label(1)]) == [Answer.HIT]
     storage.close()
     running.stop()
     with pytest.raises(ConfigError, match="cap of its own"):
@@ -217,7 +217,7 @@ def test_a_server_that_was_restarted_is_greeted_again(two: TwoServers) -> None:
     two.servers[0] = LoopbackServer.start(MemoryStorage(), port=port)
     two.clock.now_s += 60
     hits = two.storage.get([blank_page(page.label) for page in pages])
-    assert 0 < sum(hits) < 20
+    assert 0 < hits.count(Answer.HIT) < 20
     assert all(two.storage.put(pages, Level.CACHED))
     assert all(two.storage.get([blank_page(page.label) for page in pages]))
 
@@ -233,8 +233,8 @@ def test_a_page_that_was_not_registered_cannot_be_put_and_is_absent(two: TwoServ
     foreign = label(1)._replace(identity=bytes(32))
     with pytest.raises(InputError):
         two.storage.put([sealed_page(foreign)], Level.CACHED)
-    assert two.storage.exists([foreign]) == [False]
-    assert two.storage.get([blank_page(foreign)]) == [False]
+    assert two.storage.exists([foreign]) == [Answer.MISS]
+    assert two.storage.get([blank_page(foreign)]) == [Answer.MISS]
     assert two.storage.remove([foreign]) == 0
 
 

@@ -16,8 +16,12 @@ from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import BreakerState, CircuitBreaker
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO, Scan
-from unified_cache.storage_backends.wrappers import BreakerStorage, DeadlineStorage, Method
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan
+from unified_cache.storage_backends.wrappers import (
+    BreakerStorage,
+    DeadlineStorage,
+    Method,
+)
 from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
 
@@ -36,12 +40,12 @@ def test_after_failures_in_a_row_the_store_is_absent() -> None:
     faulty = scripted({0: StorageFault.FAIL, 2: StorageFault.FAIL, 3: StorageFault.FAIL}, backend)
     breaker = BreakerStorage(faulty, CircuitBreaker(2, PAUSES, ManualClock()))
     failing(breaker, 1)
-    assert breaker.exists([label(1)]) == [True]
+    assert breaker.exists([label(1)]) == [Answer.HIT]
     failing(breaker, 2)
     assert breaker.state is BreakerState.OPEN
-    assert breaker.exists([label(1), label(2)]) == [False, False]
-    assert breaker.get(blank([1])) == [False]
-    assert breaker.put(sealed([1, 2]), Level.CACHED) == [False, False]
+    assert breaker.exists([label(1), label(2)]) == [Answer.UNAVAILABLE, Answer.UNAVAILABLE]
+    assert breaker.get(blank([1])) == [Answer.UNAVAILABLE]
+    assert breaker.put(sealed([1, 2]), Level.CACHED) == [Answer.UNAVAILABLE, Answer.UNAVAILABLE]
     assert breaker.remove([label(1)]) == 0
     with pytest.raises(StorageError, match="left alone after 2 failures") as raised:
         breaker.scan(label(1).identity)
@@ -59,12 +63,12 @@ def test_the_pause_doubles_with_every_probe_that_fails_up_to_its_bound_and_start
     failing(breaker, 1)
     for pause_s in (10.0, 20.0, 35.0):
         clock.sleep(pause_s - 0.5)
-        assert breaker.exists([label(1)]) == [False]
+        assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
         assert breaker.state is BreakerState.OPEN
         clock.sleep(0.5)
         failing(breaker, 1)
     clock.sleep(35.0)
-    assert breaker.exists([label(1)]) == [False]
+    assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
     assert (breaker.state, faulty.calls_count) == (BreakerState.CLOSED, 5)
     failing(breaker, 1)
     clock.sleep(10.0)
@@ -85,11 +89,11 @@ def test_while_the_probe_is_out_every_other_call_finds_the_store_absent() -> Non
         assert faulty.wait_until_hung(1, PATIENCE_S)
         during = breaker.state
         clock.sleep(1000.0)
-        assert breaker.exists([label(1)]) == [False]
+        assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
         faulty.release()
-        assert probe.result(PATIENCE_S) == [True]
+        assert probe.result(PATIENCE_S) == [Answer.HIT]
     assert (during, breaker.state) == (BreakerState.HALF_OPEN, BreakerState.CLOSED)
-    assert breaker.exists([label(1)]) == [True]
+    assert breaker.exists([label(1)]) == [Answer.HIT]
     assert faulty.calls_count == 3
 
 
@@ -109,7 +113,7 @@ def test_what_began_before_the_breaker_opened_neither_closes_it_nor_counts_again
         assert (slow.exception(PATIENCE_S) is not None) == (late is not None)
     assert (breaker.state, breaker.changes_count) == (BreakerState.OPEN, 1)
     clock.sleep(10.0)
-    assert breaker.exists([label(2)]) == [False]
+    assert breaker.exists([label(2)]) == [Answer.MISS]
     assert breaker.state is BreakerState.CLOSED
 
 
@@ -120,7 +124,7 @@ class ReadsFail(MemoryStorage):
         super().__init__()
         self.fails = True
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         if self.fails:
             raise StorageError("cannot read", retryable=True)
         return super().get(pages)
@@ -132,16 +136,16 @@ def test_look_ups_that_succeed_do_not_keep_it_closed_while_every_read_fails() ->
     clock = ManualClock()
     breaker = BreakerStorage(store, CircuitBreaker(3, PAUSES, clock))
     for _ in range(3):
-        assert breaker.exists([label(1)]) == [True]
+        assert breaker.exists([label(1)]) == [Answer.HIT]
         with pytest.raises(StorageError, match="cannot read"):
             breaker.get(blank([1]))
     assert breaker.state is BreakerState.OPEN
-    assert breaker.exists([label(1)]) == [False]
+    assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
     clock.sleep(10.0)
-    assert breaker.exists([label(1)]) == [True]
+    assert breaker.exists([label(1)]) == [Answer.HIT]
     assert breaker.state is BreakerState.OPEN
     store.fails = False
-    assert (breaker.get(blank([1])), breaker.state) == ([True], BreakerState.CLOSED)
+    assert (breaker.get(blank([1])), breaker.state) == ([Answer.HIT], BreakerState.CLOSED)
 
 
 def test_probes_of_other_kinds_close_it_in_the_end_where_the_kind_that_failed_never_comes_again() -> None:
@@ -199,7 +203,7 @@ def test_timeouts_open_it_and_then_nobody_waits_for_the_deadline() -> None:
     deadline = DeadlineStorage(faulty, 0.02, calls_max=4)
     breaker = BreakerStorage(deadline, CircuitBreaker(2, PAUSES, ManualClock()))
     failing(breaker, 2)
-    assert breaker.exists([label(1)]) == [False]
+    assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
     assert faulty.wait_until_hung(2, PATIENCE_S)
     assert faulty.calls_count == 2
     faulty.release()
@@ -283,14 +287,14 @@ class BreakerMachine(RuleBasedStateMachine):
     def a_page_is_put(self, fails: bool) -> None:
         self.plan.fails = fails
         if self.probe_at_s is not None and self.clock.now_s < self.probe_at_s:
-            assert self.breaker.put(sealed([1]), Level.CACHED) == [False]
+            assert self.breaker.put(sealed([1]), Level.CACHED) == [Answer.UNAVAILABLE]
             self.refused += 1
             return
         probing = self.probe_at_s is not None
         self.asked += 1
         self.changes += probing
         if not fails:
-            assert self.breaker.put(sealed([1]), Level.CACHED) == [True]
+            assert self.breaker.put(sealed([1]), Level.CACHED) == [Answer.STORED]
             self.failures = self.openings = 0
             self.probe_at_s = None
             self.changes += probing

@@ -12,7 +12,7 @@ from tests.support.clock import ManualClock
 from tests.support.wrappers import PATIENCE_S, scripted, sealed
 from unified_cache.errors import ClosedError, ConfigError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers import DeadlineStorage, Method, StuckCall
 from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
@@ -54,7 +54,7 @@ def let_go(faulty: FaultyStorage, calls_count: int) -> None:
 
 def test_an_answer_in_time_is_the_stores_and_so_is_an_error() -> None:
     storage = DeadlineStorage(filled(MemoryStorage()), PATIENCE_S, calls_max=1)
-    assert storage.exists([label(1), label(7)]) == [True, False]
+    assert storage.exists([label(1), label(7)]) == [Answer.HIT, Answer.MISS]
     with pytest.raises(StorageError, match="DURABLE") as raised:
         storage.put(sealed([4]), Level.DURABLE)
     assert not raised.value.retryable
@@ -134,8 +134,8 @@ def test_callers_beyond_the_threads_wait_for_one_that_is_free() -> None:
         assert faulty.wait_until_hung(1, PATIENCE_S)
         others = [callers.submit(storage.exists, [label(number)]) for number in (2, 3, 4)]
         let_go(faulty, 1)
-        assert first.result(PATIENCE_S) == [True]
-        assert [other.result(PATIENCE_S) for other in others] == [[True], [False], [False]]
+        assert first.result(PATIENCE_S) == [Answer.HIT]
+        assert [other.result(PATIENCE_S) for other in others] == [[Answer.HIT], [Answer.MISS], [Answer.MISS]]
     storage.close()
 
 
@@ -163,7 +163,7 @@ def test_closing_over_a_call_that_hangs_ends_names_it_and_leaves_the_store_open_
         with pytest.raises(StorageTimeoutError, match="not closed within 0 s: get for ") as raised:
             storage.close(0)
         assert raised.value.call is error.call
-    assert backend.exists([label(1)]) == [True]
+    assert backend.exists([label(1)]) == [Answer.HIT]
     with pytest.raises(ClosedError):
         storage.exists([label(1)])
     let_go(faulty, 1)
@@ -207,7 +207,7 @@ def test_a_caller_that_waits_for_a_thread_finds_the_store_closed() -> None:
             storage.close(0)
         assert isinstance(second.exception(PATIENCE_S), ClosedError)
         let_go(faulty, 1)
-        assert first.result(PATIENCE_S) == [True]
+        assert first.result(PATIENCE_S) == [Answer.HIT]
     storage.close(PATIENCE_S)
 
 
@@ -222,7 +222,7 @@ def test_threads_are_daemons_no_more_than_allowed_and_end_with_the_store() -> No
     with ThreadPoolExecutor(5) as callers:
         calls = [callers.submit(storage.exists, [label(1)]) for _ in range(5)]
         let_go(faulty, 3)
-        assert [call.result(PATIENCE_S) for call in calls] == [[True]] * 5
+        assert [call.result(PATIENCE_S) for call in calls] == [[Answer.HIT]] * 5
     at_work = threads()
     assert len(at_work) == 3
     assert all(thread.daemon for thread in at_work)

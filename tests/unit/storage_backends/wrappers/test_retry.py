@@ -13,7 +13,7 @@ from unified_cache.errors import ConfigError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers import RetryStorage
 from unified_cache.testing.faulty_storage import StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, bytes_of, label
@@ -29,12 +29,12 @@ def test_a_fault_that_passes_is_not_seen() -> None:
     clock = ManualClock()
     faulty = scripted({0: StorageFault.FAIL, 4: StorageFault.FAIL, 7: StorageFault.FAIL})
     storage = retrying(faulty, 2, clock)
-    assert storage.put(sealed(range(4)), Level.CACHED) == [True] * 4
-    assert storage.exists([label(9)]) == [False]
+    assert storage.put(sealed(range(4)), Level.CACHED) == [Answer.STORED] * 4
+    assert storage.exists([label(9)]) == [Answer.MISS]
     found = blank([0, 9, 3])
-    assert storage.get(found) == [True, False, True]
+    assert storage.get(found) == [Answer.HIT, Answer.MISS, Answer.HIT]
     assert [bytes_of(found[0]), bytes_of(found[2])] == [bytes_of(page) for page in sealed([0, 3])]
-    assert storage.exists([label(2)]) == [True]
+    assert storage.exists([label(2)]) == [Answer.HIT]
     assert faulty.calls_count == 9
     assert (storage.retries_count, storage.abandoned_pages_count, len(clock.sleeps_s)) == (5, 0, 3)
 
@@ -72,24 +72,24 @@ def test_a_batch_that_fails_is_cut_until_only_what_fails_is_missing() -> None:
     backend = MemoryStorage()
     faulty = scripted(dict.fromkeys([0, 2, 3, 5], StorageFault.FAIL), backend)
     storage = retrying(faulty, 4)
-    assert storage.put(sealed(range(8)), Level.CACHED) == [number != 4 for number in range(8)]
-    assert backend.exists([label(number) for number in range(8)]) == [number != 4 for number in range(8)]
+    assert list(map(bool, storage.put(sealed(range(8)), Level.CACHED))) == [number != 4 for number in range(8)]
+    assert backend.exists([label(number) for number in range(8)]) == Answer.of_reads(number != 4 for number in range(8))
     assert (storage.retries_count, storage.abandoned_pages_count) == (6, 1)
 
 
 def test_a_batch_that_was_stored_in_part_is_completed() -> None:
     storage = retrying(scripted({0: StorageFault.PARTIAL_WRITE}), 2)
-    assert storage.put(sealed(range(6)), Level.CACHED) == [True] * 6
+    assert storage.put(sealed(range(6)), Level.CACHED) == [Answer.STORED] * 6
     found = blank(range(6))
-    assert storage.get(found) == [True] * 6
+    assert storage.get(found) == [Answer.HIT] * 6
     assert [bytes_of(page) for page in found] == [bytes_of(page) for page in sealed(range(6))]
 
 
 def test_a_put_that_was_declined_and_a_miss_are_answers() -> None:
     faulty = scripted({}, MemoryStorage(bytes_max=10))
     storage = retrying(faulty, 5)
-    assert storage.put(sealed([1]), Level.CACHED) == [False]
-    assert storage.get(blank([1])) == [False]
+    assert storage.put(sealed([1]), Level.CACHED) == [Answer.DECLINED]
+    assert storage.get(blank([1])) == [Answer.MISS]
     assert (faulty.calls_count, storage.retries_count) == (2, 0)
 
 
@@ -108,7 +108,7 @@ class TimingOut(MemoryStorage):
         super().__init__()
         self.gets_count = 0
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         self.gets_count += 1
         if len(pages) == 4:
             raise StorageError("cut me", retryable=True)
@@ -173,8 +173,8 @@ def test_whatever_fails_calls_are_bounded_and_every_page_said_to_be_stored_is(
     try:
         stored = storage.put(sealed(range(pages_count)), Level.CACHED)
     except StorageError:
-        stored = [False] * pages_count
-    assert stored == backend.exists([label(number) for number in range(pages_count)])
-    assert storage.abandoned_pages_count == stored.count(False)
+        stored = [Answer.UNAVAILABLE] * pages_count
+    assert list(map(bool, stored)) == list(map(bool, backend.exists([label(number) for number in range(pages_count)])))
+    assert storage.abandoned_pages_count == stored.count(Answer.UNAVAILABLE)
     assert storage.retries_count == faulty.calls_count - 1 <= 2**rounds_max - 2
     assert len(clock.sleeps_s) <= rounds_max - 1

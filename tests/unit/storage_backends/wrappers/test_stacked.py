@@ -12,7 +12,7 @@ from unified_cache.errors import StorageError, StorageTimeoutError
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import BreakerState, CircuitBreaker
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import (
     BreakerStorage,
@@ -53,8 +53,8 @@ def use(storage: StorageBackend, clock: ManualClock, rng: random.Random) -> tupl
             elif action < 0.9:
                 found = [blank_page(label(number)) for number in numbers]
                 for number, page, hit in zip(numbers, found, storage.get(found), strict=True):
-                    hits_count += hit
-                    wrong_count += hit and bytes_of(page) != CONTENTS[number]
+                    hits_count += bool(hit)
+                    wrong_count += bool(hit) and bytes_of(page) != CONTENTS[number]
             elif action < 0.95:
                 storage.exists([label(number) for number in numbers])
             else:
@@ -118,7 +118,7 @@ def test_a_store_that_hangs_costs_two_deadlines_and_is_a_miss_from_then_on() -> 
         with pytest.raises(StorageTimeoutError):
             storage.get([page])
     for _ in range(50):
-        assert storage.get([blank_page(label(1))]) == [False]
+        assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
     assert store.wait_until_hung(2, PATIENCE_S)
     assert (breaker.state, store.calls_count, len(deadline.stuck_calls())) == (BreakerState.OPEN, 2, 2)
     with pytest.raises(StorageTimeoutError, match=r"get for .*, get for "):
