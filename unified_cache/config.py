@@ -1,13 +1,17 @@
 """Sizes and bounds of one cache, validated as one frozen value."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 
 from unified_cache.errors import ConfigError
 from unified_cache.pool import Tier
 
-__all__ = ["CacheConfig", "EvictionConfig", "EvictionPolicy", "Prefetching", "Retention", "StorageGuard", "WritePolicy"]
+__all__ = ["CacheConfig", "EvictionConfig", "EvictionPolicy", "GuardConfig", "Prefetching", "Retention", "WritePolicy"]
+
+
+RETRY_ROUNDS_MAX = 10
+"""Rounds of one call: each may double the number of calls to the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +129,39 @@ class Prefetching:
 
 
 @dataclass(frozen=True, slots=True)
-class StorageGuard:
-    """How much of a store's trouble the cache takes before it goes on without."""
+class GuardConfig:
+    """Settings of the guard around a store, the same for a cache and for a service.
+
+    See ``unified_cache.storage_backends.wrappers.guard``.
+    """
 
     deadline_s: float = 5.0
-    """Longest wait for one call; its pages stay in quarantine until the store returns from it."""
-    calls_max: int = 8
+    """Longest wait for one call, or longer where the store says so; then it is late, and its pages are in quarantine
+    until the store returns from it."""
+    calls_max: int = 16
     """Calls in flight, those that hang included; with as many hanging, none is started."""
-    rounds_max: int = 3
+    retry_rounds_max: int = 3
     """Times that a call is tried which failed in a way that may pass."""
-    pause_s: float = 0.05
+    retry_pause_s: float = 0.05
     """Before the second time; twice that before the third, and so on."""
-    failures_max: int = 5
-    """Failures in a row after which the store is left alone."""
-    rest_s: float = 1.0
+    breaker_failures_max: int = 5
+    """Failures after which the store is left alone."""
+    breaker_pause_s: float = 1.0
     """For how long at first; twice that after each probe that fails."""
-    rest_s_max: float = 4.0
+    breaker_pause_s_max: float = 4.0
     """And for how long at most: a store that is back is used again within that time."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite, found {value}")
+        if self.retry_rounds_max > RETRY_ROUNDS_MAX:
+            raise ConfigError(f"retry_rounds_max must be at most {RETRY_ROUNDS_MAX}, found {self.retry_rounds_max}")
+        if self.breaker_pause_s > self.breaker_pause_s_max:
+            raise ConfigError(
+                f"breaker_pause_s must be at most breaker_pause_s_max, "
+                f"found {self.breaker_pause_s} and {self.breaker_pause_s_max}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +186,7 @@ class CacheConfig:
     """Of the device's pages, the most that wait for their backup (``WritePolicy.BACK``)."""
     prefetching: Prefetching = Prefetching()
     """What reading from storage may cost."""
-    guard: StorageGuard | None = StorageGuard()
+    guard: GuardConfig | None = GuardConfig()
     """What the cache puts between itself and its store; None for a store that looks after itself."""
     operation_timeout_s: float = 60.0
     """How long a transfer may run."""

@@ -13,18 +13,18 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.mooncake import open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.local import LocalCluster
-from unified_cache.config import StorageGuard
+from unified_cache.config import GuardConfig
 from unified_cache.controller import TransferKind
-from unified_cache.controller.guard import guarded
 from unified_cache.page import Prompt
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.window import SPAN_ALL
 
 pytestmark = needs_mooncake
 
-GUARD = StorageGuard(deadline_s=3.0, rest_s_max=4.0)
+GUARD = GuardConfig(deadline_s=3.0, breaker_pause_s_max=4.0)
 RECOVERY_S = 10.0
 PAGE_SIZE = 4
 PROMPTS_COUNT = 6
@@ -134,7 +134,8 @@ class MooncakeLoad:
 
 @contextmanager
 def work_over(cluster: LocalCluster) -> Iterator[MooncakeLoad]:
-    storage = TimedStorage(guarded(open_mooncake(cluster), GUARD))
+    store = open_mooncake(cluster)
+    storage = TimedStorage(StorageGuard.around(store, store.capability(), GUARD).breaker)
     layout = toy_layout((SPAN_ALL, 3), PAGE_SIZE)
     work = MooncakeLoad(storage, ToyEngine(layout, (HOST_PAGES, HOST_PAGES), (HOST_PAGES, HOST_PAGES), storage, None))
     yield work

@@ -21,6 +21,7 @@ from unified_cache.pool import Tier
 from unified_cache.ranks import RankGroup
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.seeded_workers import SeededWorkers
 from unified_cache.window import window
@@ -64,6 +65,10 @@ class Watched:
     @property
     def queue(self) -> JobQueue:
         return self.job.queue
+
+    @property
+    def guard(self) -> StorageGuard | None:
+        return self.job.guard
 
     def run(self) -> None:
         self.begins()

@@ -25,6 +25,7 @@ class BackupJob:
     """Copy pages device to host, KV before sidecars, and seal each as soon as its pool is complete."""
 
     queue = JobQueue.COPY
+    guard = None
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class LoadJob:
     """
 
     queue = JobQueue.COPY
+    guard = None
 
     def __init__(self, memory: PageMemory, layout: ModelLayout, parts: Sequence[PageCopies]) -> None:
         """Make it on the owner's thread: it comes after what the device has been given by now."""
@@ -138,6 +140,7 @@ class StoreJob:
     queue = JobQueue.STORAGE
 
     def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], level: Level) -> None:
+        self.guard = storage.guard
         self._storage = storage
         self._level = level
         self._batches = StorageBatches(storage, prompt, parts, storage.write_order)
@@ -167,6 +170,7 @@ class ClearJob:
     queue = JobQueue.STORAGE
 
     def __init__(self, storage: StorageTier) -> None:
+        self.guard = storage.guard
         self._backend = storage.backend
         self._owners = sorted({storage.owners[pool.name] for _, pool in storage.write_order})
         self._stopped = False
@@ -195,6 +199,7 @@ class ProbeJob:
 
     def __init__(self, storage: StorageTier, prompt: Prompt, pages: Sequence[npt.NDArray[np.int64]]) -> None:
         """Ask for ``pages[c]`` of component ``c``."""
+        self.guard = storage.guard
         self._storage = storage
         self._prompt = prompt
         self._pages = pages
@@ -235,6 +240,7 @@ class FetchJob:
     queue = JobQueue.STORAGE
 
     def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies]) -> None:
+        self.guard = storage.guard
         self._storage = storage
         self._batches = StorageBatches(storage, prompt, parts, storage.read_order)
 

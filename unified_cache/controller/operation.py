@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from unified_cache.errors import CacheError, InternalError
+from unified_cache.storage_backends.wrappers import StorageGuard
 
 __all__ = ["Job", "JobQueue", "Operation", "OperationState", "Steps", "TransferKind"]
 
@@ -26,7 +27,12 @@ class Job(Protocol):
 
     @property
     def queue(self) -> JobQueue:
-        """Who runs it."""
+        """Which workers run it."""
+        ...
+
+    @property
+    def guard(self) -> StorageGuard | None:
+        """Guard of the store that it calls, for whoever waits for it; None if it calls none, or one without a guard."""
         ...
 
     def run(self) -> None:

@@ -7,9 +7,8 @@ from threading import Thread
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.config import StorageGuard
+from unified_cache.config import GuardConfig
 from unified_cache.controller.clearing import Clearing
-from unified_cache.controller.guard import guarded
 from unified_cache.errors import ConfigError, StorageTimeoutError
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
@@ -19,6 +18,7 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
 
 __all__ = ["PoolOrder", "StorageTier"]
 
@@ -31,6 +31,8 @@ class StorageTier:
     """The L3 of one cache. Pool suffixes come from the layout's pools; pools without bytes have no objects."""
 
     backend: VerifiedStorage
+    guard: StorageGuard | None
+    """The guard below it; None for a store that looks after itself."""
     layout: ModelLayout
     owners: Mapping[str, bytes]
     """``Identity.owners``."""
@@ -45,13 +47,13 @@ class StorageTier:
     def open(
         cls,
         store: StorageBackend,
-        guard: StorageGuard | None,
+        config: GuardConfig | None,
         layout: ModelLayout,
         identity: Identity,
         memory: PageMemory,
         ranks: RankGroup,
     ) -> "StorageTier":
-        """Take a store over and announce the layout to it; it is guarded unless ``guard`` is None, and verified.
+        """Take a store over and announce the layout to it; guarded unless ``config`` is None, and verified.
 
         Raises:
             ConfigError: the layout has nothing with bytes that all prefixes share, which a look-up could go by.
@@ -60,12 +62,13 @@ class StorageTier:
         first = layout.components[0]
         if not any(pool.page_bytes for pool in first.pools):
             raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")
-        backend = VerifiedStorage(store if guard is None else guarded(store, guard))
+        guard = None if config is None else StorageGuard.around(store, declared_capability(store), config)
+        backend = VerifiedStorage(store if guard is None else guard.breaker)
         for owner, part in identity.parts(layout):
             backend.register(manifest_of(owner, part), memory.slabs())
         reads = tuple((component, pool) for component, pool in layout.transfer_order if pool.page_bytes)
         writes = tuple((component, pool) for component, pool in reads if ranks.rank == 0 or not pool.replicated)
-        return cls(backend, layout, identity.owners(layout), memory, reads, writes)
+        return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)
 
     def close(self) -> list[str]:
         """Close the store; name the calls that it does not return from in time."""

@@ -4,13 +4,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from unified_cache.controller.operation import Job, JobQueue, Operation
 from unified_cache.errors import CacheError, CopyError, StorageError
+from unified_cache.storage_backends.wrappers import CallWatch
 
 __all__ = ["Finished", "InlineWorkers", "ThreadWorkers", "Workers"]
+
+LATE_LOOK_S = 0.05
+"""Between two looks, while somebody waits for jobs, whether one is late."""
 
 Finished = tuple[Operation, CacheError | None]
 """An operation whose job has ended, and how."""
@@ -81,10 +86,27 @@ class InlineWorkers:
         return []
 
 
-class ThreadWorkers:
-    """A fixed number of daemon threads behind one queue per kind of job."""
+@dataclass(slots=True, eq=False)
+class _WatchedRun:
+    """A job on a worker's thread, and the watch over its calls to a store."""
 
-    __slots__ = ("_finished", "_queues", "_threads")
+    kind: JobQueue
+    operation: Operation
+    job: Job
+    watch: CallWatch
+    is_replaced: bool = False
+    """Whether another thread has taken the place of this one."""
+
+
+class ThreadWorkers:
+    """A fixed number of daemon threads behind one queue per kind of job, and those that hang in a call to a store.
+
+    A job whose store does not return from a call in time has ended, for its operation, by StorageTimeoutError: whoever
+    asks for ``finished`` gives it up. Another thread takes the place of the one that hangs, which ends when the store
+    returns. The store's guard bounds how many can hang, and fails what is started beyond that at once.
+    """
+
+    __slots__ = ("_closed", "_finished", "_queues", "_runs", "_threads", "_threads_count")
 
     def __init__(self, counts: Mapping[JobQueue, int]) -> None:
         """Make ``counts[kind]`` threads for each kind of job; ``start`` starts them."""
@@ -92,17 +114,18 @@ class ThreadWorkers:
         self._queues: dict[JobQueue, SimpleQueue[tuple[Operation, Job] | None]] = {
             kind: SimpleQueue() for kind in counts
         }
-        self._threads = [
-            (kind, threading.Thread(target=self._work, args=(kind,), name=f"{kind.value}-{number}", daemon=True))
-            for kind, count in counts.items()
-            for number in range(count)
-        ]
+        self._threads_count = dict.fromkeys(counts, 0)
+        """Of each kind, ever made."""
+        self._threads = {self._new_thread(kind): kind for kind, count in counts.items() for _ in range(count)}
+        self._runs: dict[threading.Thread, _WatchedRun] = {}
+        """By thread: the job that it runs, if it is watched. A thread enters and removes its own."""
+        self._closed = False
 
     @classmethod
     def start(cls, *, copy: int = 1, storage: int = 2) -> "ThreadWorkers":
         """Start ``copy`` threads for copies and ``storage`` for storage."""
         workers = cls({JobQueue.COPY: copy, JobQueue.STORAGE: storage})
-        for _, thread in workers._threads:
+        for thread in workers._threads:
             thread.start()
         return workers
 
@@ -113,23 +136,67 @@ class ThreadWorkers:
     def finished(self, timeout_s: float) -> list[Finished]:
         """Return all jobs that ended since the last call; wait for the first one at most ``timeout_s``."""
         finished: list[Finished] = []
+        wait_s = min(timeout_s, LATE_LOOK_S)
         try:
-            finished.append(self._finished.get(timeout=timeout_s) if timeout_s > 0 else self._finished.get_nowait())
+            finished.append(self._finished.get(timeout=wait_s) if wait_s > 0 else self._finished.get_nowait())
             while True:
                 finished.append(self._finished.get_nowait())
         except Empty:
-            return finished
+            return finished + self._given_up()
 
     def close(self, timeout_s: float) -> list[str]:
-        """Let queued jobs end and stop the threads; name those that did not stop within ``timeout_s``, all together."""
-        for kind, _ in self._threads:
+        """Let queued jobs end and stop the threads; name those that did not stop within ``timeout_s``, all together.
+
+        Threads of jobs that were given up are not waited for: their stores are named by their calls.
+        """
+        self._closed = True
+        for kind in self._threads.values():
             self._queues[kind].put(None)
         deadline_s = time.monotonic() + timeout_s
-        for _, thread in self._threads:
+        for thread in self._threads:
             thread.join(max(0, deadline_s - time.monotonic()))
-        return [thread.name for _, thread in self._threads if thread.is_alive()]
+        return [thread.name for thread in self._threads if thread.is_alive()]
+
+    def _new_thread(self, kind: JobQueue) -> threading.Thread:
+        name = f"{kind.value}-{self._threads_count[kind]}"
+        self._threads_count[kind] += 1
+        return threading.Thread(target=self._work, args=(kind,), name=name, daemon=True)
 
     def _work(self, kind: JobQueue) -> None:
+        thread = threading.current_thread()
         while (item := self._queues[kind].get()) is not None:
             operation, job = item
-            self._finished.put((operation, run_job(job)))
+            if job.guard is None:
+                self._finished.put((operation, run_job(job)))
+                continue
+            run = self._runs[thread] = _WatchedRun(kind, operation, job, job.guard.watch())
+            with run.watch:
+                error = run_job(job)
+            del self._runs[thread]
+            if not run.watch.is_given_up:
+                self._finished.put((operation, error))
+            elif run.is_replaced:
+                return
+
+    def _given_up(self) -> list[Finished]:
+        """Give up the jobs whose calls are late, and put other threads in the place of theirs."""
+        finished: list[Finished] = []
+        for thread, run in self._runs.copy().items():
+            error = run.watch.give_up_if_late()
+            if error is not None:
+                run.job.stop()
+                self._replace(thread, run)
+                finished.append((run.operation, error))
+        return finished
+
+    def _replace(self, thread: threading.Thread, run: _WatchedRun) -> None:
+        run.is_replaced = True  # before there is another: the late thread may go on at any moment
+        del self._threads[thread]
+        if self._closed:
+            return
+        other = self._new_thread(run.kind)
+        try:
+            other.start()
+        except RuntimeError:  # the system has no thread left: the late one goes on once its store has returned
+            other, run.is_replaced = thread, False
+        self._threads[other] = run.kind

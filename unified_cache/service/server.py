@@ -96,7 +96,7 @@ class Service:
             traced = _traced(gate, settings, opened)
             guarded = GuardedStore.open(settings, observed.registry)
             usage = TenantUsage(stored, settings.limits.counted_pages_max)
-            store = TieredStore(guarded.breaker, HostTier(settings.host_bytes), usage, observed.metrics)
+            store = TieredStore(guarded.guard.breaker, HostTier(settings.host_bytes), usage, observed.metrics)
             cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask)
             opened.callback(cache.close)
             observed.registry.register(LossCollector(store))

@@ -22,6 +22,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from unified_cache.config import GuardConfig
 from unified_cache.errors import ConfigError
 from unified_cache.wire.calls import PART_BYTES
 
@@ -36,7 +37,6 @@ __all__ = [
     "QuotaSettings",
     "Role",
     "ServiceSettings",
-    "StoreSettings",
     "TenantQuota",
     "TlsSettings",
     "TracingExporter",
@@ -120,6 +120,10 @@ def _checked_address(text: str) -> str:
         return ListenAddress.of(text).text
     except ConfigError as error:
         raise ValueError(str(error)) from error
+
+
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+"""Errors of a key that a table does not have: of a model, of a dataclass."""
 
 
 class _Section(BaseModel):
@@ -258,18 +262,6 @@ class QuotaSettings(TenantQuota):
         return self
 
 
-class StoreSettings(_Section):
-    """How the store behind the service is guarded."""
-
-    deadline_s: Seconds = 10.0
-    calls_max: Count = 64
-    retry_rounds_max: Annotated[int, Field(gt=0, le=10)] = 2
-    retry_pause_s: Seconds = 0.01
-    breaker_failures_max: Count = 8
-    breaker_pause_s: Seconds = 0.5
-    breaker_pause_s_max: Seconds = 30.0
-
-
 class MetricsSettings(_Section):
     """Where Prometheus reads."""
 
@@ -347,7 +339,8 @@ class ServiceSettings(BaseSettings):
     access: AccessSettings = AccessSettings()
     limits: LimitSettings = LimitSettings()
     quota: QuotaSettings = QuotaSettings()
-    store: StoreSettings = StoreSettings()
+    store: GuardConfig = GuardConfig()
+    """How the store behind the service is guarded."""
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
@@ -437,7 +430,7 @@ def _sentences(error: ValidationError) -> list[str]:
     for flaw in error.errors(include_url=False):
         name = ".".join(map(str, flaw["loc"]))
         reason = flaw["msg"].removeprefix("Value error, ")
-        if flaw["type"] == "extra_forbidden":
+        if flaw["type"] in UNKNOWN_KEY:
             sentences.append(f"there is no setting {name}")
         else:
             found = "" if flaw["type"] in ("value_error", "missing") else f", found {str(flaw['input'])[:80]!r}"

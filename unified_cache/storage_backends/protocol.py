@@ -65,6 +65,11 @@ class Capability:
     """Whether ``Level.DURABLE`` is honoured; otherwise such a put raises."""
     bytes_max: int | None
     """Cap on the bytes stored; None if there is none."""
+    call_s_max: float = 0.0
+    """Longest time that a call may take by the backend's own timeouts, fail-over included; 0 if it has none.
+
+    No guard gives a call less: else the backend would never come to fail over.
+    """
     call_bytes: int = 1 << 20
     """What a caller had better ask for in one get, so that pages are still in the processor's caches when verified."""
 

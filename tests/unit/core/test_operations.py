@@ -21,7 +21,7 @@ from tests.support.operations import (
     tokens,
 )
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, Prefetching, StorageGuard
+from unified_cache.config import CacheConfig, GuardConfig, Prefetching
 from unified_cache.controller import InlineWorkers, OperationState, ThreadWorkers, TransferKind
 from unified_cache.errors import (
     CancelledError,
@@ -371,7 +371,7 @@ def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
             let_go.wait(30)
             return [Answer.MISS] * len(labels)
 
-    guard = StorageGuard(deadline_s=0.4, calls_max=2, failures_max=2)
+    guard = GuardConfig(deadline_s=0.4, calls_max=2, breaker_failures_max=2)
     toy = engine()
     cache = configured(toy, guard=guard, close_timeout_s=2.0)
     cache.attach(StuckStorage())
@@ -510,4 +510,4 @@ def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: p
 
 
 def test_unless_somebody_says_otherwise_a_store_is_guarded() -> None:
-    assert CacheConfig((1,), (1,)).guard == StorageGuard()
+    assert CacheConfig((1,), (1,)).guard == GuardConfig()

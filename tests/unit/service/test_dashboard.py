@@ -45,7 +45,7 @@ def known() -> Known:
     scheduler, stored = FairScheduler(settings.quota), StoredBytes(settings.quota)
     registry.register(UsageCollector(scheduler, stored, names))
     store = GuardedStore.open(settings, registry)
-    tiered = TieredStore(store.breaker, HostTier(1 << 20), TenantUsage(stored, 100), metrics)
+    tiered = TieredStore(store.guard.breaker, HostTier(1 << 20), TenantUsage(stored, 100), metrics)
     registry.register(LossCollector(tiered))
     metrics.call_ended("Get", "acme", "OK", 0.1, 1, 1)
     metrics.pages_looked_up("acme", "kv", "host", Answer.HIT, 1)
@@ -53,9 +53,9 @@ def known() -> Known:
     metrics.anomaly("odd", "x")
     stored.reserve("acme", 1)
     scheduler.enter("acme", 1)
-    store.breaker.put([sealed_page(label(1))], Level.CACHED)
+    store.guard.breaker.put([sealed_page(label(1))], Level.CACHED)
     with pytest.raises(StorageError):
-        store.breaker.put([sealed_page(label(1))], Level.DURABLE)
+        store.guard.breaker.put([sealed_page(label(1))], Level.DURABLE)
     found: Known = {}
     for family in registry.collect():
         found.setdefault(family.name + "_total" * (family.type == "counter"), set())

@@ -122,11 +122,11 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
 def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: CollectorRegistry) -> None:
     settings = load_settings(None, {"storage": "memory:", "store": {"breaker_failures_max": 1}})
     guarded = GuardedStore.open(settings, registry)
-    assert guarded.breaker.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
+    assert guarded.guard.breaker.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
     value = registry.get_sample_value
     assert value("unified_cache_storage_calls_total", {"store": "memory", "method": "put"}) == 1
     assert value(f"{PREFIX}_store_breaker", {"state": "closed"}) == 1
-    guarded.breaker.close()
+    guarded.guard.breaker.close()
 
 
 @pytest.mark.parametrize("kind", ["file", "packed"])
@@ -137,13 +137,13 @@ def test_a_store_of_files_tells_what_made_room_and_what_found_none(
     page_bytes = one.buffers[0].nbytes
     settings = load_settings(None, {"storage": f"{kind}:{tmp_path / 'store'}", "storage_bytes_max": page_bytes})
     guarded = GuardedStore.open(settings, registry)
-    assert guarded.breaker.put([one], Level.CACHED) == [Answer.STORED]
-    assert guarded.breaker.put([two, three], Level.CACHED) == [Answer.STORED, Answer.DECLINED]
+    assert guarded.guard.breaker.put([one], Level.CACHED) == [Answer.STORED]
+    assert guarded.guard.breaker.put([two, three], Level.CACHED) == [Answer.STORED, Answer.DECLINED]
     value = registry.get_sample_value
     assert value(f"{PREFIX}_store_evictions_total", {"cause": "room"}) == 1
     assert value(f"{PREFIX}_store_evictions_total", {"cause": "intruder"}) == 0
     assert value(f"{PREFIX}_store_declined_total") == 1
-    guarded.breaker.close()
+    guarded.guard.breaker.close()
 
 
 def test_pages_that_leave_memory_for_others_are_counted() -> None:

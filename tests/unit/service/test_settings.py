@@ -1,10 +1,12 @@
 """The configuration of a server: what wins, what is refused, and that it is finite."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
+from unified_cache.config import CacheConfig, GuardConfig
 from unified_cache.errors import ConfigError
 from unified_cache.service.settings import ENVIRONMENT_PREFIX, ListenAddress, ServiceSettings, as_toml, load_settings
 
@@ -65,8 +67,15 @@ def test_every_limit_is_finite_and_above_zero() -> None:
         return found
 
     settings = load_settings(None, {})
-    parts = (settings.limits, settings.quota, settings.store, settings.log, settings.drain)
-    assert all(0 < number < float("inf") for part in parts for number in numbers(part))
+    parts = (settings.limits, settings.quota, settings.log, settings.drain)
+    found = [number for part in parts for number in numbers(part)] + list(asdict(settings.store).values())
+    assert all(0 < number < float("inf") for number in found)
+
+
+def test_the_store_of_a_service_is_guarded_as_that_of_a_cache(tmp_path: Path) -> None:
+    assert load_settings(None, {}).store == CacheConfig((1,), (1,)).guard
+    settings = load_settings(written(tmp_path, "[store]\ndeadline_s = 2\n"), {"store": {"calls_max": 3}})
+    assert settings.store == GuardConfig(deadline_s=2.0, calls_max=3)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +100,11 @@ def test_every_limit_is_finite_and_above_zero() -> None:
         ('[access]\nlocal_role = "king"\n', "access.local_role"),
         ('[access]\nlocal_tenant = "../x"\n', "access.local_tenant"),
         ('[quota.tenants."A/B"]\n', "quota.tenants"),
+        ("[store]\ndeadline = 3\n", "there is no setting store.deadline"),
+        ("[store]\ndeadline_s = inf\n", "deadline_s must be positive"),
+        ("[store]\ncalls_max = 0\n", "calls_max must be positive"),
+        ("[store]\nretry_rounds_max = 11\n", "retry_rounds_max must be at most 10"),
+        ("[store]\nbreaker_pause_s = 9\n", "breaker_pause_s must be at most breaker_pause_s_max"),
         ("[quota]\nrunning_max = 2\ntenant_running_max = 3\n", "tenant_running_max must be at most running_max"),
         ('[tracing]\nexporter = "smoke"\n', "tracing.exporter"),
         ("listen = \n", "must be TOML"),

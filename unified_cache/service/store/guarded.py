@@ -1,6 +1,5 @@
-"""The store behind the service: opened, guarded by wrappers, and what these have to say, for Prometheus."""
+"""The store behind the service, opened and guarded, and counts of what the guard did, for Prometheus."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,13 +7,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from unified_cache.service.settings import ServiceSettings
-from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.common.breaker import BreakerState, CircuitBreaker
+from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.wrappers import BreakerStorage, DeadlineStorage, RetryStorage
+from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 
 __all__ = ["GuardedStore"]
@@ -24,12 +22,10 @@ _PREFIX = "unified_cache_service_store"
 
 @dataclass(frozen=True, slots=True)
 class GuardedStore:
-    """A store and the wrappers around it; closing ``breaker`` closes all. A collector of what they count."""
+    """A store and the guard around it; closing ``guard.breaker`` closes both. A collector of what they count."""
 
     backend: StorageBackend
-    deadline: DeadlineStorage
-    retry: RetryStorage
-    breaker: BreakerStorage
+    guard: StorageGuard
 
     @classmethod
     def open(cls, settings: ServiceSettings, registry: CollectorRegistry) -> "GuardedStore":
@@ -40,15 +36,9 @@ class GuardedStore:
             StorageError: it cannot be opened.
         """
         backend = open_storage(settings.storage, bytes_max=settings.storage_bytes_max)
-        guard = settings.store
-        name = backend.capability().name
-        metered = MeteredStorage(backend, StorageMetrics(registry), name)
-        deadline = DeadlineStorage(metered, guard.deadline_s, guard.calls_max)
-        pause = Backoff(guard.retry_pause_s, guard.retry_pause_s)
-        retry = RetryStorage(deadline, guard.retry_rounds_max, pause, random.Random())  # noqa: S311  # of pauses
-        pauses = Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max)
-        breaker = BreakerStorage(retry, CircuitBreaker(guard.breaker_failures_max, pauses))
-        guarded = cls(backend, deadline, retry, breaker)
+        capability = declared_capability(backend)
+        metered = MeteredStorage(backend, StorageMetrics(registry), capability.name)
+        guarded = cls(backend, StorageGuard.around(metered, capability, settings.store))
         registry.register(guarded)
         return guarded
 
@@ -56,13 +46,13 @@ class GuardedStore:
         """Yield what the wrappers count, and what a file store or a packed one does."""
         state = GaugeMetricFamily(f"{_PREFIX}_breaker", "1 for the state the breaker is in.", None, ["state"])
         for each in BreakerState:
-            state.add_metric([each.value], float(self.breaker.state is each))
+            state.add_metric([each.value], float(self.guard.breaker.state is each))
         yield state
-        yield _count("breaker_refused", "Calls answered without the store.", self.breaker.refused_count)
-        yield _count("retries", "Calls made again.", self.retry.retries_count)
-        yield _count("abandoned_pages", "Pages without an answer in the end.", self.retry.abandoned_pages_count)
+        yield _count("breaker_refused", "Calls answered without the store.", self.guard.breaker.refused_count)
+        yield _count("retries", "Calls made again.", self.guard.retry.retries_count)
+        yield _count("abandoned_pages", "Pages without an answer in the end.", self.guard.retry.abandoned_pages_count)
         stuck = GaugeMetricFamily(f"{_PREFIX}_stuck_calls", "Calls that the store has not returned from in time.")
-        stuck.add_metric([], len(self.deadline.stuck_calls()))
+        stuck.add_metric([], len(self.guard.deadline.stuck_calls()))
         yield stuck
         evictions = CounterMetricFamily(f"{_PREFIX}_evictions", "Pages that went without being asked.", None, ["cause"])
         declined = CounterMetricFamily(f"{_PREFIX}_declined", "Pages that had no room.")

@@ -85,6 +85,8 @@ class RemoteStorage:
         self._servers = servers
         self._hash = RendezvousHash(options.servers)
         self._tries_max = len(servers) + options.retries
+        pauses_s = sum(PAUSES.pause_s(count) for count in range(1, options.retries + 1))
+        self._call_s_max = self._tries_max * options.timeout_s + pauses_s
         self._sleep = sleep
         self._rng = rng
         self._manifests: dict[bytes, Manifest] = {}
@@ -109,11 +111,10 @@ class RemoteStorage:
             StorageError: no server answers.
         """
         with self._calls:
-            agreed = [server.agreed or self._greet(server, {}) for server in self._servers]
-            durable = [reply.durable for reply in agreed if reply is not None]
-            if not durable:
-                raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
-            return Capability("remote", durable=all(durable), bytes_max=None, call_bytes=VERIFIED_BYTES)
+            durable = all(reply.durable for reply in self._greet_all({}))
+            return Capability(
+                "remote", durable=durable, bytes_max=None, call_s_max=self._call_s_max, call_bytes=VERIFIED_BYTES
+            )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Say Hello for an identity to every server that answers; to the others before their first call.
@@ -122,10 +123,7 @@ class RemoteStorage:
             StorageError: a server does not take the layout, and says in what it differs; or none answers.
         """
         with self._calls:
-            described = {manifest.identity: manifest}
-            replies = [self._greet(server, described) for server in self._servers]
-            if not any(replies):
-                raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
+            self._greet_all({manifest.identity: manifest})
             self._manifests[manifest.identity] = manifest
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
@@ -377,6 +375,19 @@ class RemoteStorage:
         cut = [_cut(self._servers[number], numbers, sizes) for number, numbers in chosen.items()]
         batches = [batch for turn in zip_longest(*cut) for batch in turn if batch is not None]
         return batches if len(batches) > 1 else [batch._replace(is_only=True) for batch in batches]
+
+    def _greet_all(self, manifests: Mapping[bytes, Manifest]) -> list[pb.HelloReply]:
+        """Say Hello to every server, to one that failed just now only where no other answers; return the replies.
+
+        Raises:
+            StorageError: a server does not take a layout; or none answers.
+        """
+        resting = [server for server in self._servers if server.breaker.is_resting]
+        for some in ([server for server in self._servers if server not in resting], resting):
+            replies = [reply for server in some if (reply := self._greet(server, manifests)) is not None]
+            if replies:
+                return replies
+        raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
 
     def _greet(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | None:
         """Say Hello; None where the server does not answer."""

@@ -8,19 +8,25 @@ Innermost first, as an engine stacks them::
     BreakerStorage    a store that keeps failing is absent for a while
     VerifiedStorage   no wrong byte comes through, whatever happens below
 
+``StorageGuard`` is the second to the fourth of them in this order, and says why it is this one.
+
 Every wrapper owns what it wraps: closing it closes that. ``MeteredStorage`` needs the ``metrics`` extra and is
 imported from its own module, ``unified_cache.storage_backends.wrappers.metered``.
 """
 
 from unified_cache.storage_backends.wrappers.breaker import BreakerStorage
-from unified_cache.storage_backends.wrappers.deadline import DeadlineStorage, StuckCall
+from unified_cache.storage_backends.wrappers.deadline import CallWatch, DeadlineStorage, StuckCall
+from unified_cache.storage_backends.wrappers.guard import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.storage_backends.wrappers.retry import RetryStorage
 
 __all__ = [
     "BreakerStorage",
+    "CallWatch",
     "DeadlineStorage",
     "Method",
     "RetryStorage",
+    "StorageGuard",
     "StuckCall",
+    "declared_capability",
 ]
