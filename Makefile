@@ -6,6 +6,9 @@ PYTHON ?= python3
 ARGS ?=
 # Processes that share the tests.
 TEST_WORKERS ?= 2
+# What `make quick` runs.
+QUICK_TESTS := tests/property tests/unit/core tests/unit/components tests/unit/forward \
+	tests/unit/repository/test_tidy.py tests/unit/repository/test_layers.py
 # What `make sim` simulates: the first seed, how many seeds, and operations of all of them together.
 SEED ?= 0
 SEEDS ?= 200
@@ -35,18 +38,21 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-long libraries check sim mutants soak soak-service bench fmt proto clean help
+.PHONY: run quick test test-long libraries check sim mutants soak soak-service bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
 		--device-pages $(RUN_DEVICE_PAGES) --host-pages $(RUN_HOST_PAGES) \
 		--storage file:{} --page-bytes $(RUN_PAGE_BYTES) $(ARGS)
 
+quick: $(READY)  ## run the tests of the core at every save: page, window, tree, ledger, transfers; under a minute
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not long" $(QUICK_TESTS)
+
 test: $(READY) libraries  ## run the tests, without the long ones
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) -m "not long" tests
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not long" tests
 
 test-long: $(READY) libraries  ## run every test, property tests with many examples
-	@UNIFIED_CACHE_TEST_LONG=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) -m "long or not long" \
+	@UNIFIED_CACHE_TEST_LONG=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "long or not long" \
 		--timeout $(TEST_LONG_TIMEOUT_S) tests
 
 libraries: $(READY)  ## install the system libraries that Mooncake needs, where apt and root are there

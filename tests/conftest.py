@@ -1,5 +1,6 @@
 """What every run of the tests has in common: interrupts, and what it says at its end of skips and of processes left."""
 
+import gc
 import signal
 from collections import Counter
 
@@ -7,13 +8,24 @@ import pytest
 
 from tests.leftovers import no_cluster_process_is_left
 
-__all__ = ["no_cluster_process_is_left", "pytest_configure", "pytest_terminal_summary"]
+__all__ = [
+    "no_cluster_process_is_left",
+    "pytest_collection_finish",
+    "pytest_configure",
+    "pytest_terminal_summary",
+]
 
 
 def pytest_configure() -> None:
     """Have children that are interrupted end, also where whoever started the tests ignores interrupts itself."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of every later collection of garbage: it stays until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,6 +1,7 @@
 """The files of this repository, as the tests about the repository itself see them."""
 
 import ast
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -53,15 +54,18 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def scoped_nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """Walk in source order; with each node comes the dotted name of the class or function around it."""
+@cache
+def scoped_nodes(tree: ast.Module) -> tuple[tuple[ast.AST, str], ...]:
+    """Return all nodes in source order; with each comes the dotted name of the class or function around it."""
+    found: list[tuple[ast.AST, str]] = []
     waiting: list[tuple[ast.AST, str]] = [(tree, "")]
     while waiting:
         node, scope = waiting.pop()
-        yield node, scope
+        found.append((node, scope))
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             scope = f"{scope}.{node.name}" if scope else node.name
         waiting.extend((child, scope) for child in reversed(list(ast.iter_child_nodes(node))))
+    return tuple(found)
 
 
 @cache
@@ -91,5 +95,11 @@ def python_paths() -> list[str]:
 
 @cache
 def python_sources() -> tuple[Source, ...]:
-    """Parse every Python file that people write."""
-    return tuple(Source.of(path, (ROOT / path).read_text(encoding="utf-8")) for path in python_paths())
+    """Parse every Python file that people write; their trees stay, so the garbage collector need not look at them."""
+    gc.disable()
+    sources = tuple(Source.of(path, (ROOT / path).read_text(encoding="utf-8")) for path in python_paths())
+    for source in sources:
+        scoped_nodes(source.tree)
+    gc.freeze()
+    gc.enable()
+    return sources

@@ -42,6 +42,8 @@ def in_packed_files(path: Path) -> StorageBackend:
 
 
 class ServiceContract(StorageContract):
+    rounds_of_each_thread = 10
+
     def test_an_object_whose_length_differs_from_the_buffers_is_a_miss_and_does_not_block_a_later_put_of_that_page(
         self, storage: StorageBackend
     ) -> None:

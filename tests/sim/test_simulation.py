@@ -23,9 +23,10 @@ from unified_cache.tree.lock import unlock
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import TreeState
 
-SHARES = 5
+SHARES = 4
 """Tests that share the seeds, so that processes can share the tests."""
-SEEDS_EACH = 40 if LONG else 4
+SEEDS_EACH = 50 if LONG else 3
+"""In short, every component set twice: once without faults and once with them."""
 OPERATIONS_EACH = 5_000
 
 TRANSFERS_SHARE_MIN = 0.3

@@ -19,6 +19,7 @@ import unittest
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import ClassVar
 
 from unified_cache.components import Full
 from unified_cache.errors import ClosedError, StorageError
@@ -211,6 +212,9 @@ class KeysOnlyContract:
 class StorageContract(KeysOnlyContract):
     """Tests of every promise of the protocol."""
 
+    rounds_of_each_thread: ClassVar[int] = 40
+    """Rounds of five calls that each of eight threads makes; fewer do where a call is slow."""
+
     def test_a_page_that_was_put_is_got_back_byte_by_byte_whatever_the_number_of_buffers_at_either_end(
         self, storage: StorageBackend
     ) -> None:
@@ -264,7 +268,7 @@ class StorageContract(KeysOnlyContract):
         def use(seed: int) -> int:
             choice = random.Random(seed)  # noqa: S311 -- reproducible, not secret
             hits_count = 0
-            for _ in range(40):
+            for _ in range(self.rounds_of_each_thread):
                 batch = choice.sample(pages, 3)
                 storage.put(batch, Level.CACHED)
                 found = [blank_page(page.label) for page in batch]

@@ -174,6 +174,8 @@ def test_a_layer_that_the_pool_does_not_have_is_refused_and_one_that_was_there_b
     assert [part.component for part in arrival.parts] == [1]
     arrival.wait(full, 2, 0)
     assert not arrival.arrived(window, 0)
+    cache.end_layerwise(arrival)
+    cache._controller._workers.run()  # type: ignore[attr-defined]  # they are Stepped
     cache.close()
 
 

@@ -6,12 +6,14 @@ Each rule but the one about homonyms is a function over one file. A finding that
 
 import ast
 import io
+import itertools
 import re
 import subprocess
 import sys
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -119,11 +121,12 @@ def literal_attributes(source: Source) -> Iterator[StyleFinding]:
 
 
 def inner_imports(source: Source) -> Iterator[StyleFinding]:
-    names = {id(inner): name for node, name in functions(source) for inner in ast.walk(node)}
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) in names:
+    names = {name for _, name in functions(source)}
+    for node, scope in scoped_nodes(source.tree):
+        around = itertools.accumulate(scope.split("."), "{}.{}".format)
+        if isinstance(node, ast.Import | ast.ImportFrom) and not names.isdisjoint(around):
             found = f"{ast.unparse(node)!r} inside a function"
-            yield StyleFinding(source.path, node.lineno, names[id(node)], found, "imports at the top of the file")
+            yield StyleFinding(source.path, node.lineno, scope, found, "imports at the top of the file")
 
 
 def swallowed_exceptions(source: Source) -> Iterator[StyleFinding]:
@@ -159,6 +162,8 @@ def raises(body: list[ast.stmt]) -> bool:
 
 
 def nameless_ignores(source: Source) -> Iterator[StyleFinding]:
+    if not any(pattern.search(source.text) for pattern in NAMELESS_IGNORES):
+        return
     for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
         if token.type == tokenize.COMMENT and any(pattern.search(token.string) for pattern in NAMELESS_IGNORES):
             yield StyleFinding(source.path, token.start[0], "", repr(token.string), "the code of what is ignored")
@@ -195,7 +200,7 @@ def homonyms(sources: Iterable[Source]) -> dict[str, list[str]]:
     """Return the class names that occur more than once, each with every ``path:line`` of a class of that name."""
     places: dict[str, list[str]] = {}
     for source in sources:
-        for node in ast.walk(source.tree):
+        for node, _ in scoped_nodes(source.tree):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{source.path}:{node.lineno}")
     return {name: where for name, where in places.items() if len(where) > 1}
@@ -236,16 +241,20 @@ def excused(rule: Rule, finding: StyleFinding) -> bool:
     return f"{finding.path}::{finding.name}" in ALLOWED.get(name_of(rule), {})
 
 
+@cache
+def findings_of(rule: Rule) -> tuple[StyleFinding, ...]:
+    return tuple(finding for source in python_sources() for finding in rule(source))
+
+
 @pytest.mark.parametrize("rule", RULES, ids=name_of)
 def test_every_file_keeps_the_rule(rule: Rule) -> None:
-    findings = [finding for source in python_sources() for finding in rule(source) if not excused(rule, finding)]
+    findings = [finding for finding in findings_of(rule) if not excused(rule, finding)]
     assert not findings, "\n" + "\n".join(map(str, findings))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name_of)
 def test_every_exception_excuses_something(rule: Rule) -> None:
-    findings = [finding for source in python_sources() for finding in rule(source)]
-    stale = set(ALLOWED.get(name_of(rule), {})) - {f"{finding.path}::{finding.name}" for finding in findings}
+    stale = set(ALLOWED.get(name_of(rule), {})) - {f"{finding.path}::{finding.name}" for finding in findings_of(rule)}
     assert not stale, (
         f"tests/unit/repository/test_tidy.py: ALLOWED[{name_of(rule)!r}] excuses nothing at {sorted(stale)}"
     )
