@@ -261,7 +261,7 @@ def test_what_cannot_be_asked_for_is_refused_in_one_line_and_makes_no_target(
         (("backup", url, target, "--prefix", tokens_file), "must hold one identity unless --identity"),
         (("backup", url, target, "--prefix", words, "--identity", TOY.digest(LAYOUTS["full"]).hex()), "token ids"),
         (("prefetch", url, "--into", target), "--tokens"),
-        (("conformance", "memory:", "--bytes-max", "2000000"), "--bytes-max must be in"),
+        (("conformance", "memory:", "--bytes-max", "2000000"), "--bytes-max must be at most"),
         (("conformance", "memory:", "--timeout-s", "0"), "--timeout-s must be positive"),
         (("conformance", "no.such.module:store"), "cannot import no.such.module"),
     )

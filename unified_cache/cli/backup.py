@@ -13,7 +13,16 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import IdentityOption, JsonOption, selected
+from unified_cache.cli.options import (
+    TOKENS_HELP,
+    CacheSaltOption,
+    ExtraKeyOption,
+    IdentityOption,
+    JsonOption,
+    LoraIdOption,
+    TokensFileOption,
+    selected,
+)
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage_tables import finding_as_json, print_findings, print_json, short_name
 from unified_cache.cli.text import console_on, size_text, table
@@ -30,12 +39,8 @@ __all__ = ["BackupCommand", "PrefetchCommand"]
 
 SOURCE_HELP = "Store to read: file:DIR, packed:DIR or package.module:factory."
 TARGET_HELP = "Store to write, made if absent: file:DIR, packed:DIR or package.module:factory."
-TOKENS_HELP = "Token ids: JSON lists, one or one a line, or ids with spaces between."
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP)]
-ExtraKeyOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: extra key.")]
-CacheSaltOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: cache salt.")]
-LoraIdOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")]
 TenantOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: tenant.")]
 
 
@@ -103,7 +108,7 @@ class PrefetchCommand:
 
     source: SourceArgument
     target: Annotated[str, typer.Option("--into", metavar="DST", help=TARGET_HELP)]
-    tokens: Annotated[Path, typer.Option(metavar="FILE", help=TOKENS_HELP)]
+    tokens: TokensFileOption
     identity: IdentityOption = None
     extra_key: ExtraKeyOption = None
     cache_salt: CacheSaltOption = None

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from unified_cache.cli.options import JsonOption, parse_bytes
-from unified_cache.cli.text import console_on, size_text, table
+from unified_cache.cli.text import console_on, example, size_text, table
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.host_port import HostPort
@@ -177,5 +177,9 @@ def _print_state(state: ClusterState, well: set[str]) -> None:
     console_on(sys.stdout).print(f"segments of {size_text(state.segment_bytes)}, up for {up}")
 
 
-for _name, _command in {"up": UpCommand, "status": StatusCommand, "down": DownCommand}.items():
-    cluster_app.command(_name)(_command)
+for _name, _command, _options in (
+    ("up", UpCommand, " --nodes 3 --segment-bytes 1GiB"),
+    ("status", StatusCommand, " --json"),
+    ("down", DownCommand, ""),
+):
+    cluster_app.command(_name, epilog=example(f"unified-cache cluster {_name}{_options}"))(_command)

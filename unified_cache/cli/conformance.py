@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import JsonOption
+from unified_cache.cli.options import JsonOption, parse_bytes
 from unified_cache.cli.progress import watched
 from unified_cache.cli.storage_tables import print_json
 from unified_cache.cli.text import console_on, table
@@ -67,7 +67,8 @@ class ConformanceCommand:
 
     store: Annotated[str, typer.Argument(metavar="STORE", help="Backend to try: package.module:factory.")]
     bytes_max: Annotated[
-        int | None, typer.Option(help="Cap to open it with, at most 1 MiB, so that declining is tried too.")
+        str | None,
+        typer.Option(metavar="BYTES", help="Cap to open it with, at most 1MiB, so that declining is tried too."),
     ] = None
     keys_only: Annotated[
         bool, typer.Option("--keys-only", help="The promises of a backend that keeps names but no bytes.")
@@ -82,9 +83,9 @@ class ConformanceCommand:
             InputError: there is no such backend, or a cap that the contract cannot exceed.
             CacheError: a promise is broken.
         """
-        cap = self.bytes_max
-        if cap is not None and not 0 <= cap <= storage_contract.ROOM_BYTES_MAX:
-            raise ConfigError(f"--bytes-max must be in [0, {storage_contract.ROOM_BYTES_MAX}], found {cap}")
+        cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
+        if cap is not None and cap > storage_contract.ROOM_BYTES_MAX:
+            raise ConfigError(f"--bytes-max must be at most {storage_contract.ROOM_BYTES_MAX}, found {cap}")
         if not self.timeout_s > 0:
             raise ConfigError(f"--timeout-s must be positive, found {self.timeout_s}")
         open_storage(self.store, bytes_max=cap).close()

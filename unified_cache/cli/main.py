@@ -18,9 +18,10 @@ from unified_cache.cli.remote import REMOTE_COMMANDS
 from unified_cache.cli.replay import ReplayCommand
 from unified_cache.cli.serve import SERVE_EPILOG, ServeCommand, token_app
 from unified_cache.cli.storage import storage_app
+from unified_cache.cli.text import example
 from unified_cache.errors import CacheError, InputError
 
-__all__ = ["Command", "main", "run"]
+__all__ = ["Command", "app", "main", "run"]
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -71,7 +72,7 @@ PREFETCH_EPILOG = """**Examples**
 
 CONFORMANCE_EPILOG = """**Examples**
 
-    unified-cache conformance my_stores.redis:connect --bytes-max 1048576
+    unified-cache conformance my_stores.redis:connect --bytes-max 1MiB
 
     unified-cache conformance file:/tmp/scratch
 """
@@ -99,8 +100,9 @@ app.command("prefetch", epilog=PREFETCH_EPILOG)(PrefetchCommand)
 app.command("conformance", epilog=CONFORMANCE_EPILOG)(ConformanceCommand)
 app.command("serve", epilog=SERVE_EPILOG)(ServeCommand)
 app.add_typer(token_app)
-for _name, _command in REMOTE_COMMANDS.items():
-    app.command(_name)(_command)
+for _name, (_command, _arguments) in REMOTE_COMMANDS.items():
+    _line = f"unified-cache {_name} grpc://127.0.0.1:50051{_arguments}"
+    app.command(_name, epilog=example(_line))(_command)
 app.add_typer(cluster_app)
 app.command("node", epilog=NODE_EPILOG)(NodeCommand)
 

@@ -1,6 +1,7 @@
 """Arguments and options that several commands share, and how their values are read."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +10,18 @@ from unified_cache.errors import ConfigError
 from unified_cache.offline.stores import StoredIdentity, choose, identities_of
 from unified_cache.storage_backends.protocol import StorageBackend
 
-__all__ = ["IdentityOption", "JsonOption", "StoreArgument", "parse_bytes", "selected"]
+__all__ = [
+    "TOKENS_HELP",
+    "CacheSaltOption",
+    "ExtraKeyOption",
+    "IdentityOption",
+    "JsonOption",
+    "LoraIdOption",
+    "StoreArgument",
+    "TokensFileOption",
+    "parse_bytes",
+    "selected",
+]
 
 StoreArgument = Annotated[
     str, typer.Argument(metavar="URL", help="Store: file:DIR, packed:DIR or package.module:factory.")
@@ -17,6 +29,11 @@ StoreArgument = Annotated[
 IdentityOption = Annotated[
     str | None, typer.Option(metavar="DIGEST", help="One identity alone, by the first digits of its digest.")
 ]
+TOKENS_HELP = "Token ids: JSON lists, one or one a line, or ids with spaces between."
+TokensFileOption = Annotated[Path, typer.Option(metavar="FILE", help=TOKENS_HELP)]
+ExtraKeyOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: extra key.")]
+CacheSaltOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: cache salt.")]
+LoraIdOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_cache.cli.options import IdentityOption, JsonOption
+from unified_cache.cli.options import (
+    CacheSaltOption,
+    ExtraKeyOption,
+    IdentityOption,
+    JsonOption,
+    LoraIdOption,
+    TokensFileOption,
+)
 from unified_cache.cli.storage_tables import print_json
 from unified_cache.cli.text import console_on, size_text, table
 from unified_cache.errors import CacheError, ConfigError
@@ -109,11 +116,11 @@ class LookupCommand:
 
     url: ServiceArgument
     like: LikeOption
-    tokens: Annotated[Path, typer.Option(metavar="FILE", help="Token ids, as prefetch takes them.")]
+    tokens: TokensFileOption
     identity: IdentityOption = None
-    extra_key: Annotated[str | None, typer.Option(help="Namespace of the prompts: extra key.")] = None
-    cache_salt: Annotated[str | None, typer.Option(help="Namespace of the prompts: cache salt.")] = None
-    lora_id: Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")] = None
+    extra_key: ExtraKeyOption = None
+    cache_salt: CacheSaltOption = None
+    lora_id: LoraIdOption = None
     as_json: JsonOption = False
 
     def run(self) -> None:
@@ -239,10 +246,10 @@ def _label_of(name: str) -> Label:
 
 
 REMOTE_COMMANDS = {
-    "ping": PingCommand,
-    "stat": RemoteStatCommand,
-    "lookup": LookupCommand,
-    "get": GetCommand,
-    "put": PutCommand,
+    "ping": (PingCommand, ""),
+    "stat": (RemoteStatCommand, " --json"),
+    "lookup": (LookupCommand, " --like file:/var/cache/kv --tokens prompts.jsonl"),
+    "get": (GetCommand, " IDENTITY/KEY.POOL --like file:/var/cache/kv --output page"),
+    "put": (PutCommand, " IDENTITY/KEY.POOL --like file:/var/cache/kv --input page"),
 }
-"""By the names that they are run by."""
+"""Commands by name, each with the arguments of an example after the URL."""

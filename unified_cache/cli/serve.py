@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from unified_cache.cli.text import example
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
 
@@ -188,5 +189,9 @@ def _service_module(name: str) -> ModuleType:
     return import_with_extra(f"unified_cache.service.{name}", "service", "serve")
 
 
-for _name, _command in {"new": TokenNewCommand, "list": TokenListCommand, "revoke": TokenRevokeCommand}.items():
-    token_app.command(_name)(_command)
+for _name, _command, _options in (
+    ("new", TokenNewCommand, " --tenant acme --role writer --days 90"),
+    ("list", TokenListCommand, ""),
+    ("revoke", TokenRevokeCommand, " 1f0c5a9be2d34471"),
+):
+    token_app.command(_name, epilog=example(f"unified-cache token {_name} --tokens tokens{_options}"))(_command)

@@ -22,7 +22,7 @@ from unified_cache.cli.storage_tables import (
     short_name,
     stat_as_json,
 )
-from unified_cache.cli.text import console_on, size_text
+from unified_cache.cli.text import console_on, example, size_text
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.listing import ObjectCount, count_objects, total_of
 from unified_cache.offline.reading import ReadOutcome
@@ -254,11 +254,12 @@ def _everything(storage: StorageBackend) -> ObjectCount:
     return total_of(count_objects(storage, kept.digest) for kept in identities_of(storage))
 
 
-for _name, _command in {
-    "stat": StatCommand,
-    "verify": VerifyCommand,
-    "scrub": ScrubCommand,
-    "gc": GcCommand,
-    "clear": ClearCommand,
-}.items():
-    storage_app.command(_name)(_command)
+for _name, _command, _options in (
+    ("stat", StatCommand, ""),
+    ("verify", VerifyCommand, " --json"),
+    ("scrub", ScrubCommand, " --identity 3f2a"),
+    ("gc", GcCommand, " --bytes-max 400GiB"),
+    ("clear", ClearCommand, " --identity 3f2a --yes"),
+):
+    _line = f"unified-cache storage {_name} file:/var/cache/kv{_options}"
+    storage_app.command(_name, epilog=example(_line))(_command)

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["console_on", "size_text", "table"]
+__all__ = ["console_on", "example", "size_text", "table"]
 
 WIDTH_MIN = 128
 """Columns assumed where the output is no terminal; the tables fit."""
@@ -20,6 +20,11 @@ def size_text(count: int) -> str:
     while size >= 1024 and unit < len(_BINARY_UNITS) - 1:
         size, unit = size / 1024, unit + 1
     return f"{size:,.2f} {_BINARY_UNITS[unit]}" if unit else f"{count} B"
+
+
+def example(*command_lines: str) -> str:
+    """Return the end of a command's help: lines that show how to call it."""
+    return "\n\n".join(("**Examples**", *(f"    {line}" for line in command_lines)))
 
 
 def table(*columns: str, left: int = 1) -> Table:
