@@ -238,7 +238,7 @@ class UnifiedCache:
         page of its component.
 
         Raises:
-            InputError: the tree holds no state at the end of the lock.
+            InputError: the tree holds no state at the end of the lock, or the lock has released its windows.
         """
         self._enter()
         return self._ledger.fork(lock, self._memory) if lock.end else None
@@ -276,6 +276,18 @@ class UnifiedCache:
         self._enter()
         self._ledger.tree.unlock(lock)
         self._locks.discard(lock)
+
+    def release_windows(self, lock: Lock) -> None:
+        """Let go of the windows and states that a lock pins; Full stays pinned until ``release``.
+
+        For a request whose own pages have filled its windows: what it resumed from becomes evictable while it still
+        runs. It must not read those pages any more, nor ``fork`` them. Once more changes nothing.
+
+        Raises:
+            LockError: released already, or another cache's.
+        """
+        self._enter()
+        self._ledger.tree.release_windows(lock)
 
     def prefer(self, prompt: Prompt, tier: Tier) -> Preference | None:
         """Have what ``tier`` holds of a prompt go last, when nothing else is left to evict; give it to ``unprefer``.

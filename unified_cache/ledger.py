@@ -129,12 +129,14 @@ class Ledger:
         All or, if pins leave too little, nothing and None.
 
         Raises:
-            InputError: the tree holds no such state at the end of the lock.
+            InputError: the tree holds no such state at the end of the lock, or the lock has released its windows.
         """
         sources = [self.tree.lock_slots(lock, number) for number in range(len(self.layout.components))]
         for number, component in enumerate(self.layout.components):
             if number == 0 or component.mapped:
                 sources[number] = sources[number][:0]
+            elif not lock.pins(number):
+                raise InputError(f"{component.name}: the lock has released its windows; fork before that")
             elif (sources[number] < 0).any():
                 raise InputError(f"{component.name}: no state is held after {lock.end} pages")
         copies: list[Slots] = []

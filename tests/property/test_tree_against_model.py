@@ -97,9 +97,14 @@ class TreeHistory(RuleBasedStateMachine):
         self.model.lock(self.prompt(choice), tier, share)
 
     @precondition(lambda self: self.model.held)
-    @rule(which=st.integers(0, 20), keep=st.sampled_from([frozenset(), frozenset(), frozenset({0})]))
-    def unlock(self, which: int, keep: frozenset[int]) -> None:
-        self.model.unlock(self.model.held[which % len(self.model.held)], keep)
+    @rule(which=st.integers(0, 20))
+    def unlock(self, which: int) -> None:
+        self.model.unlock(self.model.held[which % len(self.model.held)])
+
+    @precondition(lambda self: self.model.held)
+    @rule(which=st.integers(0, 20))
+    def release_windows(self, which: int) -> None:
+        self.model.release_windows(self.model.held[which % len(self.model.held)])
 
     @rule(tier=TIERS, component=st.integers(0, 2), count=st.sampled_from([1, 2, 3, 5, 40]))
     def evict(self, tier: Tier, component: int, count: int) -> None:

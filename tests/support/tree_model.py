@@ -256,10 +256,12 @@ class TreeModel:
         assert self.histories() == histories, "a split is not an access"
         self.held.append(Held(lock, self.prefixes(prompt)))
 
-    def unlock(self, held: Held, keep: frozenset[int] = frozenset()) -> None:
-        self.tree.unlock(held.lock, keep)
-        if held.lock.released:
-            self.held.remove(held)
+    def release_windows(self, held: Held) -> None:
+        self.tree.release_windows(held.lock)
+
+    def unlock(self, held: Held) -> None:
+        self.tree.unlock(held.lock)
+        self.held.remove(held)
 
     def begin(self, prompt: Prompt, source: Tier, target: Tier) -> None:
         found = self.tree.match(prompt)

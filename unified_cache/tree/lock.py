@@ -16,7 +16,7 @@ from unified_cache.tree.page_counts import CHANGED_NODES_MAX
 from unified_cache.tree.state import TreeState
 from unified_cache.window import window
 
-__all__ = ["Lock", "lock", "unlock"]
+__all__ = ["Lock", "lock", "release_windows", "unlock"]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +31,10 @@ class Lock:
     held: list[tuple[int, int]]
     """(component, first page pinned): pages [that, end) are pinned for it."""
     released: bool = False
+
+    def pins(self, component: int) -> bool:
+        """Tell whether any page is pinned for a component."""
+        return any(number == component for number, _ in self.held)
 
 
 def lock(tree: TreeState, node: Node, end: int, tier: Tier) -> Lock:
@@ -73,25 +77,25 @@ def _pin(tree: TreeState, node: Node, lane: int, start: int) -> None:
         begins[start] = begins.get(start, 0) + 1
 
 
-def unlock(lock: Lock, keep: frozenset[int] = frozenset()) -> None:
-    """Release what ``lock`` still pins, but for the components in ``keep``.
+def unlock(lock: Lock) -> None:
+    """Unpin what ``lock`` still pins."""
+    _unpin_all(lock, lock.held)
+    lock.held = []
+    lock.released = True
+    if lock.end and not lock.node.children:
+        lock.tree.prune(lock.node)
 
-    A component may be kept only if those it stands on are: dropping Full alone would leave its dependants pinned
-    on pages that may go.
-    """
-    tree = lock.tree
-    lane = int(lock.tier) * tree.components_count
-    kept: list[tuple[int, int]] = []
-    for component, start in lock.held:
-        if component in keep:
-            kept.append((component, start))
-        else:
-            _unpin(tree, lock.node, lane + component, start)
-    lock.held = kept
-    if not kept:
-        lock.released = True
-        if lock.end and not lock.node.children:
-            tree.prune(lock.node)
+
+def release_windows(lock: Lock) -> None:
+    """Unpin all components but Full, on which they stand. Once more changes nothing."""
+    _unpin_all(lock, lock.held[1:])
+    lock.held = lock.held[:1]
+
+
+def _unpin_all(lock: Lock, held: list[tuple[int, int]]) -> None:
+    lane = int(lock.tier) * lock.tree.components_count
+    for component, start in held:
+        _unpin(lock.tree, lock.node, lane + component, start)
 
 
 def _unpin(tree: TreeState, node: Node, lane: int, start: int) -> None:

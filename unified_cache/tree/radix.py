@@ -19,7 +19,7 @@ from unified_cache.tree import transfer as transfers
 from unified_cache.tree.check import check
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.insert import Inserted, insert
-from unified_cache.tree.lock import Lock, lock, unlock
+from unified_cache.tree.lock import Lock, lock, release_windows, unlock
 from unified_cache.tree.match import Match, match, node_at, path_slots
 from unified_cache.tree.node import Node
 from unified_cache.tree.policy import UNNAMED
@@ -166,8 +166,17 @@ class RadixTree:
         if held.tree.lineage is not self._lineage:
             raise LockError("the lock belongs to another tree")
 
-    def unlock(self, held: Lock, keep: frozenset[int] = frozenset()) -> None:
-        """Take a lock back, once; components in ``keep`` stay pinned until the next call.
+    def release_windows(self, held: Lock) -> None:
+        """Unpin all components of a lock but Full, which stays pinned until ``unlock``.
+
+        Raises:
+            LockError: released already, or another tree's.
+        """
+        self.check_lock(held)
+        release_windows(held)
+
+    def unlock(self, held: Lock) -> None:
+        """Take a lock back, once.
 
         A lock from before ``clear`` is void: taking it back changes nothing.
 
@@ -175,9 +184,8 @@ class RadixTree:
             LockError: released already, or another tree's.
         """
         self.check_lock(held)
-        unlock(held, keep)
-        if held.released:
-            self._locks.pop(held, None)
+        unlock(held)
+        self._locks.pop(held, None)
 
     def lock_slots(self, held: Lock, component: int) -> Slots:
         """Return a component's slots of the pages ``[window(end), end)`` of a lock; -1 for holes."""

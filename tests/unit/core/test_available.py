@@ -5,6 +5,7 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from unified_cache.controller import InlineWorkers
+from unified_cache.errors import InputError, LockError
 from unified_cache.page import Prompt
 from unified_cache.pool import Pages, Tier
 from unified_cache.tree import Lock
@@ -73,6 +74,42 @@ def test_a_branch_below_a_locked_prefix_stays_evictable() -> None:
     assert counts(toy) == [(14, 2, 4, 0), (4, 2, 2, 0), (4, 1, 1, 0)]
     toy.cache.release(lock)
     assert available(toy) == [20, 8, 6]
+
+
+def test_windows_released_by_a_running_request_are_evictable_while_full_stays_pinned() -> None:
+    toy = engine()
+    lock = served(toy, 1, 2, 3, 4)
+    assert available(toy) == [16, 6, 5]
+    for _ in range(2):  # once more changes nothing
+        toy.cache.release_windows(lock)
+        assert counts(toy) == [(16, 0, 4, 0), (6, 2, 0, 0), (5, 1, 0, 0)]
+        toy.cache.check()
+    pages = toy.cache.allocate(masks(16, 8, 6))
+    assert pages is not None
+    assert toy.cache.slots(lock, FULL).tolist() == [1, 2, 3, 4]
+    assert toy.cache.slots(lock, SWA).tolist() == [-1, -1]
+    toy.cache.free(pages)
+    toy.cache.release(lock)
+    assert available(toy) == [20, 8, 6]
+    with pytest.raises(LockError, match="released already"):
+        toy.cache.release_windows(lock)
+
+
+def test_a_request_that_released_its_windows_inserts_what_it_computed_and_forks_nothing() -> None:
+    toy = engine()
+    lock = served(toy, 1, 2, 3)
+    toy.cache.release_windows(lock)
+    with pytest.raises(InputError, match="released its windows"):
+        toy.cache.fork(lock)
+    longer = prompt(toy, 1, 2, 3, 4, 5)
+    pages = toy.cache.allocate(toy.cache.pages_to_allocate(3, 5, [5]))
+    assert pages is not None
+    for component, slots in enumerate(pages):
+        toy.write_pages(component, slots, longer, 3)
+    renewed = toy.cache.insert(longer, pages, lock)
+    assert toy.verify(longer, renewed) == 5 + 2 + 1
+    toy.cache.release(renewed)
+    toy.cache.check()
 
 
 def test_pages_handed_out_are_neither_free_nor_evictable() -> None:
