@@ -9,7 +9,7 @@ import numpy.typing as npt
 from unified_cache.errors import ConfigError, SlotError
 from unified_cache.pool import Slots
 
-__all__ = ["MapChange", "PageMap", "PairedAllocator", "ReleaseGroup", "SlotAllocator"]
+__all__ = ["MapChange", "PageMap", "PairedAllocator", "SlotAllocator"]
 
 _FREE, _OUT, _KEPT = range(3)
 _STATE_NAMES = ("free", "out", "the tree's")
@@ -207,48 +207,6 @@ class PairedAllocator:
         self.peer = peer
         self.map = PageMap(full.capacity)
 
-    def allocate(self, count: int, tail_count: int) -> tuple[Slots, Slots] | None:
-        """Hand out Full slots for ``count`` pages and peers for the last ``tail_count`` of them, mapped.
-
-        Both or nothing: None, with nothing handed out, if either pool is short.
-        """
-        if not 0 <= tail_count <= count:
-            raise SlotError(f"tail_count must be in [0, {count}], found {tail_count}")
-        if count > self.full.free_count or tail_count > self.peer.free_count:
-            return None
-        full = self.full.allocate(count)
-        peers = self.peer.allocate(tail_count)
-        assert full is not None
-        assert peers is not None
-        self.map.unbind(full[: count - tail_count])
-        self.map.bind(full[count - tail_count :], peers)
-        return full, peers
-
-    def free_peers(self, full: Slots) -> int:
-        """Free the peers of Full slots, which stay handed out; return how many there were.
-
-        What a running request does with pages that have left the window.
-        """
-        peers = self.take_peers(full)
-        self.peer.free(peers)
-        return len(peers)
-
-    def take_peers(self, full: Slots) -> Slots:
-        """Unmap Full slots and return the peers they had, still handed out: who asks now owns them.
-
-        For releases that are carried out later: whose a peer is, is decided here, not then.
-
-        Raises:
-            SlotError: a peer would be taken twice. Nothing was changed.
-        """
-        peers = self.map.peers(full)
-        has_peer = peers > 0
-        peers = peers[has_peer]
-        if len(np.unique(peers)) != len(peers):
-            raise SlotError("a slot is named twice, or two Full slots share a peer")
-        self.map.unbind(full[has_peer])
-        return peers
-
     def free_full(self, full: Slots) -> None:
         """Free Full slots whose peers were freed or moved before.
 
@@ -259,79 +217,3 @@ class PairedAllocator:
         if mapped.any():
             raise SlotError(f"slot {int(full[mapped][0])} still has a peer; free or move that first")
         self.full.free(full)
-
-    def free(self, full: Slots) -> None:
-        """Free Full slots and the peers they have, the peers first.
-
-        Raises:
-            SlotError: a slot is not out, or named twice. Nothing was freed.
-        """
-        self.full.check_out(full)
-        self.free_peers(full)
-        self.full.free(full)
-
-
-class ReleaseGroup:
-    """Releases that are decided one by one and carried out together by ``flush``.
-
-    Whose a peer is, is decided when its release is asked for: it leaves the map at once, so that a Full slot that is
-    bound anew before ``flush`` keeps its new peer and loses only the old one. Until then every slot named here stays
-    handed out, and nobody else can get it.
-    """
-
-    __slots__ = ("_allocator", "_full", "_peers")
-
-    def __init__(self, allocator: PairedAllocator) -> None:
-        self._allocator = allocator
-        self._full: dict[int, None] = {}
-        """Full slots to free, in the order they were named."""
-        self._peers: list[Slots] = []
-
-    def free_peers(self, full: Slots) -> int:
-        """Release the peers that Full slots have now; return how many. The Full slots stay handed out.
-
-        Raises:
-            SlotError: a slot is not handed out, named twice, or released already. Nothing was released.
-        """
-        self._check(full)
-        peers = self._allocator.take_peers(full)
-        self._peers.append(peers)
-        return len(peers)
-
-    def free_full(self, full: Slots) -> None:
-        """Release Full slots whose peers were released or moved before.
-
-        Raises:
-            SlotError: as ``free_peers``, or one still has a peer, which would be lost. Nothing was released.
-        """
-        self._check(full)
-        mapped = self._allocator.map.peers(full) > 0
-        if mapped.any():
-            raise SlotError(f"slot {int(full[mapped][0])} still has a peer; free or move that first")
-        self._full.update(dict.fromkeys(full.tolist()))
-
-    def free(self, full: Slots) -> None:
-        """Release Full slots and the peers they have now.
-
-        Raises:
-            SlotError: as ``free_peers``.
-        """
-        self.free_peers(full)
-        self._full.update(dict.fromkeys(full.tolist()))
-
-    def flush(self) -> None:
-        """Free what was released. The group is empty then, and may be used again.
-
-        Raises:
-            SlotError: a Full slot was bound again after its release. Nothing was freed.
-        """
-        self._allocator.free_full(np.array(list(self._full), np.int32))
-        self._full.clear()
-        for peers in self._peers:
-            self._allocator.peer.free(peers)
-        self._peers.clear()
-
-    def _check(self, full: Slots) -> None:
-        self._allocator.full.check_out(full)
-        if not self._full.keys().isdisjoint(full.tolist()):
-            raise SlotError("a slot is released twice")

@@ -11,9 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.errors import ConfigError
-
-__all__ = ["SPAN_ALL", "dead_end", "is_release_due", "needed_pages", "restorable_ends", "unshared_dead_end", "window"]
+__all__ = ["SPAN_ALL", "needed_pages", "restorable_ends", "window"]
 
 SPAN_ALL = 1 << 30
 """Span of a component that needs every page since the root."""
@@ -59,56 +57,3 @@ def restorable_ends(
         np.maximum.accumulate(last_hole, out=last_hole)
         ok &= last_hole <= np.maximum(ends - span, 0)
     return ok
-
-
-def dead_end(
-    length_tokens: int, window_tokens: int, page_size: int, protected_end: int = 0, evicted_end: int = 0
-) -> int:
-    """Return up to which page a running request has no more use for its windowed pages, nor will whoever resumes it.
-
-    After ``length_tokens`` tokens the request will be cached to its last full page, and a resume there needs the
-    window before it; so a page goes when ``window`` of the full pages passes it.
-
-        [0, protected_end)            the tree's, locked by this request: not its own to free
-        [0, evicted_end)              gone already; the result is never less
-        [the larger of both, result)  to be freed now
-
-    As the threshold of SWA eviction of running requests in SGLang 0.5.23, in pages.
-
-    Raises:
-        ConfigError: a window or a page without tokens.
-    """
-    _check_window(window_tokens, page_size)
-    first_needed = window(length_tokens // page_size, -(-window_tokens // page_size))
-    return max(first_needed, protected_end, evicted_end)
-
-
-def unshared_dead_end(
-    length_tokens: int, window_tokens: int, page_size: int, protected_end: int = 0, evicted_end: int = 0
-) -> int:
-    """Return the same where no prefix is shared: nobody resumes, so only this request's next token looks back.
-
-    Never less than ``dead_end``.
-
-    Raises:
-        ConfigError: a window or a page without tokens.
-    """
-    _check_window(window_tokens, page_size)
-    return max((length_tokens - window_tokens) // page_size, protected_end, evicted_end)
-
-
-def is_release_due(
-    length_tokens: int, window_tokens: int, page_size: int, evicted_end: int, interval_tokens: int
-) -> bool:
-    """Tell whether enough tokens have left the window since the last release for another to be worth its call.
-
-    Raises:
-        ConfigError: a window or a page without tokens.
-    """
-    _check_window(window_tokens, page_size)
-    return length_tokens - window_tokens >= evicted_end * page_size + interval_tokens
-
-
-def _check_window(window_tokens: int, page_size: int) -> None:
-    if window_tokens <= 0 or page_size <= 0:
-        raise ConfigError(f"a window and a page need tokens, found {window_tokens} and {page_size}")

@@ -8,17 +8,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.budget import examples
+from tests.support.forward import allocate, free, free_peers, take_peers
 from unified_cache.errors import SlotError
 from unified_cache.forward import SwaTranslation
 from unified_cache.pool import Slots
-from unified_cache.slots import PairedAllocator, ReleaseGroup, SlotAllocator
+from unified_cache.slots import PairedAllocator, SlotAllocator
 
 CPU = torch.device("cpu")
 PAGE_SIZES = (1, 4, 64, 256)
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["allocate", "allocate", "free", "free_peers", "free_full", "move", "load", "group", "clear"]),
+        st.sampled_from(["allocate", "allocate", "free", "free_peers", "free_full", "move", "load"]),
         st.integers(0, 7),
         st.integers(0, 7),
         st.integers(0, 2**16 - 1),
@@ -34,49 +35,41 @@ def slots(values: list[int]) -> Slots:
 
 @dataclass
 class AllocatorHistory:
-    """The allocator and, beside it, what it should be: who has which peer, and what waits in a group."""
+    """The allocator and, beside it, what it should be: who has which peer."""
 
     allocator: PairedAllocator
     peers: dict[int, int | None] = field(default_factory=dict)
-    waiting_full: list[int] = field(default_factory=list)
-    waiting_peers: list[int] = field(default_factory=list)
 
     def chosen(self, bits: int) -> list[int]:
         return [full for i, full in enumerate(self.peers) if bits >> (i % 16) & 1]
 
-    def step(self, name: str, first: int, second: int, bits: int, group: ReleaseGroup) -> None:
+    def step(self, name: str, first: int, second: int, bits: int) -> None:
         at_hand = self.chosen(bits)
         if name == "allocate":
             self.allocate(max(first, second), min(first, second))
         elif name == "free":
-            self.allocator.free(slots(at_hand))
+            free(self.allocator, slots(at_hand))
             for full in at_hand:
                 del self.peers[full]
         elif name == "free_peers":
-            assert self.allocator.free_peers(slots(at_hand)) == sum(self.peers[full] is not None for full in at_hand)
+            free_peers(self.allocator, slots(at_hand))
             self.peers.update(dict.fromkeys(at_hand))
         elif name == "free_full":
             self.free_full(at_hand)
         elif name == "move":
             self.move(at_hand)
-        elif name == "load":
-            self.load(at_hand)
-        elif name == "group":
-            self.release_later(at_hand, whole=bool(first & 1), group=group)
         else:
-            self.flush(group)
+            self.load(at_hand)
 
     def allocate(self, count: int, tail_count: int) -> None:
-        before = self.free_counts()
-        taken = self.allocator.allocate(count, tail_count)
-        if taken is None:
-            assert count > before[0] or tail_count > before[1]
-            assert self.free_counts() == before
+        free_full, free_tail = self.free_counts()
+        if count > free_full or tail_count > free_tail:
             return
-        full, peers = taken[0].tolist(), taken[1].tolist()
-        assert self.peers.keys().isdisjoint([*full, *self.waiting_full])
-        assert {*self.peers.values(), *self.waiting_peers}.isdisjoint(peers)
-        self.peers.update(zip(full, [None] * (count - tail_count) + peers, strict=True))
+        full = allocate(self.allocator, count, tail_count)
+        peers = self.allocator.map.peers(full)[count - tail_count :].tolist()
+        assert self.peers.keys().isdisjoint(full.tolist())
+        assert set(self.peers.values()).isdisjoint(peers)
+        self.peers.update(zip(full.tolist(), [None] * (count - tail_count) + peers, strict=True))
 
     def free_full(self, at_hand: list[int]) -> None:
         if any(self.peers[full] is not None for full in at_hand):
@@ -96,7 +89,7 @@ class AllocatorHistory:
         with_peer = [full for full in at_hand if self.peers[full] is not None]
         without = [full for full in at_hand if self.peers[full] is None]
         for source, target in zip(with_peer, without, strict=False):
-            self.allocator.map.bind(slots([target]), self.allocator.take_peers(slots([source])))
+            self.allocator.map.bind(slots([target]), take_peers(self.allocator, slots([source])))
             self.peers[target], self.peers[source] = self.peers[source], None
 
     def load(self, at_hand: list[int]) -> None:
@@ -108,22 +101,6 @@ class AllocatorHistory:
         self.allocator.map.bind(slots(without), taken)
         self.peers.update(zip(without, taken.tolist(), strict=True))
 
-    def release_later(self, at_hand: list[int], *, whole: bool, group: ReleaseGroup) -> None:
-        (group.free if whole else group.free_peers)(slots(at_hand))
-        for full in at_hand:
-            peer = self.peers[full]
-            if peer is not None:
-                self.waiting_peers.append(peer)
-                self.peers[full] = None
-            if whole:
-                del self.peers[full]
-                self.waiting_full.append(full)
-
-    def flush(self, group: ReleaseGroup) -> None:
-        group.flush()
-        self.waiting_full.clear()
-        self.waiting_peers.clear()
-
     def free_counts(self) -> tuple[int, int]:
         return self.allocator.full.free_count, self.allocator.peer.free_count
 
@@ -133,10 +110,7 @@ class AllocatorHistory:
         assert len(set(live)) == len(live), "two Full slots share a peer"
         expected = [self.peers.get(slot) or 0 for slot in range(full_capacity + 1)]
         assert self.allocator.map.table.tolist() == [*expected, -1]
-        assert self.free_counts() == (
-            full_capacity - len(self.peers) - len(self.waiting_full),
-            peer_capacity - len(live) - len(self.waiting_peers),
-        )
+        assert self.free_counts() == (full_capacity - len(self.peers), peer_capacity - len(live))
 
 
 def naive_loc(peers: dict[int, int | None], loc: int, page_size: int) -> int:
@@ -162,7 +136,6 @@ def test_pairing_is_a_dict_and_translation_is_per_token(
     dtype: torch.dtype,
 ) -> None:
     history = AllocatorHistory(PairedAllocator(SlotAllocator(capacities[0]), SlotAllocator(capacities[1])))
-    group = ReleaseGroup(history.allocator)
     translations = [
         SwaTranslation.of(history.allocator, page_size, CPU),
         SwaTranslation.mirrored(history.allocator, page_size, CPU),
@@ -171,12 +144,10 @@ def test_pairing_is_a_dict_and_translation_is_per_token(
     locs = [seed if seed < 0 else seed % loc_end for seed in seeds]
     pages = [max(loc, -1) // page_size for loc in locs]
     for step in steps:
-        history.step(*step, group)
+        history.step(*step)
         history.check()
         for translation in translations:
             translated = translation.translate_locs(torch.tensor(locs, dtype=dtype))
             assert translated.tolist() == [naive_loc(history.peers, loc, page_size) for loc in locs]
             table = translation.translate_pages(torch.tensor([pages], dtype=dtype))
             assert table.tolist() == [[naive_loc(history.peers, page, 1) for page in pages]]
-    history.flush(group)
-    history.check()

@@ -22,18 +22,38 @@ def paired(full: int = 16, peer: int = 8) -> PairedAllocator:
 def diverged(full: int = 16, peer: int = 8) -> PairedAllocator:
     """Return an allocator whose next Full slots are 4, 5, 6 and whose next SWA slots are 2, 1, 4."""
     allocator = paired(full, peer)
-    taken = allocator.allocate(3, 3)
-    assert taken is not None
-    allocator.free_peers(slots(1))
-    allocator.free_peers(slots(2))
+    allocate(allocator, 3)
+    free_peers(allocator, slots(1))
+    free_peers(allocator, slots(2))
     return allocator
 
 
 def allocate(allocator: PairedAllocator, count: int, tail_count: int | None = None) -> Slots:
-    """Return the Full slots of ``count`` new pages."""
-    taken = allocator.allocate(count, count if tail_count is None else tail_count)
-    assert taken is not None
-    return taken[0]
+    """Return the Full slots of ``count`` new pages, the last ``tail_count`` of them, or all, with a peer."""
+    full = allocator.full.allocate(count)
+    peers = allocator.peer.allocate(count if tail_count is None else tail_count)
+    assert full is not None
+    assert peers is not None
+    allocator.map.bind(full[count - len(peers) :], peers)
+    return full
+
+
+def take_peers(allocator: PairedAllocator, full: Slots) -> Slots:
+    """Return the peers of Full slots, which have none any more."""
+    peers = allocator.map.peers(full)
+    allocator.map.unbind(full[peers > 0])
+    return peers[peers > 0]
+
+
+def free_peers(allocator: PairedAllocator, full: Slots) -> None:
+    """Free the peers of Full slots."""
+    allocator.peer.free(take_peers(allocator, full))
+
+
+def free(allocator: PairedAllocator, full: Slots) -> None:
+    """Free Full slots and their peers."""
+    free_peers(allocator, full)
+    allocator.free_full(full)
 
 
 def token_locs(full: Slots, start: int, end: int, page_size: int = PAGE_SIZE) -> list[int]:

@@ -1,12 +1,12 @@
-"""Which pages of a running request have left its window. R1 to R23 are rules that SGLang 0.5.23 keeps, in pages."""
+"""Which pages of a request its windows still need. R7 and R14 are rules that SGLang 0.5.23 keeps, in pages."""
 
+import numpy as np
 import pytest
 
-from unified_cache.errors import ConfigError
-from unified_cache.window import dead_end, is_release_due, unshared_dead_end, window
+from unified_cache.window import SPAN_ALL, needed_pages, restorable_ends, window
 
-DEAD_ENDS = (
-    # length, window, page size, freed tokens [0, end)
+OUT_OF_THE_WINDOW = (
+    # length, window, page size, tokens that left the window: [0, end)
     (1000, 128, 256, 512),
     (1023, 128, 256, 512),
     (1024, 128, 256, 768),
@@ -16,74 +16,45 @@ DEAD_ENDS = (
     (1000, 127, 64, 832),
     (3000, 1023, 64, 1920),
 )
-"""What SGLang 0.5.23 frees of a request whose prefix may be shared, in tokens."""
+"""What SGLang 0.5.23 frees of a running request whose prefix may be shared, in tokens."""
 
 
-@pytest.mark.parametrize(("length", "window_tokens", "page_size", "freed_tokens"), DEAD_ENDS)
-def test_pages_go_when_the_window_of_the_full_pages_has_passed_them_r7(
-    length: int, window_tokens: int, page_size: int, freed_tokens: int
+@pytest.mark.parametrize(("length", "window_tokens", "page_size", "gone_tokens"), OUT_OF_THE_WINDOW)
+def test_pages_are_needed_no_more_when_the_window_of_the_full_pages_has_passed_them_r7(
+    length: int, window_tokens: int, page_size: int, gone_tokens: int
 ) -> None:
-    end = dead_end(length, window_tokens, page_size)
-    assert end * page_size == freed_tokens
-    assert end == window(length // page_size, -(-window_tokens // page_size))
-
-
-def test_with_two_protected_pages_of_1000_tokens_nothing_goes_r7() -> None:
-    assert dead_end(1000, 128, 256, protected_end=2) == 2
-    assert dead_end(1000, 128, 256, protected_end=3) == 3
-
-
-def test_what_went_stays_gone_when_the_length_is_taken_back_r7() -> None:
-    assert dead_end(1024, 128, 256) == 3
-    assert dead_end(1000, 128, 256, evicted_end=3) == 3
-
-
-def test_without_sharing_1000_tokens_free_three_pages_of_256_and_not_two_r7() -> None:
-    assert unshared_dead_end(1000, 128, 256) == 768 // 256
-    assert dead_end(1000, 128, 256) == 512 // 256
-    assert unshared_dead_end(100, 128, 256) == 0
-    assert unshared_dead_end(1000, 128, 256, protected_end=4) == 4
+    end, span = length // page_size, -(-window_tokens // page_size)
+    needed = needed_pages([end], span, 0, end)
+    assert not needed[: gone_tokens // page_size].any()
+    assert needed[gone_tokens // page_size :].all()
+    assert window(end, span) * page_size == gone_tokens
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64, 256])
 @pytest.mark.parametrize("window_tokens", [1, 15, 16, 17, 127, 128, 255, 256, 257])
-def test_no_page_goes_that_the_next_token_or_a_resume_looks_back_on(page_size: int, window_tokens: int) -> None:
-    for length in range(1, 1100, 7):
-        shared = dead_end(length, window_tokens, page_size)
-        alone = unshared_dead_end(length, window_tokens, page_size)
-        resume_tokens = length // page_size * page_size
-        assert 0 <= shared <= alone
-        assert alone * page_size <= max(0, length - window_tokens)
-        assert shared * page_size <= max(0, resume_tokens - window_tokens)
-        # And every page before them goes: one more would cut into the window.
-        assert (alone + 1) * page_size > length - window_tokens
-        assert (shared + 1) * page_size > resume_tokens - window_tokens
-
-
-def test_with_an_interval_of_128_a_release_is_due_at_256_tokens_and_not_at_255_r7() -> None:
-    assert not is_release_due(255, 128, 1, evicted_end=0, interval_tokens=128)
-    assert is_release_due(256, 128, 1, evicted_end=0, interval_tokens=128)
-    assert not is_release_due(767, 128, 256, evicted_end=2, interval_tokens=128)
-    assert is_release_due(768, 128, 256, evicted_end=2, interval_tokens=128)
+def test_every_page_that_a_resume_looks_back_on_is_needed_and_none_before(page_size: int, window_tokens: int) -> None:
+    for end in range(1100 // page_size):
+        first = window(end, -(-window_tokens // page_size))
+        oldest_token = max(0, end * page_size - window_tokens)
+        assert first * page_size <= oldest_token
+        assert (first + 1) * page_size > oldest_token
 
 
 def test_one_window_of_a_65536_token_chunk_is_needed_and_not_512_times_as_much_r14() -> None:
     pages_count = 65_536 // 128
-    assert pages_count - window(pages_count, 1) == 1
     assert pages_count == 512
+    assert int(needed_pages([pages_count], 1, 0, pages_count).sum()) == 1
 
 
-def test_after_a_load_the_floor_stands_where_the_loaded_window_starts_r17() -> None:
-    # 12 tokens in pages of 4, a window of 4: the load brings the SWA of page 2 alone.
-    assert dead_end(12, 4, 4) == 2
-    assert dead_end(12, 4, 4, evicted_end=3) == 3
+def test_pages_of_a_range_are_needed_for_ends_inside_and_after_it() -> None:
+    assert needed_pages([4, 7, 30], 2, 3, 7).tolist() == [True, False, True, True]
+    assert needed_pages([8], 2, 3, 7).tolist() == [False, False, False, True]
+    assert needed_pages([], 2, 3, 7).tolist() == [False] * 4
+    assert needed_pages([7], SPAN_ALL, 3, 7).all()
 
 
-@pytest.mark.parametrize(("window_tokens", "page_size"), [(0, 4), (-1, 4), (4, 0), (4, -2)])
-def test_a_window_or_a_page_without_tokens_is_an_error(window_tokens: int, page_size: int) -> None:
-    with pytest.raises(ConfigError, match="tokens"):
-        dead_end(100, window_tokens, page_size)
-    with pytest.raises(ConfigError, match="tokens"):
-        unshared_dead_end(100, window_tokens, page_size)
-    with pytest.raises(ConfigError, match="tokens"):
-        is_release_due(100, window_tokens, page_size, evicted_end=0, interval_tokens=1)
+def test_an_end_is_restorable_where_every_window_before_it_is_whole() -> None:
+    lacks = np.array([False, True, False, False, False])
+    assert restorable_ends([SPAN_ALL, 2], [None, lacks], 10, 5, [0, 0]).tolist() == [True, False, False, True, True]
+    assert restorable_ends([SPAN_ALL, 2], [None, lacks], 10, 5, [0, 10]).tolist() == [False, False, False, True, True]
+    assert restorable_ends([SPAN_ALL, 2], [lacks, None], 10, 5, [0, 0]).tolist() == [True] + [False] * 4

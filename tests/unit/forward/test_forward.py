@@ -13,6 +13,8 @@ from tests.support.forward import (
     allocate,
     batch_of,
     diverged,
+    free,
+    free_peers,
     idle,
     mirrored,
     naive_locs,
@@ -41,7 +43,7 @@ both = pytest.mark.parametrize("make", [shared, mirrored])
 def test_per_token_the_five_locs_of_r4_translate_to_their_diverged_slots() -> None:
     allocator = paired(8, 4)
     allocate(allocator, 3)
-    allocator.free_peers(slots(1, 2))
+    free_peers(allocator, slots(1, 2))
     allocate(allocator, 2)
     translation = SwaTranslation.of(allocator, 1, CPU)
     assert translation.translate_locs(torch.tensor([1, 2, 3, 4, 5])).tolist() == [0, 0, 3, 1, 2]
@@ -108,7 +110,12 @@ def test_a_copy_of_the_map_keeps_its_address_and_follows_every_change_r1() -> No
     address = translation.table.data_ptr()
     assert address != torch.from_numpy(allocator.map.table).data_ptr()
     full = allocate(allocator, 3)
-    for change in (lambda: allocator.free_peers(full[:1]), lambda: allocator.free(full[1:2]), allocator.map.clear):
+    changes: tuple[Callable[[], None], ...] = (
+        lambda: free_peers(allocator, full[:1]),
+        lambda: free(allocator, full[1:2]),
+        allocator.map.clear,
+    )
+    for change in changes:
         change()
         assert translation.translate_pages(torch.from_numpy(full)).tolist() == allocator.map.peers(full).tolist()
         assert translation.table.data_ptr() == address
@@ -171,7 +178,7 @@ def test_a_load_between_two_forwards_moves_the_next_write_and_the_stale_one_corr
     pool.write(write_locs(LayerKind.SWA, first, old, translation), torch.tensor([100]))
 
     # Our SWA pages go to the host, and who comes next gets their slots and fills them.
-    allocator.free_peers(ours)
+    free_peers(allocator, ours)
     theirs = allocate(allocator, 2)
     extend = batch_of(token_locs(theirs, 0, 8), [theirs], ForwardMode.EXTEND)
     pool.write(init_metadata(extend, translation).swa_out_cache_loc, torch.arange(200, 208))
@@ -203,7 +210,7 @@ def test_a_load_of_both_sides_is_written_through_its_new_slots_r17(make: MakeTra
     translation = make(allocator)
     before = allocate(allocator, 3)
     old = init_metadata(batch_of(token_locs(before, 11, 12), [before]), translation)
-    allocator.free(before)
+    free(allocator, before)
     allocate(allocator, 1)
     after = allocate(allocator, 3, 1)
     batch = batch_of(token_locs(after, 11, 12), [after])

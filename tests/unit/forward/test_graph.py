@@ -16,6 +16,8 @@ from tests.support.forward import (
     allocate,
     batch_of,
     diverged,
+    free,
+    free_peers,
     mirrored,
     naive_locs,
     shared,
@@ -111,7 +113,7 @@ def test_addresses_stay_through_every_refill_and_clear_r20(make: MakeTranslation
         rows = [allocate(allocator, 1) for _ in range(count)]
         assert buffers.refill(decode(rows))
         for row in rows:
-            allocator.free(row)
+            free(allocator, row)
     buffers.clear()
     assert [*addresses(buffers), translation.table.data_ptr()] == before
     assert contents(buffers) == padding()
@@ -217,7 +219,7 @@ def replay_across_a_load(make: MakeTranslation, device: torch.device) -> list[in
     replay()
     assert pool.read(before) == [100]
 
-    allocator.free_peers(ours)
+    free_peers(allocator, ours)
     theirs = allocate(allocator, 1)
     assert naive_locs(allocator, token_locs(theirs, 3, 4)) == before
     assert buffers.refill(decode([theirs], device))
@@ -270,7 +272,7 @@ def test_a_translation_inside_a_captured_graph_reads_the_map_as_it_was_refreshed
         result.copy_(translation.translate_locs(locs))
 
     replay = captured(step, device)
-    allocator.free_peers(full)
+    free_peers(allocator, full)
     allocate(allocator, 2)
     allocator.map.bind(full, slots(7))
     translation.refresh()

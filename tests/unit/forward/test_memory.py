@@ -33,7 +33,7 @@ from unified_cache.forward import (
     write_locs,
 )
 from unified_cache.pool import Slots
-from unified_cache.slots import PairedAllocator, ReleaseGroup
+from unified_cache.slots import PairedAllocator
 
 MakeTranslation = Callable[[PairedAllocator], SwaTranslation]
 
@@ -70,7 +70,7 @@ def scene(made: SwaTranslation, allocator: PairedAllocator, full: Slots) -> Scen
     )
     buffers = DecodeGraphBuffers(8, 1, CPU)
     buffers.refill(forward)
-    residents = (made, allocator, allocator.map, allocator.full, ReleaseGroup(allocator), forward, buffers)
+    residents = (made, allocator, allocator.map, allocator.full, forward, buffers)
     return Scene(residents, translated)
 
 
