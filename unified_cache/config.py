@@ -16,7 +16,7 @@ RETRY_ROUNDS_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Where along its prompt a request leaves the windows and states that a later request needs to resume there.
+    """Ends along a prompt at which a request keeps the windows and states that a later request needs to resume there.
 
     Full attention can be resumed at any page; a window or a recurrent state only where it was kept. Prompts are
     continued from where they end, and share beginnings: so it is kept where the prompt ends and, with ``branches``,
@@ -28,7 +28,7 @@ class Retention:
     tail_tokens: int = 0
     """Every page boundary less than this many tokens before the prompt's last one can be resumed at, too."""
     branches: bool = True
-    """Whether the place can be resumed at where the prompt leaves the tree: its second visitor pays for it."""
+    """True to keep them where the prompt branches off what is cached, too: the second visitor pays for it."""
 
     def __post_init__(self) -> None:
         if self.tail_tokens < 0:
@@ -44,7 +44,7 @@ class Retention:
 
 
 class EvictionPolicy(Enum):
-    """In which order pages go; see ``unified_cache.tree.policy``."""
+    """Order in which pages are evicted; see ``unified_cache.tree.policy``."""
 
     LRU = "lru"
     LFU = "lfu"
@@ -55,18 +55,18 @@ class EvictionPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EvictionConfig:
-    """What goes first where room is short. Nothing here makes a page go while there is room, or keeps one for ever."""
+    """Order of eviction. No setting evicts a page while there is room, and none keeps a page for ever."""
 
     device: tuple[EvictionPolicy, ...] = ()
-    """By component; lru for those that it does not reach."""
+    """Policy of each component on the device; lru for components after the last entry."""
     host: tuple[EvictionPolicy, ...] = ()
-    """By component, as ``device``."""
+    """Policy of each component on the host, as ``device``."""
     lfu_half_life_touches: int = 2_048
     """After so many matches and inserts a use counts half (lfu)."""
     slru_protected_share: float = 0.8
-    """Of the pages that a component holds on a tier, the most that stay protected (slru)."""
+    """Largest share of the pages that a component holds on a tier that slru protects."""
     preferred_share: float = 0.25
-    """Of the pages that a component can hold on a tier, the most that preferences may cover; counted for each."""
+    """Largest share of a component's capacity on a tier that preferences may cover; overlaps count twice."""
     ttl_s: float | None = None
     """Pages not touched for so long go before others, whatever the policy; None for no such bias."""
 
@@ -87,21 +87,21 @@ class EvictionConfig:
 
 
 class WritePolicy(Enum):
-    """When a prompt is backed up to host memory, and on to storage. As in SGLang 0.5.23."""
+    """Time of the backup to host memory, and on to storage. As the write policies of SGLang 0.5.23."""
 
     ON_CALL = "on_call"
-    """When the engine calls ``backup``, and only then."""
+    """A prompt is backed up when the engine calls ``backup``, and only then."""
     THROUGH = "through"
-    """As soon as it is inserted."""
+    """Write-through: as soon as a prompt is inserted."""
     SELECTIVE = "selective"
-    """As soon as another request uses it: what is asked for once is often never asked for again."""
+    """Write-through-selective: as soon as another request uses a prompt; most prompts are used once."""
     BACK = "back"
-    """When much has been inserted since, before it would be evicted."""
+    """Write-back: when much has been inserted since, before the prompt would be evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetching:
-    """What reading from storage may cost a request and the host tier."""
+    """Bounds on what a prefetch from storage costs a request and the host tier."""
 
     threshold_tokens: int = 0
     """Fewer tokens than these are not worth a look into storage."""
@@ -110,7 +110,7 @@ class Prefetching:
     patience_per_1024_tokens_s: float = 0.0
     """How much longer for every 1,024 tokens that are missing."""
     host_share: float = 1.0
-    """Of the host's pages, the most that prefetches under way may fill."""
+    """Largest share of the host's pages that prefetches in flight may fill."""
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -166,26 +166,26 @@ class GuardConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """How much each tier holds, and how much may be under way at a time."""
+    """Capacity of each tier, bounds on transfers, and policies of one cache."""
 
     device_pages: tuple[int, ...]
-    """By component: cacheable pages on the device. The pools have one slot more, the padding sink."""
+    """Cacheable pages on the device, by component. The pools have one slot more, the padding sink."""
     host_pages: tuple[int, ...]
-    """By component: pages in host memory; all zero for a cache without a host tier."""
+    """Pages in host memory, by component; all zero for a cache without a host tier."""
     operations_max: int = 256
     """Transfers under way at a time; one more is declined. Bounds every queue."""
     storage_workers: int = 2
     """Threads that talk to storage, so that one slow call does not hold up all others."""
     retention: Retention = Retention()
-    """What requests leave for later ones; see ``UnifiedCache.checkpoint_ends``."""
+    """Checkpoints that requests leave for later ones; see ``UnifiedCache.checkpoint_ends``."""
     eviction: EvictionConfig = EvictionConfig()
-    """What goes first where room is short."""
+    """Order of eviction."""
     write: WritePolicy = WritePolicy.ON_CALL
-    """When prompts are backed up."""
+    """Time of the backup."""
     dirty_share: float = 0.5
-    """Of the device's pages, the most that wait for their backup (``WritePolicy.BACK``)."""
+    """Largest share of the device's pages that waits for its backup (``WritePolicy.BACK``)."""
     prefetching: Prefetching = Prefetching()
-    """What reading from storage may cost."""
+    """Bounds on prefetches."""
     guard: GuardConfig | None = GuardConfig()
     """What the cache puts between itself and its store; None for a store that looks after itself."""
     operation_timeout_s: float = 60.0

@@ -1,6 +1,7 @@
-"""Who owns each slot of the memory tiers: the free list, the tree, or somebody it was handed to.
+"""Owner of each slot of the memory tiers: the free list, the tree, or the request or transfer it was handed to.
 
-The tree decides and the allocators count; this is where they meet. Nothing else frees or allocates a slot.
+The tree decides what is evicted and the allocators count; the ledger keeps them in step. Nothing else frees or
+allocates a slot.
 """
 
 from collections.abc import Iterator, Sequence
@@ -338,7 +339,7 @@ class TierTransfer:
         self._ledger = ledger
         self._transfer = transfer
         self.parts = transfer.parts
-        """What has to be copied."""
+        """Pages to be copied."""
 
     @property
     def end(self) -> int:
@@ -375,7 +376,7 @@ class TierTransfer:
         return parts
 
     def held_windows(self) -> list[PageCopies]:
-        """Return of ``held`` all components but the first."""
+        """Return what ``held`` returns, without Full."""
         return self.held()[1:]
 
 
@@ -391,11 +392,11 @@ class HostReservation:
 
     @property
     def slots(self) -> Sequence[Slots]:
-        """By component: the slots handed out."""
+        """Slots handed out, by component."""
         return self._staged
 
     def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots]) -> None:
-        """Hand some of the slots to the tree, as pages [start, pages_count); the others go back in the end."""
+        """Hand some of the slots to the tree, as pages [start, pages_count); the others are freed in the end."""
         self._ledger.insert(prompt, start, slots, self._tier)
         for component, given in enumerate(slots):
             self._staged[component] = np.setdiff1d(self._staged[component], given[given >= 0])

@@ -28,41 +28,41 @@ STAGING_BYTES = 32 << 20
 
 
 class Copied(Protocol):
-    """Where a copy ends, in the order of a device's work."""
+    """End of a copy within the ordered work of a device."""
 
     def wait(self) -> None:
-        """Have all that the calling thread gives its device from now on come after the copy. Does not block."""
+        """Make the device run whatever the calling thread submits from now on after the copy. Does not block."""
         ...
 
 
 class _AtOnce:
-    """The end of a copy that has ended already."""
+    """End of a copy that is complete when its call returns."""
 
     __slots__ = ()
 
     def wait(self) -> None:
-        """Return: there is nothing to come after."""
+        """Return at once: the copy is complete."""
 
 
 AT_ONCE: Copied = _AtOnce()
-"""Where a copy ends that is over when its call returns."""
+"""The end of every copy in host memory."""
 
 
 class PageMemory(Protocol):
-    """Where pages lie in device and host memory, and how they get from one to the other.
+    """Bytes of pages in device and host memory, and copies between the two.
 
     Called from worker threads. The caller pins every slot it names until the call has returned.
     """
 
     def layers_count(self, pool: PoolSpec) -> int:
-        """Return in how many layers a pool lies on the device; 0 for one without bytes."""
+        """Return the number of layers of a pool on the device; 0 for a pool without bytes."""
         ...
 
     def ordered(self) -> AbstractContextManager[None]:
-        """Note on the owner's thread what its device has been given so far; return what a worker copies inside of.
+        """Return a context for a worker's copies, which run after the work that the device has been given so far.
 
-        Copies inside come after all of that: what a forward still writes is backed up as written, what it still reads
-        is not overwritten. On leaving, whatever ends it, no copy is under way any more.
+        Call it on the owner's thread. A page that a forward still writes is backed up as written, and a page that it
+        still reads is not overwritten. When the context is left, for whatever reason, no copy is in flight any more.
         """
         ...
 
@@ -71,7 +71,7 @@ class PageMemory(Protocol):
         ...
 
     def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
-        """Copy one layer of pages of a pool host to device; tell where that ends."""
+        """Copy one layer of pages of a pool host to device; return the end of the copy."""
         ...
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:

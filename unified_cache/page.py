@@ -1,4 +1,4 @@
-"""Tokens, pages and page keys: what a prefix is called, in the tree and in every store.
+"""Tokens, pages and page keys: the names of prefixes, in the tree and in every store.
 
 Tokens are converted once, at the boundary, to ``bytes`` of little-endian int32. From there on a page is a
 slice of ``page_size * TOKEN_BYTES`` bytes: hashing, comparing and splitting are memcmp and memcpy.
@@ -127,7 +127,7 @@ class Prompt:
         """Whole pages only, int32 little-endian."""
         self.page_size = page_size
         self.seed = seed
-        """What stands before the first page in the key chain: the namespace."""
+        """Digest of the namespace; it stands before the first page in the key chain."""
         self.pages_count = len(tokens) // (page_size * TOKEN_BYTES)
         self._keys: tuple[PageKey, ...] | None = None
 

@@ -1,4 +1,4 @@
-"""What a model keeps for a page: pools, components, the layout, the tiers, and the parts of a transfer.
+"""State that a model keeps per page, as values: pools, components, layout, tiers, identity, copies of pages.
 
 Values only; no torch. The tree, the controller and the backends are written against tuples of components and
 never against a component by name.
@@ -31,10 +31,13 @@ __all__ = [
 ]
 
 Slots = npt.NDArray[np.int32]
-"""Page slots of one pool in one tier, shape (pages,); -1 where a page is a hole."""
+"""Page slots of one pool on one tier, shape (pages,); -1 for a tombstone, a page that the component does not hold.
+
+A *hole* in this code is a tombstone of SGLang.
+"""
 
 Pages = npt.NDArray[np.bool_]
-"""Which pages of a range, shape (pages,)."""
+"""Mask over the pages of a range, shape (pages,)."""
 
 POOL_NAME_BYTES_MAX = 32
 """Longest pool name; it stands in the header of every sealed page."""
@@ -50,7 +53,7 @@ class Tier(IntEnum):
 
 
 class HitPolicy(Enum):
-    """What storage is told about a component's window. As PoolHitPolicy in SGLang 0.5.23."""
+    """Window of a component in storage's words. As PoolHitPolicy in SGLang 0.5.23."""
 
     ALL_PAGES = "all_pages"
     TRAILING_PAGES = "trailing_pages"
@@ -64,11 +67,11 @@ class PoolSpec:
     page_bytes: int
     """Payload of one page in this pool. Zero for a logical pool: slots without bytes or objects."""
     replicated: bool = field(default=False, compare=False, repr=False)
-    """Whether every tensor-parallel rank holds the same bytes, as of MLA: one rank stores them for all. Who writes a
-    pool is no part of what it is."""
+    """True if all tensor-parallel ranks hold the same bytes, as with MLA: one rank stores them for all. Two pools that
+    differ in this alone are equal."""
     shard: str = field(default="", compare=False, repr=False)
-    """Which heads and layers its bytes are of, where they are fewer than the rank's: its objects are then shared with
-    whoever holds the same, in groups of any size. See ``ranks.shards.Shard.unit_pools``."""
+    """Name of the heads and layers that the pool holds, if they are fewer than the rank's; empty otherwise. Ranks of
+    any group that hold the same heads and layers share its objects. See ``ranks.shards.Shard.unit_pools``."""
 
     def __post_init__(self) -> None:
         if not _POOL_NAME.fullmatch(self.name) or len(self.name) > POOL_NAME_BYTES_MAX:
@@ -91,7 +94,7 @@ class Component:
     pools: tuple[PoolSpec, ...]
     """The anchor pool, whose slots the component allocates, then the sidecars that follow its slots."""
     mapped: bool = False
-    """Whether engines reach its device slots through Full's, by a map (see ``slots.PageMap``)."""
+    """True if engines reach its device slots through Full's, by a map (see ``slots.PageMap``)."""
     page_size: int | None = None
     """Tokens per page that the span was counted in; None where the span is right for pages of any size."""
 
@@ -170,7 +173,7 @@ class ModelLayout:
         return (*((first[0], pool) for pool in first[1].pools), *anchors, *sidecars)
 
     def needed(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
-        """Tell by component which pages of [start, end) a resume at one of ``ends`` needs; of the first, all.
+        """Return by component a mask of the pages of [start, end) that a resume at one of ``ends`` needs; of Full, all.
 
         New arrays, the caller's own: an engine that computes a window densely may set its pages to True before it
         allocates.
@@ -192,7 +195,7 @@ class ModelLayout:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose bytes these are. Pages of different identities never mix, on any tier that outlives a process."""
+    """Model, revision, dtype and shard that pages belong to. Pages of different identities never mix in a store."""
 
     model: str
     revision: str = ""
@@ -200,12 +203,13 @@ class Identity:
     shard: str = ""
     """Canonical shard: which heads and which layers; neither rank nor group size. See ``ranks.shards``."""
     stage: str = ""
-    """The same without the heads: what replicated pools go by, of which all ranks hold the same bytes."""
+    """The shard without its heads: names replicated pools, of which all ranks hold the same bytes."""
 
     def parts(self, layout: ModelLayout) -> tuple[tuple["Identity", ModelLayout], ...]:
-        """Say whose pages the pools hold: first replicated ones, the group's; then those of some heads; then the rest.
+        """Return the identities that the layout's pools are stored under, each with the layout of its pools.
 
-        One entry where all are this shard's. A pool belongs to the first layout that has it.
+        First the replicated pools, which belong to the whole group; then, for each unit of heads, its pools; last the
+        pools of this shard alone, with the whole layout. A pool belongs to the first entry that has it.
         """
         parts: list[tuple[Identity, ModelLayout]] = []
         shared = layout.only(lambda pool: pool.replicated)
@@ -221,7 +225,7 @@ class Identity:
         return tuple(parts)
 
     def owners(self, layout: ModelLayout) -> dict[str, bytes]:
-        """Return by pool the digest of whose pages it holds, 32 bytes; see ``parts``."""
+        """Return by pool the digest of the identity that it is stored under, 32 bytes; see ``parts``."""
         owners: dict[str, bytes] = {}
         for identity, part in reversed(self.parts(layout)):
             owners.update(dict.fromkeys((pool.name for pool in part.pools), identity.digest(part)))
@@ -255,5 +259,5 @@ class PageCopies:
         return len(self.pages)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "PageCopies":
-        """Return the part of those pages for which ``mask``, shape (pages,), is True."""
+        """Return the copies of the pages for which ``mask``, shape (pages,), is True."""
         return PageCopies(self.component, self.pages[mask], self.source[mask], self.target[mask])

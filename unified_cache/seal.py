@@ -1,4 +1,4 @@
-"""Sealed pages: a header beside the payload that says whose bytes these are, and proves it.
+"""Sealed pages: a header before the payload names the page that the bytes belong to, with checksums.
 
     offset  bytes  field
          0      4  magic
@@ -45,7 +45,7 @@ _CHECK = struct.Struct("<Q")
 
 
 class Flaw(Enum):
-    """What is wrong with a page that does not verify."""
+    """Reason why a page does not verify."""
 
     LENGTH = "it has another length"
     HEADER = "its header is damaged"
@@ -55,7 +55,7 @@ class Flaw(Enum):
 
 
 class Label(NamedTuple):
-    """Whose page this is: what a header must say to be believed, and what a store calls the object."""
+    """Name of one sealed page: its header must say it to verify, and stores name the object by it."""
 
     identity: bytes
     """``Identity.digest``, 32 bytes."""

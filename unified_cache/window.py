@@ -23,7 +23,7 @@ def window(end: int, span: int) -> int:
 
 
 def needed_pages(ends: Iterable[int], span: int, start: int, end: int) -> npt.NDArray[np.bool_]:
-    """Tell for each page of [start, end) whether a resume at one of ``ends`` needs it, shape (end - start,).
+    """Return a mask of the pages of [start, end) that a resume at one of ``ends`` needs, shape (end - start,).
 
     Ends outside (start, end] count as far as their windows reach into the range.
     """
@@ -40,7 +40,7 @@ def restorable_ends(
     count: int,
     last_holes: Sequence[int],
 ) -> npt.NDArray[np.bool_]:
-    """Tell for each end in ``[start + 1, start + count]`` whether a prefix of that length is restorable.
+    """Return a mask of the ends in ``[start + 1, start + count]`` at which a prefix is restorable, shape (count,).
 
     ``holes[c]`` has shape (count,) and is True where component ``c`` lacks page ``start + i``; None means no
     hole at all. ``last_holes[c]`` is one more than the last page before ``start`` that ``c`` lacks, 0 if none.

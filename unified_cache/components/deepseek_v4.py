@@ -52,7 +52,7 @@ HEAD_DIM = 512
 """448 values without and 64 with rotary position; the row formats below are made for it."""
 
 _WINDOW_POOLS = ("swa", "deepseek_v4_c4_state", "deepseek_v4_c4_indexer_state")
-"""What follows the slots of the sliding window; the rest follows Full's."""
+"""Pools that follow the slots of the sliding window; the others follow Full's."""
 
 _STATE_ROW_VALUES = 4
 """Rows of the head dimension in one row of ratio-4 compressor state: kv and score of two overlapping groups."""
@@ -105,7 +105,7 @@ INDEXER_SCALE_BYTES = 4
 INDEXER_FP8 = IndexerFormat(values_per_byte=1)
 INDEXER_FP4 = IndexerFormat(values_per_byte=2)
 INDEXER_FP4_APART = IndexerFormat(values_per_byte=2, scale_apart=True)
-"""As on ROCm."""
+"""Indexer format on ROCm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class DeepSeekV4:
     """Layers of a DeepSeek-V4 model and the formats an engine keeps them in."""
 
     compress_ratios: tuple[int, ...]
-    """Of every decoder layer; a draft (MTP) layer's entry does not belong here."""
+    """Compression ratio of every decoder layer; a draft (MTP) layer's entry does not belong here."""
     window_tokens: int = 128
     index_head_dim: int = 128
     rows: str = "v4"

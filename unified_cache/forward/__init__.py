@@ -1,4 +1,4 @@
-"""Between scheduler and kernels: which slots a forward reads and writes, in every pool, decided once per forward."""
+"""Slots that a forward reads and writes, in every pool, translated once per forward between scheduler and kernels."""
 
 from unified_cache.forward.batch import PADDING_LOC, ForwardBatch, ForwardMode
 from unified_cache.forward.graph import DecodeGraphBuffers, HybridDecodeGraphBuffers

@@ -1,4 +1,4 @@
-"""What a scheduler hands to kernels: the tokens of one forward and where their state goes, in Full locations only."""
+"""Batch of one forward, from the scheduler to the kernels: its tokens and the Full locations of their state."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +14,7 @@ PADDING_LOC = 0
 
 
 class ForwardMode(Enum):
-    """What a forward does. The modes of ForwardMode in SGLang 0.5.23 that differ in what they write."""
+    """Kind of a forward: the modes of ForwardMode in SGLang 0.5.23 that differ in what they write."""
 
     EXTEND = "extend"
     """Prefill: any number of tokens per request."""
@@ -41,7 +41,7 @@ class ForwardBatch:
 
     mode: ForwardMode
     out_cache_loc: torch.Tensor
-    """Where each new token goes, int64, shape (tokens,): token locs in the Full pool, ``slot * page_size + offset``."""
+    """Location of each new token in the Full pool, int64, shape (tokens,): ``slot * page_size + offset``."""
     seq_lens: torch.Tensor
     """Tokens of each request once this forward is done, int32, shape (requests,)."""
     page_table: torch.Tensor

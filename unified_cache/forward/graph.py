@@ -11,7 +11,7 @@ __all__ = ["DecodeGraphBuffers", "HybridDecodeGraphBuffers"]
 
 
 class DecodeGraphBuffers:
-    """What decode graphs of up to ``requests_max`` requests read, for a model whose layers all use the Full pool.
+    """Input buffers of decode graphs of up to ``requests_max`` requests, for models whose layers all use the Full pool.
 
     Graphs of every size share the buffers: each reads the first rows. A row that no request fills is padding, which
     writes to the sink and reads nothing. Owns its tensors; they are never replaced.

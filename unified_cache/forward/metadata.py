@@ -1,4 +1,4 @@
-"""What attention needs to know about one forward, computed once, before its first layer."""
+"""Attention metadata of one forward, computed once, before its first layer."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +13,7 @@ __all__ = ["AttentionMetadata", "HybridAttentionMetadata", "LayerKind", "init_me
 
 
 class LayerKind(Enum):
-    """Which pool a layer of a hybrid model reads and writes."""
+    """Pool that a layer of a hybrid model reads and writes."""
 
     FULL = "full"
     """The Full pool, or one that follows its slots."""

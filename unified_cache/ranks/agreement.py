@@ -1,4 +1,4 @@
-"""What is built from ``RankGroup.agree``: to be alike, and to succeed or fail together."""
+"""Checks built on ``RankGroup.agree``: ranks have the same configuration, and succeed or fail together."""
 
 import hashlib
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def check_alike(ranks: RankGroup, what: str, value: str) -> None:
 
 
 def check_configuration(ranks: RankGroup, layout: ModelLayout, config: CacheConfig, *, has_storage: bool) -> None:
-    """Refuse, on every rank, caches that would not do the same.
+    """Refuse, on every rank, caches whose configurations differ.
 
     Raises:
         ConfigError: they are of different shapes, or something depends on a rank's own clock.
@@ -40,7 +40,7 @@ def check_configuration(ranks: RankGroup, layout: ModelLayout, config: CacheConf
 
 
 def failed_ranks(ranks: RankGroup, failed: list[bool]) -> list[list[int]]:
-    """Tell for each of several things, on every rank, on which ranks it failed; ``failed`` says where it did here."""
+    """Return on every rank, for each of several steps, the ranks on which it failed; ``failed`` is this rank's part."""
     well = np.ones((len(failed), ranks.size), np.bool_)
     well[failed, ranks.rank] = False
     agreed = ranks.agree(well.reshape(-1)).reshape(well.shape)
@@ -49,7 +49,7 @@ def failed_ranks(ranks: RankGroup, failed: list[bool]) -> list[list[int]]:
 
 @contextmanager
 def together(ranks: RankGroup, what: str) -> Iterator[None]:
-    """Have a ``with`` block fail on every rank if it fails on one: there with its own error, elsewhere with ours.
+    """Fail a ``with`` block on every rank if it fails on one: there with its own error, elsewhere with RankError.
 
     Raises:
         RankError: it failed, but not here.

@@ -14,7 +14,7 @@ from unified_cache.pool import Pages
 __all__ = ["BITS_MAX", "TorchRanks"]
 
 FRAME_BYTES = 1024
-"""What every call sends first; with so many bytes most calls send nothing else: 8,128 bits."""
+"""Bytes of the first message of every call: 8,128 bits, enough for most calls."""
 
 BITS_MAX = 1 << 24
 """Longest array that is agreed on: 2 MiB on the wire."""
@@ -51,7 +51,7 @@ class TorchRanks:
 
     @property
     def rank(self) -> int:
-        """Which one this is, in [0, size)."""
+        """Number of this rank, in [0, size)."""
         return self._group.rank()
 
     @property
@@ -61,7 +61,7 @@ class TorchRanks:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be agreed on any more."""
+        """True after a rank was lost: nothing can be agreed on any more."""
         return bool(self._reason)
 
     def agree(self, bits: Pages) -> Pages:

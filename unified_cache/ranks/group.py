@@ -1,4 +1,4 @@
-"""Who decides together: ranks that hold shards of the same pages, and must hold the same pages."""
+"""Groups of ranks that hold shards of the same pages and decide together, so that all hold the same pages."""
 
 from typing import Protocol
 
@@ -20,17 +20,17 @@ class RankGroup(Protocol):
 
     @property
     def rank(self) -> int:
-        """Which one this is, in [0, size)."""
+        """Number of this rank, in [0, size)."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         ...
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be agreed on any more."""
+        """True after a rank was lost: nothing can be agreed on any more."""
         ...
 
     def agree(self, bits: Pages) -> Pages:

@@ -1,4 +1,4 @@
-"""Which part of a page a rank holds, named so that every group size names the same part alike."""
+"""Names for the part of a page that a rank holds: the same heads and layers have the same name in any group."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a store is told about the pages of one identity, so that a tool can read it without an engine."""
+"""Manifest: the description of an identity that a store keeps, so that a tool can read its pages without an engine."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ __all__ = ["Description", "described_by", "manifest_of"]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A manifest as values: whose pages these are, and what a page consists of."""
+    """A manifest as values: the identity, and the layout of its pages."""
 
     identity: Identity
     layout: ModelLayout

@@ -1,4 +1,4 @@
-"""Which node goes next: queues per lane, by default one, least recently used first.
+"""Eviction queues: the order in which nodes are evicted from each lane, by default least recently used first.
 
 A heap with lazy ranks: touching a node only writes its stamp; the queue finds out when the node comes up and
 puts it back in its place. So a touch costs nothing, a split keeps its place, and a victim costs O(log n). This needs
@@ -29,7 +29,7 @@ SWEEP_DEAD_MIN = 64
 
 
 class Queue(IntEnum):
-    """The queues of a lane, in the order in which they are emptied. A *line* is ``queue * lanes_count + lane``.
+    """The queues of a lane, in the order in which they are emptied. ``queue * lanes_count + lane`` is a *queue id*.
 
     A node stands where it belongs in one of the first three; beside that, while a time to live biases its lane and
     nothing pins it, among the aged, of which only those go first that have expired.
@@ -38,10 +38,10 @@ class Queue(IntEnum):
     OPEN = 0
     """Ordinary ones; the only queue that lru needs."""
     PROTECTED = 1
-    """Of slru."""
+    """The protected segment of slru."""
     PREFERRED = 2
     AGED = 3
-    """By stamp, whatever the policy says."""
+    """Nodes with a time to live, oldest stamp first, whatever the policy."""
 
 
 class EvictionQueues:
@@ -71,19 +71,19 @@ class EvictionQueues:
         self._components_count = components
         self._lanes_count = len(lanes)
         self._policies: list[Policy | None] = [policy_of(kind, eviction) for kind in kinds]
-        """By lane; None where the stamp is the rank."""
+        """Policy of each lane; None for lru, where the stamp is the rank."""
         self._priority_lanes = [lane for lane, kind in enumerate(kinds) if kind is EvictionPolicy.PRIORITY]
         self.tracked = [policy is not None for policy in self._policies]
-        """By lane: whether nodes need a history there."""
+        """For each lane, whether its nodes need a history."""
         self.segments = [
             Segments(eviction.slru_protected_share) if kind is EvictionPolicy.SLRU else None for kind in kinds
         ]
-        """By lane; None where nothing is protected."""
+        """Segments of each lane with slru; None for other lanes."""
         self._ages = Ages(eviction.ttl_s, time) if eviction.ttl_s is not None and any(self.tracked) else None
-        """None also where every lane is lru, which goes by age already."""
+        """None without a time to live, and where every lane is lru, which evicts by age already."""
         self._biased = bool(self._priority_lanes) or self._ages is not None
         self._queues: list[list[tuple[float, int, Node]]] = [[] for _ in range(len(Queue) * len(lanes))]
-        """By line."""
+        """Heaps of (rank, sequence, node), by queue id."""
         self._dead_counts = [0] * len(self._queues)
         self._sequence = 0
         self.clock = 0
@@ -179,7 +179,7 @@ class EvictionQueues:
         return slots is not None and bool((slots[: node.first_pinned(lane)] >= 0).any())
 
     def queue_ids(self, node: Node, lane: int) -> tuple[int, ...]:
-        """Return where a node belongs while it is evictable from ``lane``."""
+        """Return the queues that a node belongs to while it is evictable from ``lane``."""
         history = None if node.history is None else node.history.get(lane)
         if history is None:
             return (lane,)
@@ -191,7 +191,7 @@ class EvictionQueues:
         return queue_id, Queue.AGED * self._lanes_count + lane
 
     def rank(self, node: Node, queue_id: int) -> float:
-        """Return the present rank of a node in a line."""
+        """Return the present rank of a node in a queue."""
         queue, lane = divmod(queue_id, self._lanes_count)
         policy = self._policies[lane]
         if policy is None or queue == Queue.AGED:
@@ -264,7 +264,7 @@ class EvictionQueues:
             self.offer(node, lane)
 
     def _first(self, queue_id: int, lane: int) -> Node | None:
-        """Return the node at the head of a line, after putting what comes up before it in its place."""
+        """Return the node at the head of a queue, after moving stale entries before it to their places."""
         queue = self._queues[queue_id]
         lru = not self.tracked[lane]
         while queue:
@@ -285,11 +285,11 @@ class EvictionQueues:
         return None
 
     def entries(self, queue_id: int) -> Iterator[tuple[Node, float]]:
-        """Yield the nodes that stand in a line, dead ones too, with the ranks they are queued under; for ``check``."""
+        """Yield the nodes of a queue, dead ones too, with the ranks they are queued under; for ``check``."""
         return ((node, rank) for rank, _, node in self._queues[queue_id])
 
     def dead_count(self, queue_id: int) -> int:
-        """Dead entries in a line, as counted; for ``check``."""
+        """Return the dead entries of a queue, as counted; for ``check``."""
         return self._dead_counts[queue_id]
 
     def queue_length(self, lane: int) -> int:

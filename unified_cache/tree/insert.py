@@ -22,14 +22,14 @@ _NO_SLOTS = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What became of inserted pages."""
+    """Result of an insert."""
 
     node: Node
     """The node that holds the prompt's last page."""
     duplicates: list[Slots]
-    """By component: slots that the tree did not take, because it holds those pages already. The caller's."""
+    """Slots that the tree did not take, by component, because it holds those pages already; the caller frees them."""
     map_changes: list[MapChange]
-    """Which Full slots have a peer now, and which duplicates have none any more."""
+    """Changes of the page map: Full slots with a new peer, and duplicates, which have none any more."""
 
 
 def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier, priority: int) -> Inserted:

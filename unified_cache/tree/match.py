@@ -16,7 +16,7 @@ __all__ = ["Match", "find", "match", "node_at", "path_slots", "restorable_end"]
 
 @dataclass(slots=True)
 class Match:
-    """What the tree holds of a prompt. Dead at the tree's next change of structure."""
+    """Longest cached prefixes of a prompt. Dead at the tree's next change of structure."""
 
     prompt: Prompt
     device_end: int

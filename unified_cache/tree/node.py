@@ -23,7 +23,7 @@ class Node:
     """One run of pages. Only the tree's modules touch it.
 
     Component 0 (Full) is prefix-closed on each tier: its live pages are the first ``held_count[lane]`` of the run.
-    Every other component may have holes anywhere (-1 in its slots).
+    Every other component may have holes, which are tombstones, anywhere (-1 in its slots).
     """
 
     __slots__ = (
@@ -58,35 +58,35 @@ class Node:
         """Pages [start, end) of every prompt that passes here."""
         self.parent = parent
         self.children: dict[bytes, Node] = {}
-        """By the encoded first page of the child."""
+        """Children, by their encoded first page."""
         self.last_child: Node | None = None
         """One of the children: where the last walk went on. One request walks its path several times."""
         self.slots: list[Slots | None] = [None] * lanes
-        """By lane: slot of every page, -1 for a hole; None when nothing is held."""
+        """Slot of every page, by lane, -1 for a tombstone; None when nothing is held."""
         self.held_count = [0] * lanes
-        """By lane: pages held."""
+        """Pages held, by lane."""
         self.locks = [0] * lanes
-        """By lane: locks that pin the whole run."""
+        """Locks that pin the whole run, by lane: the reference count."""
         self.partial_locks: dict[int, dict[int, int]] | None = None
-        """By lane: {page: count} of locks that begin strictly inside the run, at that page."""
+        """{page: count} of the locks that begin strictly inside the run, at that page, by lane."""
         self.stamps = [0] * lanes
-        """By lane: when last used; for Full also by what is below, once that has gone (see recency)."""
+        """Clock of the last use, by lane. When a Full child is evicted, its stamp passes to its parent."""
         self.history: dict[int, History] | None = None
-        """By lane, what its policy remembers; lru remembers the stamp alone, and a node that nothing pins has none."""
+        """What the policies remember, by lane; None where all lanes are lru and nothing is preferred."""
         self.queued = 0
-        """A bit for each line of the eviction queues in which the node stands (see recency)."""
+        """Bit ``queue id`` is set while the node stands in that eviction queue."""
         self.in_flight: dict[int, npt.NDArray[np.bool_]] | None = None
-        """By lane: pages that a live transfer is bringing."""
+        """Mask of the pages that a transfer is bringing, by lane."""
         self.last_hole = [end - start] * lanes
-        """By view and windowed component: one more than the offset of the last hole; 0 if there is none."""
+        """One more than the offset of the last hole, by view and windowed component; 0 if there is none."""
         self.full_children = [0, 0]
-        """By tier: children that hold any page of component 0."""
+        """Number of children that hold any page of component 0, by tier."""
         self.protected = [False, False]
-        """By tier: whether a lock pins component 0 here or below, as last counted (see page_counts)."""
+        """True if a lock pins component 0 here or below, by tier, as last counted (see page_counts)."""
         self.protected_children = [0, 0]
-        """By tier: children of which ``protected`` is True."""
+        """Number of children that are protected, by tier."""
         self.evictable = [0] * lanes
-        """By lane: pages that eviction could give back, as last counted."""
+        """Pages that eviction could give back, by lane, as last counted."""
         self.dead = False
         """Pruned: out of the tree for good."""
 

@@ -32,9 +32,9 @@ class PageCounts:
     def __init__(self, components_count: int) -> None:
         self._components_count = components_count
         self.held = [0] * (2 * components_count)
-        """By lane: pages that the tree holds."""
+        """Pages that the tree holds, by lane."""
         self._evictable = [0] * (2 * components_count)
-        """By lane: sum of ``Node.evictable`` of all nodes."""
+        """Sum of ``Node.evictable`` over all nodes, by lane."""
         self.changed: set[Node] = set()
         """Nodes whose locks or slots have changed since they were counted."""
 

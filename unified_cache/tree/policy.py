@@ -1,4 +1,4 @@
-"""In which order the pages of a lane go: the policies, and what is remembered for them.
+"""Eviction policies: the order in which the pages of a lane are evicted, and the history that it depends on.
 
 A policy turns the history of a node in one lane into a *rank*; among what may go, the lowest rank goes first. It sees
 neither the tree nor the queues, and cannot make anything go that is locked or that something stands on.
@@ -34,7 +34,7 @@ AGES_MAX = 32
 
 @dataclass(slots=True)
 class History:
-    """What is remembered of a node in one lane beside its stamp; a split gives both halves a copy."""
+    """History of a node in one lane beside its stamp; a split gives both halves a copy."""
 
     arrived: int
     """Clock when the lane last went from holding nothing of the node to holding something."""
@@ -71,7 +71,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """First come, first gone."""
+    """First in, first out."""
 
     def use(self, history: History, now: int) -> None:
         """Leave it: uses do not count."""
@@ -144,7 +144,7 @@ class Segments:
     """Pages of one lane, and how many of them are protected."""
 
     share: float
-    """Of the pages held, the most that may stay protected."""
+    """Largest share of the pages held that may stay protected."""
     held_pages: int = 0
     protected_pages: int = 0
 
@@ -154,7 +154,7 @@ class Segments:
 
 
 class Ages:
-    """Tells which stamps are older than a time to live, without a time per node."""
+    """Clock that finds the stamps older than a time to live, without a time per node."""
 
     __slots__ = ("_clock", "_log", "_step_began_s", "_ttl_s")
 

@@ -30,7 +30,7 @@ class Preference:
     end: int
     tier: Tier
     starts: tuple[int, ...]
-    """By component: pages [that, end) are preferred."""
+    """First preferred page of each component; the last one is ``end - 1``."""
 
 
 class Preferences:
@@ -41,9 +41,9 @@ class Preferences:
     def __init__(self, tree: TreeState, pages_max: Sequence[int]) -> None:
         self._tree = tree
         self._pages_max = tuple(pages_max)
-        """By lane."""
+        """Most pages that preferences may cover, by lane."""
         self._pages = [0] * len(self._pages_max)
-        """By lane: pages that preferences cover, held or not, counted once for each preference."""
+        """Pages that preferences cover, by lane, held or not, counted once for each preference."""
         self.live: set[Preference] = set()
 
     def prefer(self, node: Node, end: int, tier: Tier) -> Preference | None:

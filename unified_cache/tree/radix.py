@@ -79,7 +79,7 @@ class RadixTree:
         self._preferences = Preferences(self._state, self._preferred_max)
         self._locks: dict[Lock, None] = {}
         self._transfers: dict[Transfer, None] = {}
-        """What ``lock`` and ``begin`` have handed out and nobody has given back: what ``check`` counts anew from."""
+        """Transfers in flight. ``check`` counts pins from scratch from them and from ``_locks``."""
 
     def _empty(self) -> TreeState:
         spans = tuple(component.span for component in self.components)

@@ -1,4 +1,4 @@
-"""What the tree's modules share: the roots, the eviction queues, and how nodes are split, filled and emptied."""
+"""State shared by the tree's modules: roots, eviction queues, counts, and the changes of nodes: split, fill, drop."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ __all__ = ["Freed", "TreeState"]
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What the tree no longer holds; the caller's to free."""
+    """Slots that the tree no longer holds; the caller frees them."""
 
     slots: list[list[Slots]]
-    """By lane: arrays of slots."""
+    """Arrays of slots, by lane."""
     map_changes: list[MapChange]
-    """To be applied before the slots are free."""
+    """Changes of the page map, to be applied before the slots are free."""
 
     @classmethod
     def empty(cls, lanes_count: int) -> "Freed":
@@ -64,14 +64,14 @@ class TreeState:
         self.lineage = lineage
         """Tells the locks of one tree from another's; ``clear`` starts a new state of the same lineage."""
         self.spans = spans
-        """By component: pages before an end that a resume there needs."""
+        """Pages before an end that a resume there needs, by component."""
         self.components_count = len(self.spans)
         self.counts = PageCounts(self.components_count)
         self.page_size = page_size
         self.page_key_bytes = page_size * TOKEN_BYTES
         """Bytes of one encoded page in a node's key."""
         self.roots: dict[bytes, Node] = {}
-        """By namespace seed, which is also the root's key. A root has no pages and is never locked."""
+        """Root of each namespace, by its seed, which is also its key. A root has no pages and is never locked."""
         self.recency = recency
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""

@@ -1,4 +1,4 @@
-"""Transfers between tiers, as the tree sees them: pin, mark what will arrive, publish or give back."""
+"""Transfers between tiers, as the tree sees them: pin, mark pages in flight, publish or give back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,14 +27,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became of the pages of a transfer."""
+    """Result of publishing a transfer."""
 
     taken: tuple[PageCopies, ...]
     """Held by the tree now, with the slots they came from."""
     leftovers: list[Slots]
-    """By component: target slots that the tree did not take. The caller's to free."""
+    """Target slots that the tree did not take, by component; the caller frees them."""
     map_changes: list[MapChange]
-    """Which Full slots have a peer now."""
+    """Changes of the page map: Full slots with a new peer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class Transfer:
     target: Lock
     wanted: list[Wanted]
     parts: tuple[PageCopies, ...] = field(default=())
-    """What is on its way: empty until ``expect``, and again after ``publish`` or ``release``."""
+    """Pages in flight: empty until ``expect``, and again after ``publish`` or ``release``."""
 
     @property
     def end(self) -> int:

@@ -264,4 +264,4 @@ ATTENTION_READERS: Mapping[str, Callable[[Fields, Choice], SizedLayout]] = {
     "mistral": mistral,
     "step3p5": step3p5,
 }
-"""By ``model_type`` of the text model."""
+"""Layout function of each ``model_type`` of the text model."""

@@ -129,4 +129,4 @@ DEEPSEEK_READERS: Mapping[str, Callable[[Fields, Choice], SizedLayout]] = {
     "deepseek_v32": deepseek_v32,
     "deepseek_v4": deepseek_v4,
 }
-"""By ``model_type``."""
+"""Layout function of each ``model_type``."""

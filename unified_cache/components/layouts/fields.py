@@ -24,7 +24,7 @@ class Fields:
 
     values: Mapping[str, object]
     path: str = ""
-    """Where the object stands in the whole configuration, with a dot at the end; empty for the whole."""
+    """Path of the object in the whole configuration, with a dot at the end; empty for the whole."""
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None

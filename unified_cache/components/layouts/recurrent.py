@@ -102,4 +102,4 @@ RECURRENT_READERS: Mapping[str, Callable[[Fields, Choice], SizedLayout]] = {
     "qwen3_5_text": qwen3_next,
     "qwen3_next": qwen3_next,
 }
-"""By ``model_type`` of the text model."""
+"""Layout function of each ``model_type`` of the text model."""

@@ -30,7 +30,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 """Bytes of one value of K or V, by the names of torch and by those that engines take on the command line."""
 
 DTYPE_DEFAULT = "bfloat16"
-"""Where a configuration names no dtype, as published ones of quantised models do."""
+"""Data type where a configuration names none, as published ones of quantised models do."""
 
 
 def value_bytes(dtype: str, field: str) -> int:
@@ -47,14 +47,14 @@ def value_bytes(dtype: str, field: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What an engine chooses and a model's configuration does not say."""
+    """Settings of the engine that a model's configuration does not contain."""
 
     page_size: int | None
     """Tokens per page; None for the architecture's usual."""
     dtype: str | None
-    """What K and V are kept in; None for the model's own dtype."""
+    """Data type of K and V; None for the model's own."""
     model_dtype: str = DTYPE_DEFAULT
-    """What the model computes in: its convolution states, and K and V unless ``dtype`` says otherwise."""
+    """Data type that the model computes in, of its convolution states, and of K and V unless ``dtype`` is set."""
 
     def page(self, usual: int) -> int:
         """Return the page size.
@@ -81,7 +81,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """What each layer keeps. Layers of one kind need not be alike."""
+    """Bytes that each layer keeps. Layers of one kind may differ."""
 
     full: Sequence[int] = ()
     """Bytes per token of each full-attention layer."""
