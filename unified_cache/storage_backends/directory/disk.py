@@ -1,21 +1,51 @@
-"""The one seam between the file store and the operating system."""
+"""Calls on files that the stores in a directory make: their one seam to the operating system.
+
+What Linux has and another system may lack is bound when it is first needed, or replaced by a call that does as much:
+nothing but the holes of ``packed:`` depends on Linux.
+"""
 
 import ctypes
+import errno
 import fcntl
 import os
 import shutil
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import cast
 
 __all__ = ["Disk"]
 
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, see fallocate(2)."""
 
-_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_Fallocate = Callable[[int, int, int, int], int]
+
+
+@cache
+def _fallocate() -> _Fallocate | None:
+    """Bind fallocate(2) of the C library; None where it has none, as on macOS."""
+    try:
+        found = ctypes.CDLL(None, use_errno=True).fallocate
+    except AttributeError:
+        return None
+    found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return cast("_Fallocate", found)
+
+
+def _read_first(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fill the first buffer: what preadv may do too, whose callers go on until they have all."""
+    content = os.pread(fd, buffers[0].nbytes, offset)
+    buffers[0][: len(content)] = content
+    return len(content)
+
+
+def _write_first(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Write the first buffer: what pwritev may do too, whose callers go on until they have written all."""
+    return os.pwrite(fd, buffers[0], offset)
 
 
 class Disk:
-    """Every call on files that the file store makes, as the operating system has it.
+    """Every call on files that a store in a directory makes, as the operating system has it.
 
     A test passes one whose calls fail, fall short or are counted. The store asks nobody else, so what such a disk
     does not see did not happen.
@@ -35,15 +65,15 @@ class Disk:
     lseek = staticmethod(os.lseek)
     read = staticmethod(os.read)
     pread = staticmethod(os.pread)
-    preadv = staticmethod(os.preadv)
+    preadv = staticmethod(os.preadv if "preadv" in vars(os) else _read_first)
     readv = staticmethod(os.readv)
     write = staticmethod(os.write)
     writev = staticmethod(os.writev)
     pwrite = staticmethod(os.pwrite)
-    pwritev = staticmethod(os.pwritev)
+    pwritev = staticmethod(os.pwritev if "pwritev" in vars(os) else _write_first)
     utime = staticmethod(os.utime)
     fsync = staticmethod(os.fsync)
-    fdatasync = staticmethod(os.fdatasync)
+    fdatasync = staticmethod(os.fdatasync if "fdatasync" in vars(os) else os.fsync)
     rename = staticmethod(os.rename)
     unlink = staticmethod(os.unlink)
 
@@ -54,7 +84,14 @@ class Disk:
 
     @staticmethod
     def punch(fd: int, start: int, count: int) -> None:
-        """Give the blocks of a range of a file back to the file system; it reads as zeros from now on."""
-        if _fallocate(fd, _PUNCH_HOLE, start, count):
+        """Give the blocks of a range of a file back to the file system; it reads as zeros from now on.
+
+        Raises:
+            OSError: EOPNOTSUPP where the file system or the operating system knows no holes; nothing was changed.
+        """
+        fallocate = _fallocate()
+        if fallocate is None:
+            raise OSError(errno.EOPNOTSUPP, f"{os.strerror(errno.EOPNOTSUPP)}: this system has no fallocate")
+        if fallocate(fd, _PUNCH_HOLE, start, count):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

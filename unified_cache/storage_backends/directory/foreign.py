@@ -13,8 +13,11 @@ __all__ = ["NOT_A_FILE", "UNREADABLE", "ForeignFiles", "is_whole"]
 NOT_A_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR})
 """What open says of a link, of a socket or of a device without driver."""
 
-UNREADABLE = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.EUCLEAN, errno.EBADMSG})
-"""What says that one object cannot be had, not that nothing can: a bad block, a wrong owner."""
+UNREADABLE = frozenset(
+    number for number, name in errno.errorcode.items() if name in {"EIO", "EACCES", "EPERM", "EUCLEAN", "EBADMSG"}
+)
+"""Errors that say that one object cannot be read, not that none can: a bad block, a wrong owner. By name, for Linux
+alone has EUCLEAN."""
 
 
 class ForeignFiles:

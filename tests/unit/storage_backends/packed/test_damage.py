@@ -310,7 +310,7 @@ def test_a_slot_that_became_another_page_while_its_page_could_not_be_read_stays_
     class SlowUnreadableDisk(FaultyDisk):
         """A disk that is slow to say that a page cannot be read."""
 
-        def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:  # type: ignore[override]
+        def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
             if offset != PAGES_OFFSET + SLOT_BYTES:
                 return os.preadv(fd, buffers, offset)
             storage.remove([label(1)])
