@@ -4,6 +4,7 @@ A put passes these files in this order, a get begins at ``store`` and reads thro
 
     store        ``FileStorage``: the protocol's methods
     quota        byte cap that all processes share, and which files are evicted for it
+    no_cap       its twin for a process without a cap: no index, only free space is looked after
     page_writer  a page into a temporary file, synced if it must be durable, renamed into place
     journal      what each process added and removed, in one order that all of them read
 """

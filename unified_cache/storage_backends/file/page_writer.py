@@ -21,6 +21,7 @@ from unified_cache.storage_backends.directory.descriptors import (
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
 from unified_cache.storage_backends.directory.layout import place_of
 from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
@@ -68,7 +69,7 @@ class PageWriter:
     """Writes pages into the store of one process. Thread-safe."""
 
     def __init__(
-        self, root: StoreRoot, directories: OpenDirectories, quota: SharedQuota, foreign: ForeignFiles
+        self, root: StoreRoot, directories: OpenDirectories, quota: SharedQuota | NoQuota, foreign: ForeignFiles
     ) -> None:
         self._root = root
         self._disk = root.disk
@@ -90,7 +91,8 @@ class PageWriter:
             for start in range(0, len(drafts), FILES_OPEN_MAX):
                 self._write(drafts[start : start + FILES_OPEN_MAX], batch)
         finally:
-            self._quota.release_dropped([draft.stored for draft in drafts if not draft.is_named])
+            named = [draft.stored for draft in drafts if draft.is_named]
+            self._quota.end_grant(named, [draft.stored for draft in drafts if not draft.is_named])
         try:
             self._directories.sync(batch.touched)
         except OSError as error:

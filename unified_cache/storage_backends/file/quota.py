@@ -1,6 +1,6 @@
 """Room in a file store: who has how much of it, and which files go to make more."""
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Sequence
 from contextlib import suppress
 from threading import Lock
 
@@ -8,12 +8,20 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.directory.descriptors import OpenDirectories, missing_bytes, size_of
-from unified_cache.storage_backends.directory.layout import place_of
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.layout import ListedObject, identities_in, objects_in, place_of
 from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.file.journal import Journal, JournalLine
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 
-__all__ = ["UNREMOVABLE_MAX", "SharedQuota"]
+__all__ = [
+    "UNREMOVABLE_MAX",
+    "SharedQuota",
+    "addition_lines",
+    "decline_for_free_space",
+    "is_there",
+    "removal_lines",
+]
 
 UNREMOVABLE_MAX = 16
 """Objects that cannot be removed in one eviction before it gives up and the put is declined."""
@@ -32,18 +40,17 @@ class SharedQuota:
     def __init__(
         self,
         root: StoreRoot,
-        lru: StoreLru,
+        bytes_max: int,
         directories: OpenDirectories,
         journal: Journal,
-        listing: Callable[[], Iterable[StoredObject]],
         free_bytes_min: int,
     ) -> None:
-        """``listing`` lists every object in the directories, the least recent first."""
+        self.bytes_max = bytes_max
+        """Cap of the store."""
         self._root = root
-        self._lru = lru
+        self._lru = StoreLru(bytes_max)
         self._directories = directories
         self._journal = journal
-        self._listing = listing
         self._free_bytes_min = free_bytes_min
         self._evicted_count = 0
         self._declined_count = 0
@@ -52,12 +59,7 @@ class SharedQuota:
         self._order = Lock()
         """Guards the journal, and with it the order in which its lines are applied here."""
         self._guard = Lock()
-        """Guards the recency; taken inside ``_order``, never held while a file is waited for."""
-
-    @property
-    def bytes_max(self) -> int | None:
-        """Cap of the store; None if there is none."""
-        return self._lru.bytes_max
+        """Guards the LRU order; taken inside ``_order``, never held while a file is waited for."""
 
     @property
     def evicted_count(self) -> int:
@@ -106,21 +108,16 @@ class SharedQuota:
 
         Neither a page of the batch, which ``fresh`` are part of, nor one that it needs is evicted for it.
         """
-        bytes_max = self.bytes_max
-        granted = [each for each in fresh if bytes_max is None or each.object_bytes <= bytes_max]
-        self._leave_free_space(granted)
-        if bytes_max is None:
-            with self._order:
-                self._publish(_addition_lines(granted))
-        else:
-            self._reserve_under_cap(granted, batch)
+        granted = [each for each in fresh if each.object_bytes <= self.bytes_max]
+        decline_for_free_space(self._root, granted, self._free_bytes_min)
+        self._evict_for(granted, batch)
         declined_count = len(fresh) - len(granted)
         if declined_count:
             with self._guard:
                 self._declined_count += declined_count
         return {each.label for each in granted}
 
-    def _reserve_under_cap(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> None:
+    def _evict_for(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> None:
         """Evict for what is granted; take out of it what finds no room even so."""
         keep = frozenset(page.label for page in batch)
         with self._order:
@@ -130,7 +127,7 @@ class SharedQuota:
                 self._lru.link(batch)
                 self._lru.touch(page.label for page in reversed(batch))
             victims, _ = self._choose_victims(granted, keep, sum(each.object_bytes for each in granted))
-            self._publish([*_addition_lines(granted), *_removal_lines(victims)])
+            self._publish([*addition_lines(granted), *removal_lines(victims)])
         self._make_room(granted, keep, victims)
         with self._guard:
             for label in keep:
@@ -144,25 +141,29 @@ class SharedQuota:
             stuck = self._evict(victims)
             unremovable_count += len(stuck)
             with self._order:
-                self._publish(_addition_lines(stuck))
+                self._publish(addition_lines(stuck))
                 if unremovable_count > UNREMOVABLE_MAX:
-                    self._publish(_removal_lines(granted))
+                    self._publish(removal_lines(granted))
                     granted.clear()
                     return
                 # What others added meanwhile counts too, whoever was first.
                 victims, declined = self._choose_victims(granted, keep, 0)
                 if not victims and not declined:
                     return
-                self._publish(_removal_lines([*declined, *victims]))
+                self._publish(removal_lines([*declined, *victims]))
 
-    def release_dropped(self, dropped: Sequence[StoredObject]) -> None:
-        """Take back the room of pages that got no name, and hear what others did while the rest got theirs.
+    def end_grant(self, named: Sequence[StoredObject], dropped: Sequence[StoredObject]) -> None:
+        """Take back the room of pages without a name; count those anew that others evicted before they had theirs.
 
-        One of them may have found nothing to evict under a name that was given a moment later; ``record`` notes that
-        page anew.
+        What others did is heard here, while a page that another process stored under the same name stays counted.
         """
         with self._order:
-            self._publish(_removal_lines([each for each in dropped if not self._is_there(each.label)]))
+            gone = [each for each in dropped if not is_there(self._root.disk, self._directories, each.label)]
+            self._publish(removal_lines(gone))
+            with self._guard:
+                evicted = [each for each in named if each.label not in self._lru]
+            if evicted:
+                self._publish(addition_lines(evicted))
 
     def record(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool], told: Collection[Label]) -> None:
         """Make hits recent, the first page most of all, and let others know of those in ``told``.
@@ -172,24 +173,23 @@ class SharedQuota:
         found = pages if all(hits) else [page for page, hit in zip(pages, hits, strict=True) if hit]
         with self._guard:
             unknown = self._lru.touch([page.label for page in reversed(found)])
-            if self.bytes_max is not None:
-                self._lru.link(found)
-                self._lru.touch_before(found)
+            self._lru.link(found)
+            self._lru.touch_before(found)
         if not unknown and not told:
             return
         news = {*told, *unknown}
         with self._order:
             self._publish(
-                _addition_lines([StoredObject(page.label, page_bytes(page)) for page in found if page.label in news])
+                addition_lines([StoredObject(page.label, page_bytes(page)) for page in found if page.label in news])
             )
 
-    def publish_used(self, labels: Iterable[Label]) -> None:
-        """Let others know what was read, the last label as the most recent."""
+    def publish_used(self, objects: Sequence[StoredObject]) -> None:
+        """Let others know what was read, the last object as the most recent."""
         with self._order:
             # In here nobody of this process evicts: what is known now is not told of after it went.
             with self._guard:
-                sizes = [(label, self._lru.size_of(label)) for label in labels]
-            self._publish([JournalLine(label, size) for label, size in sizes if size is not None])
+                known = [each for each in objects if each.label in self._lru]
+            self._publish([JournalLine(*each) for each in known])
 
     def forget(self, labels: Sequence[Label]) -> None:
         """Note that objects are about to be removed."""
@@ -200,15 +200,6 @@ class SharedQuota:
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
-
-    def _leave_free_space(self, granted: list[StoredObject]) -> None:
-        """Take from the end of ``granted`` what would leave the file system too little room."""
-        if not self._free_bytes_min or not granted:
-            return
-        wanted_bytes = sum(each.object_bytes for each in granted)
-        short_bytes = missing_bytes(self._root.disk, self._root.fd, wanted_bytes + self._free_bytes_min)
-        while granted and short_bytes > 0:
-            short_bytes -= granted.pop().object_bytes
 
     def _choose_victims(
         self, granted: list[StoredObject], keep: Container[Label], needed_bytes: int
@@ -242,14 +233,6 @@ class SharedQuota:
             self._unremovable_count += len(stuck)
         return stuck
 
-    def _is_there(self, label: Label) -> bool:
-        fan, name = place_of(label)
-        try:
-            directory = self._directories.find(label.identity, fan)
-            return directory is not None and size_of(self._root.disk, directory, name) is not None
-        except OSError:
-            return False
-
     def _publish(self, changes: Sequence[JournalLine]) -> None:
         """Append changes to the journal, and apply them and what others appended in the order that stands there."""
         try:
@@ -266,7 +249,7 @@ class SharedQuota:
         self._apply(changes if news is None else news)
 
     def _rescan(self) -> None:
-        found = list(self._listing())
+        found = _objects_by_age(self._root)
         with self._guard:
             self._lru.replace(found)
 
@@ -279,10 +262,43 @@ class SharedQuota:
                     self._lru.add(label, object_bytes)
 
 
-def _addition_lines(objects: Sequence[StoredObject]) -> list[JournalLine]:
+def _objects_by_age(root: StoreRoot) -> list[StoredObject]:
+    """List every object in the directories of a store, the least recently used first. Linear in objects."""
+    identities = identities_in(root.disk, root.fd)
+    found = [known for identity in identities for known in objects_in(root.disk, root.fd, identity)]
+    found.sort(key=_modified_at)
+    return [StoredObject(known.label, known.object_bytes) for known in found]
+
+
+def _modified_at(known: ListedObject) -> int:
+    return known.mtime_ns
+
+
+def decline_for_free_space(root: StoreRoot, granted: list[StoredObject], free_bytes_min: int) -> None:
+    """Take from the end of ``granted`` what would leave the file system less than ``free_bytes_min``."""
+    if not free_bytes_min or not granted:
+        return
+    wanted_bytes = sum(each.object_bytes for each in granted)
+    short_bytes = missing_bytes(root.disk, root.fd, wanted_bytes + free_bytes_min)
+    while granted and short_bytes > 0:
+        short_bytes -= granted.pop().object_bytes
+
+
+def is_there(disk: Disk, directories: OpenDirectories, label: Label) -> bool:
+    """Tell whether a file of an object's name is there; where that cannot be seen, it is not."""
+    fan, name = place_of(label)
+    try:
+        directory = directories.find(label.identity, fan)
+        return directory is not None and size_of(disk, directory, name) is not None
+    except OSError:
+        return False
+
+
+def addition_lines(objects: Sequence[StoredObject]) -> list[JournalLine]:
     """Write additions so that the first one ends as the most recent."""
     return [JournalLine(*each) for each in reversed(objects)]
 
 
-def _removal_lines(objects: Sequence[StoredObject]) -> list[JournalLine]:
+def removal_lines(objects: Sequence[StoredObject]) -> list[JournalLine]:
+    """Write removals, in any order."""
     return [JournalLine(each.label, None) for each in objects]

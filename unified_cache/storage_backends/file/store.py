@@ -10,7 +10,7 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, parse_address
 from unified_cache.storage_backends.directory.descriptors import (
     READ_FLAGS,
@@ -35,9 +35,7 @@ from unified_cache.storage_backends.directory.descriptors import (
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
 from unified_cache.storage_backends.directory.layout import (
-    ListedObject,
     check_scan,
-    identities_in,
     objects_in,
     place_of,
 )
@@ -45,6 +43,7 @@ from unified_cache.storage_backends.directory.manifests import read_manifests, w
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.file.journal import Journal
+from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.page_writer import FILES_OPEN_MAX, PageWriter
 from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
@@ -90,13 +89,15 @@ class FileStorage:
     Thread-safe. Objects are read and written outside the guards.
     """
 
-    def __init__(self, root: StoreRoot, journal: Journal, lru: StoreLru, free_bytes_min: int, stamps: Stamps) -> None:
+    def __init__(
+        self, root: StoreRoot, directories: OpenDirectories, quota: SharedQuota | NoQuota, stamps: Stamps
+    ) -> None:
         self._root = root
         self._disk = root.disk
-        self._directories = OpenDirectories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
+        self._directories = directories
         self._foreign = ForeignFiles(root)
-        self._quota = SharedQuota(root, lru, self._directories, journal, partial(_objects_by_age, root), free_bytes_min)
-        self._page_writer = PageWriter(root, self._directories, self._quota, self._foreign)
+        self._quota = quota
+        self._page_writer = PageWriter(root, directories, quota, self._foreign)
         self._stamps = stamps
         self._unreadable_count = 0
         self._guard = Lock()
@@ -114,7 +115,9 @@ class FileStorage:
         new_writer: Callable[[], str] = partial(secrets.token_hex, 8),
         disk: Disk | None = None,
     ) -> "FileStorage":
-        """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap. Linear in objects.
+        """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap.
+
+        With a cap it lists every object, and keeps some 400 bytes of memory for each; without one it does neither.
 
         A put is declined that would leave less than ``free_bytes_min`` free on the file system. ``clock`` gives
         nanoseconds for modification times; without ``notes_reads`` a page that is read is none that is used.
@@ -124,21 +127,25 @@ class FileStorage:
             ConfigError: bytes_max or free_bytes_min is negative.
             StorageError: the directory cannot be used or is not ours, see its message. It was not changed.
         """
-        lru = StoreLru(bytes_max)
-        if free_bytes_min < 0:
-            raise ConfigError(f"free_bytes_min must not be negative, found {free_bytes_min}")
+        for name, value in (("bytes_max", bytes_max), ("free_bytes_min", free_bytes_min)):
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} must not be negative, found {value}")
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
         try:
             journal = Journal.open(root.disk, root.fd)
         except OSError as error:
             root.close()
             raise storage_error(error, f"cannot open the journal of the file store in {path}") from error
+        directories = OpenDirectories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
         stamps = Stamps(clock, notes_reads=notes_reads)
-        storage = cls(root, journal, lru, free_bytes_min, stamps)
+        if bytes_max is None:
+            return cls(root, directories, NoQuota(root, directories, journal, free_bytes_min), stamps)
+        quota = SharedQuota(root, bytes_max, directories, journal, free_bytes_min)
+        storage = cls(root, directories, quota, stamps)
         try:
             history = journal.exchange(()) or ()
             # What nobody alive has begun, nobody will finish.
-            storage._quota.fill(() if root.is_alone() else history)
+            quota.fill(() if root.is_alone() else history)
         except OSError as error:
             storage.close()
             raise storage_error(error, f"cannot list the file store in {path}") from error
@@ -151,9 +158,16 @@ class FileStorage:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the objects in the store, whoever stored them."""
+        """Bytes of the objects in the store, whoever stored them; without a cap they are summed up now.
+
+        Raises:
+            StorageError: a directory cannot be listed.
+        """
         with self._calls:
-            return self._quota.bytes_used()
+            try:
+                return self._quota.bytes_used()
+            except OSError as error:
+                raise storage_error(error, f"cannot list the file store in {self._root.path}") from error
 
     @property
     def counts(self) -> FileCounts:
@@ -295,7 +309,7 @@ class FileStorage:
 
         A time that cannot be set costs order after a restart, no page.
         """
-        used: list[Label] = []
+        used: list[StoredObject] = []
         for label, stamp in stamps.items():
             fan, name = place_of(label)
             with suppress(OSError):
@@ -305,7 +319,7 @@ class FileStorage:
                 status = self._disk.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 if status.st_mtime_ns < stamp:
                     self._disk.utime(name, ns=(stamp, stamp), dir_fd=directory.fd, follow_symlinks=False)
-                    used.append(label)
+                    used.append(StoredObject(label, status.st_size))
         if used:
             self._quota.publish_used(used)
 
@@ -379,18 +393,6 @@ class FileStorage:
                 raise
             self._foreign.clear(directory, name, page_bytes(page))
             return Answer.FLAWED
-
-
-def _objects_by_age(root: StoreRoot) -> Iterator[StoredObject]:
-    """List every object of a store, the least recent first."""
-    identities = identities_in(root.disk, root.fd)
-    found = [known for identity in identities for known in objects_in(root.disk, root.fd, identity)]
-    found.sort(key=_modified_at)
-    return (StoredObject(known.label, known.object_bytes) for known in found)
-
-
-def _modified_at(known: ListedObject) -> int:
-    return known.mtime_ns
 
 
 def open_url(rest: str, bytes_max: int | None) -> FileStorage:

@@ -182,8 +182,11 @@ def test_a_page_that_another_process_evicted_before_it_had_its_name_counts_once_
 
 
 def test_a_put_goes_on_where_the_journal_cannot_be_written_and_says_so(root: Path) -> None:
-    disk = FaultyDisk(only="write")
-    with closing(FileStorage.open(root, disk=disk)) as storage, closing(FileStorage.open(root)) as other:
+    disk, cap = FaultyDisk(only="write"), 9 * PAGE_BYTES
+    with (
+        closing(FileStorage.open(root, bytes_max=cap, disk=disk)) as storage,
+        closing(FileStorage.open(root, bytes_max=cap)) as other,
+    ):
         disk.failing = range(len(disk.calls), len(disk.calls) + 1)
         assert put(storage, [1]) == [True]
         assert storage.counts.unrecorded_count == 1
