@@ -19,11 +19,11 @@ import numpy.typing as npt
 from unified_cache.controller import LayerwiseLoad, Operation, OperationState, StorageTier, TransferKind
 from unified_cache.controller.jobs import BackupJob, ClearJob, FetchJob, LoadJob, ProbeJob, StoreJob
 from unified_cache.controller.layerwise import LayerProgress
-from unified_cache.controller.operation import Job, Steps
+from unified_cache.controller.operation import Job, Steps, WaitFor
 from unified_cache.errors import CacheError, RankError, StorageError
 from unified_cache.ledger import HostReservation, Ledger, TierTransfer
 from unified_cache.memory import PageMemory
-from unified_cache.page import Prompt
+from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import PageCopies, Pages, Slots, Tier
 from unified_cache.ranks import LocalRanks, RankGroup
 from unified_cache.storage_backends.protocol import Level
@@ -55,7 +55,17 @@ class Traffic:
 class Transfers:
     """Operations over one ledger, one memory and one storage tier."""
 
-    __slots__ = ("_host_pages_left", "_ledger", "_loads", "_memory", "_owners", "_ranks", "storage", "traffic")
+    __slots__ = (
+        "_fetching",
+        "_host_pages_left",
+        "_ledger",
+        "_loads",
+        "_memory",
+        "_owners",
+        "_ranks",
+        "storage",
+        "traffic",
+    )
 
     def __init__(
         self,
@@ -74,6 +84,7 @@ class Transfers:
         self._owners = owners
         self._ranks = ranks
         self._host_pages_left = host_pages_max
+        self._fetching = FetchedPages(len(ledger.layout.components))
         self._loads: dict[Job | None, tuple[TierTransfer, LayerProgress]] = {}
         """By job: what loads under way bring."""
         self.storage: StorageTier | None = None
@@ -203,18 +214,37 @@ class Transfers:
 
         That is what continues the host's own Full prefix, which stays pinned, and the windows before the new end,
         also those that the host has lost while it kept Full. Each rank says at which ends it could resume; the last
-        that all could is fetched. Returns the pages by which the prompt can be resumed further.
+        that all could is fetched. Prefetches are single flight: while another one fetches any of these pages, this one
+        waits, and then looks again at what is still missing. Returns the pages by which the prompt can be resumed
+        further, whoever has brought them.
         """
-        gap = self._gap(prompt)
-        if gap.known_end == prompt.pages_count:
-            return 0
-        with self._ledger.pinned(gap.found, gap.full_start, Tier.HOST):
-            probe = ProbeJob(storage, prompt, gap.lacking)
-            yield probe
-            ends = self._ranks.agree(gap.ends(probe.present))
-            ends[max(gap.full_start + self._host_pages_left - gap.start, 0) :] = False
-            while (end := gap.start + _last(ends)) > gap.known_end:
-                wanted = gap.wanted(end)
+        missing = self._missing(prompt)
+        first_end = missing.known_end
+        while missing.known_end < prompt.pages_count:
+            with self._ledger.pinned(missing.found, missing.full_start, Tier.HOST):
+                probe = ProbeJob(storage, prompt, missing.lacking)
+                operation = yield probe
+            missing = self._missing(prompt)  # others may have brought or evicted some of it meanwhile
+            ends = self._ranks.agree(missing.ends(probe.among(missing.lacking)))
+            other = self._fetching.find(prompt, missing.wanted(missing.start + _last(ends)))
+            if other is None:
+                fetched = yield from self._fetch(operation, prompt, storage, missing, ends)
+                return max(missing.known_end + fetched - first_end, 0)
+            yield WaitFor(other)
+            missing = self._missing(prompt)
+        return missing.known_end - first_end
+
+    def _fetch(
+        self, operation: Operation, prompt: Prompt, storage: StorageTier, missing: "MissingPages", ends: Pages
+    ) -> Steps:
+        """Fetch and graft what a resume needs at the last of ``ends`` for which there is room.
+
+        Returns the pages by which the prompt can be resumed further.
+        """
+        with self._ledger.pinned(missing.found, missing.full_start, Tier.HOST):
+            ends[max(missing.full_start + self._host_pages_left - missing.start, 0) :] = False
+            while (end := missing.start + _last(ends)) > missing.known_end:
+                wanted = missing.wanted(end)
                 with (
                     self._budgeted(len(wanted[0])),
                     self._ledger.staging(Tier.HOST, [len(pages) for pages in wanted]) as held,
@@ -225,16 +255,17 @@ class Transfers:
                         parts = [PageCopies(component, pages, slots, slots) for component, (pages, slots) in moved]
                         fetch = FetchJob(storage, prompt, parts)
                         failure: CacheError | None = None
-                        try:
-                            yield fetch
-                        except (StorageError, RankError) as error:  # what came before it is as good as ever
-                            failure = error
-                        pages_count = self._graft(prompt, gap, staging, parts, self._true_for_all(fetch.arrived))
+                        with self._fetching.marked(prompt, wanted, operation):
+                            try:
+                                yield fetch
+                            except (StorageError, RankError) as error:  # what came before it is as good as ever
+                                failure = error
+                        pages_count = self._graft(prompt, missing, staging, parts, self._true_for_all(fetch.arrived))
                         if failure is not None:
                             raise failure
                         return pages_count
-                room_end = gap.full_start + self._ledger.free_count(Tier.HOST, 0)
-                ends[max(min(room_end, end - 1) - gap.start, 0) :] = False
+                room_end = missing.full_start + self._ledger.free_count(Tier.HOST, 0)
+                ends[max(min(room_end, end - 1) - missing.start, 0) :] = False
         return 0
 
     def clear(self, storage: StorageTier) -> Steps:
@@ -244,7 +275,7 @@ class Transfers:
             yield job
         return job.removed_count
 
-    def _gap(self, prompt: Prompt) -> "MissingPages":
+    def _missing(self, prompt: Prompt) -> "MissingPages":
         """Look at what memory has of a prompt, and what it lacks for any longer resume."""
         tree = self._ledger.tree
         found = tree.match(prompt)
@@ -282,16 +313,16 @@ class Transfers:
     def _graft(
         self,
         prompt: Prompt,
-        gap: "MissingPages",
+        missing: "MissingPages",
         staging: HostReservation,
         parts: Sequence[PageCopies],
         arrived: Sequence[Pages],
     ) -> int:
         """Put what arrived of ``parts`` into the tree, as far as it can be resumed from."""
         came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
-        filled = [np.isin(lacks, part.pages) for lacks, part in zip(gap.lacking, came, strict=True)]
-        end = gap.start + _last(gap.ends(filled))
-        if end <= gap.known_end:
+        filled = [np.isin(lacks, part.pages) for lacks, part in zip(missing.lacking, came, strict=True)]
+        end = missing.start + _last(missing.ends(filled))
+        if end <= missing.known_end:
             return 0
         kept = [part.where(part.pages < end) for part in came]
         start = min(int(part.pages[0]) for part in kept if len(part))
@@ -302,7 +333,7 @@ class Transfers:
             slots.append(given)
         staging.insert(prompt.head(end), start, slots)
         self._count(TransferKind.PREFETCH, kept)
-        return end - gap.known_end
+        return end - missing.known_end
 
     def _count(self, kind: TransferKind, parts: Sequence[PageCopies]) -> int:
         """Book what went one way; return the pages."""
@@ -331,7 +362,7 @@ class MissingPages:
     """By component: pages that the host lacks, ascending."""
 
     def ends(self, filled: Sequence[Pages]) -> Pages:
-        """Tell for each end in [start + 1, pages_count] whether it can be resumed from, with some of the gap filled.
+        """Tell for each end in [start + 1, pages_count] whether it can be resumed from, with some of them filled.
 
         ``filled[c]`` says it of each page in ``lacking[c]``. What was resumable without is not looked at.
         """
@@ -349,6 +380,43 @@ class MissingPages:
         """Return by component the pages to fetch for a resume at ``end``."""
         windows = [window(end, span) for span in self.spans]
         return [pages[(pages >= first) & (pages < end)] for pages, first in zip(self.lacking, windows, strict=True)]
+
+
+class FetchedPages:
+    """Pages on their way from storage: which operation fetches each."""
+
+    __slots__ = ("_by_component",)
+
+    def __init__(self, components_count: int) -> None:
+        self._by_component: list[dict[PageKey, Operation]] = [{} for _ in range(components_count)]
+
+    def find(self, prompt: Prompt, wanted: Sequence[npt.NDArray[np.int64]]) -> Operation | None:
+        """Return an operation that fetches any of a prompt's pages, ``wanted[c]`` of component ``c``; None if none.
+
+        One that has failed or was cancelled brings nothing any more, though it may still hold its slots.
+        """
+        keys = prompt.keys
+        for fetched, pages in zip(self._by_component, wanted, strict=True):
+            for page in pages.tolist() if fetched else ():
+                operation = fetched.get(keys[page])
+                if operation is not None and operation.state is OperationState.RUNNING:
+                    return operation
+        return None
+
+    @contextmanager
+    def marked(self, prompt: Prompt, wanted: Sequence[npt.NDArray[np.int64]], operation: Operation) -> Iterator[None]:
+        """Mark pages as fetched by an operation, for the length of a ``with`` block."""
+        keys = prompt.keys
+        marked = [[keys[page] for page in pages.tolist()] for pages in wanted]
+        for fetched, ours in zip(self._by_component, marked, strict=True):
+            fetched.update(dict.fromkeys(ours, operation))
+        try:
+            yield
+        finally:
+            for fetched, ours in zip(self._by_component, marked, strict=True):
+                for key in ours:
+                    if fetched.get(key) is operation:  # where it has failed, another may have taken over
+                        del fetched[key]
 
 
 def _among(parts: Sequence[PageCopies], others: Sequence[PageCopies]) -> list[PageCopies]:

@@ -218,9 +218,9 @@ class Simulation:
 
         What they publish is of their own prompts.
         """
-        waiting = self.workers.tasks.copy()
+        queued = self.workers.tasks.copy()
         over = self.cache.poll()
-        moved = [task for task in waiting if task not in self.workers.tasks]
+        moved = [task for task in queued if task not in self.workers.tasks]
         assert len(moved) <= 1, "one completion moved two operations"
         ended = [*self.held, *moved]
         self.held = [task for task in ended if task.operation.job is task.job and not task.operation.is_released]
@@ -237,7 +237,9 @@ class Simulation:
             assert operation.error is None or any(words in str(operation.error) for words in EXPECTED), operation.error
             self.tally.happened[f"{operation.kind.value} {operation.state.value}"] += 1
             self.tally.happened[f"{operation.kind.value} pages"] += operation.pages_count
-        under_way = {task.operation for task in [*self.workers.tasks, *self.held]}
+        waiting = {operation for operation in self.operations if operation.awaited is not None}
+        self.tally.happened["waited for another"] += len(waiting)
+        under_way = {task.operation for task in [*self.workers.tasks, *self.held]} | waiting
         self.operations = {operation: of for operation, of in self.operations.items() if operation in under_way}
         if not moved and not gone_on and not over:
             return None
@@ -389,7 +391,7 @@ class Simulation:
         while self.arrivals:
             self.note("leave", self.end_layerwise())
         for _ in range(SETTLE_STEPS_MAX):
-            if not self.workers.tasks and not self.held:
+            if not self.workers.tasks and not self.operations:
                 break
             self.note("work", self.work())
             self.note("poll", self.poll())

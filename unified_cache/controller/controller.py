@@ -120,12 +120,12 @@ class Controller:
             return None
         now_s = self._clock()
         operation = Operation(kind, steps, now_s + self._timeout_s, now_s + patience_s)
-        job = operation.advance(None)
-        if job is None:
+        operation.advance(None)
+        if operation.is_released:
             self._completed.append(operation)
         else:
             self._live[operation] = None
-            self._workers.submit(operation, job)
+            self._submit(operation)
         return operation
 
     def cancel(self, operation: Operation) -> bool:
@@ -188,6 +188,7 @@ class Controller:
         """
         stuck = self._workers.close(timeout_s)
         self._ended.update(self._workers.finished(0))
+        self._ended.update({operation: None for operation in self._live if operation.awaited is not None})
         for operation, error in list(self._ended.items()):
             if not in_flight(error):
                 self._let_go(operation)
@@ -196,6 +197,8 @@ class Controller:
 
     def _wait_s(self, left_s: float) -> float:
         """Return how long to wait for a job: not past the next moment at which something else could happen."""
+        if any(operation.is_woken for operation in self._live):
+            return 0
         held_up = any(in_use(operation, error) for operation, error in self._ended.items())
         if self._ranks.size > 1:
             left_s = min(left_s, RANKS_LOOK_S if held_up or len(self._ended) < len(self._live) else 0)
@@ -224,6 +227,7 @@ class Controller:
             has_all_time = bool(bits[0])
         for operation, standing in zip(live, agreed, strict=True):
             self._act(operation, standing, failures.get(operation))
+        self._wake()
         return has_all_time
 
     def _standing(self, operation: Operation, now_s: float) -> Readiness:
@@ -291,19 +295,34 @@ class Controller:
 
     def _go_on(self, operation: Operation, error: CacheError | None) -> None:
         was_running = operation.state is OperationState.RUNNING
-        del self._ended[operation]
+        self._ended.pop(operation, None)
         try:
-            job = operation.advance(error)
+            operation.advance(error)
         finally:
             if operation.is_released:
                 del self._live[operation]
                 if was_running:
                     self._completed.append(operation)
-        if job is not None:
-            self._workers.submit(operation, job)
+        self._submit(operation)
+
+    def _submit(self, operation: Operation) -> None:
+        if operation.job is not None:
+            self._workers.submit(operation, operation.job)
+
+    def _wake(self) -> None:
+        """Let operations go on that have waited for another one.
+
+        Outcomes become known by agreement, or by calls that all ranks make; so the same ones wake on every rank.
+        """
+        for operation in [operation for operation in self._live if operation.is_woken]:
+            if isinstance(operation.error, NEVER_KEPT):
+                self._let_go(operation)
+            else:
+                self._go_on(operation, None)
 
     def _let_go(self, operation: Operation) -> None:
-        del self._live[operation], self._ended[operation]
+        del self._live[operation]
+        self._ended.pop(operation, None)
         operation.release()
 
 

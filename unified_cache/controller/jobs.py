@@ -229,6 +229,13 @@ class ProbeJob:
                 present &= answers[start:end]
             self.present[component] = present
 
+    def among(self, pages: Sequence[npt.NDArray[np.int64]]) -> list[Pages]:
+        """Tell by component for each of ``pages`` whether it was asked for and storage has it."""
+        return [
+            np.isin(wanted, asked[present])
+            for wanted, asked, present in zip(pages, self._pages, self.present, strict=True)
+        ]
+
     def stop(self) -> None:
         """Ask nothing, if that has not begun."""
         self._stopped = True

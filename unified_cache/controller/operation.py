@@ -6,13 +6,14 @@ life of a page reads from top to bottom, and success, failure, cancel and shutdo
 """
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from unified_cache.errors import CacheError, InternalError
 from unified_cache.storage_backends.wrappers import StorageGuard
 
-__all__ = ["Job", "JobQueue", "Operation", "OperationState", "Steps", "TransferKind"]
+__all__ = ["Job", "JobQueue", "Operation", "OperationState", "Steps", "TransferKind", "WaitFor"]
 
 
 class JobQueue(Enum):
@@ -47,8 +48,19 @@ class Job(Protocol):
         ...
 
 
-Steps = Generator[Job, None, int]
-"""An operation's life: yields jobs, returns the pages that reached where they should be."""
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """A step in which nothing is moved: another operation does what this one needs, or fails to.
+
+    Over as soon as the outcome of the other is known, or the one that waits is told to end. Only an operation that
+    holds nothing that others wait for may wait, so that no two wait for each other.
+    """
+
+    operation: "Operation"
+
+
+Steps = Generator[Job | WaitFor, "Operation", int]
+"""An operation's life: yields what it waits for, is sent the operation that it is, returns the pages that arrived."""
 
 
 class TransferKind(Enum):
@@ -85,6 +97,7 @@ class Operation:
     __slots__ = (
         "_steps",
         "_stopping",
+        "awaited",
         "due_s",
         "error",
         "followers",
@@ -113,30 +126,39 @@ class Operation:
         self.stop_s = stop_s
         """When it makes do with what has come by then."""
         self.job: Job | None = None
-        """What it waits for; None once it has ended."""
+        """The job that it waits for; None once it has ended."""
+        self.awaited: Operation | None = None
+        """The operation that it waits for, instead of a job of its own."""
         self.followers: set[object] = set()
         """Who reads what it brings: until all have left it neither goes on nor gives anything back."""
         self._steps = steps
         self._stopping = False
 
-    def advance(self, error: CacheError | None) -> Job | None:
-        """Go on after a job that ended with ``error`` or well; return the next job, None if this was the end.
+    @property
+    def is_woken(self) -> bool:
+        """Whether it waits for another operation and need not any longer."""
+        return self.awaited is not None and (self._stopping or self.awaited.state is not OperationState.RUNNING)
+
+    def advance(self, error: CacheError | None) -> None:
+        """Go on after what it waited for, which ended with ``error`` or well, up to the next wait or the end.
 
         Runs on the owner's thread. An outcome that has been told stays what it was. Whatever its steps raise ends it,
         and has given back what it held on its way out.
         """
-        self.job = None
+        begins = self.job is None and self.awaited is None
+        self.job = self.awaited = None
         try:
-            job = next(self._steps) if error is None else self._steps.throw(error)
+            if error is not None:
+                step = self._steps.throw(error)
+            else:
+                step = next(self._steps) if begins else self._steps.send(self)
         except StopIteration as stop:
             self.is_released = True
             self.pages_count = stop.value
             self.set_outcome(OperationState.DONE, None)
-            return None
         except CacheError as failure:
             self.is_released = True
             self.set_outcome(OperationState.FAILED, failure)
-            return None
         except BaseException as bug:
             self.is_released = True
             reason = InternalError(f"the {self.kind.value} raised {type(bug).__name__}: {bug}")
@@ -144,11 +166,13 @@ class Operation:
             self.set_outcome(OperationState.FAILED, reason)
             if not isinstance(bug, Exception):
                 raise
-            return None
-        self.job = job
-        if self._stopping:
-            job.stop()
-        return job
+        else:
+            if isinstance(step, WaitFor):
+                self.awaited = step.operation
+                return
+            self.job = step
+            if self._stopping:
+                step.stop()
 
     def stop(self) -> None:
         """Have it make do with what has come by now: the longest prefix that can be resumed from stays."""
@@ -164,7 +188,7 @@ class Operation:
 
     def release(self) -> None:
         """Give back what it holds. No job of it may be running, and no store may use its pages."""
-        self.job = None
+        self.job = self.awaited = None
         try:
             self._steps.close()
         finally:
