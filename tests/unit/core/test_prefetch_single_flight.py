@@ -18,7 +18,7 @@ from unified_cache.errors import StorageError, StorageTimeoutError
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.window import SPAN_ALL
 
 WAIT_S = 10.0
@@ -33,7 +33,7 @@ class CountingStorage(MemoryStorage):
         self.error: StorageError | None = None
         """What the next get raises."""
 
-    def get(self, pages: Sequence[PageIO]) -> list[bool]:
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         error, self.error = self.error, None
         if error is not None:
             raise error
