@@ -21,6 +21,7 @@ from benchmarks.compare import KeptRun, compare_runs, print_compared, record_com
 from benchmarks.components import components_figures
 from benchmarks.copies import copies_figures
 from benchmarks.files import files_figures
+from benchmarks.guard import guard_figures
 from benchmarks.keys import keys_figures
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Figure
@@ -42,6 +43,7 @@ SECTIONS: dict[str, Section] = {
     "keys": keys_figures,
     "copies": copies_figures,
     "files": files_figures,
+    "guard": guard_figures,
     "ttft": ttft_figures,
     "remote": remote_figures,
     "mooncake": mooncake_figures,

@@ -68,7 +68,7 @@ def test_the_pause_doubles_with_every_probe_that_fails_up_to_its_bound_and_start
         clock.sleep(0.5)
         failing(breaker, 1)
     clock.sleep(35.0)
-    assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
+    assert breaker.exists([label(1)]) == [Answer.MISS]
     assert (breaker.state, faulty.calls_count) == (BreakerState.CLOSED, 5)
     failing(breaker, 1)
     clock.sleep(10.0)
