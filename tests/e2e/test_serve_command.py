@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import IO
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -24,13 +26,19 @@ from unified_cache.wire.calls import Call
 
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
 START_S = 60.0
+PORTS = re.compile(r"port ([0-9]+)")
 VARIABLE = "UNIFIED_CACHE_SERVE_"
 
 FLOOD_THREADS = 8
+QUEUE_THREADS = 24
 ROUNDS = 5
 ASKS = 150
+TURNS_MAX = 4.0
+"""Calls that the server may answer in the time of one quiet call; a queue would be all of the flood's."""
 SLOWED_MAX = 2.0
-"""How often the p99 of a quiet tenant may be that without the flood."""
+"""Largest p99 of a quiet tenant beside a flood, as a multiple of its p99 while the flood is at another server."""
+LOAD_MAX = 0.5
+"""Load of each core, by others, beyond which seconds say nothing of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,7 @@ class ServeProcess:
 
     child: "subprocess.Popen[str]"
     address: str
+    metrics_port: int
     log: IO[str]
 
     def ended(self) -> tuple[int, list[str]]:
@@ -57,7 +66,8 @@ def serving(directory: Path, *options: str, variables: Mapping[str, str] | None 
             # Mooncake's client writes lines of its own before ours.
             line = json.loads(next(text for text in child.stderr if text.startswith("{")))
             assert line["kind"] == "serving"
-            yield ServeProcess(child, f"127.0.0.1:{line['text'].split('port ')[1].split(',')[0]}", child.stderr)
+            port, metrics_port = PORTS.findall(line["text"])
+            yield ServeProcess(child, f"127.0.0.1:{port}", int(metrics_port), child.stderr)
         finally:
             child.kill()
 
@@ -195,8 +205,8 @@ def test_the_settings_are_printed_as_toml_that_gives_them_again(
 
 
 @contextmanager
-def flooding(address: str, token: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "tests.support.service_flood", address, token, str(FLOOD_THREADS)]
+def flooding(address: str, token: str, threads_count: int = FLOOD_THREADS) -> Iterator[None]:
+    command = [sys.executable, "-m", "tests.support.service_flood", address, token, str(threads_count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
@@ -205,40 +215,80 @@ def flooding(address: str, token: str) -> Iterator[None]:
         assert int(answered) > 0
 
 
-def p99_s(asker: Asker) -> float:
+def times_s(asker: Asker) -> list[float]:
+    """Ask some times, one after the other; return how long each answer took, the shortest first."""
     took_s: list[float] = []
     for _ in range(ASKS):
         started_s = time.perf_counter()
         asker.ask()
         took_s.append(time.perf_counter() - started_s)
-    return sorted(took_s)[ASKS * 99 // 100]
+    return sorted(took_s)
 
 
-@pytest.mark.long
-def test_the_flood_of_one_tenant_moves_the_p99_of_another_at_most_twofold(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def p99_s(asker: Asker) -> float:
+    return times_s(asker)[ASKS * 99 // 100]
+
+
+def answered_count(server: ServeProcess) -> float:
+    with urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=CALL_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("unified_cache_service_calls_total{"))
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Tokens of two tenants, and the settings of a server that knows them."""
+
+    flood: str
+    quiet: str
+    variables: Mapping[str, str]
+
+
+@pytest.fixture
+def tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Tenants:
     tokens = tmp_path / "tokens"
     for tenant in ("flood", "quiet"):
         assert run(["token", "new", "--tokens", str(tokens), "--tenant", tenant, "--role", "reader"]) == 0
     flood, quiet = capsys.readouterr().out.split()
-    variables = {f"{VARIABLE}ACCESS__TOKENS": str(tokens)}
+    return Tenants(flood, quiet, {f"{VARIABLE}ACCESS__TOKENS": str(tokens)})
+
+
+def test_a_call_beside_a_flood_waits_for_few_of_its_calls_however_many_wait(tmp_path: Path, tenants: Tenants) -> None:
+    with (
+        serving(tmp_path, variables=tenants.variables) as server,
+        flooding(server.address, tenants.flood, QUEUE_THREADS),
+    ):
+        asker = Asker(server.address, tenants.quiet)
+        times_s(asker)
+        # Turns, not seconds: how long a turn takes is measured at the same time, on a machine as busy.
+        before, started_s = answered_count(server), time.perf_counter()
+        took_s = times_s(asker)
+        turn_s = (time.perf_counter() - started_s) / (answered_count(server) - before)
+        asker.close()
+    turns = took_s[ASKS // 2] / turn_s
+    assert turns <= TURNS_MAX, f"a quiet call took {turns:.1f} turns of {turn_s * 1000:.2f} ms"
+
+
+@pytest.mark.long
+def test_the_flood_of_one_tenant_moves_the_p99_of_another_at_most_twofold(tmp_path: Path, tenants: Tenants) -> None:
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    if load > LOAD_MAX:
+        pytest.skip(f"others load each core by {load:.1f}: seconds would say nothing of the server")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     with (
-        serving(tmp_path / "one", variables=variables) as shared,
-        serving(tmp_path / "two", variables=variables) as other,
+        serving(tmp_path / "one", variables=tenants.variables) as shared,
+        serving(tmp_path / "two", variables=tenants.variables) as other,
     ):
-        asker = Asker(shared.address, quiet)
+        asker = Asker(shared.address, tenants.quiet)
         p99_s(asker)
         # The machine is as busy either way: what differs is whether the flood is at this server or at another.
-        apart_s: list[float] = []
-        together_s: list[float] = []
+        ratios: list[float] = []
         for _ in range(ROUNDS):
-            with flooding(other.address, flood):
-                apart_s.append(p99_s(asker))
-            with flooding(shared.address, flood):
-                together_s.append(p99_s(asker))
+            with flooding(other.address, tenants.flood):
+                apart_s = p99_s(asker)
+            with flooding(shared.address, tenants.flood):
+                ratios.append(p99_s(asker) / apart_s)
         asker.close()
-    ratio = sorted(together_s)[ROUNDS // 2] / sorted(apart_s)[ROUNDS // 2]
-    assert ratio <= SLOWED_MAX, f"p99 moved {ratio:.2f}-fold: {apart_s} to {together_s}"
+    ratio = sorted(ratios)[ROUNDS // 2]
+    assert ratio <= SLOWED_MAX, f"p99 moved {ratio:.2f}-fold, in rounds {ratios}"
