@@ -35,7 +35,7 @@ class Issued:
 
 
 class Authority:
-    """Who vouches for names."""
+    """A certificate authority."""
 
     def __init__(self, name: str = "authority") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -50,7 +50,7 @@ class Authority:
         return self._certificate.public_bytes(Encoding.PEM)
 
     def issue(self, common_name: str, *, uris: tuple[str, ...] = (), days: int = 30) -> Issued:
-        """Vouch for a name, good for a server on loopback as well; with negative days it is expired."""
+        """Issue a certificate, good for a server on loopback as well; with negative days it is expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
             x509.DNSName("localhost"),

@@ -44,7 +44,7 @@ class RunningService:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address that it listens at."""
         return f"127.0.0.1:{self.service.port}"
 
     @property

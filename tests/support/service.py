@@ -74,7 +74,7 @@ class CappedQuota:
 
 @dataclass
 class Notes:
-    """What an observer was told."""
+    """An observer that keeps codes and anomalies."""
 
     codes: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, tenant, code."""

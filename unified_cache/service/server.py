@@ -1,4 +1,4 @@
-"""The server put together: listeners, who may call, the store behind, health, metrics, and the way it ends."""
+"""A whole server: listeners, access, store, health, metrics, opened together and drained in order."""
 
 import os
 import time
@@ -48,17 +48,17 @@ from unified_cache.wire.calls import SERVICE
 __all__ = ["Service", "check_memory"]
 
 STOP_S = 1.0
-"""Calls that are still under way when the grace is over are given so long to notice."""
+"""Time that calls have to notice that the grace is over."""
 
 SPARE_THREADS = 8
-"""Beyond those of calls and reflection, for health."""
+"""Threads for health checks, beyond those of calls and reflection."""
 
 SOCKET_UMASK = 0o177
 """A Unix socket is for its owner alone."""
 
 
 class Service:
-    """A server that listens, with everything it stands on. ``open`` makes one, ``drain`` or ``close`` ends it."""
+    """A server that listens, and everything it owns. ``open`` makes one, ``drain`` or ``close`` ends it."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Service:
         opened: ExitStack,
     ) -> None:
         self.port = port
-        """Where it listens; 0 for a Unix socket."""
+        """Port that it listens at; 0 for a Unix socket."""
         self.metrics_port = None if observed.listener is None else observed.listener.port
         self._server = server
         self._gate = gate
@@ -127,7 +127,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """What is counted, and where it is read."""
+    """Metrics of one server and their listener."""
 
     registry: CollectorRegistry
     names: TenantLabels
@@ -152,7 +152,7 @@ def _observed(settings: ServiceSettings, log: Log, opened: ExitStack) -> _Observ
 
 
 def _access(settings: ServiceSettings, metrics: ServiceMetrics) -> tuple[Authenticator, Reloaded[Certificates] | None]:
-    """Say who may call; and with what the server proves itself, None for plain text."""
+    """Return the authentication of callers, and the server's certificates, None for plain text."""
     access, tls = settings.access, settings.tls
     tokens = names = certificates = None
     if access.tokens is not None:
@@ -183,7 +183,7 @@ def _traced(gate: ServiceGate, settings: ServiceSettings, opened: ExitStack) -> 
 
 
 def _is_guarded(settings: ServiceSettings) -> bool:
-    """Tell whether nobody on another machine can call without a certificate."""
+    """Tell whether every caller on another machine needs a certificate."""
     return settings.address.is_local or (settings.tls is not None and settings.tls.client_ca is not None)
 
 

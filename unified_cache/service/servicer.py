@@ -1,4 +1,4 @@
-"""The calls of the contract over one store: each checks, asks the parts, and answers."""
+"""The calls of the contract over one store: each is checked, carried out and answered here."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from unified_cache.seal import FORMAT_VERSION
 from unified_cache.service.access.callers import Gate, Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
-from unified_cache.service.requests.arrivals import PageAssembler
+from unified_cache.service.requests.assembler import PageAssembler
 from unified_cache.service.requests.calls import CallBoundary, CallRecord
 from unified_cache.service.requests.checks import (
     NamedRun,

@@ -79,7 +79,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where a listener stands: ``HOST:PORT``, ``[IPV6]:PORT`` or ``unix:PATH``."""
+    """Address to listen at: ``HOST:PORT``, ``[IPV6]:PORT`` or ``unix:PATH``."""
 
     text: str
     host: str
@@ -106,7 +106,7 @@ class ListenAddress:
 
     @property
     def is_local(self) -> bool:
-        """Whether nobody on another machine can reach it; a name other than localhost counts as reachable."""
+        """True if no other machine can reach it; a name other than localhost counts as reachable."""
         if self.text.startswith(_UNIX) or self.host == "localhost":
             return True
         try:
@@ -131,7 +131,7 @@ class _Section(BaseModel):
 
 
 class TlsSettings(_Section):
-    """Files in PEM; they are read anew when they change, without a restart."""
+    """Certificates in PEM files, which are read again when they change."""
 
     certificate: Path
     """The server's certificate and those between it and its authority."""
@@ -139,13 +139,13 @@ class TlsSettings(_Section):
     client_ca: Path | None = None
     """Authorities that client certificates must come from; with it a client without one is refused."""
     trust_domain: str | None = None
-    """Where set, tenants are SPIFFE IDs of this domain; else they are common names."""
+    """Domain of the SPIFFE IDs that name tenants; if unset, common names do."""
     check_s: Seconds = 5.0
-    """Files are looked at no more often than this."""
+    """Time between two checks of the files."""
 
 
 class AccessSettings(_Section):
-    """Who may call."""
+    """Authentication of callers."""
 
     tokens: Path | None = None
     """File of hashed tokens, made by ``unified-cache token new``."""
@@ -154,7 +154,7 @@ class AccessSettings(_Section):
     certificate_role: Role = Role.READER
     """Role of a certificate that names none."""
     local_tenant: Annotated[str, Field(pattern=_TENANT)] = "default"
-    """Everybody, on a server with neither tokens nor client certificates."""
+    """Tenant of every caller on a server with neither tokens nor client certificates."""
     local_role: Role = Role.WRITER
 
 
@@ -180,11 +180,11 @@ class LimitSettings(_Section):
     streams_per_connection_max: Count = 128
     reflection_calls_max: Count = 8
     call_s_max: Seconds = 300.0
-    """What a call may take, whatever deadline its client set or did not set."""
+    """Longest time of a call, whatever deadline its client set."""
     stream_idle_s: Seconds = 30.0
     connection_idle_s: Seconds = 300.0
     connection_s_max: Seconds = 3_600.0
-    """After which a client connects anew, and shows a certificate that is valid then."""
+    """Longest life of a connection; then the client connects again, with a certificate that is still valid."""
     handshake_s: Seconds = 10.0
     lease_s_max: Seconds = 600.0
     leases_max: Count = 256
@@ -220,35 +220,35 @@ class LimitSettings(_Section):
 
 
 class TenantQuota(_Section):
-    """What one tenant may use."""
+    """Quota of one tenant."""
 
     stored_bytes_max: Bytes = ByteSize(64 << 30)
     calls_max: Count = 32
-    """In flight, waiting for their turn included."""
+    """Calls in flight, waiting ones included."""
     bytes_in_flight_max: Bytes = ByteSize(256 << 20)
 
 
 class QuotaSettings(TenantQuota):
-    """What every tenant may use, and how the server is shared between those who use it at the same time."""
+    """Quota of every tenant, and the sharing of the server between tenants that are active at the same time."""
 
     tenants: dict[Annotated[str, Field(pattern=_TENANT)], TenantQuota] = {}
     """Tenants with quotas of their own."""
     tenants_max: Count = 10_000
     """Tenants counted; others are refused what counts."""
     running_max: Count = 16
-    """Calls that work at the same time; the rest wait for their turn, tenant by tenant."""
+    """Calls that run at the same time; the rest wait for their turn, tenant by tenant."""
     tenant_running_max: Count = 8
-    """Of them one tenant's, so that another finds room at once."""
+    """Running calls of one tenant, so that another finds room at once."""
     shared_running_max: Count = 1
-    """Of all tenants while more than one is active; calls longer than ``turn_hold_s`` aside. Python works on one call
-    at a time, so each further one adds its time to that of all others."""
+    """Running calls of all tenants while more than one is active; calls longer than ``turn_hold_s`` are not counted.
+    Python runs one call at a time, so each further one adds its time to that of all others."""
     turn_hold_s: Seconds = 0.05
     active_s: Seconds = 1.0
-    """How long after its last call a tenant counts as active."""
+    """Time for which a tenant counts as active after its last call."""
     turn_s_max: Seconds = 5.0
-    """What a call waits for its turn before it is refused."""
+    """Longest wait of a call for its turn; then it is refused."""
     retry_s: Seconds = 0.25
-    """After which a refused client is told to come back."""
+    """Time after which a refused client is told to try again."""
 
     def of(self, tenant: str) -> TenantQuota:
         """Return what ``tenant`` may use."""
@@ -263,10 +263,10 @@ class QuotaSettings(TenantQuota):
 
 
 class MetricsSettings(_Section):
-    """Where Prometheus reads."""
+    """Metrics for Prometheus."""
 
     listen: str | None = "127.0.0.1:9464"
-    """None for nowhere. Over TLS with client certificates wherever the service itself is."""
+    """Address to listen at, None for no metrics; over TLS with client certificates if the service itself is."""
     tenants_max: Count = 200
     """Tenants with series of their own; all others together are ``other``."""
 
@@ -280,18 +280,18 @@ class LogSettings(_Section):
     """Lines of JSON on standard error."""
 
     burst: Count = 10
-    """Lines of one kind that may come at once."""
+    """Lines of one kind that are written at once."""
     every_s: Seconds = 10.0
     """Beyond a burst, one line of a kind in so long; it says how many were left out."""
 
 
 class TracingExporter(Enum):
-    """Where spans go."""
+    """Destination of spans."""
 
     NONE = "none"
     CONSOLE = "console"
     OTLP = "otlp"
-    """As OTEL_EXPORTER_OTLP_ENDPOINT and its like say; needs an OTLP exporter of OpenTelemetry installed."""
+    """Set up by OTEL_EXPORTER_OTLP_ENDPOINT and its like; needs an OTLP exporter of OpenTelemetry."""
 
 
 class TracingSettings(_Section):
@@ -302,10 +302,10 @@ class TracingSettings(_Section):
 
 
 class DrainSettings(_Section):
-    """How the server ends."""
+    """Orderly end of the server."""
 
     grace_s: Seconds = 20.0
-    """What calls in flight are given to finish."""
+    """Time that calls in flight have to finish."""
 
 
 def _default_storage() -> str:
@@ -314,7 +314,7 @@ def _default_storage() -> str:
 
 
 class ServiceSettings(BaseSettings):
-    """Everything a server is told; made by ``load_settings``."""
+    """All settings of a server; made by ``load_settings``."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX,
@@ -348,12 +348,12 @@ class ServiceSettings(BaseSettings):
 
     @property
     def address(self) -> ListenAddress:
-        """Where the service listens."""
+        """Address of the service."""
         return ListenAddress.of(self.listen)
 
     @property
     def metrics_address(self) -> ListenAddress | None:
-        """Where metrics are read, None for nowhere."""
+        """Address of the metrics, None for no metrics."""
         return None if self.metrics.listen is None else ListenAddress.of(self.metrics.listen)
 
     @field_validator("listen")
@@ -386,7 +386,7 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take what is given and nothing else; ``load_settings`` brings file and environment."""
+        """Read nothing but the arguments: ``load_settings`` has merged file and environment already."""
         return (init_settings,)
 
 
@@ -439,7 +439,7 @@ def _sentences(error: ValidationError) -> list[str]:
 
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
-    """Refuse what pydantic passes over: a variable with our prefix that names no setting."""
+    """Refuse a variable with our prefix that names no setting; pydantic would ignore it."""
     known = {name.upper() for name in ServiceSettings.model_fields}
     for variable in environment:
         upper = variable.upper()

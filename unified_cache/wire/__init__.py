@@ -1,1 +1,7 @@
-"""What both ends of the service's contract need: names of calls, pages as messages, and pages as a run of bytes."""
+"""The contract of the service as both ends use it: calls, labels and pages as messages, shared memory.
+
+calls    the calls of the contract and the trailing metadata of refusals
+names    labels as runs of keys
+parts    pages cut into the messages of a stream, without a copying parser
+sharing  pages in memory that two processes of one machine share
+"""

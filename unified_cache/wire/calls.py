@@ -61,5 +61,5 @@ class Call(Enum):
 
     @property
     def path(self) -> str:
-        """What HTTP/2 calls it."""
+        """Path of the call in HTTP/2."""
         return f"/{SERVICE}/{self.value}"

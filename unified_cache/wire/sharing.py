@@ -33,10 +33,10 @@ __all__ = [
 SHARED_DIRECTORY = Path("/dev/shm")  # noqa: S108  # in memory, on every Linux; names in it are random
 NAME_PREFIX = "unified-cache-"
 PROOF_BYTES = 32
-"""What a file begins with, and whoever offers it knows: an accident of names proves nothing."""
+"""Random bytes at the beginning of a file, which its owner tells: a name alone proves nothing."""
 
 WINDOW_OFFSET = 64
-"""Where in a page of the machine's memory a window had better begin.
+"""Best offset of a slice within a page of the machine's memory.
 
 Zen 3 copies at a third of its speed where the target lies 1 to 16 bytes after the source, multiples of 4 KiB aside.
 Slabs begin 0 or 64 bytes into a page of memory, large arrays of numpy 16; where pages are multiples of 128 bytes long,
@@ -53,9 +53,9 @@ _LOCAL_PEER = re.compile(r"unix(-abstract)?:.*|ipv4:127\.[0-9.:]+|ipv6:(\[|%5B):
 
 
 class SharedRegion:
-    """An open file, for as long as anybody refers to it: a call that was given up may still be writing.
+    """An open file of shared memory, closed with its last reference: a call that was given up may still write.
 
-    Its memory is gone once both ends have let go.
+    The memory is freed once both ends have closed it.
     """
 
     __slots__ = ("__weakref__", "_descriptor", "region_bytes")
@@ -146,11 +146,11 @@ class SharedRegion:
 
 
 class SharedSlice(NamedTuple):
-    """A part of a region, in place of a stream: the bytes of one call."""
+    """The part of a region that holds the bytes of one call, in place of a stream."""
 
     region: SharedRegion
     name: str
-    """Of the region, between the two ends."""
+    """Name of the region, as the server gave it."""
     start: int
     length: int
 

@@ -1,4 +1,4 @@
-"""Who may call: tokens, roles, and what a refused caller learns."""
+"""Access: tokens, roles, and the answer to a refused caller."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""How long a prefix can be restored: against the definition, and over the wire."""
+"""The longest restorable prefix, against the definition and over the wire."""
 
 import itertools
 import random

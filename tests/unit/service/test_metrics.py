@@ -1,4 +1,4 @@
-"""What the service counts, and the listener where it is read."""
+"""Metrics of the service, and their listener."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What tenants may use, and whose turn it is."""
+"""Quotas of tenants, and fair scheduling of their calls."""
 
 import random
 from threading import Thread

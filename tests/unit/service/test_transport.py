@@ -1,4 +1,4 @@
-"""What comes in below the contract: bytes that are no HTTP/2, connections that are left alone, calls that end early."""
+"""Input below the contract: bytes that are no HTTP/2, idle connections, calls that end early."""
 
 import socket
 import threading

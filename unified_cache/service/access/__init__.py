@@ -1,10 +1,10 @@
-"""Who calls and what they may use: certificates, tokens, tenants, quotas, fair turns.
+"""Access to the service: authentication, roles, quotas and fair scheduling of tenants.
 
 gate      the one way into every call: authenticate, check the role, wait for a turn
-callers   ``Caller``, ``Role``, and the protocols that the request path asks
+callers   ``Caller``, and the protocols that the request path calls: ``Gate``, ``ByteQuota``, ``Observer``
 tls       certificates of the server and of clients; ``tokens``: bearer tokens
-fairness  calls in flight by tenant, served in fair turns
-quota     bytes stored by tenant; ``usage``: which pages they are
-registry  identities by tenant, and what the store calls them
-reloaded  a value read again when its files change; ``errors``: what a call is refused with
+fairness  fair scheduling of the calls in flight, tenant by tenant
+quota     bytes stored by each tenant; ``usage``: the pages that they are
+registry  registered identities by tenant, and their names in the store
+reloaded  a value that is read again when its files change; ``errors``: the status of a refused call
 """

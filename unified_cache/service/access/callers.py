@@ -1,4 +1,4 @@
-"""Who calls, what they may do, and what the request path is told about both.
+"""Callers, and the protocols that the request path needs: a gate, a byte quota, an observer.
 
 The tenant comes from the transport, a client certificate or a token, and never from a field of a request.
 """
@@ -17,21 +17,21 @@ __all__ = ["ByteQuota", "Caller", "Gate", "Observer", "Role"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom the transport vouches for."""
+    """Tenant and role that a certificate or a token vouches for."""
 
     tenant: str
     role: Role
 
 
 class Gate(Protocol):
-    """The one way into every call."""
+    """Admission of calls: authentication, role and a place in flight."""
 
     def admitted(
         self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
     ) -> AbstractContextManager[Caller]:
-        """Authenticate the caller, check its role, and hold a place in flight for the length of the with block.
+        """Authenticate the caller, check its role, and count the call as in flight during the with block.
 
-        ``request_bytes`` is what the request holds in memory meanwhile.
+        ``request_bytes`` is the memory that the request holds meanwhile.
 
         Raises:
             Refused: not authenticated, not allowed, over a quota, or draining. Nothing is held.
@@ -52,7 +52,7 @@ class ByteQuota(Protocol):
 
 
 class Observer(Protocol):
-    """What is told of every call. Thread-safe, never raises, never waits."""
+    """Receiver of figures and anomalies of every call. Thread-safe, never raises, never waits."""
 
     def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count a call that has ended; ``code`` is the name of its status."""

@@ -1,4 +1,4 @@
-"""What a call is refused with."""
+"""The refusal of a call: a status and a message for the client."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The one way into every call: who calls, whether they may, and a turn among all who do."""
+"""The one way into every call: authenticate the caller, check its role, wait for its turn."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,10 +24,10 @@ _BEARER = "bearer "
 
 
 class Authenticator:
-    """Tell who calls, by a token if the call has one, else by the certificate of its connection.
+    """Authentication of a call: by its token if it has one, else by the certificate of its connection.
 
-    A token that is wrong is never made up for by a certificate. With neither ``tokens`` nor ``names``, everybody is
-    ``local``; None is nobody.
+    A call with a wrong token is refused, whatever its certificate. With neither ``tokens`` nor ``names`` every caller
+    is ``local``; None refuses all.
     """
 
     def __init__(self, tokens: Tokens | None, names: ClientNames | None, local: Caller | None) -> None:
@@ -36,7 +36,7 @@ class Authenticator:
         self._local = local
 
     def caller(self, context: grpc.ServicerContext) -> Caller | None:
-        """Return whom the transport vouches for; None if nobody."""
+        """Return the caller that the transport vouches for; None if there is none."""
         token = _token_in(context)
         if token is not None:
             return None if self._tokens is None else self._tokens.caller(token)
@@ -60,7 +60,7 @@ class ServiceGate:
         self._closed = False
 
     def close(self) -> None:
-        """Admit no further call; those that hold a place go on."""
+        """Admit no further call; those in flight go on."""
         self._closed = True
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -115,7 +115,7 @@ class ServiceGate:
 
 
 def _token_in(context: grpc.ServicerContext) -> str | None:
-    """Return what the call presents as a token; None if it presents none."""
+    """Return the token that the call presents; None if it presents none."""
     presented = [value for key, value in context.invocation_metadata() if key == _AUTHORIZATION]
     if not presented:
         return None

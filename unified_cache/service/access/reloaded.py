@@ -1,4 +1,4 @@
-"""A value that lies in files: read anew when they change, without a restart."""
+"""A value that is read from files, and again when they change, without a restart."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ class Reloaded(Generic[Value]):
         self._guard = Lock()
 
     def current(self) -> Value:
-        """Return the value as it is now, or was ``check_s`` ago."""
+        """Return the value, at most ``check_s`` old."""
         if self._clock() - self._looked_s < self._check_s or not self._guard.acquire(blocking=False):
             return self._value
         try:

@@ -1,6 +1,6 @@
-"""Certificates: the server's own, read anew when they change, and what a client's says about its tenant.
+"""TLS: the server's certificates, read again when they change, and the tenant that a client's certificate names.
 
-A client's name is one of two, as the server is configured, never one in place of the other:
+The name of a client is one of two, by the server's settings, and the other is never taken in its place:
 
 * with a trust domain, the SPIFFE ID ``spiffe://DOMAIN/unified-cache/TENANT/ROLE``;
 * without, the common name, ``TENANT`` or ``TENANT/ROLE``.
@@ -39,18 +39,18 @@ class Certificates:
     key: bytes
     client_ca: bytes | None
     expires_s: float
-    """When the server's own certificate ends, in seconds since the epoch."""
+    """End of the server's own certificate, in seconds since the epoch."""
 
 
 class ClientNames:
-    """Who a client is, by its certificate; ``role`` is that of a common name without one."""
+    """Callers by the certificates of their connections; ``role`` is that of a common name without one."""
 
     def __init__(self, trust_domain: str | None, role: Role) -> None:
         self._trust_domain = trust_domain
         self._role = role
 
     def caller(self, context: grpc.ServicerContext) -> Caller | None:
-        """Return whom the certificate of this connection names; None if it names nobody here."""
+        """Return the caller that the certificate of this connection names; None if it names nobody here."""
         authenticated = context.auth_context()
         if self._trust_domain is None:
             names = authenticated.get(_COMMON_NAME, ())

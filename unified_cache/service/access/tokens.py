@@ -1,4 +1,4 @@
-"""Tokens: 256 random bits that name a tenant, of which the server keeps only digests.
+"""Bearer tokens: 256 random bits that stand for a tenant; the server keeps their digests only.
 
 The file has one line for each token::
 
@@ -28,19 +28,19 @@ from unified_cache.service.settings import Role
 __all__ = ["TENANT_NAME", "TokenEntry", "Tokens", "add_token", "new_token", "read_tokens", "remove_token"]
 
 TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-"""What a tenant may be called, wherever its name comes from."""
+"""Names that a tenant may have, from a token or a certificate."""
 
 _TOKEN = re.compile(r"uc1_([0-9a-f]{16})_[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NEVER = "never"
 _FILE_BYTES_MAX = 16 << 20
 _NOBODY = sha256(b"").digest()
-"""Compared with where no token has the ID, so that this takes as long."""
+"""Digest that is compared if no token has the ID, so that the answer takes as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """What the server knows of one token."""
+    """One token as the server knows it: its digest, its caller and its last day."""
 
     token_id: str
     digest: bytes

@@ -1,4 +1,4 @@
-"""What each tenant has put through this server, page by page, so that its bytes can be given back when they go."""
+"""Stored pages of each tenant and their bytes, so that the quota is released when a page is gone."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -12,10 +12,10 @@ __all__ = ["TenantUsage"]
 
 
 class TenantUsage:
-    """Reserve and give back bytes of a tenant's usage by name. Thread-safe.
+    """Labels of the pages that each tenant has stored through this server, counted in its byte quota. Thread-safe.
 
-    A store evicts without saying so. Who finds no room asks for the ``oldest`` names and drops those that are gone;
-    what proved present is asked about last the next time.
+    A store evicts without a notice. A caller that finds the quota full asks for the ``oldest`` labels and drops those
+    that are gone; labels that proved present come last the next time.
     """
 
     def __init__(self, usage: ByteQuota, names_max: int) -> None:
@@ -42,7 +42,7 @@ class TenantUsage:
             return True
 
     def drop(self, tenant: str, labels: Iterable[Label]) -> None:
-        """Count pages as gone; those never counted are ignored."""
+        """Release the bytes of pages that are gone; a label that was never counted is ignored."""
         with self._guard:
             held: dict[Label, int] = self._held.get(tenant, OrderedDict())
             gone_bytes = sum(held.pop(label, 0) for label in labels)
@@ -50,7 +50,7 @@ class TenantUsage:
             self._usage.release(tenant, gone_bytes)
 
     def oldest(self, tenant: str, count: int) -> list[Label]:
-        """Return the names that nobody asked about for longest; they become the last ones."""
+        """Return the labels that were not asked about for longest; they become the last ones."""
         with self._guard:
             held = self._held.get(tenant, OrderedDict[Label, int]())
             labels = list(islice(held, count))

@@ -1,9 +1,9 @@
-"""How a server is run: metrics, logs, traces, reflection, drain.
+"""Operation of a server: metrics, logs, traces, reflection, drain.
 
 metrics     counters for Prometheus and the listener that serves them
 logs        one line of JSON for each event
 tracing     OpenTelemetry spans around calls
 reflection  gRPC reflection, bounded
 drain       the orderly end of a server
-allocator   freed memory kept by the process
+allocator   malloc told to reuse freed memory
 """

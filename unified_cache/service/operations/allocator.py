@@ -1,4 +1,4 @@
-"""Freed memory kept by the process: pages come and go all the time, and each new one would be faulted in anew."""
+"""Freed memory kept by the process, since pages come and go all the time and each new one would fault."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""The end of a server: asked for once, it finishes what it has begun; asked for twice by signal, it stops at once."""
+"""Orderly end of a server: the first request lets calls finish, a second signal stops at once."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ EXIT_SIGNAL = 128
 
 
 class Drain:
-    """Whether the server was asked to end, by a signal or by an administrator. From any thread."""
+    """Request that the server end, made by a signal or by an administrator. Thread-safe."""
 
     def __init__(self) -> None:
         self._asked = Event()
@@ -26,7 +26,7 @@ class Drain:
 
     @property
     def is_asked(self) -> bool:
-        """Whether anyone has."""
+        """True once somebody has asked."""
         return self._asked.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:

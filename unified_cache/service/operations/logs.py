@@ -1,4 +1,4 @@
-"""Logs for machines: one line of JSON each, and of one kind only so many."""
+"""Log lines in JSON, a bounded number of each kind."""
 
 import json
 import logging
@@ -95,7 +95,7 @@ class Log:
 
 
 class _Forwarding(logging.Handler):
-    """What libraries log, as anomalies of the kind that is their name."""
+    """Handler that writes the log records of libraries as anomalies, by the name of their logger."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.WARNING)

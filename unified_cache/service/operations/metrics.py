@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus, and the listener where it is read."""
+"""Metrics of the service for Prometheus, and the listener that serves them."""
 
 import socket
 import ssl
@@ -34,14 +34,14 @@ _BYTES_BUCKETS = tuple(float(1 << shift) for shift in range(8, 31, 2))
 
 _PREFIX = "unified_cache_service"
 _REQUEST_S = 5.0
-"""What a reader of metrics is given for each request; one is served at a time."""
+"""Time that a reader of metrics has for each request; one is served at a time."""
 
 _LOOK_S = 0.1
-"""How often the listener looks whether it is to stop."""
+"""Time between two checks of the listener for its end."""
 
 
 class TenantLabels:
-    """Keep labels few: the first so many tenants have their names, all others together are ``other``. Thread-safe."""
+    """Labels of tenants, bounded in number: the first have their names, all others are ``other``. Thread-safe."""
 
     def __init__(self, tenants_max: int) -> None:
         self._tenants_max = tenants_max
@@ -49,7 +49,7 @@ class TenantLabels:
         self._guard = Lock()
 
     def label(self, tenant: str) -> str:
-        """Return what a tenant is called in metrics."""
+        """Return the label of a tenant."""
         with self._guard:
             if tenant not in self._names:
                 if len(self._names) >= self._tenants_max:
@@ -59,7 +59,7 @@ class TenantLabels:
 
 
 class ServiceMetrics:
-    """Count calls, pages and anomalies in ``registry``, which must not have them yet; an ``Observer``."""
+    """Counters of calls, pages and anomalies in ``registry``, which must not have them yet; an ``Observer``."""
 
     def __init__(self, registry: CollectorRegistry, names: TenantLabels, log: Log) -> None:
         self._names = names
@@ -108,7 +108,7 @@ class ServiceMetrics:
 
 
 class UsageCollector:
-    """Say what tenants use and what waits at the moment of being asked."""
+    """Gauges of stored bytes and calls in flight by tenant, read on demand."""
 
     def __init__(self, scheduler: FairScheduler, stored: StoredBytes, names: TenantLabels) -> None:
         self._scheduler = scheduler
@@ -163,7 +163,7 @@ class LossCollector:
 
 
 class MetricsListener:
-    """Serve ``/metrics`` over HTTP, one request at a time, nobody silent for long; content-free everywhere else."""
+    """HTTP listener for ``/metrics``, one request at a time, each within a time limit; 404 for any other path."""
 
     def __init__(self, server: WSGIServer) -> None:
         self._server = server
@@ -216,7 +216,7 @@ class _Request(WSGIRequestHandler):
 
 
 class _Listener(WSGIServer):
-    """One request at a time; whoever is slow, also in a TLS handshake, is cut off."""
+    """Server of one request at a time; a slow client, also in its TLS handshake, is cut off."""
 
     def __init__(self, address: ListenAddress, tls: Callable[[], ssl.SSLContext] | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -236,4 +236,4 @@ class _Listener(WSGIServer):
             raise
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: a reader that went away is none of our business."""
+        """Log nothing: the reader has gone."""

@@ -1,10 +1,10 @@
-"""What a call passes from its first message to its answer.
+"""The request path: from the first message of a call to its answer.
 
-calls          a call admitted, measured, and refused without telling internals
-checks         messages checked before anything is done
-lookup         longest restorable prefix
-arrivals       pages put together from a stream of parts
-streams        streams that stand still or never end are cancelled
-shared_memory  memory that callers on the same machine lend
-sweep          a thread that looks after what may be late
+calls          the boundary of a call: admitted, measured, its errors turned into statuses
+checks         messages, checked before anything is done
+lookup         longest restorable prefix of a prompt
+assembler      pages put together from the parts of a stream
+streams        cancellation of streams that are idle or never end
+shared_memory  memory lent by callers on the same machine
+sweep          the thread that checks for streams and regions that have expired
 """

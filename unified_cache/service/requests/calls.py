@@ -1,4 +1,4 @@
-"""How a call is answered: admitted, measured, and refused with a status that tells no internals."""
+"""The boundary of a call: admission, figures, and statuses that tell no internals."""
 
 import secrets
 import traceback
@@ -20,7 +20,7 @@ from unified_cache.wire.calls import Call
 __all__ = ["CallBoundary", "CallRecord"]
 
 FAULT_ID_BYTES = 6
-"""Of the number under which a fault stands in the log and in the answer."""
+"""Length of the random number that names a fault both in the log and in the answer."""
 
 OK = grpc.StatusCode.OK.name
 CANCELLED = grpc.StatusCode.CANCELLED.name
@@ -29,7 +29,7 @@ Request = TypeVar("Request", bound=Message)
 
 
 class CallRecord:
-    """One call under way."""
+    """Tenant and bytes of one call under way."""
 
     __slots__ = ("bytes_in", "bytes_out", "tenant")
 
@@ -63,7 +63,7 @@ class CallRecord:
 
 
 class CallBoundary:
-    """Let calls in through the gate, and turn what they raise into statuses. Thread-safe."""
+    """Admission of every call through the gate, and conversion of its errors into statuses. Thread-safe."""
 
     def __init__(self, gate: Gate, observer: Observer, clock: Callable[[], float]) -> None:
         self._gate = gate
@@ -86,7 +86,7 @@ class CallBoundary:
 
     @contextmanager
     def admitted(self, call: Call, needs: Role, context: grpc.ServicerContext, held_bytes: int) -> Iterator[CallRecord]:
-        """Hold a place for a call that keeps ``held_bytes`` in memory; what it raises becomes the call's status."""
+        """Admit a call that keeps ``held_bytes`` in memory; what the with block raises becomes its status."""
         started_s = self._clock()
         record = CallRecord()
         code = CANCELLED

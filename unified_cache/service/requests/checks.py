@@ -1,4 +1,4 @@
-"""Requests as messages, checked: what cannot be meant is refused before anything is done."""
+"""Checks of request messages: one that makes no sense is refused before anything is done."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from unified_cache.proto import service_pb2
 from unified_cache.seal import Label
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
-from unified_cache.service.requests.arrivals import AnnouncedPage
+from unified_cache.service.requests.assembler import AnnouncedPage
 from unified_cache.service.requests.lookup import PoolSpan
 from unified_cache.service.settings import LimitSettings
 from unified_cache.wire.names import check_digests, labels_in, labels_of
@@ -41,7 +41,7 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CURSOR = re.compile(r"[\x21-\x7e]*")
 
 _RESERVED = frozenset({"default"})
-"""What a server without tenants calls its callers; nobody else is called so."""
+"""Tenant of every caller on a server without authentication; no other tenant may have this name."""
 
 Request = TypeVar("Request", bound=Message)
 

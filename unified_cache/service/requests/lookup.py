@@ -1,4 +1,4 @@
-"""How long a prefix can be restored: the one rule of ``window``, asked of a store from its far end."""
+"""Longest restorable prefix of a prompt, by the rule of ``window``, asked of a store from the far end."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ BLOCK_PAGES_MIN = 64
 """Pages before the end at which a windowed pool is looked for first; its window twice, where that is more."""
 
 BLOCK_GROWTH = 4
-"""How much further back each next look goes: linear in pages in all, however far back the answer lies."""
+"""Factor by which each next block reaches further back, so that the whole search is linear in pages."""
 
 Holes = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSpan:
-    """A pool that must be there, and how many pages before the end a resume needs of it."""
+    """A pool that a resume needs, and the number of its pages before the end that it needs."""
 
     name: str
     span: int
@@ -38,14 +38,14 @@ Present = Callable[[Sequence[tuple[str, int, int]]], list[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class RestorablePrefix:
-    """The answer for one prefix."""
+    """Longest restorable prefix, and the pool that bounds it."""
 
     end: int
     """The longest prefix that can be restored, in pages."""
     bound_by: str
-    """Pool that kept it from being longer; empty where it is the whole prefix."""
+    """Pool whose missing page ends it; empty if the whole prefix can be restored."""
     restorable: npt.NDArray[np.bool_]
-    """Whether ``i + 1`` pages can be restored, shape (pages,); complete where every end was asked for."""
+    """True at ``i`` if ``i + 1`` pages can be restored, shape (pages,); complete if every end was asked for."""
 
 
 class PrefixLabels:

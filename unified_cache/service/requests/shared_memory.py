@@ -1,4 +1,4 @@
-"""Shared memory of callers on the same machine: offered, proved, lent to calls, and let go when nobody names it."""
+"""Shared memory of callers on the same machine: offered, proved, lent to calls, and closed when idle."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from unified_cache.wire.sharing import SHARED_DIRECTORY, SharedRegion, SharedSli
 __all__ = ["LentRegions"]
 
 REGION_ID_BYTES = 16
-"""Of randomness: nobody guesses another's region."""
+"""Length of a region's random name, so that nobody guesses another's."""
 
 
 class _Held:
@@ -36,7 +36,7 @@ class _Held:
 
 
 class LentRegions:
-    """Keep the regions of each tenant, bounded in number and size. Thread-safe.
+    """Open regions of each tenant, bounded in number and size. Thread-safe.
 
     A region that was let go is closed when the last call that uses it has ended.
     """

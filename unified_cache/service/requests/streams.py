@@ -1,4 +1,4 @@
-"""Streams under watch: one on which nothing moves, or that never ends, is cancelled."""
+"""Cancellation of streams that are idle, or that never end."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ __all__ = ["StreamWatch", "WatchedStream"]
 
 
 class WatchedStream:
-    """One call under watch."""
+    """Start and last progress of one open stream."""
 
     __slots__ = ("context", "moved_s", "started_s")
 
@@ -24,7 +24,7 @@ class WatchedStream:
 
 
 class StreamWatch:
-    """Look at open streams now and then. Thread-safe."""
+    """Periodic check of the open streams. Thread-safe."""
 
     def __init__(self, limits: LimitSettings, clock: Callable[[], float]) -> None:
         self._idle_s = limits.stream_idle_s

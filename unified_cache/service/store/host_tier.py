@@ -11,10 +11,10 @@ __all__ = ["HostTier"]
 
 
 class HostTier:
-    """Keep pages under a cap in bytes; room is made by the tenant that holds most, from its least recently used page.
+    """LRU pages under a cap in bytes; the tenant that holds most bytes evicts, its least recently used page first.
 
-    So a tenant that holds less than an equal share loses nothing to the flood of another. Pins go by name: a pinned
-    page stays, also one that comes after it was pinned. Thread-safe.
+    So a tenant that holds less than an equal share loses no page to the flood of another. A pin is a reference count
+    on a label that forbids eviction; it holds also for a page that is admitted later. Thread-safe.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -29,7 +29,7 @@ class HostTier:
 
     @property
     def evicted_count(self) -> int:
-        """Pages that went to make room for others."""
+        """Pages evicted so far."""
         return self._evicted_count
 
     def used(self, tenant: str) -> tuple[int, int]:
@@ -38,13 +38,13 @@ class HostTier:
             return len(self._pages.get(tenant, ())), self._bytes_used[tenant]
 
     def contains(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
-        """Tell for each label whether its page is here. No access."""
+        """Tell for each label whether its page is in memory; changes no recency."""
         with self._guard:
             pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
             return list(map(pages.__contains__, labels))
 
     def find(self, tenant: str, labels: Sequence[Label]) -> list[HeldPage | None]:
-        """Return the pages that are here; the first ones become the most recent, so that prefixes age from the tail."""
+        """Return the pages that are in memory; the first become the most recent, so a prefix is evicted tail first."""
         with self._guard:
             pages = self._pages.get(tenant)
             if pages is None:
@@ -70,7 +70,7 @@ class HostTier:
             return True
 
     def drop(self, tenant: str, labels: Iterable[Label]) -> None:
-        """Let pages go, pinned or not."""
+        """Remove pages, pinned or not."""
         with self._guard:
             pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
             for label in labels:
@@ -83,12 +83,12 @@ class HostTier:
             return [label for label in self._pages.get(tenant, ()) if label.identity == identity]
 
     def pin(self, labels: Iterable[Label]) -> None:
-        """Keep pages of these names, once more for each time it is called."""
+        """Add one reference to each label: its page is not evicted while it has any."""
         with self._guard:
             self._pins_count.update(labels)
 
     def unpin(self, labels: Iterable[Label]) -> None:
-        """Take back one ``pin`` of the same labels."""
+        """Drop one reference of each label."""
         with self._guard:
             for label in labels:
                 left_count = self._pins_count.pop(label) - 1

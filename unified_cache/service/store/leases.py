@@ -1,4 +1,4 @@
-"""Leases: what a client was told it can restore stays in this server's memory for a bounded time."""
+"""Leases: pages that a lookup found stay in this server's memory for a bounded time."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from unified_cache.service.store.host_tier import HostTier
 __all__ = ["Leases"]
 
 LEASE_ID_BYTES = 16
-"""Of randomness: nobody guesses another's lease."""
+"""Length of a lease's random name, so that nobody guesses another's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _Lease:
 
 
 class Leases:
-    """Pin pages in the host tier until a lease is released or has expired, by a clock that no one can set back.
+    """Pins of pages in the host tier, each until its lease is released or has expired by a monotonic clock.
 
     Bounded in number and bytes, by tenant and in all: what goes beyond is not granted. Thread-safe.
     """

@@ -1,4 +1,4 @@
-"""A sealed page as the server holds it: its header apart, so that a page is renamed without touching its payload."""
+"""A sealed page in the server's memory: header and payload apart, so that a page is renamed without a copy."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ KEPT_SHARE_MIN = 0.5
 
 
 class HeldPage(NamedTuple):
-    """One page. Whoever holds it keeps its bytes alive; nobody changes them."""
+    """Header and payload of one page, immutable; a reference keeps the bytes alive."""
 
     header: memoryview
     payload: tuple[memoryview, ...]

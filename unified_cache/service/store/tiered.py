@@ -37,7 +37,7 @@ _POOL = itemgetter(Label._fields.index("pool"))
 
 
 class FoundTier(IntEnum):
-    """Where a page was found, as a reply says it."""
+    """Tier in which a page was found, as a reply encodes it."""
 
     NOWHERE = 0
     HOST = 1
@@ -45,7 +45,7 @@ class FoundTier(IntEnum):
 
 
 class KeptTier(IntEnum):
-    """Where a page that was put is kept, as a reply says it."""
+    """Tier that keeps a page that was put, as a reply encodes it."""
 
     DECLINED = 0
     HOST = 1

@@ -1,4 +1,4 @@
-"""Pages as they arrive in a stream: put together, verified, and named as the store names them."""
+"""Pages put together from the parts of a stream, verified, and renamed for the store."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from unified_cache.wire.sharing import SharedSlice
 __all__ = ["AnnouncedPage", "PageAssembler"]
 
 COPIED_BYTES = 1 << 20
-"""Out of shared memory at once, about: between copies, every look-up misses the processor's caches."""
+"""Bytes copied out of shared memory at a time: after each copy the next look-ups miss the processor's caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedPage:
-    """A page that the start of a put names."""
+    """A page that the first message of a put names."""
 
     label: Label
-    """As the client has it; it stands in the header that will come."""
+    """Label as the client has it, and as the page's header will."""
     stored: Label
     parent: PageKey | None
     object_bytes: int
     manifest: Manifest
-    """What the store is told about its identity."""
+    """Manifest of its identity, for the store."""
 
 
 class PageAssembler:
-    """Take the parts of one put and give out whole pages, in the order in which they were announced.
+    """Assembly of the parts of one put into whole pages, in the order in which they were announced.
 
-    It holds the pieces of one page; a part that is not kept is not copied. With a window, the pages lie there.
+    It holds the pieces of one page at a time. With a ``window`` the pages lie in shared memory, else in the parts.
     """
 
     def __init__(self, announced: Sequence[AnnouncedPage], window: SharedSlice | None = None) -> None:
@@ -76,7 +76,7 @@ class PageAssembler:
             raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
 
     def _pieces_in(self, part: Chunk) -> Iterator[memoryview]:
-        """Cut a part at the ends of pages; what is shared is copied, some of it at once, then it is ours."""
+        """Cut a part at the ends of pages; bytes in shared memory are copied first, so that they cannot change."""
         offset, end = part.offset, part.offset
         copies: list[memoryview] = []
         for size in self._sizes_in(part):
