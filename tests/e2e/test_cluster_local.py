@@ -117,9 +117,9 @@ def test_a_supervisor_restarts_what_dies_and_gives_up_on_what_dies_again_and_aga
     now_s = 0.0
     for delay_s in (*DELAYS_S, 0.0):
         cluster.nodes[1].kill()
-        supervisor.look(now_s)
+        supervisor.check_members(now_s)
         now_s += delay_s
-        supervisor.look(now_s)
+        supervisor.check_members(now_s)
     state = directory.read()
     assert state is not None
     assert [(member.name, member.phase, member.restarts_count) for member in state.members] == [
@@ -136,10 +136,10 @@ def test_a_supervisor_restarts_the_master_before_its_nodes(cluster: LocalCluster
     supervisor = Supervisor(cluster, ClusterPlan(2, SEGMENT_BYTES), directory, EventLog(log, time.time), 0.0)
     cluster.master.kill()
     cluster.nodes[0].kill()
-    supervisor.look(0.0)
+    supervisor.check_members(0.0)
     assert log.getvalue().count('"died"') == 1
-    supervisor.look(DELAYS_S[0])
-    supervisor.look(2 * DELAYS_S[0])
+    supervisor.check_members(DELAYS_S[0])
+    supervisor.check_members(2 * DELAYS_S[0])
     assert wait_until(lambda: all_mounted(cluster), TIMEOUT_S)
     cluster.check()
 

@@ -112,7 +112,7 @@ def test_the_next_turn_resumes_where_the_answer_ended(family: str) -> None:
     with engine(family) as made:
         session = Session(list(tokens_of(1, 2 * PAGE)))
         list(session.stream(made, [1, 2, 3], 2 * PAGE))
-        spoken = len(session.spoken)
+        spoken = len(session.tokens)
         assert spoken == 4 * PAGE + 3
         list(session.stream(made, [4, 5, 6], 2))
         assert session.last is not None
@@ -135,8 +135,8 @@ def test_a_turn_that_was_given_up_is_no_part_of_the_conversation() -> None:
             break
         assert session.last is not None
         assert session.last.outcome is RequestOutcome.ABORTED
-        session.hear()
-        assert session.spoken == [1, 2, 3]
+        session.record_answer()
+        assert session.tokens == [1, 2, 3]
         assert_at_rest(made)
 
 

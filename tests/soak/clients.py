@@ -135,7 +135,7 @@ class SoakClient:
         self._line = line
         self._rng = rng
 
-    def go_on(self, stopped: Event) -> None:
+    def run_until_stopped(self, stopped: Event) -> None:
         """Say Hello, then call until it is told to stop."""
         hello = pb.HelloRequest(manifest=MANIFEST)
         while self._line.ask(Call.HELLO, hello) is None and not stopped.wait(PAUSE_S):
@@ -198,7 +198,7 @@ class RogueClient:
         self._line = line
         self._rng = rng
 
-    def go_on(self, stopped: Event) -> None:
+    def run_until_stopped(self, stopped: Event) -> None:
         """Do harm until it is told to stop."""
         moves = (self._garbage, self._spoilt_put, self._short_put, self._too_much, self._flood, self._leave, self._pose)
         self._line.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import linear_regression
 
-from tests.soak.mooncake_engine import Account, serve_until_told
+from tests.soak.mooncake_engine import Account, serve_orders
 from unified_cache.cluster.local import LocalCluster
 
 ENGINES = 2
@@ -54,7 +54,7 @@ class SoakProcess:
         """Start one that serves; it ends by itself when orders can come no more."""
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe()
-        child = spawn.Process(target=serve_until_told, args=(url, seed, theirs), daemon=True)
+        child = spawn.Process(target=serve_orders, args=(url, seed, theirs), daemon=True)
         child.start()
         theirs.close()
         try:

@@ -19,7 +19,7 @@ from unified_cache.replay.engine import OracleEngine
 from unified_cache.tree import Lock
 from unified_cache.window import window
 
-__all__ = ["Account", "serve_until_told"]
+__all__ = ["Account", "serve_orders"]
 
 PAGE_SIZE = 16
 PROMPT_PAGES = 16
@@ -130,7 +130,7 @@ class SoakEngine:
             self._hit_pages += len(keys)
 
 
-def serve_until_told(url: str, seed: int, orders: Connection) -> None:
+def serve_orders(url: str, seed: int, orders: Connection) -> None:
     """Serve; send an ``Account`` for every order, and end when the other end of ``orders`` is closed."""
     _silence_mooncake()
     engine = SoakEngine(url, seed)

@@ -237,7 +237,7 @@ def _client(number: int, server: SoakServer, tally: CallTally) -> Callable[[Even
     behaves = tenant != TENANTS[-1]
     line = ClientConnection(server.address, tenant, server.tokens[tenant], tally, behaves=behaves)
     kind = SoakClient if behaves else RogueClient
-    return kind(line, random.Random(number)).go_on
+    return kind(line, random.Random(number)).run_until_stopped
 
 
 def _early_and_late(values: Sequence[int]) -> tuple[int, int]:

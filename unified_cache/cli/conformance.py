@@ -22,7 +22,7 @@ from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing import storage_contract
 
-__all__ = ["ConformanceCommand", "ContractTrial", "TrialVerdict", "keep_promises", "promises_of"]
+__all__ = ["ConformanceCommand", "ContractTrial", "TrialVerdict", "promises_of", "try_promises"]
 
 _OWN_IDENTITIES = (
     storage_contract.label(1).identity,
@@ -93,7 +93,7 @@ class ConformanceCommand:
         tests = promises_of(contract)
         tried: list[ContractTrial] = []
         with watched(sys.stderr, "conformance", len(tests), "promises") as tell:
-            for trial in keep_promises(tests, lambda: open_storage(self.store, bytes_max=cap), self.timeout_s):
+            for trial in try_promises(tests, lambda: open_storage(self.store, bytes_max=cap), self.timeout_s):
                 tried.append(trial)
                 tell(len(tried), "")
         self._show(tried)
@@ -126,7 +126,7 @@ def promises_of(contract: type) -> dict[str, _Test]:
     }
 
 
-def keep_promises(
+def try_promises(
     tests: dict[str, _Test], open_backend: Callable[[], StorageBackend], timeout_s: float
 ) -> Iterator[ContractTrial]:
     """Try every promise on a backend opened for it; whatever it raises breaks that promise and no other.
@@ -135,7 +135,7 @@ def keep_promises(
     """
     for sentence, test in tests.items():
         started_s = time.monotonic()
-        outcome = _Tried()
+        outcome = _TrialResult()
         case = unittest.FunctionTestCase(_attempt(test, open_backend), description=sentence)
         thread = threading.Thread(target=case.run, args=(outcome,), name=sentence, daemon=True)
         thread.start()
@@ -146,7 +146,7 @@ def keep_promises(
         yield ContractTrial(sentence, verdict, reason, time.monotonic() - started_s)
 
 
-class _Tried(unittest.TestResult):
+class _TrialResult(unittest.TestResult):
     """Result of one test, reduced to a verdict and its reason."""
 
     @property

@@ -128,7 +128,7 @@ class ReplayCommand:
         if self.json_file not in (None, STDOUT):
             check_writable(Path(self.json_file).parent)
         runner = import_module("unified_cache.replay.runner")
-        with progress_on(sys.stderr, len(requests) * (2 if settings.plan.has_rivals else 1)) as watch:
+        with progress_on(sys.stderr, len(requests) * (2 if settings.plan.compares_private_stores else 1)) as watch:
             result: ReplayResult = runner.replay(self.trace.name, requests, settings, watch)
         self._show(result, report)
         if result.wrong_pages or result.leaked_slots:

@@ -22,7 +22,7 @@ ATTEMPT_TIMEOUT_S = 1.0
 ROUND_TRIP_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 15.0
 """Mooncake's close takes 1 to 2 s, and 13 s without a master."""
-LOOK_INTERVAL_S = 5.0
+CHECK_INTERVAL_S = 5.0
 
 
 def run_node(settings: NodeSettings, patience_s: float, ready_file: Path | None, log: EventLog) -> None:
@@ -94,7 +94,7 @@ def _next_stop(node: Child) -> str:
         StorageError: the node died first.
     """
     while node.is_alive:
-        came = signal.sigtimedwait({*STOP_SIGNALS, signal.SIGCHLD}, LOOK_INTERVAL_S)
+        came = signal.sigtimedwait({*STOP_SIGNALS, signal.SIGCHLD}, CHECK_INTERVAL_S)
         if came is not None and came.si_signo != signal.SIGCHLD:
             return signal.Signals(came.si_signo).name
     raise StorageError(node.ending(), retryable=True)

@@ -33,7 +33,7 @@ class Restarts:
         """Whether the process has to be started now."""
         return self.phase is ProcessPhase.WAITING and now_s >= self._due_s
 
-    def ended(self, now_s: float) -> None:
+    def note_ended(self, now_s: float) -> None:
         """Note that it died, or that it could not be started."""
         if self.phase is ProcessPhase.RUNNING and now_s - self._started_s >= STABLE_S:
             self._tries_count = 0
@@ -44,7 +44,7 @@ class Restarts:
         self._due_s = now_s + DELAYS_S[self._tries_count]
         self._tries_count += 1
 
-    def started(self, now_s: float) -> None:
+    def note_started(self, now_s: float) -> None:
         """Note that it was started again."""
         self.phase = ProcessPhase.RUNNING
         self.count += 1

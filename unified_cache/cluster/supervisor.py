@@ -27,7 +27,7 @@ SUPERVISOR = "unified_cache.cluster.supervisor"
 START_TIMEOUT_S = 30.0
 """Limit of a start, which takes half a second; every step of it has a shorter limit of its own."""
 END_TIMEOUT_S = 10.0
-LOOK_INTERVAL_S = 0.5
+CHECK_INTERVAL_S = 0.5
 """Interval of checks for restarts that are due; the death of a process wakes the supervisor at once."""
 
 
@@ -66,13 +66,13 @@ class Supervisor:
         state = ClusterState(cluster.url, str(cluster.admin), self._plan.segment_bytes, self._started_s, members)
         self._directory.write(state)
 
-    def look(self, now_s: float) -> None:
+    def check_members(self, now_s: float) -> None:
         """Note which processes died and restart those that are due; nodes wait for their master."""
-        if self._look_at(self._master, now_s):
+        if self._restart_if_due(self._master, now_s):
             for node in self._nodes:
-                self._look_at(node, now_s)
+                self._restart_if_due(node, now_s)
 
-    def _look_at(self, member: _Member, now_s: float) -> bool:
+    def _restart_if_due(self, member: _Member, now_s: float) -> bool:
         """Restart a process if it is due; return whether it runs now."""
         child, restarts = member.child, member.restarts
         if child.is_alive:
@@ -85,13 +85,13 @@ class Supervisor:
             except CacheError as error:
                 self._note_end(member, "restart_failed", str(error), now_s)
             else:
-                restarts.started(now_s)
+                restarts.note_started(now_s)
                 self._log.write("restarted", {"who": child.name, "pid": member.child.pid})
                 self.publish()
         return restarts.phase is ProcessPhase.RUNNING
 
     def _note_end(self, member: _Member, event: str, reason: str, now_s: float) -> None:
-        member.restarts.ended(now_s)
+        member.restarts.note_ended(now_s)
         fields = {"who": member.child.name, "reason": reason, "next": member.restarts.phase.value}
         self._log.write(event, fields)
         self.publish()
@@ -115,10 +115,10 @@ def supervise(plan: ClusterPlan, directory: ClusterDirectory, log: EventLog, ann
         supervisor.publish()
         log.write("ready", {"url": cluster.url, "nodes": plan.nodes_count, "segment_bytes": plan.segment_bytes})
         announce(cluster.url)
-        while (came := signal.sigtimedwait({*STOP_SIGNALS, signal.SIGCHLD}, LOOK_INTERVAL_S)) is None or (
+        while (came := signal.sigtimedwait({*STOP_SIGNALS, signal.SIGCHLD}, CHECK_INTERVAL_S)) is None or (
             came.si_signo == signal.SIGCHLD
         ):
-            supervisor.look(time.monotonic())
+            supervisor.check_members(time.monotonic())
         log.write("stopped", {"signal": signal.Signals(came.si_signo).name})
 
 

@@ -213,7 +213,7 @@ class DemoEngine:
             logits = self._forward(chunk)
             self.pages.write(chunk.running.past, self._component_locs(locs.head(count), chunk))
             locs = locs.tail(count)
-            chunk.running.ran(chunk)
+            chunk.running.note_computed(chunk)
             if not chunk.running.is_prefilling:
                 self._emit(chunk.running, self._choose(logits))
         return locs

@@ -127,11 +127,11 @@ class DemoRun:
         requests: list[DemoRequest] = []
         for visit in visits:
             question = tokens_of(_line(QUESTIONS[visit.turn]))
-            requests.append(self.sessions[visit.user].ask(question, self.settings.answer_tokens))
+            requests.append(self.sessions[visit.user].next_request(question, self.settings.answer_tokens))
             engine.submit(requests[-1])
         engine.run()
         for visit, request in zip(visits, requests, strict=True):
-            self.sessions[visit.user].hear()
+            self.sessions[visit.user].record_answer()
             self._note(visit, request, is_together=True)
 
     def _meet(self, cache: UnifiedCache, hurdle: Interruption) -> None:

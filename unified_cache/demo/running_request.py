@@ -43,7 +43,8 @@ class PrefillChunk:
 class RunningRequest:
     """Slots, lock and model state of one running request.
 
-    In each iteration the engine takes a ``chunk``, runs the model, writes its state to ``locs`` and calls ``ran``.
+    In each iteration the engine takes a ``chunk``, runs the model, writes its state to ``locs`` and
+    calls ``note_computed``.
     """
 
     __slots__ = (
@@ -106,7 +107,7 @@ class RunningRequest:
         request.reused = self._prefix.reused
         pages_count = len(request.tokens) // self._page_size
         self._fresh = [np.zeros(0, np.int32) for _ in self._components]
-        self._take_pages(start, pages_count, self._prefix.ends)
+        self._allocate_pages(start, pages_count, self._prefix.ends)
 
     # ---- one forward -----------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class RunningRequest:
         if last_page == self._locked_end + len(self._fresh[0]):
             if last_page > whole_pages:
                 self._trim(last_page)
-            self._take_pages(last_page, last_page + 1, [last_page + 1])
+            self._allocate_pages(last_page, last_page + 1, [last_page + 1])
         return PrefillChunk(self, start, end)
 
     def locs(self, component: int, start: int, end: int) -> torch.Tensor:
@@ -142,21 +143,21 @@ class RunningRequest:
         slots[: len(held)] = torch.from_numpy(held)
         return slots[tokens // self._page_size] * self._page_size + tokens % self._page_size
 
-    def ran(self, chunk: PrefillChunk) -> None:
+    def note_computed(self, chunk: PrefillChunk) -> None:
         """Note that a chunk is computed and written; insert the prompt's pages into the tree once all are whole."""
         was_prefilling = self.is_prefilling
         self.tokens_done = chunk.end
         if was_prefilling:
             self.request.computed_tokens += chunk.end - chunk.start
             if not self.is_prefilling:
-                self._hand_over(self.request.prompt_tokens // self._page_size)
+                self._insert_pages(self.request.prompt_tokens // self._page_size)
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Insert the pages that decoding has filled, if they are to be kept; give back the rest."""
         if self._keeps_answer and not self.is_prefilling:
-            self._hand_over(self.tokens_done // self._page_size)
+            self._insert_pages(self.tokens_done // self._page_size)
         self.abort()
 
     def abort(self) -> None:
@@ -171,7 +172,7 @@ class RunningRequest:
 
     # ---- pages -----------------------------------------------------------------------------------------------
 
-    def _take_pages(self, start: int, end: int, ends: Iterable[int]) -> None:
+    def _allocate_pages(self, start: int, end: int, ends: Iterable[int]) -> None:
         """Get slots for pages [start, end), all or none, if they join on to those held."""
         if start == self._locked_end + len(self._fresh[0]):
             taken = self._cache.allocate(self._cache.pages_to_allocate(start, end, ends))
@@ -187,7 +188,7 @@ class RunningRequest:
         ends = cache.config.retention.ends(end, 0, self._page_size)
         cache.trim(self._fresh, cache.pages_to_allocate(self._locked_end, count, ends))
 
-    def _hand_over(self, end: int) -> None:
+    def _insert_pages(self, end: int) -> None:
         """Insert whole pages up to ``end`` into the tree, as far as they have slots; the lock pins them after that."""
         end = min(end, self._locked_end + len(self._fresh[0]))
         count = end - self._locked_end

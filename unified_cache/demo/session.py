@@ -11,25 +11,25 @@ __all__ = ["Session"]
 class Session:
     """One user's side of a conversation. It holds text alone, and so outlives engines."""
 
-    __slots__ = ("last", "spoken")
+    __slots__ = ("last", "tokens")
 
     def __init__(self, beginning: list[int]) -> None:
-        self.spoken = list(beginning)
-        """Tokens said so far by either side."""
+        self.tokens = list(beginning)
+        """Tokens of the conversation so far, of both sides."""
         self.last: DemoRequest | None = None
-        """The turn under way or just over."""
+        """The request of the current or the last turn."""
 
-    def ask(self, tokens: list[int], tokens_max: int) -> DemoRequest:
-        """Return the request of the next turn, to be submitted; ``hear`` its answer when it is over."""
-        self.last = DemoRequest([*self.spoken, *tokens], tokens_max)
+    def next_request(self, tokens: list[int], tokens_max: int) -> DemoRequest:
+        """Return the request of the next turn, to be submitted; call ``record_answer`` when it has ended."""
+        self.last = DemoRequest([*self.tokens, *tokens], tokens_max)
         return self.last
 
-    def hear(self) -> None:
+    def record_answer(self) -> None:
         """Append the turn that has ended to the conversation; an aborted one is left out."""
         if self.last is not None and self.last.outcome is RequestOutcome.FINISHED:
-            self.spoken = list(self.last.tokens)
+            self.tokens = list(self.last.tokens)
 
     def stream(self, engine: DemoEngine, tokens: list[int], tokens_max: int) -> Iterator[int]:
-        """Say something, and yield the answer's tokens as they come."""
-        yield from engine.stream(self.ask(tokens, tokens_max))
-        self.hear()
+        """Serve the next turn, yielding the answer's tokens as they are generated."""
+        yield from engine.stream(self.next_request(tokens, tokens_max))
+        self.record_answer()

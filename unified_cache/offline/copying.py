@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from unified_cache.offline.listing import ObjectCount, ObjectPools, batches, take_inventory
-from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome, blank, read_verified
+from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome, empty_page, read_verified
 from unified_cache.offline.upkeep import Watch
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
@@ -81,7 +81,7 @@ class Copying:
         """
         for bit, batch, parents in self._batches(tasks):
             new = [found for found in batch if found.label not in self.result.findings]
-            readings = read_verified(self._source, [blank(found, parents[found.label]) for found in new])
+            readings = read_verified(self._source, [empty_page(found, parents[found.label]) for found in new])
             self._store(bit, [reading for reading in readings if reading.outcome is ReadOutcome.SOUND])
             for reading in readings:
                 self._count_fault(reading)
@@ -95,7 +95,7 @@ class Copying:
         """
         for bit, batch, _ in self._batches(tasks):
             flawed: list[Label] = []
-            for reading in read_verified(self._target, [blank(found) for found in batch]):
+            for reading in read_verified(self._target, [empty_page(found) for found in batch]):
                 label = reading.page.label
                 if reading.outcome is ReadOutcome.SOUND:
                     self.sound[label.key] = self.sound.get(label.key, 0) | 1 << bit

@@ -9,7 +9,7 @@ from unified_cache.page import PageKey
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StoredObject
 
-__all__ = ["FlawedObject", "ReadObject", "ReadOutcome", "blank", "read_verified"]
+__all__ = ["FlawedObject", "ReadObject", "ReadOutcome", "empty_page", "read_verified"]
 
 
 class ReadOutcome(Enum):
@@ -43,7 +43,7 @@ class FlawedObject(NamedTuple):
     reason: str
 
 
-def blank(found: StoredObject, parent: PageKey | None = None) -> PageIO:
+def empty_page(found: StoredObject, parent: PageKey | None = None) -> PageIO:
     """Allocate a buffer to read an object into."""
     return PageIO(found.label, parent, (memoryview(bytearray(found.object_bytes)),))
 

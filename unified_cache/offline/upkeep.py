@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from unified_cache.offline.listing import ObjectCount, ObjectPools, batches, listed, take_inventory
-from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome, blank, read_verified
+from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome, empty_page, read_verified
 from unified_cache.offline.stores import StoredIdentity, Undescribed
 from unified_cache.pool import ModelLayout
 from unified_cache.seal import Label
@@ -144,7 +144,7 @@ def _examined(storage: StorageBackend, kept: StoredIdentity) -> Iterator[list[Re
         for found in batch:
             reason = None if pools is None else pools.misfit(found)
             if reason is None:
-                fitting.append(blank(found))
+                fitting.append(empty_page(found))
             else:
                 unread = PageIO(found.label, None, ())
                 readings.append(ReadObject(unread, found.object_bytes, ReadOutcome.FLAWED, reason))

@@ -87,7 +87,7 @@ class ReplayPlan:
         return any(self.host_pages)
 
     @property
-    def has_rivals(self) -> bool:
+    def compares_private_stores(self) -> bool:
         """Whether engines share a store, and so are to be compared with engines that do not."""
         return self.engines > 1 and self.storage is not None
 

@@ -52,8 +52,8 @@ class ComponentUse:
         return {tier: pages * self.page_bytes for tier, pages in self.hits.by_tier().items()}
 
     def moved_bytes(self) -> dict[str, int]:
-        """Return the bytes moved, by leg; without bytes, what would have moved."""
-        return {leg: pages * self.page_bytes for leg, pages in self.moved_pages.items()}
+        """Return the bytes moved, by kind of transfer; without bytes, what would have moved."""
+        return {kind: pages * self.page_bytes for kind, pages in self.moved_pages.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ReplayResult:
 
     @property
     def bytes_moved(self) -> dict[str, int]:
-        """Payload by leg; without bytes, what would have moved."""
+        """Payload by kind of transfer; without bytes, what would have moved."""
         totals: Counter[str] = Counter()
         for component in self.components:
             totals.update(component.moved_bytes())

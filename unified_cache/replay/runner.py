@@ -54,7 +54,7 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
         wrong = sum(player.wrong_pages for player in fleet.players)
         store_bytes = fleet.store_bytes
     apart = None
-    if plan.has_rivals:
+    if plan.compares_private_stores:
         with Fleet.private(plan, store_bytes) as rivals:
             apart = _serve(rivals, plan, requests, lambda done, ratio: watch(len(requests) + done, ratio)).hits
     return ReplayResult(
@@ -131,7 +131,9 @@ def _components(plan: ReplayPlan, players: Sequence[Player]) -> tuple[ComponentU
                 Tier.HOST.name.lower(): plan.host_pages[number] * plan.engines,
             },
             hits=sum((player.component_hits[number] for player in players), Hits()),
-            moved_pages={leg.value: sum(moved[leg].component_pages[number] for moved in traffic) for leg in traffic[0]},
+            moved_pages={
+                kind.value: sum(moved[kind].component_pages[number] for moved in traffic) for kind in traffic[0]
+            },
         )
         for number, component in enumerate(plan.true_layout.components)
     )

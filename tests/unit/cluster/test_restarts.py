@@ -5,10 +5,10 @@ from unified_cache.cluster.restarts import DELAYS_S, STABLE_S, ProcessPhase, Res
 
 def die_and_start(restarts: Restarts, now_s: float) -> float:
     """Let it die at ``now_s`` and start as soon as it may; return when that is."""
-    restarts.ended(now_s)
+    restarts.note_ended(now_s)
     delay_s = next(delay_s for delay_s in DELAYS_S if restarts.is_due(now_s + delay_s))
     assert not restarts.is_due(now_s)
-    restarts.started(now_s + delay_s)
+    restarts.note_started(now_s + delay_s)
     return now_s + delay_s
 
 
@@ -21,7 +21,7 @@ def test_pauses_grow_and_then_the_process_is_lost() -> None:
         pauses.append(started_s - now_s)
         now_s = started_s + 1.0
     assert [round(pause, 6) for pause in pauses] == list(DELAYS_S)
-    restarts.ended(now_s)
+    restarts.note_ended(now_s)
     assert restarts.phase is ProcessPhase.LOST
     assert not restarts.is_due(now_s + 1e9)
     assert restarts.count == len(DELAYS_S)
@@ -39,6 +39,6 @@ def test_a_restart_that_fails_counts_as_a_death() -> None:
     restarts = Restarts(0.0)
     for _ in range(1 + len(DELAYS_S)):
         assert restarts.phase is not ProcessPhase.LOST
-        restarts.ended(STABLE_S / 2)
+        restarts.note_ended(STABLE_S / 2)
     assert restarts.phase is ProcessPhase.LOST
     assert restarts.count == 0
