@@ -66,7 +66,12 @@ class Label(NamedTuple):
     @property
     def object_name(self) -> str:
         """Name of the object in any store: ``<identity>/<page key>.<pool>``, hex digests."""
-        return f"{self.identity.hex()}/{self.key.hex()}.{self.pool}"
+        return f"{self.identity.hex()}/{self.page_name}"
+
+    @property
+    def page_name(self) -> str:
+        """Name of the object within its identity: ``<page key>.<pool>``."""
+        return f"{self.key.hex()}.{self.pool}"
 
 
 def seal(page: memoryview, label: Label) -> None:

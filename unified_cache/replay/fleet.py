@@ -8,7 +8,7 @@ from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.player import Player
 from unified_cache.replay.result import Hits
 from unified_cache.replay.trace import TraceRequest
-from unified_cache.storage_backends.keys_only import KeysOnlyStorage
+from unified_cache.storage_backends.memory import keys_only_storage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 
@@ -54,7 +54,7 @@ class Fleet:
         part = None if store_bytes is None else store_bytes // plan.engines
         alone = plan.without_bytes()
         with ExitStack() as doors:
-            stores = [KeysOnlyStorage(part, plan.objects()) for _ in range(plan.engines)]
+            stores = [keys_only_storage(part, plan.objects()) for _ in range(plan.engines)]
             players = [doors.enter_context(Player.open(alone, store)) for store in stores]
             return cls(players, store_bytes, doors.pop_all())
 
@@ -102,4 +102,4 @@ def _open_store(plan: ReplayPlan) -> StorageBackend | None:
     if plan.with_bytes:
         return open_storage(plan.storage, bytes_max=plan.storage_bytes)
     check_storage_url(plan.storage)
-    return KeysOnlyStorage(plan.storage_bytes, plan.objects())
+    return keys_only_storage(plan.storage_bytes, plan.objects())

@@ -1,7 +1,12 @@
-"""A store in this process's memory, for tests and examples, and as the model that other stores are compared with."""
+"""Stores in this process's memory: ``memory:`` keeps pages, ``keys_only:`` their names and sizes alone.
+
+``memory:`` is for tests and examples, and the model that other stores are compared with. ``keys_only:`` is for replay
+of traces, sizing and tests of bookkeeping: it answers as ``memory:`` would and moves no bytes.
+"""
 
 from collections.abc import Mapping, Sequence
 from threading import Lock
+from typing import Protocol
 
 from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -9,32 +14,93 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
 
-__all__ = ["MemoryStorage", "open_url"]
+__all__ = ["MemoryStorage", "keys_only_storage", "open_keys_only_url", "open_url"]
+
+
+class PageContents(Protocol):
+    """Content that a store in memory keeps of its pages."""
+
+    @property
+    def store_name(self) -> str:
+        """Name of the store, for people."""
+        ...
+
+    def size_of(self, page: PageIO) -> int:
+        """Return the bytes that a page counts for under the cap."""
+        ...
+
+    def take(self, page: PageIO) -> bytes:
+        """Return what is to be kept of a page."""
+        ...
+
+    def fill(self, page: PageIO, kept: bytes) -> None:
+        """Fill the buffers of a page with what was kept of it."""
+        ...
+
+
+class _WholePages:
+    """Pages byte by byte."""
+
+    store_name = "memory"
+
+    def size_of(self, page: PageIO) -> int:
+        return page_bytes(page)
+
+    def take(self, page: PageIO) -> bytes:
+        return b"".join(page.buffers)
+
+    def fill(self, page: PageIO, kept: bytes) -> None:
+        start = 0
+        view = memoryview(kept)
+        for buffer in page.buffers:
+            end = start + buffer.nbytes
+            buffer[:] = view[start:end]
+            start = end
+
+
+class _NamesAlone:
+    """No bytes of any page: a hit leaves the buffers as they were."""
+
+    store_name = "keys_only"
+
+    def __init__(self, object_bytes: Mapping[str, int] | None) -> None:
+        self._object_bytes = object_bytes
+
+    def size_of(self, page: PageIO) -> int:
+        return page_bytes(page) if self._object_bytes is None else self._object_bytes[page.label.pool]
+
+    def take(self, page: PageIO) -> bytes:
+        return b""
+
+    def fill(self, page: PageIO, kept: bytes) -> None:
+        pass
 
 
 class MemoryStorage:
-    """Keep sealed pages in a dict, with an optional cap in bytes and the least recently used going first.
+    """Keep sealed pages in memory, with an optional cap in bytes and the least recently used going first.
 
     A batch never evicts its own pages: of a chain longer than the cap the first pages are stored, the rest declined.
     Not durable. Thread-safe: one guard around everything.
     """
 
-    def __init__(self, bytes_max: int | None = None) -> None:
+    def __init__(self, bytes_max: int | None = None, contents: PageContents | None = None) -> None:
+        """``contents`` says what is kept of a page; all of it unless given."""
         self._lru = StoreLru(bytes_max)
+        self._contents: PageContents = _WholePages() if contents is None else contents
         self._pages: dict[Label, bytes] = {}
         self._closed = False
         self._guard = Lock()
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of all pages held now."""
+        """Bytes of all objects now."""
         return self._lru.bytes_used
 
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._guard:
             self._check_open()
-            return Capability("memory", durable=False, bytes_max=self._lru.bytes_max)
+            return Capability(self._contents.store_name, durable=False, bytes_max=self._lru.bytes_max)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Accept any identity; pages in memory need no announcement."""
@@ -51,10 +117,10 @@ class MemoryStorage:
         """Copy each page into its buffers. A page of another length is dropped."""
         with self._guard:
             self._check_open()
-            hits = self._lru.find([page.label for page in pages], [page_bytes(page) for page in pages])
+            hits = self._lru.find([page.label for page in pages], self._sizes_of(pages))
             for page, hit in zip(pages, hits, strict=True):
                 if hit:
-                    _fill(page.buffers, self._pages[page.label])
+                    self._contents.fill(page, self._pages[page.label])
                 else:
                     self._pages.pop(page.label, None)
             return hits
@@ -68,27 +134,28 @@ class MemoryStorage:
         with self._guard:
             self._check_open()
             if level is Level.DURABLE:
-                raise StorageError("memory cannot store at level DURABLE, only CACHED", retryable=False)
-            sizes = [page_bytes(page) for page in pages]
+                name = self._contents.store_name
+                raise StorageError(f"{name} cannot store at level DURABLE, only CACHED", retryable=False)
+            sizes = self._sizes_of(pages)
             stored, evicted = self._lru.store([page.label for page in pages], sizes)
             for label in evicted:
                 del self._pages[label]
             for page, object_bytes, ok in zip(pages, sizes, stored, strict=True):
-                found = self._pages.get(page.label)
+                kept = self._pages.get(page.label)
                 if not ok:
                     self._pages.pop(page.label, None)
-                elif found is None or len(found) != object_bytes:
-                    self._pages[page.label] = b"".join(page.buffers)
+                elif kept is None or len(kept) != object_bytes:
+                    self._pages[page.label] = self._contents.take(page)
             return Answer.of_puts(stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
-        """Drop pages; return how many there were."""
+        """Drop objects; return how many there were."""
         with self._guard:
             self._check_open()
             return sum(self._drop(label) for label in labels)
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List pages of one identity by name. Linear in all pages held."""
+        """List objects of one identity by name. Linear in all objects."""
         with self._guard:
             self._check_open()
             return self._lru.scan(identity, cursor)
@@ -101,20 +168,23 @@ class MemoryStorage:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this memory store was closed")
+            raise ClosedError(f"this {self._contents.store_name} store was closed")
 
     def _drop(self, label: Label) -> bool:
         self._lru.forget(label)
         return self._pages.pop(label, None) is not None
 
+    def _sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
+        return [self._contents.size_of(page) for page in pages]
 
-def _fill(buffers: Sequence[memoryview], page: bytes) -> None:
-    start = 0
-    view = memoryview(page)
-    for buffer in buffers:
-        end = start + buffer.nbytes
-        buffer[:] = view[start:end]
-        start = end
+
+def keys_only_storage(bytes_max: int | None = None, object_bytes: Mapping[str, int] | None = None) -> MemoryStorage:
+    """Make a store that remembers names and sizes but no bytes: a hit leaves the buffers as they were.
+
+    Objects count as large as their buffers or, where ``object_bytes`` gives a size for every pool by name, that large;
+    then pages may come without buffers.
+    """
+    return MemoryStorage(bytes_max, _NamesAlone(object_bytes))
 
 
 def open_url(rest: str, bytes_max: int | None) -> MemoryStorage:
@@ -122,3 +192,10 @@ def open_url(rest: str, bytes_max: int | None) -> MemoryStorage:
     if rest:
         raise ConfigError(f"memory: takes nothing after the colon, found {rest!r}")
     return MemoryStorage(bytes_max)
+
+
+def open_keys_only_url(rest: str, bytes_max: int | None) -> MemoryStorage:
+    """Open ``keys_only:``; nothing may follow the colon."""
+    if rest:
+        raise ConfigError(f"keys_only: takes nothing after the colon, found {rest!r}")
+    return keys_only_storage(bytes_max)

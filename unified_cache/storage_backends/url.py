@@ -31,7 +31,7 @@ STORES = {
     "file": ("file.store", "open_url"),
     "grpc": ("remote.store", "open_url"),
     "grpcs": ("remote.store", "open_secure_url"),
-    "keys_only": ("keys_only", "open_url"),
+    "keys_only": ("memory", "open_keys_only_url"),
     "memory": ("memory", "open_url"),
     "mooncake": ("mooncake.store", "open_url"),
     "packed": ("packed.store", "open_url"),

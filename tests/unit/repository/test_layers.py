@@ -41,7 +41,7 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("protocol", "manifest"),
         ("common", "catalog"),
         ("directory", "wrappers", "verified"),
-        ("memory", "keys_only", "file", "packed", "mooncake", "remote"),
+        ("memory", "file", "packed", "mooncake", "remote"),
         (FACADE,),
         ("url",),
     ),

@@ -1,5 +1,6 @@
-"""What stores of any kind share: the LRU order of objects, chains of pages, life cycle of calls, circuit breaker.
+"""Parts that stores of any kind share: names and LRU order of objects, chains of pages, calls in flight, breaker.
 
+names    names of objects: checked, and read back into labels
 lru      LRU order and byte count of stored objects
 chains   which object is useless without which page
 calls    close a store once no call is in flight any more

@@ -179,7 +179,7 @@ class StoreLru:
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List objects of one identity in the order of their names, after the name in ``cursor``."""
-        names = ((_file_name(label), label) for label in self._objects if label.identity == identity)
+        names = ((label.page_name, label) for label in self._objects if label.identity == identity)
         first = heapq.nsmallest(SCAN_OBJECTS_MAX, (pair for pair in names if pair[0] > cursor))
         objects = [StoredObject(label, self._objects[label]) for _, label in first]
         return Scan(objects, first[-1][0] if len(first) == SCAN_OBJECTS_MAX else "")
@@ -189,8 +189,3 @@ def page_bytes(page: PageIO) -> int:
     """Sum up the buffers of a page."""
     buffers = page.buffers
     return buffers[0].nbytes if len(buffers) == 1 else sum([buffer.nbytes for buffer in buffers])
-
-
-def _file_name(label: Label) -> str:
-    """Name an object within its identity: the second half of ``Label.object_name``."""
-    return f"{label.key.hex()}.{label.pool}"

@@ -1,8 +1,8 @@
-"""What the two stores in a directory share, ``file:`` and ``packed:``.
+"""Parts that the two stores in a directory share, ``file:`` and ``packed:``.
 
 address      the text after ``file:`` or ``packed:``: directory, free bytes
 root         the directory itself: format marker, owner, processes that have it open
-layout       names of files and directories, and the labels that they stand for
+layout       names of files and directories, and the objects found in them
 manifests    manifest of each identity, as JSON
 stamps       modification times of reads, written many together
 foreign      what lies where an object belongs and is none: removed and counted

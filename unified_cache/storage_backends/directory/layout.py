@@ -1,7 +1,7 @@
-"""Where things stand in the directory of a file store, and what its names mean.
+"""Layout of the directory of a store: its files by name, and the listing of its objects.
 
     store.json                         format version; a directory without it is not ours
-    journal/<number>                   what every process adds and removes, see ``_file_journal``
+    journal/<number>                   what every process adds and removes, see ``file.journal``
     tmp/<writer>/                      files in the making of one process, gone when it closes
     tmp/<writer>/lock                  held by flock while that process lives
     <identity>/manifest.json           what the pages of one identity are
@@ -15,31 +15,20 @@ import re
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from functools import lru_cache
 from typing import NamedTuple
 
-from unified_cache.errors import InputError
-from unified_cache.page import PAGE_KEY_BYTES
-from unified_cache.pool import PoolSpec
 from unified_cache.seal import Label
+from unified_cache.storage_backends.common.names import check_label, parse_page_name
 from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, close_quietly
 from unified_cache.storage_backends.directory.disk import Disk
 
 __all__ = [
-    "IDENTITY_BYTES",
     "MANIFEST_NAME",
     "ListedObject",
-    "check_identity",
-    "check_label",
-    "check_scan",
     "identities_in",
-    "label_of",
     "objects_in",
     "place_of",
 ]
-
-IDENTITY_BYTES = 32
-"""SHA-256 over identity and layout, see ``Identity.digest``."""
 
 MANIFEST_NAME = "manifest.json"
 
@@ -48,7 +37,6 @@ _FAN_DIGITS = 1
 
 _IDENTITY_NAME = re.compile(r"[0-9a-f]{64}")
 _FAN_NAME = re.compile(rf"[0-9a-f]{{{_FAN_DIGITS}}}")
-_OBJECT_NAME = re.compile(r"[0-9a-f]{64}\.[a-z0-9][a-z0-9_]{0,31}")
 
 
 class ListedObject(NamedTuple):
@@ -60,41 +48,6 @@ class ListedObject(NamedTuple):
     mtime_ns: int
 
 
-def check_label(label: Label) -> None:
-    """Refuse what names no object.
-
-    Raises:
-        InputError: a digest of another size, or what cannot be the name of a pool.
-    """
-    if len(label.identity) != IDENTITY_BYTES or len(label.key) != PAGE_KEY_BYTES:
-        raise InputError(
-            f"a label has an identity of {IDENTITY_BYTES} bytes and a key of {PAGE_KEY_BYTES}, "
-            f"found {len(label.identity)} and {len(label.key)}"
-        )
-    _check_pool(label.pool)
-
-
-def check_identity(identity: bytes) -> None:
-    """Refuse what is no digest of an identity.
-
-    Raises:
-        InputError: it has another length.
-    """
-    if len(identity) != IDENTITY_BYTES:
-        raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(identity)}")
-
-
-def check_scan(identity: bytes, cursor: str) -> None:
-    """Refuse what a scan can neither begin nor go on with.
-
-    Raises:
-        InputError: the cursor is not one that a scan returned, or the identity is not a digest.
-    """
-    check_identity(identity)
-    if cursor and label_of(identity, cursor) is None:
-        raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
-
-
 def place_of(label: Label) -> tuple[str, str]:
     """Name the fan-out directory and the file of an object.
 
@@ -102,21 +55,8 @@ def place_of(label: Label) -> tuple[str, str]:
         InputError: the label names no object.
     """
     check_label(label)
-    key = label.key.hex()
-    return key[:_FAN_DIGITS], f"{key}.{label.pool}"
-
-
-@lru_cache(maxsize=1024)
-def _check_pool(pool: str) -> None:
-    PoolSpec(pool, 0)
-
-
-def label_of(identity: bytes, name: str) -> Label | None:
-    """Read the name of a file back into a label; None where it is not the name of an object."""
-    if not _OBJECT_NAME.fullmatch(name):
-        return None
-    key, pool = name.split(".")
-    return Label(identity, bytes.fromhex(key), pool)
+    name = label.page_name
+    return name[:_FAN_DIGITS], name
 
 
 def identities_in(disk: Disk, root_fd: int) -> list[bytes]:
@@ -137,7 +77,7 @@ def objects_in(disk: Disk, root_fd: int, identity: bytes, after: str = "") -> Ge
 def _objects_in_fan(disk: Disk, root_fd: int, identity: bytes, fan: str, after: str) -> Iterator[ListedObject]:
     path = f"{identity.hex()}/{fan}"
     for name in _names_in(disk, root_fd, path):
-        label = label_of(identity, name) if name > after and name.startswith(fan) else None
+        label = parse_page_name(identity, name) if name > after and name.startswith(fan) else None
         if label is None:
             continue
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -6,6 +6,7 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.storage_backends.common.names import check_identity
 from unified_cache.storage_backends.directory.descriptors import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
@@ -15,7 +16,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     write_all,
 )
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.layout import MANIFEST_NAME, check_identity, identities_in
+from unified_cache.storage_backends.directory.layout import MANIFEST_NAME, identities_in
 from unified_cache.storage_backends.directory.root import StoreRoot
 
 __all__ = ["read_manifests", "write_manifest"]

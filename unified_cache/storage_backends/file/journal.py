@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from unified_cache.seal import Label
+from unified_cache.storage_backends.common.names import parse_object_name
 from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, close_quietly
 from unified_cache.storage_backends.directory.disk import Disk
 
@@ -34,7 +35,7 @@ FILE_BYTES_MAX = 1 << 20
 _NAME = "journal"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LINE = re.compile(rb"(?:\+|(-))([0-9a-f]{64})/([0-9a-f]{64})\.([a-z0-9][a-z0-9_]{0,31})(?(1)| ([0-9]{1,15}))")
+_LINE = re.compile(rb"(?:\+|(-))([!-~]+)(?(1)| ([0-9]{1,15}))")
 FILES_BEHIND_MAX = 4
 """Files that one exchange follows the others through before it gives up and lists the directories."""
 
@@ -121,8 +122,9 @@ class Journal:
             self._position += end
             for line in chunk[:end].split(b"\n"):
                 match = _LINE.fullmatch(line)
-                if match is not None:
-                    self._backlog.append(_change(match))
+                label = parse_object_name(match[2].decode("ascii")) if match is not None else None
+                if match is not None and label is not None:
+                    self._backlog.append(JournalLine(label, None if match[1] else int(match[3])))
 
     def _follow(self, text: bytes) -> bool:
         """Go on to the last file, appending ``text`` there too; False where that is too far away."""
@@ -175,12 +177,6 @@ def _open_oldest(disk: Disk, directory_fd: int) -> tuple[int, int]:
             return number, disk.open(str(number), _FLAGS, dir_fd=directory_fd)
     number = numbers[-1] + 1 if numbers else 0
     return number, disk.open(str(number), _FLAGS | os.O_CREAT, 0o600, dir_fd=directory_fd)
-
-
-def _change(match: re.Match[bytes]) -> JournalLine:
-    _, identity, key, pool, count = match.groups()
-    label = Label(bytes.fromhex(identity.decode()), bytes.fromhex(key.decode()), pool.decode())
-    return JournalLine(label, None if count is None else int(count))
 
 
 def _encode(changes: Sequence[JournalLine]) -> bytes:

@@ -26,7 +26,7 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
-from unified_cache.storage_backends.directory.layout import check_identity, check_scan, label_of
+from unified_cache.storage_backends.common.names import check_identity, check_scan, parse_page_name
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
 from unified_cache.storage_backends.mooncake.buffers import object_buffers
 from unified_cache.storage_backends.mooncake.client import MooncakeClient, client_of
@@ -200,7 +200,7 @@ class MooncakeStorage:
             names = self._names(identity, cursor)
             start = bisect_right(names, cursor)
             found = names[start : start + SCAN_OBJECTS_MAX]
-            labels = {f"{identity.hex()}/{name}": label for name in found if (label := label_of(identity, name))}
+            labels = {f"{identity.hex()}/{name}": label for name in found if (label := parse_page_name(identity, name))}
             locations = self._client.locate(list(labels)) if labels else {}
             listed = [
                 StoredObject(label, locations[name].object_bytes) for name, label in labels.items() if name in locations
@@ -234,7 +234,7 @@ class MooncakeStorage:
                 return self._listed[1]
         prefix = f"{identity.hex()}/"
         keys = self._client.admin.keys(lambda key: key.startswith(prefix))
-        names = sorted(name for key in keys if label_of(identity, name := key.removeprefix(prefix)) is not None)
+        names = sorted(name for key in keys if parse_page_name(identity, name := key.removeprefix(prefix)) is not None)
         with self._guard:
             self._listed = (identity, names)
         return names

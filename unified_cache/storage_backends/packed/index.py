@@ -7,7 +7,7 @@ from threading import Lock
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
-from unified_cache.storage_backends.directory.layout import check_label
+from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 

@@ -12,8 +12,8 @@ from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.keys_only import KeysOnlyStorage
 from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory import keys_only_storage
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, OTHER_MODEL, label
 
 IDENTITY = MODEL.digest(LAYOUT)
@@ -37,7 +37,7 @@ def test_a_file_store_is_its_own_catalog(storage: FileStorage) -> None:
 
 def test_a_store_without_a_catalog_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"keys_only has no manifests\(\)"):
-        catalog_of(KeysOnlyStorage())
+        catalog_of(keys_only_storage())
 
 
 def test_every_identity_is_named_with_its_manifest(storage: FileStorage) -> None:
