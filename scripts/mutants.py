@@ -82,7 +82,7 @@ MUTANTS = [
         "a split is an access",
         "tree/state.py",
         "upper.stamps = node.stamps.copy()",
-        "upper.stamps = [self.recency.clock + 1] * len(node.stamps)",
+        "upper.stamps = [self.queues.clock + 1] * len(node.stamps)",
     ),
     Mutant(
         "a window is not counted anew after a hole",

@@ -182,9 +182,9 @@ class UnifiedCache:
     def pages_to_allocate(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
         """Tell by component which pages of [start, end) a resume at one of ``ends`` needs: what ``allocate`` takes.
 
-        See ``ModelLayout.needed``.
+        See ``ModelLayout.pages_to_allocate``.
         """
-        return self.layout.needed(start, end, ends)
+        return self.layout.pages_to_allocate(start, end, ends)
 
     def available(self, component: int = 0) -> int:
         """Return how many device pages of a component ``allocate`` could hand out now: free and evictable ones. O(1).
@@ -195,10 +195,10 @@ class UnifiedCache:
         self._enter()
         return self._ledger.available_pages(Tier.DEVICE, component)
 
-    def allocate(self, needed: Sequence[Pages]) -> list[Slots] | None:
+    def allocate(self, masks: Sequence[Pages]) -> list[Slots] | None:
         """Hand out device slots for pages to be computed, evicting what is short; None if pins leave too little.
 
-        ``needed`` says by component, page by page, who gets one. Returns an array per component with
+        ``masks`` has an array per component, True for each page that gets a slot. Returns an array per component with
         an entry per page, -1 where it gets none: what ``insert`` takes. Until then, or until ``free``, they are the
         caller's.
 
@@ -206,7 +206,7 @@ class UnifiedCache:
             InputError: not an array for each component, of one length, the first all True.
         """
         self._enter()
-        return self._ledger.allocate_pages(needed)
+        return self._ledger.allocate_pages(masks)
 
     def free(self, pages: Sequence[Slots]) -> None:
         """Take back what ``allocate`` or ``fork`` handed out and ``insert`` did not take.
@@ -217,8 +217,8 @@ class UnifiedCache:
         self._enter()
         self._ledger.free_pages(pages)
 
-    def trim(self, pages: Sequence[Slots], needed: Sequence[Pages]) -> None:
-        """Take back of an allocation the slots of pages that are not ``needed``; they become -1 in ``pages``.
+    def trim(self, pages: Sequence[Slots], masks: Sequence[Pages]) -> None:
+        """Take back of an allocation the slots of pages whose mask is False; they become -1 in ``pages``.
 
         For what has left every window that matters while its request still runs; Full keeps its slots.
 
@@ -227,7 +227,7 @@ class UnifiedCache:
             SlotError: a slot is not the caller's. Nothing was freed.
         """
         self._enter()
-        self._ledger.trim_pages(pages, needed)
+        self._ledger.trim_pages(pages, masks)
 
     def fork(self, lock: Lock) -> list[Slots] | None:
         """Copy the state at the end of ``lock`` that a request goes on changing into slots of the caller's own.

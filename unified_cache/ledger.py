@@ -74,26 +74,26 @@ class Ledger:
             return None
         return self._allocators[tier][component].allocate(count)
 
-    def allocate_all(self, tier: Tier, wanted: Sequence[tuple[int, int]]) -> list[Slots] | None:
+    def allocate_all(self, tier: Tier, counts: Sequence[tuple[int, int]]) -> list[Slots] | None:
         """Hand out slots for all of these (component, count), or, if pins leave too little, for none and None.
 
         All are made room for before any is handed out: what is evicted follows from the tree and the counts alone, so
         that equal trees stay equal even where an allocator declines on one rank of several.
         """
-        if not all(self._make_room(tier, component, count) for component, count in wanted):
+        if not all(self._make_room(tier, component, count) for component, count in counts):
             return None
-        given: list[Slots] = []
-        for component, count in wanted:
+        allocated: list[Slots] = []
+        for component, count in counts:
             slots = self._allocators[tier][component].allocate(count)
             if slots is None:
-                for (other, _), taken in zip(wanted, given, strict=False):
+                for (other, _), taken in zip(counts, allocated, strict=False):
                     self.free(tier, other, taken)
                 return None
-            given.append(slots)
-        return given
+            allocated.append(slots)
+        return allocated
 
-    def allocate_pages(self, needed: Sequence[Pages]) -> list[Slots] | None:
-        """Hand out a device slot for each page of each component for which ``needed[component]`` is True.
+    def allocate_pages(self, masks: Sequence[Pages]) -> list[Slots] | None:
+        """Hand out a device slot for each page of each component for which ``masks[component]`` is True.
 
         All or, if pins leave too little, nothing and None. Each array has an entry per page, -1 where none was
         needed. Mapped slots are mapped.
@@ -101,18 +101,18 @@ class Ledger:
         Raises:
             InputError: not an array for each component, of one length, the first all True.
         """
-        self._check_needed(needed)
-        counts = [int(np.count_nonzero(pages)) for pages in needed]
+        self._check_masks(masks)
+        counts = [int(np.count_nonzero(pages)) for pages in masks]
         allocated = self.allocate_all(Tier.DEVICE, list(enumerate(counts)))
         if allocated is None:
             return None
         pages: list[Slots] = []
-        for slots, wanted in zip(allocated, needed, strict=True):
-            given = np.full(len(wanted), -1, np.int32)
-            given[wanted] = slots
-            pages.append(given)
+        for slots, mask in zip(allocated, masks, strict=True):
+            page_slots = np.full(len(mask), -1, np.int32)
+            page_slots[mask] = slots
+            pages.append(page_slots)
         if self.paired is not None and self.layout.mapped is not None:
-            with_peer = needed[self.layout.mapped]
+            with_peer = masks[self.layout.mapped]
             self.paired.map.bind(pages[0][with_peer], pages[self.layout.mapped][with_peer])
         return pages
 
@@ -176,8 +176,8 @@ class Ledger:
         for component, slots in enumerate(pages):
             self.free(Tier.DEVICE, component, slots[slots >= 0])
 
-    def trim_pages(self, pages: Sequence[Slots], needed: Sequence[Pages]) -> None:
-        """Take back the device slots of pages that are not needed; they become -1 in ``pages``. Full keeps all.
+    def trim_pages(self, pages: Sequence[Slots], masks: Sequence[Pages]) -> None:
+        """Take back the device slots of pages whose mask is False; they become -1 in ``pages``. Full keeps all.
 
         For pages that have left every window that matters while their request still runs.
 
@@ -185,10 +185,10 @@ class Ledger:
             InputError: as ``allocate_pages``, or the arrays differ in length.
             SlotError: a slot is not out. Nothing was freed.
         """
-        self._check_needed(needed)
-        if [len(slots) for slots in pages] != [len(mask) for mask in needed]:
-            raise InputError(f"expected slots for {len(needed[0])} pages of every component")
-        gone = [(slots >= 0) & ~keep for slots, keep in zip(pages[1:], needed[1:], strict=True)]
+        self._check_masks(masks)
+        if [len(slots) for slots in pages] != [len(mask) for mask in masks]:
+            raise InputError(f"expected slots for {len(masks[0])} pages of every component")
+        gone = [(slots >= 0) & ~keep for slots, keep in zip(pages[1:], masks[1:], strict=True)]
         device = self._allocators[Tier.DEVICE]
         for component, mask in enumerate(gone, 1):
             device[component].check_out(pages[component][mask])
@@ -251,16 +251,16 @@ class Ledger:
             self.tree.unlock(lock)
 
     @contextmanager
-    def staging(self, tier: Tier, counts: Sequence[int]) -> "Iterator[HostReservation | None]":
+    def reserving(self, tier: Tier, counts: Sequence[int]) -> "Iterator[HostReservation | None]":
         """Hand out ``counts[c]`` slots of each component for pages not in the tree yet; take back what is left.
 
         Yields None, with nothing handed out, if pins leave too little room.
         """
-        staged = self.allocate_all(tier, list(enumerate(counts)))
+        reserved = self.allocate_all(tier, list(enumerate(counts)))
         try:
-            yield None if staged is None else HostReservation(self, tier, staged)
+            yield None if reserved is None else HostReservation(self, tier, reserved)
         finally:
-            for component, slots in enumerate(staged or ()):
+            for component, slots in enumerate(reserved or ()):
                 self.free(tier, component, slots)
 
     def windows(self, end: int) -> list[int]:
@@ -295,9 +295,9 @@ class Ledger:
             assert self.paired.full.is_out(mapped[~ours]), "a free Full slot is mapped"
             assert self.paired.peer.is_out(peers[~ours]), "a Full slot is mapped to a slot that is not out"
 
-    def _check_needed(self, needed: Sequence[Pages]) -> None:
+    def _check_masks(self, masks: Sequence[Pages]) -> None:
         names = [component.name for component in self.layout.components]
-        if len(needed) != len(names) or len({len(mask) for mask in needed}) != 1 or not needed[0].all():
+        if len(masks) != len(names) or len({len(mask) for mask in masks}) != 1 or not masks[0].all():
             raise InputError(f"expected one array for each of {', '.join(names)}, of one length, the first all True")
 
     def _check_out(self, slots: Sequence[Slots], tier: Tier) -> None:
@@ -383,20 +383,20 @@ class TierTransfer:
 class HostReservation:
     """Slots waiting for pages that the tree does not know yet."""
 
-    __slots__ = ("_ledger", "_staged", "_tier")
+    __slots__ = ("_ledger", "_reserved", "_tier")
 
-    def __init__(self, ledger: Ledger, tier: Tier, staged: list[Slots]) -> None:
+    def __init__(self, ledger: Ledger, tier: Tier, reserved: list[Slots]) -> None:
         self._ledger = ledger
         self._tier = tier
-        self._staged = staged
+        self._reserved = reserved
 
     @property
     def slots(self) -> Sequence[Slots]:
         """Slots handed out, by component."""
-        return self._staged
+        return self._reserved
 
     def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots]) -> None:
         """Hand some of the slots to the tree, as pages [start, pages_count); the others are freed in the end."""
         self._ledger.insert(prompt, start, slots, self._tier)
         for component, given in enumerate(slots):
-            self._staged[component] = np.setdiff1d(self._staged[component], given[given >= 0])
+            self._reserved[component] = np.setdiff1d(self._reserved[component], given[given >= 0])

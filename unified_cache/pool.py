@@ -172,7 +172,7 @@ class ModelLayout:
         sidecars = [(number, pool) for number, component in others for pool in component.pools[1:]]
         return (*((first[0], pool) for pool in first[1].pools), *anchors, *sidecars)
 
-    def needed(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
+    def pages_to_allocate(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
         """Return by component a mask of the pages of [start, end) that a resume at one of ``ends`` needs; of Full, all.
 
         New arrays, the caller's own: an engine that computes a window densely may set its pages to True before it

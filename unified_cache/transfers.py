@@ -247,7 +247,7 @@ class Transfers:
                 wanted = missing.wanted(end)
                 with (
                     self._budgeted(len(wanted[0])),
-                    self._ledger.staging(Tier.HOST, [len(pages) for pages in wanted]) as held,
+                    self._ledger.reserving(Tier.HOST, [len(pages) for pages in wanted]) as held,
                 ):
                     staging = self._held_by_all(held)
                     if staging is not None:

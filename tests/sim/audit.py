@@ -201,20 +201,20 @@ class Audit:
 
     def _check_queues(self, walk: "_Walk") -> None:
         """What could be evicted stands in its queue, once, and dead entries are counted."""
-        recency = self._tree._state.recency
+        queues = self._tree._state.queues
         nodes_count, number_of = len(walk.nodes), walk.index.get
         standing: list[int] = []
-        for line, queue in enumerate(recency._queues):
+        for line, queue in enumerate(queues._queues):
             if not queue:
-                assert not recency._dead_counts[line], "dead entries are miscounted"
+                assert not queues._dead_counts[line], "dead entries are miscounted"
                 continue
             found = list(map(number_of, map(_third, queue)))
             alive = [number + line * nodes_count for number in found if number is not None]
-            assert len(found) - len(alive) == recency._dead_counts[line], "dead entries are miscounted"
+            assert len(found) - len(alive) == queues._dead_counts[line], "dead entries are miscounted"
             if len(alive) < len(found):
                 assert len(set(map(_third, queue))) == len(queue), "a node stands twice in one queue"
             standing += alive
-        lines = len(recency._queues)
+        lines = len(queues._queues)
         times = np.bincount(np.array(standing, np.int64), minlength=lines * nodes_count).reshape(lines, -1)
         said = np.array(walk.queued) >> np.arange(lines)[:, None] & 1
         assert (times == said).all(), "a node stands in other queues than it says, or twice in one"
@@ -231,11 +231,11 @@ class Audit:
             evictable[tuple(zip(*locked, strict=True))] = False
         for number, edges in walk.partial_locks.items():
             for lane in edges:
-                evictable[lane, number] = recency.evictable(walk.nodes[number], lane)
-        for lane in np.flatnonzero(recency.tracked).tolist():
+                evictable[lane, number] = queues.evictable(walk.nodes[number], lane)
+        for lane in np.flatnonzero(queues.tracked).tolist():
             for number in np.flatnonzero(evictable[lane]).tolist():
                 node = walk.nodes[number]
-                assert all(node.queued >> line & 1 for line in recency.queue_ids(node, lane)), "not in the queue"
+                assert all(node.queued >> line & 1 for line in queues.queue_ids(node, lane)), "not in the queue"
                 evictable[lane, number] = False
         assert not (evictable & (said[: self._lanes] == 0)).any(), "an evictable node is not in the queue"
 
@@ -287,7 +287,7 @@ class Audit:
         free_counts = [allocator.free_count for allocator in self._allocators]
         kept_counts = [allocator._kept_count for allocator in self._allocators]
         version = paired.map.version if paired is not None else 0
-        return (state.version, state.recency.clock, state.recency._sequence, version, *free_counts, *kept_counts)
+        return (state.version, state.queues.clock, state.queues._sequence, version, *free_counts, *kept_counts)
 
     def look_at_bytes(self) -> Picture:
         """Assert that a job's slice has left every byte right that was, and all else alone: it never sees the tree.

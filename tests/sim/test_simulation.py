@@ -181,7 +181,7 @@ class Corruption:
         self.undo = lambda: self.node.full_children.__setitem__(0, self.node.full_children[0] - 1)
 
     def a_queue_lost_an_entry(self) -> None:
-        queue = self.state.recency._queues[1]
+        queue = self.state.queues._queues[1]
         entry = queue.pop()
         self.undo = lambda: queue.append(entry)
 

@@ -133,7 +133,7 @@ class TreeModel:
         owner: dict[int, Node] = {}
         for node in state.nodes():
             held = node.slots[lane]
-            if held is not None and state.recency.evictable(node, lane):
+            if held is not None and state.queues.evictable(node, lane):
                 owner.update(dict.fromkeys(held[held >= 0].tolist(), node))
         freed = self.tree.evict(tier, component, 1)
         (slot,) = [slot for slots in freed.slots[lane] for slot in slots.tolist()]
@@ -146,7 +146,7 @@ class TreeModel:
         history = (node.history or {}).get(lane)
         if history is None:
             return False, False, node.stamps[lane]
-        return history.preferences > 0, history.protected, self.tree._state.recency.rank(node, lane)
+        return history.preferences > 0, history.protected, self.tree._state.queues.rank(node, lane)
 
     def _evictable(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         live = self.pages[tier, component]

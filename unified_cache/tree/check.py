@@ -104,29 +104,29 @@ def _check_lane(tree: TreeState, node: Node, lane: int) -> None:
 
 def _check_queues(tree: TreeState) -> None:
     """See that what could be evicted stands where it belongs, and that no rank has fallen since it was queued."""
-    recency = tree.recency
+    queues = tree.queues
     lanes = 2 * tree.components_count
     lines: Counter[Node] = Counter()
-    for line in range(len(Queue) * lanes):
-        entries = list(recency.entries(line))
+    for queue_id in range(len(Queue) * lanes):
+        entries = list(queues.entries(queue_id))
         assert len({id(node) for node, _ in entries}) == len(entries), "a node stands twice in one queue"
-        assert sum(node.dead for node, _ in entries) == recency.dead_count(line), "dead entries are miscounted"
+        assert sum(node.dead for node, _ in entries) == queues.dead_count(queue_id), "dead entries are miscounted"
         for node, rank in entries:
-            lines[node] |= 1 << line
-            assert node.dead or rank <= recency.rank(node, line), "the rank of a queued node has fallen"
+            lines[node] |= 1 << queue_id
+            assert node.dead or rank <= queues.rank(node, queue_id), "the rank of a queued node has fallen"
     for node in tree.nodes():
         assert node.queued == lines[node], "a node says that it stands in other queues than it does"
         for lane in range(lanes):
-            if recency.evictable(node, lane):
-                for line in recency.queue_ids(node, lane):
-                    assert node.queued >> line & 1, "an evictable node is not in the queue"
+            if queues.evictable(node, lane):
+                for queue_id in queues.queue_ids(node, lane):
+                    assert node.queued >> queue_id & 1, "an evictable node is not in the queue"
 
 
 def _check_segments(tree: TreeState) -> None:
-    for lane, segments in enumerate(tree.recency.segments):
+    for lane, segments in enumerate(tree.queues.segments):
         if segments is None:
             continue
-        protected = [node.held_count[lane] for node in tree.nodes() if tree.recency.history(node, lane).protected]
+        protected = [node.held_count[lane] for node in tree.nodes() if tree.queues.history(node, lane).protected]
         assert segments.protected_pages == sum(protected), "protected pages are miscounted"
         assert segments.held_pages == sum(node.held_count[lane] for node in tree.nodes()), "held pages are miscounted"
 

@@ -21,7 +21,7 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
     lane = int(tier) * tree.components_count + component
     got = 0
     while got < pages:
-        node = tree.recency.next_victim(lane)
+        node = tree.queues.next_victim(lane)
         if node is None:
             break
         if component == 0:

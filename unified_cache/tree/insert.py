@@ -61,10 +61,10 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     if tree_end < total:
         rest = [given[tree_end - start :] for given in slots]
         node = _add_leaves(tree, node, prompt, rest, tier, map_changes)
-    tree.recency.touch(node, priority)
+    tree.queues.touch(node, priority)
     at: Node | None = node
     while at is not None and at.end > start:
-        tree.recency.offer_all(at)
+        tree.queues.offer_all(at)
         at = at.parent
     duplicates = [_joined(arrays) for arrays in runs]
     if tree.mapped is not None and tier is Tier.DEVICE:

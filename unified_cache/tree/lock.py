@@ -101,7 +101,7 @@ def _unpin_all(lock: Lock, held: list[tuple[int, int]]) -> None:
 def _unpin(tree: TreeState, node: Node, lane: int, start: int) -> None:
     """Count one lock less on pages from ``start`` to the end of ``node``; offer what that frees."""
     changed = tree.counts.changed
-    offer = tree.recency.offer
+    offer = tree.queues.offer
     at = node
     while at.start >= start and at.parent is not None:
         at.locks[lane] -= 1

@@ -87,7 +87,7 @@ def match(tree: TreeState, prompt: Prompt, priority: int) -> Match:
     host_end = device_end if device_end == tree_end else restorable_end(tree, ANYWHERE, path, tree_end)
     for node in reversed(path):
         if node.end <= host_end:
-            tree.recency.touch(node, priority)
+            tree.queues.touch(node, priority)
             break
     return Match(prompt, device_end, host_end, tree_end, path, tree, tree.version)
 

@@ -85,14 +85,14 @@ class Preferences:
             self._tree.split(at, page - at.start)
 
     def _mark(self, preference: Preference, count: int) -> None:
-        recency = self._tree.recency
+        queues = self._tree.queues
         components = self._tree.components_count
         for component, start in enumerate(preference.starts):
             lane = int(preference.tier) * components + component
             self._pages[lane] += count * (preference.end - start)
             for node in nodes_of(preference, start):
-                recency.history(node, lane).preferences += count
-                recency.offer(node, lane)
+                queues.history(node, lane).preferences += count
+                queues.offer(node, lane)
 
     def covered(self) -> list[int]:
         """Return by lane the pages that live preferences cover; at most the bound."""

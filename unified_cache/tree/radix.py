@@ -84,8 +84,8 @@ class RadixTree:
     def _empty(self) -> TreeState:
         spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
-        recency = EvictionQueues(spans, self._eviction, self._clock)
-        return TreeState(spans, self.page_size, mapped, self._lineage, recency)
+        queues = EvictionQueues(spans, self._eviction, self._clock)
+        return TreeState(spans, self.page_size, mapped, self._lineage, queues)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
@@ -112,7 +112,7 @@ class RadixTree:
         while node is not None and node.end > end:
             node = node.parent
         if node is not None:
-            self._state.recency.use(node)
+            self._state.queues.use(node)
 
     def prefer(self, found: Match, end: int, tier: Tier) -> Preference | None:
         """Have the first ``end`` pages of a match on ``tier`` go last: when nothing else is left in their lane.

@@ -50,14 +50,14 @@ class TreeState:
         "mapped",
         "page_key_bytes",
         "page_size",
-        "recency",
+        "queues",
         "roots",
         "spans",
         "version",
     )
 
     def __init__(
-        self, spans: tuple[int, ...], page_size: int, mapped: int | None, lineage: object, recency: EvictionQueues
+        self, spans: tuple[int, ...], page_size: int, mapped: int | None, lineage: object, queues: EvictionQueues
     ) -> None:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
@@ -72,7 +72,7 @@ class TreeState:
         """Bytes of one encoded page in a node's key."""
         self.roots: dict[bytes, Node] = {}
         """Root of each namespace, by its seed, which is also its key. A root has no pages and is never locked."""
-        self.recency = recency
+        self.queues = queues
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
 
@@ -128,8 +128,8 @@ class TreeState:
         for component in range(1, components):
             upper.refresh_holes(component)
             node.refresh_holes(component)
-        self.recency.offer_all(upper)
-        self.recency.offer_all(node)
+        self.queues.offer_all(upper)
+        self.queues.offer_all(node)
         return upper
 
     def fill(
@@ -155,8 +155,8 @@ class TreeState:
         node.held_count[lane] += len(offsets)
         self.counts.held[lane] += len(offsets)
         self.counts.changed.add(node)
-        if self.recency.tracked[lane]:
-            self.recency.count(node, lane, len(offsets))
+        if self.queues.tracked[lane]:
+            self.queues.count(node, lane, len(offsets))
         if component:
             node.refresh_holes(component)
         if lane == self.mapped:
@@ -173,8 +173,8 @@ class TreeState:
         node.slots[lane] = np.array(slots, np.int32)
         node.held_count[lane] = held_count
         self.counts.add(node, lane, held_count)
-        if self.recency.tracked[lane]:
-            self.recency.count(node, lane, held_count)
+        if self.queues.tracked[lane]:
+            self.queues.count(node, lane, held_count)
         if component:
             node.refresh_holes(component)
             full = node.slots[0]
@@ -210,8 +210,8 @@ class TreeState:
         else:
             segment[:] = -1
             node.held_count[lane] -= gone.size
-        if self.recency.tracked[lane]:
-            self.recency.count(node, lane, -int(gone.size))
+        if self.queues.tracked[lane]:
+            self.queues.count(node, lane, -int(gone.size))
         if lane % self.components_count:
             node.refresh_holes(lane % self.components_count)
         freed.slots[lane].append(gone)
@@ -226,7 +226,7 @@ class TreeState:
         if parent.stamps[lane] < node.stamps[lane]:
             parent.stamps[lane] = node.stamps[lane]
         if not parent.full_children[tier]:
-            self.recency.offer(parent, lane)
+            self.queues.offer(parent, lane)
 
     def prune(self, node: Node) -> None:
         """Remove ``node`` and its ancestors as far up as nothing holds or pins them; shorten a dead tail."""
@@ -244,7 +244,7 @@ class TreeState:
                 parent.last_child = None
             node.dead = True
             self.counts.forget(node)
-            self.recency.forget(node)
+            self.queues.forget(node)
             node = parent
         if node.parent is None and not node.children and self.roots.get(node.key) is node:
             self.version += 1

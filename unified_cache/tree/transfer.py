@@ -178,7 +178,7 @@ def _publish(
         continues = offsets[holes] == node.held_count[lane] + np.arange(int(holes.sum()))
         holes[holes] = np.logical_and.accumulate(continues)
     tree.fill(node, lane, offsets[holes], slots[holes], map_changes)
-    tree.recency.offer(node, lane)
+    tree.queues.offer(node, lane)
     return holes
 
 

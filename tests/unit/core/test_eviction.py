@@ -318,7 +318,7 @@ def test_queues_do_not_grow_with_pins_and_demotions() -> None:
         assert toy.evict(1)
         if preference is not None:
             toy.tree.unprefer(preference)
-    assert toy.tree._state.recency.queue_length(0) < 300
+    assert toy.tree._state.queues.queue_length(0) < 300
 
 
 # ---- time to live --------------------------------------------------------------------------------------------
