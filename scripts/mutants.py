@@ -58,14 +58,14 @@ MUTANTS = [
     Mutant(
         "an unlock walks to the root",
         "tree/lock.py",
-        "_unpin(tree, lock.node, lane + component, start)",
-        "_unpin(tree, lock.node, lane + component, 0)",
+        "_unpin(lock.tree, lock.node, lane + component, start)",
+        "_unpin(lock.tree, lock.node, lane + component, 0)",
     ),
     Mutant(
         "a lock leaves out the node it ends in",
         "tree/lock.py",
-        'to the end of ``node``."""\n    at = node',
-        'to the end of ``node``."""\n    at = node.parent or node',
+        "changed = tree.counts.changed\n    at = node",
+        "changed = tree.counts.changed\n    at = node.parent or node",
     ),
     Mutant(
         "a transfer's target is pinned at its end alone",
@@ -190,7 +190,7 @@ MUTANTS = [
     Mutant(
         "a page from storage is believed",
         "storage_backends/verified.py",
-        "verify_buffers(page.buffers, page.label) if hits[number] and page.buffers else None",
+        "verify_buffers(page.buffers, page.label) if hits[number] is Answer.HIT and page.buffers else None",
         "None",
     ),
     Mutant(
@@ -232,13 +232,13 @@ MUTANTS = [
     Mutant(
         "slots are handed out before there is room for all",
         "ledger.py",
-        "if not all(self._make_room(tier, component, count) for component, count in wanted):\n"
+        "if not all(self._make_room(tier, component, count) for component, count in counts):\n"
         "            return None\n"
-        "        given: list[Slots] = []\n"
-        "        for component, count in wanted:\n"
+        "        allocated: list[Slots] = []\n"
+        "        for component, count in counts:\n"
         "            slots = self._allocators[tier][component].allocate(count)\n",
-        "given: list[Slots] = []\n"
-        "        for component, count in wanted:\n"
+        "allocated: list[Slots] = []\n"
+        "        for component, count in counts:\n"
         "            slots = self.allocate(tier, component, count)\n",
     ),
     Mutant(
