@@ -1,4 +1,4 @@
-"""How long to leave a failing store alone: longer each time, up to a bound."""
+"""Pauses between tries of what keeps failing: longer each time, up to a bound."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Closing a store that several threads call: none enters after, and the last one in flight is waited for."""
+"""Calls in flight of a store that several threads use, so that closing it waits for the last one."""
 
 from threading import Condition, Lock
 from types import TracebackType

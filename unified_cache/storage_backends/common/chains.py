@@ -1,4 +1,4 @@
-"""Which object needs which page, as far as the pages put and got have told."""
+"""Dependencies between objects: each page of a chain needs the page before it."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,7 +18,7 @@ Link = tuple[bytes, PageKey]
 
 
 class Chains:
-    """Who would be left without the page before it.
+    """Dependencies between objects, as far as the pages that were put and read have shown them.
 
     An object of a pool that needs every page of a prefix needs the page before its own; one of a windowed pool needs
     its own page in the other pools, and nobody needs it. A pool that no manifest told of needs every page.

@@ -1,4 +1,4 @@
-"""Which objects a store holds, from the least to the most recently used, and which ones must go to make room."""
+"""LRU order and byte count of stored objects, and the choice of those to evict."""
 
 import heapq
 from collections import Counter, OrderedDict
@@ -16,7 +16,7 @@ SCAN_OBJECTS_MAX = 1000
 
 
 class StoreLru:
-    """Objects with their sizes in order of use, under a cap; what needs a page goes before that page.
+    """LRU order of objects with their sizes, under a cap; an object that needs a page is evicted before that page.
 
     Bookkeeping only: it removes nothing by itself and it is not thread-safe; the store that owns it guards it.
     """

@@ -1,4 +1,4 @@
-"""Where a store of files lies and what it leaves to others: the text after ``file:`` or ``packed:`` in its name.
+"""Address of a store in a directory: the text after ``file:`` or ``packed:`` in its URL.
 
     DIR                  a directory, relative or absolute
     DIR?free=SIZE        the same, and a put is declined that would leave less than that free on the file system
@@ -16,14 +16,14 @@ from unified_cache.errors import ConfigError
 __all__ = ["FREE_BYTES_MIN", "DirectoryAddress", "parse_address"]
 
 FREE_BYTES_MIN = 64 << 20
-"""What is left to everybody else on the file system, unless the caller says otherwise."""
+"""Free space that a store leaves on the file system, unless the caller says otherwise."""
 
 _SIZE = re.compile(r"([0-9]{1,18})(KiB|MiB|GiB|TiB)?")
 _UNIT_BITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
 class DirectoryAddress(NamedTuple):
-    """What a name of a file store says."""
+    """Directory of a store, and the free space that it leaves."""
 
     path: Path
     free_bytes_min: int

@@ -137,7 +137,7 @@ def missing_bytes(disk: Disk, fd: int, wanted_bytes: int) -> int:
 
 
 class _BuffersLeft:
-    """What is still to move of a run of buffers."""
+    """Rest of a run of buffers: the bytes still to be read or written."""
 
     __slots__ = ("buffers",)
 

@@ -1,4 +1,4 @@
-"""What stands in the place of an object and is none: cleared away, and counted."""
+"""Foreign files: links, directories and files of another length under the name of an object, removed and counted."""
 
 import errno
 import stat
@@ -11,7 +11,7 @@ from unified_cache.storage_backends.directory.root import StoreRoot
 __all__ = ["NOT_A_FILE", "UNREADABLE", "ForeignFiles", "is_whole"]
 
 NOT_A_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR})
-"""What open says of a link, of a socket or of a device without driver."""
+"""Errors of ``open`` for a link, a socket or a device without driver."""
 
 UNREADABLE = frozenset(
     number for number, name in errno.errorcode.items() if name in {"EIO", "EACCES", "EPERM", "EUCLEAN", "EBADMSG"}

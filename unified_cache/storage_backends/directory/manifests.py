@@ -1,4 +1,4 @@
-"""The manifests of the identities in a file store: protobuf as JSON, so that people can read them too."""
+"""Manifests of the identities in a store in a directory: protobuf as JSON, so that people can read them too."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""Who may use the directory of a file store: its marker, its owner, and the writers that live or died in it."""
+"""Root of a store in a directory: its format marker, its owner, and the temp directories of the processes in it."""
 
 import errno
 import fcntl
@@ -35,7 +35,7 @@ _LOCK_NAME = "lock"
 
 
 class StoreFormat(NamedTuple):
-    """What the marker of a directory says of how things stand in it; whoever knows another format is refused."""
+    """Format of a store in a directory, as its marker says; a store of another format is refused."""
 
     name: str
     """Of the store, for people too: ``file store``."""

@@ -1,4 +1,4 @@
-"""When pages were last used: times that only grow, and those of reads kept back until many can be written together."""
+"""Times of last use: they only grow, and those of reads are kept back until many can be written together."""
 
 from collections.abc import Callable, Sequence
 from threading import Lock

@@ -1,4 +1,4 @@
-"""What every process adds to a store and removes from it, in one order that all of them see.
+"""Journal of a file store: additions and removals of every process, in one order that all of them see.
 
     +<identity>/<key>.<pool> <bytes>     this object is there, or will be in a moment; it is the most recent one
     -<identity>/<key>.<pool>             this object is gone, or will be in a moment

@@ -1,4 +1,4 @@
-"""Room in a file store that was opened without a cap: no index of its objects, neither read at open nor kept."""
+"""Quota of a file store that was opened without a cap: it keeps no index of the objects, and reads none at open."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""The way of a page into a file store: a draft under a temp name, durable if it must be, then renamed."""
+"""Writes of pages into a file store: a draft under a temp name, synced if it must be durable, then renamed."""
 
 import os
 import stat
@@ -53,7 +53,7 @@ class _Draft:
 
 @dataclass(slots=True)
 class _WriteBatch:
-    """What the pages of one put have in common, and what became of them."""
+    """Pages of one put, and the outcome of each."""
 
     pages: Sequence[PageIO]
     stamp: int

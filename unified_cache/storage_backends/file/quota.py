@@ -1,4 +1,4 @@
-"""Room in a file store: who has how much of it, and which files go to make more."""
+"""Byte cap of a file store that all processes share, and the eviction of files for it."""
 
 from collections.abc import Collection, Container, Sequence
 from contextlib import suppress
@@ -28,7 +28,7 @@ UNREMOVABLE_MAX = 16
 
 
 class SharedQuota:
-    """What the store holds, in order of use, kept in step with every other process through the journal.
+    """LRU order and byte count of the whole store, kept in step with every other process through the journal.
 
     Pages count from the moment they are granted room, victims no more from the moment they are chosen. So what lies
     in the directories exceeds the cap at most by what all processes together are removing at the moment, and by

@@ -51,7 +51,7 @@ from unified_cache.storage_backends.protocol import Answer, Capability, Level, P
 __all__ = ["FileCounts", "FileStorage", "open_url"]
 
 FORMAT = StoreFormat("file store", 2)
-"""Of the layout in ``_file_layout``."""
+"""Format of the layout in ``directory.layout``."""
 
 DIRECTORIES_OPEN_MAX = 512
 """Fan-out directories kept open: 32 identities in full, and half of the usual limit of 1024 descriptors."""
@@ -59,7 +59,7 @@ DIRECTORIES_OPEN_MAX = 512
 
 @dataclass(frozen=True, slots=True)
 class FileCounts:
-    """What happened in one process since it opened the store."""
+    """Counts of what one process met since it opened the store."""
 
     evicted_count: int
     """Objects removed to make room."""
@@ -171,7 +171,7 @@ class FileStorage:
 
     @property
     def counts(self) -> FileCounts:
-        """What happened since the store was opened; a copy."""
+        """Counts since the store was opened; a copy."""
         quota = self._quota
         return FileCounts(
             evicted_count=quota.evicted_count,
@@ -307,7 +307,7 @@ class FileStorage:
     def _stamp(self, stamps: Mapping[Label, int]) -> None:
         """Stamp files that were read, and let other processes know of those that had not been used later.
 
-        A time that cannot be set costs order after a restart, no page.
+        After a time that cannot be set the LRU order of a restart is wrong; no page is lost.
         """
         used: list[StoredObject] = []
         for label, stamp in stamps.items():

@@ -1,4 +1,4 @@
-"""Where a Mooncake cluster is and how this process takes part in it, read from a URL.
+"""Address of a Mooncake cluster and the part that this process takes in it, read from a URL.
 
     mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N]
 

@@ -32,10 +32,10 @@ from unified_cache.storage_backends.mooncake.native import (
 __all__ = ["MooncakeClient", "client_of"]
 
 EXIT_WAIT_S = 8.0
-"""How long the end of the process waits for calls in flight: each ends by itself within the settings' timeouts."""
+"""Wait for calls in flight when the process ends: each ends by itself within the settings' timeouts."""
 
 AGED_OBJECTS = 16
-"""What one call touches has one age, and is evicted in no order; what the next one touches is younger."""
+"""Objects of one call: all have one age and are evicted in any order; those of the next call are younger."""
 
 MASTER = "master"
 """Stands for the master among the endpoints."""

@@ -1,4 +1,4 @@
-"""What is known of the nodes of a cluster: which one holds an object, and which ones fail at the moment.
+"""Nodes of a cluster: the location of objects on them, and a breaker for each that fails.
 
 Bookkeeping with a clock; nothing here asks anybody.
 """
@@ -19,30 +19,30 @@ PATIENCE_S = 1.5
 """A node in whose call somebody has been for longer is not asked by others: it takes milliseconds, or is stalled."""
 
 REST = Backoff(1.0, 4.0)
-"""How long a node that failed is left alone: a fault that clears is noticed within the longest of these."""
+"""Rest of a node that failed: a fault that clears is noticed within the longest of these."""
 
 FORGET_S = 60.0
 """After a rest that no call has followed for so long, nothing is known of a node any more."""
 
 LOCATION_FRESH_S = 5.0
-"""How long the master's word on where an object lies is good: less than it takes to notice that a node is gone."""
+"""Time for which a location from the master is believed: less than it takes to notice that a node is gone."""
 
 LOCATIONS_MAX = 1 << 16
 """Objects whose place is remembered; about 20 MB of names."""
 
 ABSENT_S = 3.0
-"""How long an object that exists and cannot be read is taken for a miss. The master forgets dead nodes in that time."""
+"""Time for which an object that cannot be read counts as a miss. The master forgets dead nodes within it."""
 
 
 class ReplicaLocation(NamedTuple):
-    """Where an object lies."""
+    """Node that holds a replica of an object, and the size of the object."""
 
     endpoint: str
     object_bytes: int
 
 
 class LocationCache:
-    """Where objects lie, for ``LOCATION_FRESH_S``, and which of them cannot be read. Bounded; thread-safe."""
+    """Locations of objects, for ``LOCATION_FRESH_S``, and objects that cannot be read. Bounded; thread-safe."""
 
     __slots__ = ("_absent", "_clock", "_guard", "_known")
 

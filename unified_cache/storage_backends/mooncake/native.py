@@ -72,7 +72,7 @@ class ResultCode(IntEnum):
 
 
 class BufferDescriptor(Protocol):
-    """Where a replica lies in somebody's memory."""
+    """Location of a replica in the memory of a node."""
 
     transport_endpoint: str
     size: int
@@ -97,7 +97,7 @@ class Replica(Protocol):
 
 
 class PutConfig(Protocol):
-    """How objects are stored."""
+    """Settings of a put: replicas, pinning, groups."""
 
     replica_num: int
     with_hard_pin: bool
@@ -108,7 +108,7 @@ class PutConfig(Protocol):
 
 
 class NativeStore(Protocol):
-    """What we use of ``mooncake.store.MooncakeDistributedStore``. Codes stand in the order of the keys."""
+    """The methods of ``mooncake.store.MooncakeDistributedStore`` that we use. Codes stand in the order of the keys."""
 
     def setup(
         self, host: str, metadata: str, segment: int, buffer: int, protocol: str, devices: str, master: str

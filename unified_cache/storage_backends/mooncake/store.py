@@ -48,7 +48,7 @@ PROBE_NAME = "unified-cache/health"
 
 
 class ClusterHealth(NamedTuple):
-    """How a cluster is, at this moment."""
+    """Health of a cluster at this moment."""
 
     serves: bool
     """Whether the master answers."""
@@ -61,8 +61,8 @@ class ClusterHealth(NamedTuple):
 class MooncakeStorage:
     """Keep sealed pages in the memory of a cluster's nodes.
 
-    Thread-safe. Calls are bounded by the client's own timeouts, see ``mooncake_library.ENVIRONMENT``, and further by
-    the cache's guard. All stores of a process that name one cluster share one client, see ``_mooncake_client``.
+    Thread-safe. Calls are bounded by the client's own timeouts, see ``native.ENVIRONMENT``, and further by
+    the cache's guard. All stores of a process that name one cluster share one client, see ``mooncake.client``.
     """
 
     def __init__(

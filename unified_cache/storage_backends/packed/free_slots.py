@@ -1,4 +1,4 @@
-"""Which slots of packed files are free, and which of these still take room on the disk."""
+"""Free slots of segments, and those of them that still take room on the disk."""
 
 import heapq
 import itertools
@@ -11,7 +11,7 @@ __all__ = ["FreeSlots"]
 
 
 class FreeSlots:
-    """The free slots of all files of one shape. Bookkeeping only, not thread-safe.
+    """The free slots of all segments of one key. Bookkeeping only, not thread-safe.
 
     Those that were used go first, and of these the lowest: what is used stays together, so that a batch has neighbours
     and the files at the end become empty.

@@ -1,4 +1,4 @@
-"""What is in a packed store, where it is, and in which order of use."""
+"""Index of a packed store: the slot of each page, and their LRU order."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ __all__ = ["PageIndex", "PutBatch"]
 
 @dataclass(slots=True)
 class PutBatch:
-    """What becomes of the pages of one put."""
+    """Pages of one put, and the outcome of each."""
 
     pages: Sequence[PageIO]
     stored: list[bool]
     stamp: int
-    """When the first page is used; each other one a nanosecond earlier."""
+    """Time of use of the first page; each other one is used a nanosecond earlier."""
     fresh: dict[Label, int]
     """Pages to write, with their place in the batch."""
     gone: list[SegmentSlot]
-    """Where pages were that are in the store no more."""
+    """Slots of pages that were evicted or replaced."""
     written: dict[Label, SegmentSlot] = field(default_factory=dict)
     is_entered: bool = False
     """Whether a table may say of a written page that it is there."""
@@ -51,7 +51,7 @@ class PageIndex:
         self._lru = lru
         self._slots: dict[Label, SegmentSlot] = {}
         self._unreadable: dict[Label, list[SegmentSlot]] = {}
-        """Where pages are that the disk did not give: misses until the store is opened again, or they are put again."""
+        """Slots of pages that could not be read: misses until the store is opened, or they are put, again."""
         self._unreadable_count = 0
         self._evicted_count = 0
         self._declined_count = 0

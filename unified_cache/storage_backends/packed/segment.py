@@ -1,4 +1,4 @@
-"""A file of equal slots: a table that says whose page is in each, then the pages.
+"""Segment: a file of equal slots; first a table that names the page in each slot, then the pages.
 
     offset                bytes  field
     48 x slot                32  page key; zeros where the slot is free
@@ -45,7 +45,7 @@ _NAME = re.compile(r"([a-z0-9][a-z0-9_]{0,31})\.([0-9]{1,15})\.([0-9]{1,9})\.pac
 
 
 class SegmentKey(NamedTuple):
-    """What all pages of a file have in common."""
+    """Identity, pool and length that all pages of a segment share."""
 
     identity: bytes
     pool: str
@@ -177,7 +177,7 @@ class Segment:
 
 
 class SegmentSlot(NamedTuple):
-    """The place of one page as long as it is there: the next page in the same place has another one, see ``is``."""
+    """Slot of one page, as an object of its own for each page: whether a page is still there is asked with ``is``."""
 
     segment: Segment
     number: int

@@ -1,4 +1,4 @@
-"""The files of a packed store on the disk: found, made, emptied, and given back."""
+"""Segments of a packed store on the disk: found, made, emptied, and given back to the file system."""
 
 import os
 import stat
@@ -36,7 +36,7 @@ class StoredPage(NamedTuple):
 
 
 class SegmentFiles:
-    """Slots for pages, in files by shape. Thread-safe; waits for no file inside its guard."""
+    """Slots for pages, in segments by key. Thread-safe; waits for no file inside its guard."""
 
     def __init__(self, root: StoreRoot) -> None:
         self._root = root

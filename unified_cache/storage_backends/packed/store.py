@@ -45,7 +45,7 @@ from unified_cache.storage_backends.protocol import Answer, Capability, Level, P
 __all__ = ["PackedCounts", "PackedStorage", "open_url"]
 
 FORMAT = StoreFormat("packed store", 1)
-"""Of the directory; the files in it are described in ``_packed_file``."""
+"""Of the directory; the files in it are described in ``packed.segment``."""
 
 CALL_BYTES = 2 << 20
 """Two pages of a MiB: where a read is so little work, a call for each is felt."""
@@ -53,7 +53,7 @@ CALL_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class PackedCounts:
-    """What happened since the store was opened."""
+    """Counts of what happened since the store was opened."""
 
     evicted_count: int
     """Objects that made room."""
@@ -148,7 +148,7 @@ class PackedStorage:
 
     @property
     def counts(self) -> PackedCounts:
-        """What happened since the store was opened; a copy."""
+        """Counts since the store was opened; a copy."""
         return PackedCounts(
             evicted_count=self._index.evicted_count,
             declined_count=self._index.declined_count,
@@ -373,7 +373,7 @@ class PackedStorage:
                 self._segments.free(slots)
 
     def _stamp(self, stamps: Mapping[Label, int]) -> None:
-        """Write when pages were read. A time that cannot be written costs order after a restart, no page."""
+        """Write when pages were read; where that fails, the LRU order after a restart is wrong, and no page is lost."""
         for label, stamp in stamps.items():
             slot = self._index.find(label)
             if slot is not None:

@@ -4,7 +4,7 @@ A page passes these files in this order:
 
     store       ``RemoteStorage``: the protocol's methods, failing over between servers
     rendezvous  which server a page belongs to
-    server      one server: connections, Hello, rest after failures
+    server      one server: connections, Hello, breaker
     sharing     memory shared with a server on the same machine
     scatter     a stream of pages into the buffers that they were asked for with
     url         servers, credentials and timeouts of a URL

@@ -1,4 +1,4 @@
-"""A person's questions to a service: is it there, what does it hold for me, how much of a prompt can be restored.
+"""Questions of people to a service: whether it answers, what it holds for a tenant, how much of a prompt it restores.
 
 Engines use ``RemoteStorage``; here each server is asked by itself.
 """
@@ -30,7 +30,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """What a server says of itself, and how long it took."""
+    """Answer of a server to a ping: its description, and the time that it took."""
 
     server: str
     tenant: str
@@ -41,7 +41,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class PromptCoverage:
-    """How much of one prompt can be restored, in pages."""
+    """Pages of one prompt that can be restored."""
 
     end: int
     pages_count: int

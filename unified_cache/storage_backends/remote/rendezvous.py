@@ -1,4 +1,4 @@
-"""Which server a page belongs to: rendezvous hashing, so that a server that comes or goes moves its own pages only."""
+"""Rendezvous hashing of pages to servers: a server that comes or goes moves its own pages only."""
 
 from collections.abc import Sequence
 

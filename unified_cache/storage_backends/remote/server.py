@@ -26,14 +26,14 @@ STREAM_BYTES_MAX = 1 << 30
 """Of pages in one stream."""
 
 GOODBYE_S = 1.0
-"""How long a server is waited for that is told of the end."""
+"""Wait for the answer of a server to the end of sharing."""
 
 RECONNECT_MS_MIN = 100
 RECONNECT_MS_MAX = 2000
 """Pauses between attempts to reach a server that went away; meanwhile its calls fail at once."""
 
 REST = Backoff(0.1, 5.0)
-"""How long a server that failed is asked last, in seconds."""
+"""Time for which a server that failed is asked last, in seconds."""
 
 PASSING = frozenset(
     {
@@ -44,7 +44,7 @@ PASSING = frozenset(
         grpc.StatusCode.UNKNOWN,
     }
 )
-"""What another server, or the same one later, may answer otherwise."""
+"""Status codes for which another server, or the same one later, may succeed."""
 
 
 class Server:
@@ -64,7 +64,7 @@ class Server:
         """While it is open, the server is asked last."""
         self._sharing = RegionSharing(self._offer, clock) if named_here(name) else None
         self.agreed: pb.HelloReply | None = None
-        """What the server said of itself last."""
+        """Latest description that the server gave of itself."""
 
     @classmethod
     def connect(cls, name: str, options: RemoteOptions, clock: Callable[[], float] = time.monotonic) -> "Server":
@@ -121,7 +121,7 @@ class Server:
 
     @property
     def tenant(self) -> str | None:
-        """Whom every request says that it comes from; None for nobody."""
+        """Tenant that every request names; None for none."""
         return self._tenant
 
     def ask(self, call: Call, message: bytes) -> Callable[[], bytes]:

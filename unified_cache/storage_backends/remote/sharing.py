@@ -46,7 +46,7 @@ SAFE_SHARE = 0.5
 
 
 class RegionOffer(NamedTuple):
-    """What a server is told of a region."""
+    """Offer of a memory region to a server."""
 
     name: str
     region_bytes: int
@@ -54,7 +54,7 @@ class RegionOffer(NamedTuple):
 
 
 class RegionGrant(NamedTuple):
-    """What it answers."""
+    """Answer of the server to an offer."""
 
     region: str
     idle_s: float

@@ -1,4 +1,4 @@
-"""What a URL of a service says: servers, credentials, patience."""
+"""URL of a service, read: servers, credentials, timeouts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ MARK = "//"
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """How to reach a service."""
+    """Servers of a service, credentials and timeouts."""
 
     servers: tuple[str, ...]
     """``host:port`` or ``unix:path``, each once. Where a page goes depends on these names: all clients use the same."""
