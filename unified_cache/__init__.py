@@ -3,6 +3,7 @@
 The names below are loaded when first used, so that importing one room of the package does not load torch.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,10 @@ _HOMES = {
     "from_hf_config": "components.layouts",
     "open_storage": "storage_backends.url",
 }
+
+
+# Log lines go nowhere unless the program that embeds the cache gives them a handler.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> object:

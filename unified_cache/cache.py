@@ -1,5 +1,6 @@
 """The cache an engine embeds: which prefix need not be computed again, where its pages lie, what moves them."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -31,12 +32,17 @@ from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
 from unified_cache.ranks import LocalRanks, RankGroup, check_configuration, together
 from unified_cache.slots import PairedAllocator
-from unified_cache.stats import Stats
+from unified_cache.stats import LookupCounts, Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.transfers import Traffic, Transfers
 from unified_cache.tree import UNNAMED, Lock, Match, Preference
 
 __all__ = ["UnifiedCache"]
+
+STATS_EVERY_S = 1.0
+"""Between two publications of figures while the owner polls; making them takes some tens of microseconds."""
+
+logger = logging.getLogger(__name__)
 
 
 class UnifiedCache:
@@ -73,6 +79,8 @@ class UnifiedCache:
         self._locks: set[Lock] = set()
         self._owner = threading.get_ident()
         self._closed = False
+        self._lookups = LookupCounts()
+        self._publish_stats()
 
     @classmethod
     def open(
@@ -127,6 +135,7 @@ class UnifiedCache:
             except BaseException:
                 workers.close(config.close_timeout_s)
                 raise
+        logger.info("opened a cache of %s device and %s host pages", config.device_pages, config.host_pages)
         return cache
 
     # ---- asking ----------------------------------------------------------------------------------------------
@@ -146,7 +155,13 @@ class UnifiedCache:
         priority, that prefix has at least ``priority`` from now on.
         """
         self._enter()
-        return self._ledger.tree.match(prompt, priority)
+        found = self._ledger.tree.match(prompt, priority)
+        lookups = self._lookups
+        lookups.count += 1
+        lookups.device_pages += found.device_end
+        lookups.host_pages += found.host_end - found.device_end
+        lookups.missed_pages += prompt.pages_count - found.host_end
+        return found
 
     def lock(self, found: Match) -> Lock:
         """Pin the device prefix of a match until ``release``; the match is dead afterwards.
@@ -382,6 +397,8 @@ class UnifiedCache:
         self._enter()
         over = self._controller.poll()
         self._back_up_due()
+        if time.monotonic() >= self._publish_at_s:
+            self._publish_stats()
         return over
 
     def wait_all(self, timeout_s: float) -> list[Operation]:
@@ -393,7 +410,9 @@ class UnifiedCache:
         """
         self._enter()
         self._wait_and_back_up(timeout_s)
-        return self._controller.take_completed()
+        over = self._controller.take_completed()
+        self._publish_stats()
+        return over
 
     # ---- storage ---------------------------------------------------------------------------------------------
 
@@ -413,6 +432,7 @@ class UnifiedCache:
         with together(self._ranks, "taking a store over"):
             tier = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory, self._ranks)
         self._storage = self._transfers.storage = tier
+        logger.info("attached a store: %s", type(storage).__name__)
 
     def detach(self) -> list[str]:
         """Let go of the store, while the cache runs: end what moves to or from it, close it; name what hangs.
@@ -428,8 +448,11 @@ class UnifiedCache:
         try:
             self._controller.wait_all(self.config.close_timeout_s)
         except (WaitTimeoutError, RankLostError):
-            return tier.close_after_calls(self.config.close_timeout_s)
-        return tier.close()
+            hanging = tier.close_after_calls(self.config.close_timeout_s)
+        else:
+            hanging = tier.close()
+        logger.info("detached the store%s", _hanging(hanging))
+        return hanging
 
     def clear_storage(self) -> Operation | None:
         """Start removing what storage holds of this identity, and nobody else's; None as ``prefetch``.
@@ -466,7 +489,14 @@ class UnifiedCache:
     def stats(self) -> Stats:
         """Count what is where and what has moved."""
         self._enter()
-        return Stats.of(self._ledger, self._controller, self._transfers)
+        return Stats.of(self._ledger, self._controller, self._transfers, self._lookups)
+
+    def published_stats(self) -> Stats:
+        """Return the figures that ``poll``, ``wait_all`` or ``close`` has published last; from any thread.
+
+        While the owner polls they are a little more than a second old at most. They are one moment's, and a value.
+        """
+        return self._published_stats
 
     def reset(self) -> None:
         """Forget every prefix in memory; storage keeps its own. Ends transfers first.
@@ -504,9 +534,11 @@ class UnifiedCache:
             self._wait_and_back_up(timeout_s)
         self._closed = True
         stuck = self._controller.close(timeout_s)
-        if self._storage is None:
-            return stuck
-        return stuck + (self._storage.close_after_calls(timeout_s) if stuck else self._storage.close())
+        if self._storage is not None:
+            stuck += self._storage.close_after_calls(timeout_s) if stuck else self._storage.close()
+        self._publish_stats()
+        logger.info("closed the cache%s", _hanging(stuck))
+        return stuck
 
     def __enter__(self) -> "UnifiedCache":
         return self
@@ -527,6 +559,10 @@ class UnifiedCache:
         while self._back_up_due():
             self._controller.wait_all(deadline_s - time.monotonic())
 
+    def _publish_stats(self) -> None:
+        self._published_stats = Stats.of(self._ledger, self._controller, self._transfers, self._lookups)
+        self._publish_at_s = time.monotonic() + STATS_EVERY_S
+
     def _back_up_due(self) -> bool:
         """Start what the write policy asks for, as far as not too much is under way; tell whether that was anything."""
         due = self._backups.take(self.config.operations_max - self._controller.live_count)
@@ -537,3 +573,8 @@ class UnifiedCache:
     def _check_host(self) -> None:
         if not self.config.host_pages[0]:
             raise ConfigError(f"host pages are needed to move pages, found {self.config.host_pages}")
+
+
+def _hanging(names: Sequence[str]) -> str:
+    """Return the end of a log line that names what hangs; empty if nothing does."""
+    return f"; still hanging: {', '.join(names)}" if names else ""

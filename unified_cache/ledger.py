@@ -24,7 +24,7 @@ __all__ = ["HostReservation", "Ledger", "TierTransfer"]
 class Ledger:
     """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
 
-    __slots__ = ("_allocators", "layout", "paired", "tree")
+    __slots__ = ("_allocators", "_evicted_pages", "layout", "paired", "tree")
 
     def __init__(
         self, layout: ModelLayout, capacity: Sequence[Sequence[int]], eviction: EvictionConfig = EvictionConfig()
@@ -40,6 +40,7 @@ class Ledger:
         self.layout = layout
         self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
+        self._evicted_pages = [[0 for _ in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
         self.paired = None if layout.mapped is None else PairedAllocator(device[0], device[layout.mapped])
         """Full's device slots and those reached through them, with the map; None for a layout without."""
@@ -67,6 +68,10 @@ class Ledger:
     def available_pages(self, tier: Tier, component: int) -> int:
         """Return the pages that can be allocated now: free and evictable ones."""
         return self.free_count(tier, component) + self.tree.evictable_pages(tier, component)
+
+    def evicted_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages that were evicted to make room, so far."""
+        return self._evicted_pages[tier][component]
 
     def allocate(self, tier: Tier, component: int, count: int) -> Slots | None:
         """Hand out slots, evicting what is short; None, with nothing handed out, if pins leave too little."""
@@ -121,7 +126,11 @@ class Ledger:
         allocator = self._allocators[tier][component]
         short = count - allocator.free_count
         if short > 0:
-            self._take_back(self.tree.evict(tier, component, short))
+            freed = self.tree.evict(tier, component, short)
+            for number, arrays in enumerate(freed.slots):
+                lanes = self._evicted_pages[number // len(self._evicted_pages[0])]
+                lanes[number % len(lanes)] += sum(map(len, arrays))
+            self._take_back(freed)
         return count <= allocator.free_count
 
     def fork(self, lock: Lock, memory: PageMemory) -> list[Slots] | None:

@@ -1,13 +1,15 @@
 """What a cache holds and what it has moved: a value, for tables and metrics."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from unified_cache.controller import Controller, TransferKind
+from unified_cache.controller import Controller, OperationCounts, TransferKind
 from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.transfers import Traffic, Transfers
 
-__all__ = ["Occupancy", "Stats"]
+__all__ = ["LookupCounts", "Occupancy", "Stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Occupancy:
     """In the tree, and locks keep them from eviction; SGLang's ``protected_size``, in pages."""
     out: int
     """Handed out to requests and transfers."""
+    evicted: int
+    """Evicted since the cache was opened."""
 
     @property
     def available(self) -> int:
@@ -43,10 +47,24 @@ class Occupancy:
                 ledger.evictable_pages(tier, number),
                 ledger.protected_pages(tier, number),
                 ledger.out_pages(tier, number),
+                ledger.evicted_pages(tier, number),
             )
             for tier in Tier
             for number, component in enumerate(ledger.layout.components)
         )
+
+
+@dataclass(slots=True)
+class LookupCounts:
+    """Prompts that were matched, and where their pages were. An engine that matches again after a load counts again."""
+
+    count: int = 0
+    device_pages: int = 0
+    """Hits: pages that could be resumed from the device."""
+    host_pages: int = 0
+    """Hits: pages after those that could be resumed from device and host together."""
+    missed_pages: int = 0
+    """The rest: to be prefetched, if storage has them, or computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +73,38 @@ class Stats:
 
     occupancy: tuple[Occupancy, ...]
     traffic: dict[TransferKind, Traffic]
+    lookups: LookupCounts
+    operations: dict[TransferKind, OperationCounts]
+    """By kind, counted when ``poll`` returns what has ended. None are of STORE, which is part of a backup."""
     operations_live: int
-    operations_failed: int
-    operations_declined: int
     calls_quarantined: int
     """Calls that a store has not returned from in time; the pages of each are nobody's until it has."""
     flawed_pages: int
     """Pages that storage returned and that were not what they should be: misses, every one."""
+    storage_answers: dict[tuple[Method, Answer], int]
+    """Answers of the store that is attached, one for each object: why a page was not read, or not stored."""
+
+    @property
+    def operations_failed(self) -> int:
+        """Operations that failed or were cancelled."""
+        return sum(counts.failed + counts.cancelled for counts in self.operations.values())
+
+    @property
+    def operations_declined(self) -> int:
+        """Operations that were not started."""
+        return sum(counts.declined for counts in self.operations.values())
 
     @classmethod
-    def of(cls, ledger: Ledger, controller: Controller, transfers: Transfers) -> "Stats":
+    def of(cls, ledger: Ledger, controller: Controller, transfers: Transfers, lookups: LookupCounts) -> "Stats":
         """Count it now."""
         storage = transfers.storage
         return cls(
             occupancy=Occupancy.of(ledger),
             traffic=transfers.moved(),
+            lookups=replace(lookups),
+            operations={kind: replace(counts) for kind, counts in controller.counts.items()},
             operations_live=controller.live_count,
-            operations_failed=controller.failed_count,
-            operations_declined=controller.declined_count,
             calls_quarantined=len(controller.quarantined),
             flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
+            storage_answers={} if storage is None else storage.answers.copy(),
         )

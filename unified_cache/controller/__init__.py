@@ -1,6 +1,6 @@
 """Moves bytes between tiers and never sees the tree: operations, their jobs, and the workers that run them."""
 
-from unified_cache.controller.controller import Controller
+from unified_cache.controller.controller import Controller, OperationCounts
 from unified_cache.controller.layerwise import LayerwiseLoad
 from unified_cache.controller.operation import Operation, OperationState, TransferKind
 from unified_cache.controller.storage_tier import StorageTier
@@ -11,6 +11,7 @@ __all__ = [
     "InlineWorkers",
     "LayerwiseLoad",
     "Operation",
+    "OperationCounts",
     "OperationState",
     "StorageTier",
     "ThreadWorkers",

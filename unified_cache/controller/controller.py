@@ -1,8 +1,10 @@
 """Drive operations: run their jobs on workers, let them go on when the owner polls. Never sees the tree."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 
 import numpy as np
@@ -14,6 +16,7 @@ from unified_cache.errors import (
     CallInFlight,
     CancelledError,
     ClosedError,
+    InternalError,
     OperationTimeoutError,
     RankError,
     RankLostError,
@@ -23,7 +26,9 @@ from unified_cache.errors import (
 from unified_cache.ranks import LocalRanks, RankGroup
 from unified_cache.ranks.agreement import failed_ranks
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "OperationCounts"]
+
+logger = logging.getLogger(__name__)
 
 QUARANTINE_LOOK_S = 0.02
 """Between two looks, while nothing else is left to wait for, whether a store has returned from a call given up."""
@@ -49,6 +54,26 @@ class Readiness(NamedTuple):
     """It need not make do yet with what has come."""
 
 
+@dataclass(slots=True)
+class OperationCounts:
+    """Operations of one kind by outcome, since the cache was opened."""
+
+    done: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    declined: int = 0
+    """Not started, because too many were under way or a rank is lost."""
+
+    def add(self, state: OperationState) -> None:
+        """Count an operation that is over."""
+        if state is OperationState.DONE:
+            self.done += 1
+        elif state is OperationState.CANCELLED:
+            self.cancelled += 1
+        else:
+            self.failed += 1
+
+
 class Controller:
     """Operations under way, at most ``operations_max`` of them, each for at most ``timeout_s``.
 
@@ -72,8 +97,7 @@ class Controller:
         "_ranks",
         "_timeout_s",
         "_workers",
-        "declined_count",
-        "failed_count",
+        "counts",
     )
 
     def __init__(
@@ -95,10 +119,8 @@ class Controller:
         """Of those, the ones whose job has ended on this rank, and how; they wait for other ranks, or in quarantine."""
         self._completed: list[Operation] = []
         """Those whose outcome has become known since the last poll."""
-        self.failed_count = 0
-        """Operations told as failed or cancelled."""
-        self.declined_count = 0
-        """Operations not started because too many were under way, or because ranks can agree on nothing any more."""
+        self.counts = {kind: OperationCounts() for kind in TransferKind}
+        """Operations by kind and outcome: those that ``take_completed`` has returned, and those that never began."""
 
     @property
     def live_count(self) -> int:
@@ -116,7 +138,7 @@ class Controller:
         None, too, once a rank is lost. After ``patience_s`` it makes do with what has come by then.
         """
         if len(self._live) >= self._operations_max or self._ranks.is_lost:
-            self.declined_count += 1
+            self.counts[kind].declined += 1
             return None
         now_s = self._clock()
         operation = Operation(kind, steps, now_s + self._timeout_s, now_s + patience_s)
@@ -163,7 +185,11 @@ class Controller:
     def take_completed(self) -> list[Operation]:
         """Return the operations whose outcome has become known and that no call has returned yet."""
         completed, self._completed = self._completed, []
-        self.failed_count += sum(operation.error is not None for operation in completed)
+        for operation in completed:
+            self.counts[operation.kind].add(operation.state)
+            if operation.state is OperationState.FAILED:
+                unexpected = operation.error if isinstance(operation.error, InternalError) else None
+                logger.warning("the %s failed: %s", operation.kind.value, operation.error, exc_info=unexpected)
         return completed
 
     def wait_all(self, timeout_s: float) -> None:
@@ -220,6 +246,7 @@ class Controller:
             failures = self._failures(live, agreed)
         except RankLostError as error:
             if self._fail_all(error):
+                logger.error("a rank is lost, nothing will be moved any more: %s", error)
                 raise
             # They have failed before: what is left is to give back what they hold, and nobody waits for that.
             has_all_time, agreed, failures = has_time, ours, {}

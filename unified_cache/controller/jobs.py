@@ -14,6 +14,7 @@ from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PageCopies, Pages
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["BackupJob", "ClearJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob"]
 
@@ -155,9 +156,14 @@ class StoreJob:
         clearing = self._storage.clearing
         with clearing.put(self) as allowed:
             if allowed:
-                self._batches.move(lambda pages: self._storage.backend.put(pages, self._level))
+                self._batches.move(self._put)
             if clearing.is_void(self):
                 self._batches.take_back()
+
+    def _put(self, pages: list[PageIO]) -> list[Answer]:
+        answers = self._storage.backend.put(pages, self._level)
+        self._storage.answers.add(Method.PUT, answers)
+        return answers
 
     def stop(self) -> None:
         """Put no further batch."""
@@ -220,7 +226,9 @@ class ProbeJob:
             for pool in specs
             for label in storage.labels(named, pool)
         ]
-        answers = np.array([answer is Answer.HIT for answer in storage.backend.exists(labels)], np.bool_)
+        found = storage.backend.exists(labels)
+        storage.answers.add(Method.EXISTS, found)
+        answers = np.array([answer is Answer.HIT for answer in found], np.bool_)
         end = 0
         for component, specs in enumerate(pools):
             present = np.ones(len(asked[component]), np.bool_)
@@ -258,7 +266,12 @@ class FetchJob:
 
     def run(self) -> None:
         """Get."""
-        self._batches.move(self._storage.backend.get)
+        self._batches.move(self._get)
+
+    def _get(self, pages: list[PageIO]) -> list[Answer]:
+        answers = self._storage.backend.get(pages)
+        self._storage.answers.add(Method.GET, answers)
+        return answers
 
     def stop(self) -> None:
         """Get no further batch."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Thread
+from threading import Lock, Thread
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,34 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["PoolOrder", "StorageTier"]
 
 PoolOrder = tuple[tuple[int, PoolSpec], ...]
 """(component, pool) in the order in which a transfer moves them: KV before sidecars."""
+
+
+class AnswerCounts:
+    """Answers of a store so far, by method; workers count them, and anybody may ask."""
+
+    __slots__ = ("_counts", "_guard")
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[Method, Answer], int] = {}
+        self._guard = Lock()
+
+    def add(self, method: Method, answers: Sequence[Answer]) -> None:
+        """Count the answers of one call."""
+        found = [(answer, count) for answer in Answer if (count := answers.count(answer))]
+        with self._guard:
+            for answer, count in found:
+                self._counts[method, answer] = self._counts.get((method, answer), 0) + count
+
+    def copy(self) -> dict[tuple[Method, Answer], int]:
+        """Return them, the caller's own."""
+        with self._guard:
+            return dict(self._counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +65,7 @@ class StorageTier:
     write_order: PoolOrder
     """Those that this rank stores: of replicated ones, the first rank alone."""
     clearing: Clearing = field(default_factory=Clearing)
+    answers: AnswerCounts = field(default_factory=AnswerCounts)
 
     @classmethod
     def open(

@@ -1,5 +1,6 @@
 """A wrapper that believes no store: every page read is verified against its label before anyone uses it."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +13,8 @@ from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 
 __all__ = ["VerifiedStorage"]
+
+logger = logging.getLogger(__name__)
 
 
 class VerifiedStorage:
@@ -80,6 +83,8 @@ class VerifiedStorage:
                 hits[number] = Answer.FLAWED
             with self._guard:
                 self._flaws_count.update(flaws.values())
+            for number, flaw in flaws.items():
+                logger.warning("a page that storage returned is flawed (%s): %s", flaw.value, pages[number].label)
             # A page that cannot be removed is found flawed again by the next get; the answer here stays right.
             with suppress(StorageError):
                 self._backend.remove([pages[number].label for number in flaws])

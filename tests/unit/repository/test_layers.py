@@ -28,6 +28,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("ledger",),
     ("transfers",),
     ("stats", "backup_scheduler"),
+    ("metrics",),
     ("cache",),
     (FACADE,),
     ("service", "testing", "integrations", "cluster", "offline"),

@@ -4,6 +4,7 @@ The one breaker of this package. ``BreakerStorage`` puts it around a whole store
 servers keep one for each of them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Hashable
 from enum import Enum
@@ -13,6 +14,8 @@ from unified_cache.errors import ConfigError
 from unified_cache.storage_backends.common.backoff import Backoff
 
 __all__ = ["Admission", "BreakerState", "CircuitBreaker"]
+
+logger = logging.getLogger(__name__)
 
 
 class BreakerState(Enum):
@@ -157,6 +160,8 @@ class CircuitBreaker:
     def _fail(self, kind: Hashable) -> None:
         self._failures_count[kind] = self._failures_count.get(kind, 0) + 1
         if self._state is not BreakerState.CLOSED or sum(self._failures_count.values()) >= self._failures_max:
+            if self._state is BreakerState.CLOSED:
+                logger.warning("a breaker opens after %d failures", sum(self._failures_count.values()))
             self._openings_count += 1
             self._successes_count = 0
             self._probe_at_s = self._clock() + self._pauses.pause_s(self._openings_count)
@@ -173,6 +178,7 @@ class CircuitBreaker:
         else:
             self._failures_count.clear()
             self._openings_count = 0
+            logger.info("a breaker closes")
             self._enter(BreakerState.CLOSED)
 
     def _enter(self, state: BreakerState) -> None:

@@ -1,0 +1,142 @@
+"""Figures and log lines of an embedded cache: what it found, moved, evicted and gave up."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.support.operations import Stepped, engine, filled, serve, started, tokens
+from unified_cache.controller import TransferKind
+from unified_cache.errors import StorageError
+from unified_cache.metrics import CacheCollector
+from unified_cache.pool import Tier
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers.method import Method
+
+
+class UnreachableStorage(MemoryStorage):
+    """Fails whenever it is asked."""
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        raise StorageError("the disk is gone", retryable=False)
+
+
+def test_lookups_count_pages_by_where_they_were() -> None:
+    toy = engine()
+    cache = toy.cache
+    before = cache.stats().lookups
+    prompt = serve(toy, 4)
+    cache.backup(prompt)
+    cache.wait_all(1)
+    cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 0, 99))
+    served = cache.stats().lookups
+    cache.match(cache.prompt(tokens(6)))
+    found = cache.stats().lookups
+    assert (before.count, served.missed_pages) == (0, 4)
+    assert found.count == served.count + 1
+    assert found.host_pages - served.host_pages == 4
+    assert found.missed_pages - served.missed_pages == 2
+
+
+def test_evictions_are_counted_by_component_and_tier() -> None:
+    toy = engine()
+    for number in range(4):
+        serve(toy, 6, first=1000 * number)
+    evicted = {(held.tier, held.component): held.evicted for held in toy.cache.stats().occupancy}
+    assert evicted[Tier.DEVICE, toy.layout.components[0].name] == 4 * 6 - 12
+    assert all(count == 0 for (tier, _), count in evicted.items() if tier is Tier.HOST)
+
+
+def test_operations_are_counted_by_kind_and_outcome() -> None:
+    workers = Stepped()
+    toy = engine(workers=workers)
+    cache = toy.cache
+    cache._controller._operations_max = 1
+    prompt = serve(toy, 4)
+    operation = started(cache.backup(prompt))
+    assert cache.load(prompt) is None
+    cache.cancel(operation)
+    workers.run()
+    cache.poll()
+    cache.backup(prompt)
+    workers.run()
+    cache.poll()
+    stats = cache.stats()
+    backups, loads = stats.operations[TransferKind.BACKUP], stats.operations[TransferKind.LOAD]
+    assert (backups.done, backups.failed, backups.cancelled, backups.declined) == (1, 0, 1, 0)
+    assert (loads.done, loads.declined) == (0, 1)
+    assert (stats.operations_failed, stats.operations_declined) == (1, 1)
+
+
+def test_answers_of_storage_are_counted() -> None:
+    store = MemoryStorage()
+    filled(store)
+    toy = engine(store)
+    toy.cache.prefetch(toy.cache.prompt(tokens(8)))
+    toy.cache.wait_all(1)
+    answers = toy.cache.stats().storage_answers
+    assert answers[Method.EXISTS, Answer.HIT] > 0
+    assert answers[Method.EXISTS, Answer.MISS] > 0
+    assert answers[Method.GET, Answer.HIT] > 0
+
+
+def test_a_scrape_on_another_thread_finds_the_figures_of_the_last_poll() -> None:
+    store = MemoryStorage()
+    filled(store)
+    toy = engine(store)
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(toy.cache, "first"))
+    toy.cache.prefetch(toy.cache.prompt(tokens(6)))
+    toy.cache.wait_all(1)
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit(generate_latest, registry).result().decode()
+    full = toy.layout.components[0].name
+    assert f'unified_cache_pages{{cache="first",component="{full}",state="evictable",tier="host"}} 6.0' in text
+    assert 'unified_cache_operations_total{cache="first",kind="prefetch",outcome="done"} 1.0' in text
+    fetched = toy.cache.traffic()[TransferKind.PREFETCH].payload_bytes
+    assert f'unified_cache_moved_bytes_total{{cache="first",kind="prefetch"}} {float(fetched)}' in text
+    assert 'unified_cache_storage_answers_total{answer="hit",cache="first",method="get"}' in text
+
+
+def test_a_closed_cache_can_still_be_scraped() -> None:
+    toy = engine()
+    collector = CacheCollector(toy.cache)
+    toy.cache.close()
+    assert {metric.name for metric in collector.collect()} >= {"unified_cache_pages", "unified_cache_lookups"}
+
+
+def test_without_the_extra_the_error_names_it() -> None:
+    script = "import sys; sys.modules['prometheus_client'] = None; import unified_cache.metrics"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert "ConfigError" in done.stderr
+    assert "pip install 'unified-cache[metrics]'" in done.stderr
+
+
+def test_what_an_operator_must_know_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="unified_cache")
+    toy = engine()
+    toy.cache.attach(UnreachableStorage())
+    toy.cache.prefetch(toy.cache.prompt(tokens(2)))
+    toy.cache.wait_all(1)
+    toy.cache.detach()
+    toy.cache.close()
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    said = "\n".join(f"{level} {text}" for level, text in lines)
+    for words in (
+        "INFO opened a cache",
+        "INFO attached a store",
+        "WARNING the prefetch failed: the disk is gone",
+        "INFO detached the store",
+        "INFO closed the cache",
+    ):
+        assert words in said, said
+
+
+def test_a_program_that_does_not_ask_for_log_lines_sees_none() -> None:
+    assert any(isinstance(each, logging.NullHandler) for each in logging.getLogger("unified_cache").handlers)
