@@ -204,6 +204,12 @@ class Identity:
     """Canonical shard: which heads and which layers; neither rank nor group size. See ``ranks.shards``."""
     stage: str = ""
     """The shard without its heads: names replicated pools, of which all ranks hold the same bytes."""
+    generation: int = 0
+    """Pages of another generation are never found: raise it where a store could not be cleared of all of them."""
+
+    def __post_init__(self) -> None:
+        if self.generation < 0:
+            raise InputError(f"a generation is 0 or more, found {self.generation}")
 
     def parts(self, layout: ModelLayout) -> tuple[tuple["Identity", ModelLayout], ...]:
         """Return the identities that the layout's pools are stored under, each with the layout of its pools.
@@ -238,7 +244,11 @@ class Identity:
             fields += [component.name, str(component.span)]
             fields += [f"{pool.name}={pool.page_bytes}" for pool in component.pools]
         text = b"".join(len(field.encode()).to_bytes(8, "little") + field.encode() for field in fields)
-        return hashlib.sha256(b"unified-cache-identity-v1" + text).digest()
+        domain = b"unified-cache-identity-v1"
+        if self.generation:
+            # Generation 0 has the digest of the time before there were any: stores of that time stay readable.
+            domain = b"unified-cache-identity-generation-%d" % self.generation
+        return hashlib.sha256(domain + text).digest()
 
 
 def _is_of(shard: str, pool: PoolSpec) -> bool:

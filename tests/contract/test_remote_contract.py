@@ -20,6 +20,7 @@ from unified_cache.testing.storage_contract import (
     ROOM_BYTES_MAX,
     StorageContract,
     blank_page,
+    bytes_of,
     label,
     open_for_contract,
     sealed_page,
@@ -89,3 +90,24 @@ class TestTwoServersOverOneStore(ServiceContract):
         storage.close()
         for running in servers:
             running.stop()
+
+
+def test_clear_reaches_the_pages_that_a_full_store_left_in_memory_alone() -> None:
+    running = LoopbackServer.start(MemoryStorage(4 * PAGE_BYTES))
+    storage = running.client("default:writer")
+    open_for_contract(storage)
+    try:
+        pages = [sealed_page(label(number)) for number in range(10)]
+        assert all(storage.put(pages, Level.CACHED))
+        assert storage.clear(label(0).identity) == 10
+        assert storage.exists([page.label for page in pages]) == [Answer.MISS] * 10
+        assert storage.get([blank_page(page.label) for page in pages]) == [Answer.MISS] * 10
+        assert running.usage.used["default"] == 0
+        renewed = [sealed_page(label(number), salt=1) for number in range(10)]
+        assert all(storage.put(renewed, Level.CACHED))
+        found = [blank_page(label(number)) for number in range(10)]
+        assert all(storage.get(found))
+        assert list(map(bytes_of, found)) == list(map(bytes_of, renewed))
+    finally:
+        storage.close()
+        running.stop()

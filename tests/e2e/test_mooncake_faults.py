@@ -77,6 +77,10 @@ class TimedStorage:
         with self._timed():
             return self.inner.remove(labels)
 
+    def clear(self, identity: bytes) -> int:
+        with self._timed():
+            return self.inner.clear(identity)
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         return self.inner.scan(identity, cursor)
 

@@ -31,6 +31,8 @@ class TokenGate:
     """Admit by ``authorization: Bearer TENANT:ROLE``; without it, everybody is an administrator of ``default``."""
 
     def __init__(self) -> None:
+        self.is_closed = False
+        """Whether the server answers nobody."""
         self.in_flight_count = 0
         self._guard = threading.Lock()
 
@@ -38,6 +40,8 @@ class TokenGate:
     def admitted(
         self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
     ) -> Iterator[Caller]:
+        if self.is_closed:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "closed for a while")
         said = dict(context.invocation_metadata()).get("authorization")
         caller = NOBODY
         if isinstance(said, str):

@@ -104,6 +104,7 @@ def stat_as_json(
             "revision": identity.revision,
             "dtype": identity.dtype,
             "shard": identity.shard,
+            "generation": identity.generation,
             "page_size": layout.page_size,
             "components": [
                 {
@@ -140,6 +141,7 @@ def print_stat(
     else:
         identity, layout = kept.description.identity, kept.description.layout
         named = [("revision", identity.revision), ("dtype", identity.dtype), ("shard", identity.shard)]
+        named.append(("generation", str(identity.generation or "")))
         title += (
             "".join(f"  {name} {value}" for name, value in named if value) + f"  pages of {layout.page_size} tokens"
         )

@@ -184,17 +184,13 @@ class ClearJob:
         """Objects."""
 
     def run(self) -> None:
-        """Scan and remove, a page of the listing at a time."""
+        """Clear identity by identity."""
         for owner in self._owners:
-            scan = self._backend.scan(owner)
-            while not self._stopped:
-                self.removed_count += self._backend.remove([found.label for found in scan.objects])
-                if not scan.cursor:
-                    break
-                scan = self._backend.scan(owner, scan.cursor)
+            if not self._stopped:
+                self.removed_count += self._backend.clear(owner)
 
     def stop(self) -> None:
-        """Remove no more."""
+        """Clear no further identity."""
         self._stopped = True
 
 

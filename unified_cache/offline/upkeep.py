@@ -122,10 +122,8 @@ def clear(storage: StorageBackend, identity: bytes, watch: Watch) -> int:
     Raises:
         StorageError: the store fails. What was removed so far is gone; another call goes on.
     """
-    removed_count = 0
-    for objects in listed(storage, identity):
-        removed_count += _remove(storage, [found.label for found in objects])
-        watch(len(objects), sum(found.object_bytes for found in objects))
+    removed_count = storage.clear(identity)
+    watch(removed_count, 0)
     return removed_count
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("format_version", "identity", "model", "revision", "dtype", "shard", "page_size", "components")
+    __slots__ = ("format_version", "identity", "model", "revision", "dtype", "shard", "page_size", "components", "generation")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Manifest(_message.Message):
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     identity: bytes
     model: str
@@ -24,7 +25,8 @@ class Manifest(_message.Message):
     shard: str
     page_size: int
     components: _containers.RepeatedCompositeFieldContainer[Component]
-    def __init__(self, format_version: _Optional[int] = ..., identity: _Optional[bytes] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., shard: _Optional[str] = ..., page_size: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ...) -> None: ...
+    generation: int
+    def __init__(self, format_version: _Optional[int] = ..., identity: _Optional[bytes] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., shard: _Optional[str] = ..., page_size: _Optional[int] = ..., components: _Optional[_Iterable[_Union[Component, _Mapping]]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Component(_message.Message):
     __slots__ = ("name", "span", "pools")

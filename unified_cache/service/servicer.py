@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
@@ -83,7 +84,7 @@ class CacheService:
                 Call.RELEASE.value: unary(Call.RELEASE, Role.READER, pb.ReleaseRequest, self._release),
                 Call.SCAN.value: unary(Call.SCAN, Role.READER, pb.ScanRequest, self._scan),
                 Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
-                Call.CLEAR.value: unary(Call.CLEAR, Role.ADMIN, pb.ClearRequest, self._clear),
+                Call.CLEAR.value: grpc.unary_unary_rpc_method_handler(self._clear),
                 Call.DRAIN.value: unary(Call.DRAIN, Role.ADMIN, pb.DrainRequest, self._drain),
                 Call.SHARE.value: grpc.unary_unary_rpc_method_handler(self._share),
                 Call.UNSHARE.value: unary(Call.UNSHARE, Role.READER, pb.UnshareRequest, self._unshare),
@@ -264,25 +265,23 @@ class CacheService:
             identities_count=len(self._registry.of(tenant)),
         )
 
-    def _clear(self, tenant: str, request: pb.ClearRequest) -> pb.ClearReply:
-        if request.identity:
-            check_digests((request.identity,), "an identity")
-            chosen = [self._registry.find(tenant, request.identity)]
-        else:
-            chosen = self._registry.of(tenant)
-        return pb.ClearReply(removed_count=sum(self._cleared(tenant, registration) for registration in chosen))
+    def _clear(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        # A caller that may remove every page of an identity may clear it.
+        needs = Role.WRITER if _names_identity(message) else Role.ADMIN
+        with self._calls.admitted(Call.CLEAR, needs, context, len(message)) as record:
+            request = record.parsed(pb.ClearRequest, message)
+            if request.identity:
+                check_digests((request.identity,), "an identity")
+                chosen = [self._registry.find(record.tenant, request.identity)]
+            else:
+                chosen = self._registry.of(record.tenant)
+            removed_count = sum(self._cleared(record.tenant, registration) for registration in chosen)
+            return pb.ClearReply(removed_count=removed_count).SerializeToString()
 
     def _cleared(self, tenant: str, registration: Registration) -> int:
-        identity = registration.stored.identity
-        removed_count = self._store.remove(tenant, self._store.host.labels_of(tenant, identity))
-        cursor = ""
-        while True:
-            listed = self._store.scan(identity, cursor)
-            removed_count += self._store.remove(tenant, [label for label, _ in listed.objects])
-            cursor = listed.cursor
-            if not cursor:
-                self._registry.forget(tenant, registration.manifest.identity)
-                return removed_count
+        removed_count = self._store.clear(tenant, registration.stored.identity)
+        self._registry.forget(tenant, registration.manifest.identity)
+        return removed_count
 
     def _drain(self, tenant: str, request: pb.DrainRequest) -> pb.DrainReply:
         self._ask_drain()
@@ -313,3 +312,11 @@ def _put_reply(kept: Sequence[KeptTier]) -> pb.PutReply:
     answers = [Answer.UNAVAILABLE if where is KeptTier.UNAVAILABLE else Answer.STORED for where in kept]
     declined = {KeptTier.UNAVAILABLE: KeptTier.DECLINED}
     return pb.PutReply(stored=bytes(declined.get(where, where) for where in kept), reasons=reasons_of(answers))
+
+
+def _names_identity(message: bytes) -> bool:
+    """Tell whether a clear is one of a single identity."""
+    try:
+        return bool(pb.ClearRequest.FromString(message).identity)
+    except DecodeError:
+        return False

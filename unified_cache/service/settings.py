@@ -67,9 +67,9 @@ class Role(Enum):
     READER = "reader"
     """Look up and get."""
     WRITER = "writer"
-    """Put and remove."""
+    """Put, remove, clear an identity."""
     ADMIN = "admin"
-    """Clear a namespace, drain the server."""
+    """Clear every identity of a tenant, drain the server."""
 
     def includes(self, needed: "Role") -> bool:
         """Tell whether this role may do what ``needed`` may."""

@@ -27,6 +27,7 @@ def manifest_of(identity: Identity, layout: ModelLayout) -> proto.Manifest:
         revision=identity.revision,
         dtype=identity.dtype,
         shard=identity.shard,
+        generation=identity.generation,
         page_size=layout.page_size,
         components=[
             proto.Component(
@@ -62,7 +63,9 @@ def described_by(manifest: proto.Manifest) -> Description:
         layout = ModelLayout(manifest.page_size, components)
     except LayoutError as error:
         raise StorageError(f"{name} must describe a layout: {error}", retryable=False) from error
-    identity = Identity(manifest.model, manifest.revision, manifest.dtype, manifest.shard)
+    identity = Identity(
+        manifest.model, manifest.revision, manifest.dtype, manifest.shard, generation=manifest.generation
+    )
     if identity.digest(layout) != manifest.identity:
         raise StorageError(
             f"{name} must have that digest, found one of {identity.digest(layout).hex()}", retryable=False

@@ -154,6 +154,12 @@ class MemoryStorage:
             self._check_open()
             return sum(self._drop(label) for label in labels)
 
+    def clear(self, identity: bytes) -> int:
+        """Drop every page of one identity. Linear in all pages held."""
+        with self._guard:
+            self._check_open()
+            return sum(self._drop(label) for label in self._lru.labels_of(identity))
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity by name. Linear in all objects."""
         with self._guard:

@@ -1,6 +1,6 @@
 """The protocol between the cache and any store of sealed pages.
 
-Batched, one version, eight methods. A miss is an answer and says why; only a fault raises. The prefix logic (hit
+Batched, one version, nine methods. A miss is an answer and says why; only a fault raises. The prefix logic (hit
 policies, restorable sets) lives above it, once; a backend sees pages one by one and knows no pool by name.
 """
 
@@ -116,6 +116,8 @@ class StorageBackend(Protocol):
     * results stand in the order of the pages asked for, one for each
     * an empty batch is no work
     * remove makes a page a miss and tolerates absent pages
+    * clear makes every page of one identity a miss, wherever the store has it, and no page of another
+    * a clear that cannot promise that raises StorageError: any part may be gone, and calling again goes on
     * a scan lists every object of one identity and of no other
     * every method but close raises ClosedError after close; close twice is close once
     * methods may be called from several threads at a time
@@ -150,6 +152,14 @@ class StorageBackend(Protocol):
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were."""
+        ...
+
+    def clear(self, identity: bytes) -> int:
+        """Remove every object of one identity, also those that the store has in memory; return how many there were.
+
+        One that lay in several places may count for each. What had been put before the call is a miss after it; what is
+        being put meanwhile may stay.
+        """
         ...
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:

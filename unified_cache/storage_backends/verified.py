@@ -98,6 +98,10 @@ class VerifiedStorage:
         """Remove objects from the wrapped backend."""
         return self._backend.remove(labels)
 
+    def clear(self, identity: bytes) -> int:
+        """Remove every object of one identity from the wrapped backend."""
+        return self._backend.clear(identity)
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend, flawed or not."""
         return self._backend.scan(identity, cursor)

@@ -215,6 +215,11 @@ class FaultyStorage:
         self._begin(Method.REMOVE)
         return self._backend.remove(labels)
 
+    def clear(self, identity: bytes) -> int:
+        """Clear one identity in the wrapped backend."""
+        self._begin(Method.CLEAR)
+        return self._backend.clear(identity)
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
         self._begin(Method.SCAN)

@@ -172,6 +172,23 @@ class KeysOnlyContract:
         assert storage.exists([label(number) for number in range(3)]) == [Answer.MISS, Answer.HIT, Answer.MISS]
         assert storage.get([blank_page(label(number)) for number in range(3)]) == [Answer.MISS, Answer.HIT, Answer.MISS]
 
+    def test_clear_makes_every_page_of_one_identity_a_miss_and_no_page_of_another(
+        self, storage: StorageBackend
+    ) -> None:
+        """Clear twice among two identities, then put again."""
+        open_for_contract(storage)
+        mine = [label(number, pool) for number in range(20) for pool in POOLS]
+        others = [label(number, model=OTHER_MODEL) for number in range(20)]
+        assert all(storage.put([sealed_page(named) for named in mine + others], Level.CACHED))
+        assert all(storage.get([blank_page(named) for named in mine + others]))
+        assert storage.clear(mine[0].identity) >= len(mine), "one that lies in two places may count twice"
+        assert storage.clear(mine[0].identity) == 0
+        assert storage.exists(mine) == storage.get([blank_page(named) for named in mine]) == [Answer.MISS] * len(mine)
+        assert list(listing(storage, mine[0].identity)) == []
+        assert storage.exists(others) == [Answer.HIT] * len(others)
+        assert storage.put([sealed_page(mine[0])], Level.CACHED) == [Answer.STORED]
+        assert storage.get([blank_page(mine[0])]) == [Answer.HIT]
+
     def test_a_scan_lists_every_object_of_one_identity_and_of_no_other(self, storage: StorageBackend) -> None:
         """Compare two identities and two pools with what was put, sizes included."""
         open_for_contract(storage)
@@ -200,6 +217,7 @@ class KeysOnlyContract:
             lambda: storage.get([page]),
             lambda: storage.put([page], Level.CACHED),
             lambda: storage.remove([page.label]),
+            lambda: storage.clear(page.label.identity),
             lambda: storage.scan(page.label.identity),
         ):
             try:

@@ -82,10 +82,10 @@ def test_a_store_that_fails_to_remove_fails_the_clear_and_the_next_goes_on() -> 
     class Stubborn(MemoryStorage):
         failing = True
 
-        def remove(self, labels: Sequence[Label]) -> int:
+        def clear(self, identity: bytes) -> int:
             if self.failing:
                 raise StorageError("read only", retryable=False)
-            return super().remove(labels)
+            return super().clear(identity)
 
     store = Stubborn()
     toy = engine(store)

@@ -152,9 +152,9 @@ def held(payload_bytes: int = 100) -> HeldPage:
 def test_room_is_made_by_the_tenant_that_holds_most() -> None:
     tier = HostTier(10 * held().object_bytes)
     for number in range(3):
-        assert tier.admit("quiet", label(number), held())
+        assert tier.admit("quiet", label(number), held(), tier.epoch)
     for number in range(100, 200):
-        assert tier.admit("loud", label(number), held())
+        assert tier.admit("loud", label(number), held(), tier.epoch)
     assert tier.used("quiet") == (3, 3 * held().object_bytes)
     assert tier.used("loud") == (7, 7 * held().object_bytes)
 
@@ -162,13 +162,13 @@ def test_room_is_made_by_the_tenant_that_holds_most() -> None:
 def test_a_page_that_finds_no_room_beside_pinned_ones_is_not_admitted() -> None:
     tier = HostTier(2 * held().object_bytes)
     tier.pin([label(0), label(1)])
-    assert tier.admit("a", label(0), held())
-    assert tier.admit("a", label(1), held())
-    assert not tier.admit("b", label(2), held())
-    assert not tier.admit("b", label(3), held(10_000))
+    assert tier.admit("a", label(0), held(), tier.epoch)
+    assert tier.admit("a", label(1), held(), tier.epoch)
+    assert not tier.admit("b", label(2), held(), tier.epoch)
+    assert not tier.admit("b", label(3), held(10_000), tier.epoch)
     assert tier.contains("a", [label(0), label(1)]) == [True, True]
     tier.unpin([label(0)])
-    assert tier.admit("b", label(2), held())
+    assert tier.admit("b", label(2), held(), tier.epoch)
     assert tier.contains("a", [label(0), label(1)]) == [False, True]
 
 

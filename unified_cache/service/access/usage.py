@@ -49,6 +49,12 @@ class TenantUsage:
         if gone_bytes:
             self._usage.release(tenant, gone_bytes)
 
+    def drop_identity(self, tenant: str, identity: bytes) -> None:
+        """Count every page of one identity as gone. Linear in the tenant's pages."""
+        with self._guard:
+            labels = [label for label in self._held.get(tenant, ()) if label.identity == identity]
+        self.drop(tenant, labels)
+
     def oldest(self, tenant: str, count: int) -> list[Label]:
         """Return the labels that were not asked about for longest; they become the last ones."""
         with self._guard:

@@ -1,7 +1,8 @@
 """Pages in this server's memory, in front of a slower store."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 
 from unified_cache.seal import Label
@@ -25,6 +26,9 @@ class HostTier:
         self._bytes_total = 0
         self._pins_count: Counter[Label] = Counter()
         self._evicted_count = 0
+        self._clears_count: Counter[bytes] = Counter()
+        """By identity: clears under way."""
+        self._epoch = 0
         self._guard = Lock()
 
     @property
@@ -55,10 +59,39 @@ class HostTier:
                     pages.move_to_end(label)
             return found
 
-    def admit(self, tenant: str, label: Label, page: HeldPage) -> bool:
-        """Take a page in, unless one of that name is here already; False where there is no room for it."""
+    @property
+    def epoch(self) -> int:
+        """Changes with every clear that begins or ends; see ``admit``."""
+        return self._epoch
+
+    @contextmanager
+    def clearing(self, tenant: str, identity: bytes) -> Iterator[list[Label]]:
+        """Let all pages of one identity go and yield their names; during the ``with`` block admit none."""
+        with self._guard:
+            self._clears_count[identity] += 1
+            self._epoch += 1
+            pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
+            dropped = [label for label in pages if label.identity == identity]
+            for label in dropped:
+                self._forget(tenant, pages, label)
+        try:
+            yield dropped
+        finally:
+            with self._guard:
+                self._epoch += 1
+                self._clears_count[identity] -= 1
+                if not self._clears_count[identity]:
+                    del self._clears_count[identity]
+
+    def admit(self, tenant: str, label: Label, page: HeldPage, epoch: int) -> bool:
+        """Take a page in, unless one of that name is here already; False where there is no room for it.
+
+        Nor is a page taken in whose way here began at an ``epoch`` that is over: it may be one that was cleared.
+        """
         object_bytes = page.object_bytes
         with self._guard:
+            if epoch != self._epoch or label.identity in self._clears_count:
+                return False
             pages = self._pages.setdefault(tenant, OrderedDict[Label, HeldPage]())
             if label in pages:
                 return True
@@ -76,11 +109,6 @@ class HostTier:
             for label in labels:
                 if label in pages:
                     self._forget(tenant, pages, label)
-
-    def labels_of(self, tenant: str, identity: bytes) -> list[Label]:
-        """List the pages of one identity. Linear in the tenant's pages."""
-        with self._guard:
-            return [label for label in self._pages.get(tenant, ()) if label.identity == identity]
 
     def pin(self, labels: Iterable[Label]) -> None:
         """Add one reference to each label: its page is not evicted while it has any."""

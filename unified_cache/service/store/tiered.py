@@ -124,6 +124,7 @@ class TieredStore:
 
         A page of another length, or one that the store fails to return, is a miss.
         """
+        epoch = self._host.epoch
         found = [
             PageRead(FoundTier.NOWHERE, Answer.MISS, None)
             if page is None
@@ -144,7 +145,7 @@ class TieredStore:
         self._count(tenant, "storage", [page.label for page in pages], hits)
         for number, blank, answer in zip(absent, blanks, hits, strict=True):
             if answer:
-                self._host.admit(tenant, labels[number], blank)
+                self._host.admit(tenant, labels[number], blank, epoch)
                 found[number] = PageRead(FoundTier.STORE, answer, blank)
             else:
                 found[number] = _MISS._replace(answer=answer)
@@ -156,6 +157,7 @@ class TieredStore:
         Raises:
             Refused: the tenant or the store is full, or the store failed and memory cannot make up for it.
         """
+        epoch = self._host.epoch
         labels = [each.label for each in arrived]
         pages: dict[Label, ArrivedPage] = {}
         for each in arrived:
@@ -170,7 +172,7 @@ class TieredStore:
             raise
         for label in dict.fromkeys(fresh):
             if level is Level.CACHED or answers[label]:
-                self._host.admit(tenant, label, pages[label].page)
+                self._host.admit(tenant, label, pages[label].page, epoch)
         held = self._host.contains(tenant, labels)
         kept = [
             KeptTier.HOST if here and level is Level.CACHED and not answers[label] else _KEPT[answers[label]]
@@ -197,6 +199,18 @@ class TieredStore:
         self._store.remove(named)
         self._usage.drop(tenant, named)
         return sum(either or bool(other) for either, other in zip(here, stored, strict=True))
+
+    def clear(self, tenant: str, identity: bytes) -> int:
+        """Remove every page of one identity from both tiers; return how many there were in either.
+
+        Raises:
+            StorageError: the store failed; they are gone from memory.
+        """
+        with self._host.clearing(tenant, identity) as dropped:
+            stored = self._store.exists(dropped)
+            removed_count = self._store.clear(identity) + stored.count(Answer.MISS)
+        self._usage.drop_identity(tenant, identity)
+        return removed_count
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List what the store has of one identity; pages that are in memory alone are not listed."""

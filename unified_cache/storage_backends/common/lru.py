@@ -177,6 +177,10 @@ class StoreLru:
         self.touch(reversed(labels))
         return stored, evicted
 
+    def labels_of(self, identity: bytes) -> list[Label]:
+        """List the objects of one identity, the least recently used first. Linear in all objects."""
+        return [label for label in self._objects if label.identity == identity]
+
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List objects of one identity in the order of their names, after the name in ``cursor``."""
         names = ((label.page_name, label) for label in self._objects if label.identity == identity)

@@ -255,6 +255,22 @@ class FileStorage:
                     raise self._cannot("remove", label, error) from error
             return removed_count
 
+    def clear(self, identity: bytes) -> int:
+        """Remove every object of one identity, a page of the listing at a time, as ``remove``.
+
+        Raises:
+            InputError: the identity is not a digest.
+            StorageError: a directory cannot be listed or an object cannot be removed.
+        """
+        with self._calls:
+            removed_count, cursor = 0, ""
+            while True:
+                found = self.scan(identity, cursor)
+                removed_count += self.remove([each.label for each in found.objects])
+                cursor = found.cursor
+                if not cursor:
+                    return removed_count
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed.
 

@@ -32,6 +32,7 @@ from unified_cache.storage_backends.mooncake.buffers import object_buffers
 from unified_cache.storage_backends.mooncake.client import MooncakeClient, client_of
 from unified_cache.storage_backends.mooncake.hosts import knock
 from unified_cache.storage_backends.mooncake.manifests import ManifestObjects, identity_in
+from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.mooncake.transfer import MooncakeIo
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
@@ -184,6 +185,24 @@ class MooncakeStorage:
         with self._calls:
             names = [label.object_name for label in labels]
             return self._client.remove(names).count(0) if names else 0
+
+    def clear(self, identity: bytes) -> int:
+        """Remove every object of one identity, those that cannot be read too. A listing of the whole cluster.
+
+        Raises:
+            InputError: the identity is not a digest.
+            StorageError: the master does not answer, or does not remove an object.
+        """
+        with self._calls:
+            check_identity(identity)
+            names = [f"{identity.hex()}/{name}" for name in self._names(identity, "")]
+            codes: list[int] = []
+            for start in range(0, len(names), SCAN_OBJECTS_MAX):
+                codes += self._client.remove(names[start : start + SCAN_OBJECTS_MAX])
+            left = set(codes) - {0, ResultCode.NOT_FOUND}
+            if left:
+                raise StorageError(f"Mooncake did not remove every object (codes {sorted(left)})", retryable=True)
+            return codes.count(0)
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed.

@@ -216,6 +216,14 @@ class PageIndex:
             unreadable = [slot for label in there for slot in self._unreadable.pop(label, ())]
             return len(there), self._take_out(there), unreadable
 
+    def drop_identity(self, identity: bytes) -> list[Label]:
+        """Take back the room of pages of one identity that are being written; return the labels of its objects."""
+        with self._guard:
+            for label in self._lru.labels_of(identity):
+                if label not in self._slots:
+                    self._lru.forget(label)
+            return [label for label in {**self._slots, **self._unreadable} if label.identity == identity]
+
     def set_aside(self, unreadable: Mapping[Label, SegmentSlot]) -> None:
         """Note that the disk did not give pages, those of them that are where they were."""
         with self._guard:

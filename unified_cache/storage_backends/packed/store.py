@@ -256,6 +256,15 @@ class PackedStorage:
                 raise storage_error(error, f"cannot remove objects from {self._root.path}") from error
             return count
 
+    def clear(self, identity: bytes) -> int:
+        """Remove every object of one identity, unreadable ones too, as ``remove``; what is being put is declined.
+
+        Raises:
+            StorageError: a table cannot be written; what is in it is gone until the store is opened again.
+        """
+        with self._calls:
+            return self.remove(self._index.drop_identity(identity))
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed.
 

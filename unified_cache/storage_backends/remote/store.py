@@ -215,6 +215,35 @@ class RemoteStorage:
                     removed_count += reply.removed_count
             return removed_count if len(self._servers) == 1 else present.count(Answer.HIT)
 
+    def clear(self, identity: bytes) -> int:
+        """Clear one identity at every server, its memory included; a page that two of them had counts for each.
+
+        Raises:
+            InputError: the identity was not registered.
+            StorageError: a server does not answer; the others are cleared. It may bring pages back when it returns.
+        """
+        with self._calls:
+            if identity not in self._manifests:
+                raise InputError(f"register identity {identity.hex()} before it is cleared")
+            removed_count = 0
+            failed: list[StorageError] = []
+            for server in self._servers:
+                request = pb.ClearRequest(tenant=server.tenant, identity=identity)
+                try:
+                    reply = pb.ClearReply.FromString(self._send_once(server, Call.CLEAR, request.SerializeToString()))
+                except StorageError as error:
+                    failed.append(error)
+                    continue
+                server.forget_greetings()
+                removed_count += reply.removed_count
+            if failed:
+                raise StorageError(
+                    f"{len(failed)} of {len(self._servers)} servers were not cleared: {failed[0]}; clear again when "
+                    f"they answer, or go on with the next generation of the identity",
+                    retryable=True,
+                ) from failed[0]
+            return removed_count
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List pages, of each server those that belong to it: once each, whether the servers share a store or not.
 

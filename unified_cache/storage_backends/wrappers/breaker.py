@@ -19,8 +19,9 @@ Result = TypeVar("Result")
 class BreakerStorage:
     """Ask a store only while its circuit breaker lets calls through; failures are counted by method.
 
-    While open, every page and every put is UNAVAILABLE and nothing is removed; ``register`` and ``scan``, which
-    have no such answer, raise StorageError. A probe that hangs keeps the store absent, so a deadline belongs inside.
+    While open, every page and every put is UNAVAILABLE and nothing is removed; ``register``, ``clear`` and ``scan``,
+    which have no such answer, raise StorageError. A probe that hangs keeps the store absent, so a deadline belongs
+    inside.
     ``capability`` is declared, not probed, and always passes.
 
     A failure is any exception but those that a working store raises: a store that is full or closed, and wrong input.
@@ -85,6 +86,14 @@ class BreakerStorage:
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; none while open."""
         return self._ask(Method.REMOVE, lambda: self._backend.remove(labels), lambda: 0)
+
+    def clear(self, identity: bytes) -> int:
+        """Clear one identity in the wrapped backend.
+
+        Raises:
+            StorageError: the breaker is open. Nothing was removed.
+        """
+        return self._ask(Method.CLEAR, lambda: self._backend.clear(identity), self._refuse)
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend.

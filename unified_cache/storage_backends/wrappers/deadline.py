@@ -298,6 +298,10 @@ class DeadlineStorage:
         """Remove objects from the wrapped backend."""
         return self._run(Method.REMOVE, lambda: self._backend.remove(labels))
 
+    def clear(self, identity: bytes) -> int:
+        """Clear one identity in the wrapped backend; a clear that misses its deadline goes on."""
+        return self._run(Method.CLEAR, lambda: self._backend.clear(identity))
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
         return self._run(Method.SCAN, lambda: self._backend.scan(identity, cursor))

@@ -99,6 +99,12 @@ class MeteredStorage:
         self._count(Method.REMOVE, len(labels), removed_count)
         return removed_count
 
+    def clear(self, identity: bytes) -> int:
+        """Clear one identity in the wrapped backend."""
+        removed_count = self._timed(Method.CLEAR, lambda: self._backend.clear(identity))
+        self._count(Method.CLEAR, removed_count, removed_count)
+        return removed_count
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
         return self._timed(Method.SCAN, lambda: self._backend.scan(identity, cursor))

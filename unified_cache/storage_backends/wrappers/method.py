@@ -14,5 +14,6 @@ class Method(Enum):
     GET = "get"
     PUT = "put"
     REMOVE = "remove"
+    CLEAR = "clear"
     SCAN = "scan"
     CLOSE = "close"

@@ -87,6 +87,10 @@ class RetryStorage:
         """Remove objects from the wrapped backend, once: a second try could not say how many there were."""
         return self._backend.remove(labels)
 
+    def clear(self, identity: bytes) -> int:
+        """Clear one identity in the wrapped backend, once, as ``remove``."""
+        return self._backend.clear(identity)
+
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
         return self._backend.scan(identity, cursor)

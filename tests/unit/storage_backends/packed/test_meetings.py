@@ -148,3 +148,16 @@ def test_a_way_that_cannot_be_synced_is_no_reason_to_refuse_a_new_store(tmp_path
 
     with closing(opened(tmp_path / "store", ProcDisk())) as storage:
         assert put(storage, [1], Level.DURABLE) == [True]
+
+
+def test_clear_takes_pages_that_cannot_be_read_along(tmp_path: Path) -> None:
+    disk = FaultyDisk(DiskFault.EIO, only="preadv")
+    with closing(opened(tmp_path / "store", disk)) as storage:
+        put(storage, range(3))
+        disk.failing = range(1 << 30)
+        assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
+        disk.failing = range(0)
+        assert storage.clear(label(0).identity) == 3
+    with closing(opened(tmp_path / "store")) as storage:
+        assert storage.exists([label(number) for number in range(3)]) == [Answer.MISS] * 3
+        assert storage.bytes_used == 0

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -181,6 +182,28 @@ def test_where_one_server_is_gone_the_other_stands_in(two: TwoServers) -> None:
     with pytest.raises(StorageError) as caught:
         two.storage.remove([label(1)])
     assert caught.value.retryable
+
+
+def test_a_clear_with_a_server_away_says_that_it_is_incomplete_and_the_next_generation_finds_nothing(
+    two: TwoServers,
+) -> None:
+    pages = [sealed_page(label(number)) for number in range(40)]
+    assert all(two.storage.put(pages, Level.CACHED))
+    away = two.servers[0]
+    away.gate.is_closed = True
+    with pytest.raises(StorageError, match="1 of 2 servers were not cleared") as caught:
+        two.storage.clear(label(0).identity)
+    assert caught.value.retryable
+    away.gate.is_closed = False
+    two.clock.sleep(60.0)
+    back = two.storage.get([blank_page(page.label) for page in pages]).count(Answer.HIT)
+    assert 0 < back < 40  # what the server that was away still has
+    renewed = replace(MODEL, generation=1)
+    two.storage.register(manifest_of(renewed, LAYOUT), {})
+    relabelled = [page.label._replace(identity=renewed.digest(LAYOUT)) for page in pages]
+    assert two.storage.exists(relabelled) == [Answer.MISS] * 40
+    assert two.storage.clear(label(0).identity) == back
+    assert two.storage.exists([page.label for page in pages]) == [Answer.MISS] * 40
 
 
 def test_where_all_are_gone_it_is_a_retryable_error_after_a_pause(two: TwoServers) -> None:
