@@ -6,13 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.sources import ROOT
-from unified_cache.cli.main import run
+from tests.support.cluster import ask
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
@@ -39,27 +39,11 @@ def reason_of(standard_error: str) -> str:
 
 
 def refused(status: int, *arguments: str | Path) -> str:
-    """Run a command that must fail, in a process of its own; return its one line."""
-    result = unified_cache(*arguments)
-    assert result.returncode == status, result.stderr
-    assert result.stdout == ""
-    return reason_of(result.stderr)
-
-
-Refused = Callable[..., str]
-
-
-@pytest.fixture
-def refused_here(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """As ``refused``, in this process: what needs torch before it fails would spend seconds to import it."""
-
-    def refused_here(status: int, *arguments: str | Path) -> str:
-        assert run(list(map(str, arguments))) == status
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        return reason_of(captured.err)
-
-    return refused_here
+    """Run a command that must fail; return its one line. Here: a process of its own would import torch for each."""
+    result = ask(*arguments)
+    assert result.status == status, result.err
+    assert result.out == ""
+    return reason_of(result.err)
 
 
 @pytest.fixture
@@ -72,11 +56,11 @@ def bad_trace(tmp_path: Path) -> Path:
 
 def test_the_table_the_json_the_picture_and_the_page_tell_of_one_run(tmp_path: Path) -> None:
     report = tmp_path / "deep" / "report"
-    result = unified_cache(
+    result = ask(
         *("replay", TRACE, "--limit", "400", *MEDIUM, "--storage", f"file:{tmp_path}/store"),
         *("--report", report, "--json", tmp_path / "run.json"),
     )
-    assert result.returncode == 0, result.stderr
+    assert result.status == 0, result.err
     found = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     assert found["requests"] == 400
     assert set(found["hit_blocks"]) == {"device", "host", "storage"}
@@ -87,16 +71,16 @@ def test_the_table_the_json_the_picture_and_the_page_tell_of_one_run(tmp_path: P
     assert set(found["bytes_moved"]) == {"backup", "load", "store", "prefetch"}
     assert {"token_hit_ratio", "seconds", "requests_per_s", "settings", "environment", "series"} <= set(found)
     for tier in found["hit_blocks"]:
-        assert re.search(rf"^ {tier} .* {found['hit_blocks'][tier]:,} ", result.stdout, re.MULTILINE)
-    assert f"{found['pages_verified']:,} pages verified, 0 wrong, 0 slots leaked" in result.stdout
-    assert max(len(line) for line in result.stdout.splitlines()) <= 90
+        assert re.search(rf"^ {tier} .* {found['hit_blocks'][tier]:,} ", result.out, re.MULTILINE)
+    assert f"{found['pages_verified']:,} pages verified, 0 wrong, 0 slots leaked" in result.out
+    assert max(len(line) for line in result.out.splitlines()) <= 90
     assert sorted(path.name for path in report.iterdir()) == ["hit_ratio.png", "index.html"]
     assert (report / "hit_ratio.png").read_bytes().startswith(b"\x89PNG")
     page = (report / "index.html").read_text(encoding="utf-8")
     assert "data:image/png;base64," in page
     assert f"<td>{found['hit_blocks']['storage']:,}</td>" in page
     assert "http" not in page.split("base64,")[0] + page.split('">', 6)[-1].split("base64")[0]
-    progress = [line for line in result.stderr.splitlines() if " %  " in line]
+    progress = [line for line in result.err.splitlines() if " %  " in line]
     assert len(progress) == 10
     assert progress[-1].startswith("100 %  400 of 400 requests")
 
@@ -151,9 +135,9 @@ def test_a_malformed_trace_touches_neither_store_nor_report(bad_trace: Path) -> 
     assert list(around.iterdir()) == [bad_trace]
 
 
-def test_an_unknown_storage_scheme_is_refused_in_one_line(refused_here: Refused) -> None:
-    assert "must begin with one of" in refused_here(2, "replay", TRACE, *SMALL, "--storage", "nonsense:x")
-    assert "must begin with one of" in refused_here(2, "replay", TRACE, *SMALL, "--storage", "nonsense:x", "--no-bytes")
+def test_an_unknown_storage_scheme_is_refused_in_one_line() -> None:
+    assert "must begin with one of" in refused(2, "replay", TRACE, *SMALL, "--storage", "nonsense:x")
+    assert "must begin with one of" in refused(2, "replay", TRACE, *SMALL, "--storage", "nonsense:x", "--no-bytes")
 
 
 def test_a_report_without_matplotlib_says_what_to_install_before_the_run() -> None:
@@ -169,31 +153,27 @@ def test_a_report_without_matplotlib_says_what_to_install_before_the_run() -> No
 # ---- failures ------------------------------------------------------------------------------------------------
 
 
-def test_a_storage_directory_that_cannot_be_made_is_a_failure(refused_here: Refused) -> None:
+def test_a_storage_directory_that_cannot_be_made_is_a_failure() -> None:
     # Nobody can make a directory there, not even root.
-    assert "/sys/unified-cache" in refused_here(1, "replay", TRACE, *SMALL, "--storage", "file:/sys/unified-cache")
+    assert "/sys/unified-cache" in refused(1, "replay", TRACE, *SMALL, "--storage", "file:/sys/unified-cache")
 
 
-def test_a_storage_directory_that_holds_something_else_is_a_failure_and_stays_as_it_was(
-    refused_here: Refused, tmp_path: Path
-) -> None:
+def test_a_storage_directory_that_holds_something_else_is_a_failure_and_stays_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
-    assert "must be empty or a file store" in refused_here(1, "replay", TRACE, *SMALL, "--storage", f"file:{tmp_path}")
+    assert "must be empty or a file store" in refused(1, "replay", TRACE, *SMALL, "--storage", f"file:{tmp_path}")
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can give a directory away")
-def test_a_storage_directory_of_somebody_else_is_a_failure_and_stays_as_it_was(
-    refused_here: Refused, tmp_path: Path
-) -> None:
+def test_a_storage_directory_of_somebody_else_is_a_failure_and_stays_as_it_was(tmp_path: Path) -> None:
     os.chown(tmp_path, 54321, 54321)
-    assert "must belong to user 0" in refused_here(1, "replay", TRACE, *SMALL, "--storage", f"file:{tmp_path}")
+    assert "must belong to user 0" in refused(1, "replay", TRACE, *SMALL, "--storage", f"file:{tmp_path}")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("option", ["--report", "--json"])
-def test_results_that_could_not_be_written_are_refused_before_the_run(refused_here: Refused, option: str) -> None:
-    reason = refused_here(1, "replay", TRACE, *SMALL, option, "/sys/unified-cache/result")
+def test_results_that_could_not_be_written_are_refused_before_the_run(option: str) -> None:
+    reason = refused(1, "replay", TRACE, *SMALL, option, "/sys/unified-cache/result")
     assert "/sys/unified-cache" in reason
 
 
@@ -214,10 +194,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_without_room_costs_hits_which_is_said_and_leaves_nothing_half_written(small_disk: Path) -> None:
     # A store in a directory of its own; the file system's root has the mount's owner and mode too.
-    result = unified_cache("replay", TRACE, "--limit", "200", *SMALL, "--storage", f"file:{small_disk}/store")
-    assert result.returncode == 0, result.stderr
-    assert "pages were backed up and not stored: the store had no room" in result.stdout
-    assert "0 wrong, 0 slots leaked" in result.stdout
+    result = ask("replay", TRACE, "--limit", "200", *SMALL, "--storage", f"file:{small_disk}/store")
+    assert result.status == 0, result.err
+    assert "pages were backed up and not stored: the store had no room" in result.out
+    assert "0 wrong, 0 slots leaked" in result.out
     assert [path for path in (small_disk / "store" / "tmp").rglob("*") if path.is_file() and path.name != "lock"] == []
     assert [path for path in small_disk.rglob("*.kv") if path.is_file()] == []
 
@@ -239,9 +219,9 @@ def test_a_run_killed_midway_leaves_a_store_that_serves_the_next_one(tmp_path: P
     child.kill()
     child.communicate(timeout=TIMEOUT_S)
     assert child.returncode == -signal.SIGKILL
-    again = unified_cache(*arguments, "--json", "-")
-    assert again.returncode == 0, again.stderr
-    found = json.loads(again.stdout)
+    again = ask(*arguments, "--json", "-")
+    assert again.status == 0, again.err
+    found = json.loads(again.out)
     assert found["wrong_pages"] == 0
     assert found["leaked_slots"] == 0
     # The first tenth of the requests comes from the store alone, also what the trace had not asked for before.
