@@ -60,7 +60,7 @@ class CacheError(Exception):
 
 
 class InputError(CacheError):
-    """What the caller passed is wrong; nothing was changed."""
+    """An argument is wrong; nothing was changed."""
 
 
 class TokenError(InputError):

@@ -60,7 +60,7 @@ _STATE_ROW_VALUES = 4
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """How the rows of one layer lie in a page: all values, then all scales, then padding."""
+    """Format of the rows of one layer in a page: all values, then all scales, then padding."""
 
     value_bytes: int
     """Bytes of one row that its values take."""

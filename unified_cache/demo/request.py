@@ -11,7 +11,7 @@ __all__ = ["DemoRequest", "RequestOutcome"]
 
 
 class RequestOutcome(Enum):
-    """How a request ended."""
+    """Outcome of a request."""
 
     FINISHED = "finished"
     """All its tokens are out."""

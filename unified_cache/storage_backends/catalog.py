@@ -1,4 +1,4 @@
-"""What a store may know of itself beyond its pages: whose they are, and when they were last used.
+"""Catalog of a store: the identities that it holds, and when their pages were last used.
 
 The protocol of pages names an identity in every call and lists none, because an engine knows its own. A tool without
 an engine does not: it asks the catalog. A backend that wants such tools offers the methods of ``Catalog`` beside
@@ -15,7 +15,7 @@ __all__ = ["Catalog", "UsedBetween", "catalog_of"]
 
 
 class UsedBetween(NamedTuple):
-    """When the least and the most recently used object of an identity were used, in nanoseconds since 1970."""
+    """Times at which the least and the most recently used object of an identity were used, in ns since 1970."""
 
     oldest_ns: int
     newest_ns: int

@@ -17,7 +17,7 @@ __all__ = ["Answer", "Capability", "Level", "PageIO", "Scan", "StorageBackend", 
 
 
 class Level(Enum):
-    """What an acknowledged put promises."""
+    """Promise of an acknowledged put."""
 
     CACHED = "cached"
     """Readable by the next get; a crash may lose it."""
@@ -57,7 +57,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a backend can do; declared, never probed."""
+    """Abilities of a backend; declared, never probed."""
 
     name: str
     """For people: messages, metrics."""
@@ -71,7 +71,7 @@ class Capability:
     No guard gives a call less: else the backend would never come to fail over.
     """
     call_bytes: int = 1 << 20
-    """What a caller had better ask for in one get, so that pages are still in the processor's caches when verified."""
+    """Best size of one get, so that pages are still in the processor's caches when they are verified."""
 
 
 class PageIO(NamedTuple):
