@@ -1,4 +1,4 @@
-"""Which prompts are backed up when: one small class for each write policy."""
+"""Scheduling of backups: one small class for each write policy (write-through, selective, write-back)."""
 
 from collections import OrderedDict, deque
 from typing import Protocol
@@ -17,7 +17,7 @@ DUE_PROMPTS_MAX = 4096
 
 
 class WriteStrategy(Protocol):
-    """Told what requests do; says what to back up now."""
+    """A write policy: learns what requests do, and returns the prompts to back up now."""
 
     def reused(self, prompt: Prompt) -> list[Prompt]:
         """Note that a request uses a prompt which another one left on the device."""
@@ -33,7 +33,7 @@ class WriteStrategy(Protocol):
 
 
 class WriteOnCall:
-    """Nothing by itself."""
+    """Back up on call only."""
 
     def reused(self, prompt: Prompt) -> list[Prompt]:
         """Back up nothing."""
@@ -49,7 +49,7 @@ class WriteOnCall:
 
 
 class WriteThrough(WriteOnCall):
-    """Everything at once."""
+    """Write-through: back up every prompt as soon as it is inserted."""
 
     def inserted(self, prompt: Prompt, new_pages: int) -> list[Prompt]:
         """Back it up."""
@@ -57,7 +57,7 @@ class WriteThrough(WriteOnCall):
 
 
 class WriteThroughSelective(WriteOnCall):
-    """What is used a second time."""
+    """Write-through selective: back up a prompt when it is used a second time."""
 
     def reused(self, prompt: Prompt) -> list[Prompt]:
         """Back up what was used before; what is new has to be used again first."""
@@ -65,7 +65,7 @@ class WriteThroughSelective(WriteOnCall):
 
 
 class WriteBack(WriteOnCall):
-    """The oldest prompts, once more than ``dirty_pages_max`` pages of the device wait."""
+    """Write-back: back up the oldest dirty prompts once more than ``dirty_pages_max`` device pages wait."""
 
     def __init__(self, dirty_pages_max: int) -> None:
         self._dirty_pages_max = dirty_pages_max
@@ -94,7 +94,7 @@ class WriteBack(WriteOnCall):
 
 
 class BackupScheduler:
-    """The policy in force, and the prompts that are due for their backup and wait for a transfer to end."""
+    """The write policy in force, and a bounded queue of the prompts that are due for a backup."""
 
     def __init__(self, config: CacheConfig) -> None:
         """Follow ``config.write``.

@@ -365,18 +365,18 @@ class UnifiedCache:
         there: ``end_layerwise``, then ``wait_all`` or ``poll`` until the load is over, then match and lock as ever.
         """
         self._enter()
-        arrival = self._transfers.arrival(operation)
-        if arrival is not None:
-            operation.followers.add(arrival)
-        return arrival
+        load = self._transfers.layerwise_load(operation)
+        if load is not None:
+            operation.followers.add(load)
+        return load
 
-    def end_layerwise(self, arrival: LayerwiseLoad) -> None:
-        """Read no more of what a load brings. Once more, or after ``reset``, changes nothing."""
+    def end_layerwise(self, load: LayerwiseLoad) -> None:
+        """End the layer-wise reading of a load. A second call, or one after ``reset``, changes nothing."""
         self._enter()
-        arrival.operation.followers.discard(arrival)
+        load.operation.followers.discard(load)
 
     def finish_early(self, operation: Operation) -> None:
-        """Have a transfer make do with what has come by now, instead of waiting for the rest; ``poll`` tells when."""
+        """End a transfer early and keep what has arrived, as far as it can be resumed from; ``poll`` returns it."""
         self._enter()
         operation.stop()
 

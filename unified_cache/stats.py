@@ -1,4 +1,4 @@
-"""What a cache holds and what it has moved: a value, for tables and metrics."""
+"""Statistics of a cache: occupancy of its tiers, look-ups, transfers; values for tables and metrics."""
 
 from dataclasses import dataclass, replace
 
@@ -69,7 +69,7 @@ class LookupCounts:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What the cache holds and what it has moved since it was opened."""
+    """Occupancy now, and counts since the cache was opened."""
 
     occupancy: tuple[Occupancy, ...]
     traffic: dict[TransferKind, Traffic]

@@ -37,7 +37,7 @@ Held = TypeVar("Held")
 
 @dataclass(slots=True)
 class Traffic:
-    """What went one way since the cache was opened.
+    """Pages and bytes moved in one direction since the cache was opened.
 
     To storage: pages new on the host. Those put again only to stay recent are looked up there, not moved.
     """
@@ -193,8 +193,8 @@ class Transfers:
             found = self._shorter(prompt, found.host_end, Tier.DEVICE)
         return 0
 
-    def arrival(self, operation: Operation) -> LayerwiseLoad | None:
-        """Say what a load brings while it is under way; None if it is not, or if another one brings part of it."""
+    def layerwise_load(self, operation: Operation) -> LayerwiseLoad | None:
+        """Return the pages of a load under way by layer; None if it is over or another load brings part of it."""
         if operation.job not in self._loads or operation.state is not OperationState.RUNNING:
             return None
         moving, progress = self._loads[operation.job]
@@ -292,7 +292,7 @@ class Transfers:
         return MissingPages(found, spans, start, full_start, found.host_end, prompt.pages_count, lacking)
 
     def _held_by_all(self, held: Held | None) -> Held | None:
-        """Return what was allocated here, if there was room for it on every rank; the caller gives it back if not."""
+        """Return ``held`` if every rank could allocate it, else None; the caller gives it back in either case."""
         return held if self._ranks.agree(np.array([held is not None]))[0] else None
 
     def _true_for_all(self, masks: Sequence[Pages]) -> list[Pages]:
@@ -303,7 +303,7 @@ class Transfers:
 
     @contextmanager
     def _budgeted(self, pages: int) -> Iterator[None]:
-        """Take so much of what prefetches may fill, for the length of a ``with`` block."""
+        """Reserve host pages out of the budget of prefetches, for the length of a ``with`` block."""
         self._host_pages_left -= pages
         try:
             yield
@@ -336,7 +336,7 @@ class Transfers:
         return end - missing.known_end
 
     def _count(self, kind: TransferKind, parts: Sequence[PageCopies]) -> int:
-        """Book what went one way; return the pages."""
+        """Count pages that were moved; return how many."""
         traffic = self.traffic[kind]
         for part in parts:
             component = self._ledger.layout.components[part.component]
@@ -347,7 +347,7 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class MissingPages:
-    """What memory lacks of a prompt: pages [start, pages_count) of each component, but for those the host holds."""
+    """Pages of a prompt that memory lacks: [start, pages_count) of each component, but for those the host holds."""
 
     found: Match
     spans: Sequence[int]

@@ -170,7 +170,7 @@ class GetCommand:
         with closing(_store_at(self.url, described)) as storage:
             (answer,) = storage.get([PageIO(label, None, (memoryview(page),))])
             if not answer:
-                raise CacheError(f"{self.url} must have {self.name}, the answer is: {answer.value}")
+                raise CacheError(f"{self.url} must have {self.name}, found a {answer.value}")
         self.output.write_bytes(page)
 
 
@@ -200,7 +200,7 @@ class PutCommand:
         with closing(_store_at(self.url, _described(self.like, label.identity.hex()))) as storage:
             (answer,) = storage.put([PageIO(label, None, (page,))], level)
             if not answer:
-                raise CacheError(f"{self.url} must take {self.name}, the answer is: {answer.value}")
+                raise CacheError(f"{self.url} must take {self.name}, found a {answer.value}")
 
 
 def _opened(url: str) -> "AbstractContextManager[Inquiry]":

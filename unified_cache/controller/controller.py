@@ -41,17 +41,17 @@ NEVER_KEPT = (CancelledError, OperationTimeoutError, RankLostError)
 
 
 class Readiness(NamedTuple):
-    """How an operation stands: on this rank, or, where each says True, on all."""
+    """Readiness of an operation to go on: on this rank, or, once agreed on, on all ranks."""
 
     ended: bool
-    """Its job is over."""
-    well: bool
-    """And has not failed."""
+    """Its job has ended."""
+    succeeded: bool
+    """Its job has ended without an error."""
     free: bool
-    """And nobody uses its pages: no store that is still in its call (quarantine), no engine that follows."""
+    """Nobody uses its pages: no store that is still in its call (quarantine), no engine that reads layer by layer."""
     in_time: bool
     patient: bool
-    """It need not make do yet with what has come."""
+    """It may still wait for more; once this is False, it keeps what has arrived and ends."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Controller:
     engine follows stays live until the engine has left it.
 
     When jobs end, how, and what the clock says differs between ranks. So each look at the operations takes one
-    agreement on how each stands, and they go on in the order in which they started: on every rank the same ones,
+    agreement on the readiness of each, and they go on in the order in which they started: on every rank the same ones,
     after the same look. What failed on one rank has failed.
     """
 
@@ -160,12 +160,12 @@ class Controller:
         return True
 
     def stop_all(self) -> None:
-        """Have every operation make do with what has come by now."""
+        """End every operation early; each keeps what has arrived by now."""
         for operation in self._live:
             operation.stop()
 
     def leave_all(self) -> None:
-        """Have nobody follow any operation any more."""
+        """End all layer-wise reading."""
         for operation in self._live:
             operation.followers.clear()
 
@@ -179,7 +179,7 @@ class Controller:
             RankLostError: another rank did not; told once. Every operation has failed, and no other will start.
         """
         if self._live:
-            self._look(0, has_time=True)
+            self._poll_once(0, has_time=True)
         return self.take_completed()
 
     def take_completed(self) -> list[Operation]:
@@ -202,7 +202,7 @@ class Controller:
         deadline = self._clock() + timeout_s
         while self._live:
             left_s = deadline - self._clock()
-            if not self._look(self._wait_s(left_s), has_time=left_s > 0) and self._live:
+            if not self._poll_once(self._wait_s(left_s), has_time=left_s > 0) and self._live:
                 kinds = sorted(operation.kind.value for operation in self._live)
                 raise WaitTimeoutError(f"{len(kinds)} operations still run after {timeout_s} s: {', '.join(kinds)}")
 
@@ -217,7 +217,7 @@ class Controller:
         self._ended.update({operation: None for operation in self._live if operation.awaited is not None})
         for operation, error in list(self._ended.items()):
             if not in_flight(error):
-                self._let_go(operation)
+                self._release(operation)
             operation.set_outcome(OperationState.FAILED, ClosedError("the cache was closed"))
         return stuck + [f"{call.name} of the store" for call in self.quarantined]
 
@@ -234,14 +234,14 @@ class Controller:
         now_s = self._clock()
         return max(0, min([left_s, *(moment - now_s for moment in moments if now_s < moment < math.inf)]))
 
-    def _look(self, wait_s: float, *, has_time: bool) -> bool:
-        """Agree on how each live operation stands, and act on it; tell whether every rank ``has_time``."""
+    def _poll_once(self, wait_s: float, *, has_time: bool) -> bool:
+        """Agree with all ranks on the readiness of each operation, advance it, and tell whether all have time."""
         self._ended.update(self._workers.finished(wait_s))
         live = list(self._live)
         now_s = self._clock()
-        ours = [self._standing(operation, now_s) for operation in live]
+        ours = [self._readiness(operation, now_s) for operation in live]
         try:
-            bits = self._ranks.agree(np.array([has_time, *(bit for standing in ours for bit in standing)], np.bool_))
+            bits = self._ranks.agree(np.array([has_time, *(bit for readiness in ours for bit in readiness)], np.bool_))
             agreed = [Readiness(*row) for row in bits[1:].reshape(len(live), -1).tolist()]
             failures = self._failures(live, agreed)
         except RankLostError as error:
@@ -252,26 +252,25 @@ class Controller:
             has_all_time, agreed, failures = has_time, ours, {}
         else:
             has_all_time = bool(bits[0])
-        for operation, standing in zip(live, agreed, strict=True):
-            self._act(operation, standing, failures.get(operation))
+        for operation, readiness in zip(live, agreed, strict=True):
+            self._advance(operation, readiness, failures.get(operation))
         self._wake()
         return has_all_time
 
-    def _standing(self, operation: Operation, now_s: float) -> Readiness:
+    def _readiness(self, operation: Operation, now_s: float) -> Readiness:
         error = self._ended.get(operation)
         return Readiness(
             ended=operation in self._ended,
-            well=error is None,
+            succeeded=error is None,
             free=not in_use(operation, error),
             in_time=now_s < operation.due_s,
             patient=now_s < operation.stop_s,
         )
 
     def _failures(self, live: list[Operation], agreed: list[Readiness]) -> dict[Operation, CacheError]:
-        """Return why jobs failed that have ended on every rank: of one rank its own error, of several the same one."""
-        failed = [
-            operation for operation, standing in zip(live, agreed, strict=True) if standing.ended and not standing.well
-        ]
+        """Return the errors of jobs that have ended on every rank: this rank's own, or one that names the ranks."""
+        each = zip(live, agreed, strict=True)
+        failed = [operation for operation, readiness in each if readiness.ended and not readiness.succeeded]
         ours = [self._ended[operation] for operation in failed]
         if not failed or self._ranks.size == 1:
             return {operation: error for operation, error in zip(failed, ours, strict=True) if error is not None}
@@ -284,24 +283,24 @@ class Controller:
             failures[operation].__cause__ = error
         return failures
 
-    def _act(self, operation: Operation, standing: Readiness, failure: CacheError | None) -> None:
-        """Do what its standing says: end it early, have it make do, tell its failure, let it go on or let it go."""
+    def _advance(self, operation: Operation, readiness: Readiness, failure: CacheError | None) -> None:
+        """Take the step that an operation is ready for: cut it short, report its failure, resume it or release it."""
         if operation.state is OperationState.RUNNING:
-            if not standing.in_time:
+            if not readiness.in_time:
                 reason = OperationTimeoutError(f"the {operation.kind.value} took longer than {self._timeout_s} s")
                 self._end_early(operation, OperationState.FAILED, reason)
-            elif not standing.patient:
+            elif not readiness.patient:
                 operation.stop()
-        if not standing.ended:
+        if not readiness.ended:
             return
-        if not standing.free:
+        if not readiness.free:
             if failure is not None and operation.state is OperationState.RUNNING:
                 operation.set_outcome(OperationState.FAILED, failure)
                 self._completed.append(operation)
         elif isinstance(operation.error, NEVER_KEPT):
-            self._let_go(operation)
+            self._release(operation)
         else:
-            self._go_on(operation, failure)
+            self._resume(operation, failure)
 
     def _fail_all(self, error: RankLostError) -> bool:
         """Fail what still runs; tell whether anything did."""
@@ -320,7 +319,7 @@ class Controller:
         operation.stop()
         self._completed.append(operation)
 
-    def _go_on(self, operation: Operation, error: CacheError | None) -> None:
+    def _resume(self, operation: Operation, error: CacheError | None) -> None:
         was_running = operation.state is OperationState.RUNNING
         self._ended.pop(operation, None)
         try:
@@ -343,11 +342,11 @@ class Controller:
         """
         for operation in [operation for operation in self._live if operation.is_woken]:
             if isinstance(operation.error, NEVER_KEPT):
-                self._let_go(operation)
+                self._release(operation)
             else:
-                self._go_on(operation, None)
+                self._resume(operation, None)
 
-    def _let_go(self, operation: Operation) -> None:
+    def _release(self, operation: Operation) -> None:
         del self._live[operation]
         self._ended.pop(operation, None)
         operation.release()

@@ -1,4 +1,4 @@
-"""What a load brings layer by layer, for an engine that computes on the first layers while the last are to come."""
+"""Layer-wise loads: an engine computes on the first layers of a load while the last are still on their way."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Layer = tuple[str, int]
 
 
 class LayerProgress:
-    """How far a worker has come with the layers of a load; anyone may ask, from any thread.
+    """Progress of a worker through the layers of a load; any thread may ask.
 
     The worker copies inside of ``with progress:``, so that nobody waits for a load that has failed.
     """
@@ -79,7 +79,7 @@ class LayerProgress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerwiseLoad:
-    """What a load brings, lent to an engine that computes on it before it is in the tree.
+    """The pages of a load, lent to an engine that computes on them before they are in the tree.
 
     From ``begin_layerwise`` to ``end_layerwise`` the load keeps all its slots and pins, whatever becomes of it: done,
     failed, cancelled or late, nothing is published and nothing given back before ``end_layerwise``. So the slots stay

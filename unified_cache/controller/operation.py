@@ -17,7 +17,7 @@ __all__ = ["Job", "JobQueue", "Operation", "OperationState", "Steps", "TransferK
 
 
 class JobQueue(Enum):
-    """Which workers run a job: a store that hangs must not hold up copies."""
+    """Kind of workers that run a job: a store that hangs must not hold up copies."""
 
     COPY = "copy"
     STORAGE = "storage"
@@ -79,7 +79,7 @@ class TransferKind(Enum):
 
 
 class OperationState(Enum):
-    """Where an operation stands."""
+    """State of an operation."""
 
     RUNNING = "running"
     DONE = "done"

@@ -1,4 +1,4 @@
-"""Who runs jobs: threads, or the owner itself for a deterministic run."""
+"""Workers that run jobs: threads, or the owner itself for a deterministic run."""
 
 import threading
 import time
