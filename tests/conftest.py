@@ -1,4 +1,4 @@
-"""What every run of the tests has in common: interrupts, and what it says at its end of skips and of processes left."""
+"""Set-up of every test run: interrupts, garbage collection, and a summary of skips and of processes left behind."""
 
 import gc
 import signal

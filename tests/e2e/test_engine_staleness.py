@@ -46,7 +46,7 @@ Place = Callable[[SwaTranslation | None], WriteLocator]
 
 @dataclass(frozen=True, eq=False)
 class Talk:
-    """What conversations came to: the logits of every token, and by turn the tokens reused and those from the host."""
+    """Results of conversations: the logits of every token, and by turn the tokens reused and those from the host."""
 
     logits: list[torch.Tensor]
     reused: list[int]

@@ -37,7 +37,7 @@ INJECT_AFTER_S = 0.02
 
 @dataclass
 class TimedStorage:
-    """What an engine sees of its store: the longest call, and what came of pages."""
+    """An engine's view of its store: the longest call, and what came of pages."""
 
     inner: StorageBackend
     longest_s: float = 0.0

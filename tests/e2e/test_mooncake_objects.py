@@ -1,4 +1,4 @@
-"""What happens to single objects in a cluster that is full, forgets, is written to by others, or is not there."""
+"""Single objects in a cluster that is full, forgets, is written to by others, or is not there."""
 
 import os
 import subprocess

@@ -26,7 +26,7 @@ TOKENS = tuple(range(16))
 
 
 class IdentityProbe:
-    """Whose pages a client asks for."""
+    """Identity of the pages that a client asks for."""
 
     def __init__(self, running: LoopbackServer) -> None:
         self.running = running

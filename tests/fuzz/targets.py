@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes any bytes, and raises only where a promise is broken."""
+"""Fuzz targets: each takes any bytes, and raises only where a promise is broken."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -142,7 +142,7 @@ class Requests:
 
 @dataclass
 class _Details(grpc.HandlerCallDetails):
-    """Which call is made, as gRPC says it."""
+    """Details of a call, as gRPC gives them."""
 
     method: str
     invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()

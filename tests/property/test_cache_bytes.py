@@ -37,7 +37,7 @@ from unified_cache.tree import Lock
 
 
 class Leaves(Enum):
-    """Which windows and states a request computes and hands over, beside all pages of Full."""
+    """Windows and states that a request computes and hands over, beside all pages of Full."""
 
     ENDS = "those that a resume at its ends needs"
     ALL = "all"

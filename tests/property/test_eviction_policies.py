@@ -1,4 +1,4 @@
-"""Which page goes next, against a naive cache that remembers every page's uses by itself.
+"""Order of eviction, against a naive cache that remembers every page's uses by itself.
 
 It takes two things from the tree: where nodes begin and end, since a windowed component is touched by whole nodes, and
 which of equals a tie fell on. Everything else, who was used when and how often, it keeps in a dict entry per page.
@@ -32,7 +32,7 @@ Page = tuple[int, ...]
 
 @dataclass
 class Record:
-    """What the naive cache knows of one page of one component."""
+    """History of one page of one component, as the naive cache knows it."""
 
     slot: int | None = None
     touched: int = 0

@@ -47,7 +47,7 @@ class UnsyncedDisk(Disk):
 
 
 class PackedModel:
-    """What is in a store: the bytes of every page, the least recent first."""
+    """Model of a store: the bytes of every page, the least recent first."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self.bytes_max = bytes_max

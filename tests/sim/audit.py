@@ -43,7 +43,7 @@ _third = itemgetter(2)
 
 
 class Claim(NamedTuple):
-    """What one request or one transfer holds, reads and brings; any of it may be nothing."""
+    """Pages that one request or one transfer holds, reads and brings; any of it may be nothing."""
 
     out: Numbers = _NONE
     """Slots that it has been given, each counted from its lane's base."""

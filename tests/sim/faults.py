@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation: stores that fail, lie and decline, copies that fail; until it is switched off."""
+"""Faults of a simulation: stores that fail, lie and decline, copies that fail; until it is switched off."""
 
 import random
 from collections import Counter

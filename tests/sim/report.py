@@ -37,7 +37,7 @@ class Violation:
 
 @dataclass
 class SimReport:
-    """What simulations did together."""
+    """Totals of several simulations."""
 
     seeds: int = 0
     faulty_seeds: int = 0

@@ -1,4 +1,4 @@
-"""Which operations there are, how often each is drawn, and what each may do to the tree."""
+"""Operations of a simulation, how often each is drawn, and what each may do to the tree."""
 
 SHARES: dict[str, float] = {
     "begin": 12,

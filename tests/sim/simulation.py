@@ -50,7 +50,7 @@ _NO_NUMBERS: Contents = np.empty(0, np.int64)
 
 @dataclass
 class SimTally:
-    """What a simulation has done."""
+    """Counts of what a simulation has done."""
 
     operations: Counter[str] = field(default_factory=Counter)
     happened: Counter[str] = field(default_factory=Counter)
@@ -61,7 +61,7 @@ class SimTally:
 
 
 class Simulation:
-    """What a seed says, operation by operation; raises AssertionError at the first that breaks a promise."""
+    """One simulation: the operations of a seed, one by one. Raises AssertionError at the first broken promise."""
 
     def __init__(self, seed: int, *, faulty: bool) -> None:
         self.cell: Cell = CELLS[seed % len(CELLS)]

@@ -1,4 +1,4 @@
-"""How much the randomised tests do: enough for every commit, or the long mode of ``make test-long``."""
+"""Budget of the randomised tests: enough for every commit, or the long mode of ``make test-long``."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What must be true of a cache at every moment, whoever has done what: read from its tree, its allocators, its jobs.
+"""Invariants of a cache at every moment: read from its tree, its allocators, its jobs.
 
 ``UnifiedCache.check`` proves what the cache can know by itself. Here stands what only the world around it knows: what
 the bytes in a slot must be, which slots requests and transfers hold, and what a match must answer.
@@ -39,7 +39,7 @@ FLOWS: Mapping[type, tuple[Tier | None, Tier | None]] = {
 
 @dataclass(frozen=True)
 class Flow:
-    """What one live transfer is doing: the pages it reads and fills."""
+    """One live transfer: the pages it reads and fills."""
 
     prompt: Prompt
     source: Tier | None
@@ -69,7 +69,7 @@ def walk(tree: RadixTree) -> Iterator[tuple[Node, tuple[PageKey, ...]]]:
 
 @dataclass(frozen=True)
 class Census:
-    """What a tree holds, page by page."""
+    """Contents of a tree, page by page."""
 
     spans: tuple[int, ...]
     held: tuple[Held, ...]
@@ -163,7 +163,7 @@ def verify_map(cache: UnifiedCache, requests: Iterable[Sequence[Slots]]) -> None
 
 
 class Payloads:
-    """What every page must hold, made once."""
+    """Expected bytes of every page, made once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[PageKey, str], npt.NDArray[np.uint8]] = {}
@@ -199,7 +199,7 @@ def verify_bytes(engine: ToyEngine, payloads: Payloads, census: Census) -> None:
 
 @dataclass(frozen=True)
 class Pinned:
-    """What stands where a lock pins it, at one moment."""
+    """Slots that a lock pins, at one moment."""
 
     nodes_count: int
     """From the root to where the lock ends."""

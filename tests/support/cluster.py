@@ -1,4 +1,4 @@
-"""What the tests of clusters and nodes share: commands as processes, and whether what they started is gone."""
+"""Support of the tests of clusters and nodes: commands as processes, and whether what they started is gone."""
 
 import json
 import os
@@ -38,7 +38,7 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command printed, and its exit status."""
+    """Output of a command, and its exit status."""
 
     status: int
     out: str

@@ -1,4 +1,4 @@
-"""What "bit-exact" means, as scenarios that any store can be put under: a restored prefix, and one never evicted.
+""" "Bit-exact", as scenarios that any store can be put under: a restored prefix, and one never evicted.
 
 The comparison runs the same stock model over its own untouched cache object, in the same chunks, without any code of
 ours; then both go on for ``STEPS`` greedy tokens. All logits on the way must be equal, bit by bit.
@@ -50,7 +50,7 @@ class L3:
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """How much room there is, and what is kept."""
+    """Sizes of the tiers, and what is kept."""
 
     device_pages: int = ROOMY
     host_pages: int = ROOMY
@@ -332,7 +332,7 @@ SHARED_STORAGE_SCENARIOS: tuple[Scenario, ...] = (after_a_restart,)
 
 @dataclass(frozen=True)
 class PromptResult:
-    """What a process made of a prompt, small enough to be printed."""
+    """Result of a process for a prompt, small enough to be printed."""
 
     logits_digest: str
     storage_tokens: int

@@ -1,4 +1,4 @@
-"""What one process does with a store in a directory, and what must hold whatever happens to it on the way."""
+"""History of one process with a store in a directory, and what must hold whatever happens to it on the way."""
 
 import itertools
 from collections.abc import Callable
@@ -32,7 +32,7 @@ OF_OTHER_POOL = label(0, POOLS[1])
 
 
 class StoreHistory:
-    """What one process does with a store, and what it was promised meanwhile."""
+    """Calls of one process to a store, and the promises it was given."""
 
     def __init__(self, kind: StoreKind, root: Path, disk: Disk, bytes_max: int | None) -> None:
         self.kind = kind

@@ -21,7 +21,7 @@ BLOCK_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is in a file; of large ones, most may never have been written."""
+    """Contents of a file; of large ones, most may never have been written."""
 
     length: int = 0
     blocks: Mapping[int, bytes] = field(default_factory=dict)

@@ -61,7 +61,7 @@ def descriptors(root: Path) -> list[str]:
 
 
 class DiskFault(Enum):
-    """How a call goes wrong."""
+    """Way in which a call goes wrong."""
 
     ENOSPC = errno.ENOSPC
     EIO = errno.EIO

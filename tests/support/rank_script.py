@@ -80,7 +80,7 @@ class Watched:
 
 @dataclass
 class Probed:
-    """What one prefetch could have known when it decided, and what it went for."""
+    """Knowledge of one prefetch when it decided, and its decision."""
 
     pages_count: int
     known_end: int

@@ -33,7 +33,7 @@ SETTLE_S = 30.0
 
 
 class Meeting:
-    """Where threads meet to agree."""
+    """Meeting point at which threads agree."""
 
     def __init__(self, size: int, timeout_s: float = 60.0) -> None:
         self.barrier = Barrier(size, timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""What tests of the wrappers share: a clock that only sleeping moves, and pages by number."""
+"""Support of the wrappers' tests: a clock that only sleeping moves, and pages by number."""
 
 import random
 from collections.abc import Mapping, Sequence

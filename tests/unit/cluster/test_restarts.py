@@ -1,4 +1,4 @@
-"""How often a dead process is started again, and when."""
+"""Restarts of dead processes: how often, and when."""
 
 from unified_cache.cluster.restarts import DELAYS_S, STABLE_S, ProcessPhase, Restarts
 

@@ -1,4 +1,4 @@
-"""What the facade promises an engine."""
+"""Promises of the facade to an engine."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where requests leave windows and recurrent states, and how a request gets a state of its own."""
+"""Checkpoints: the ends at which requests leave windows and recurrent states, and states of a request's own."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which page goes first under each policy, and what pins and a time to live change about it."""
+"""Order of eviction under each policy, with preferences and a time to live."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a cache starts by itself, and when it does not: prefetching and write policies."""
+"""Policies: the prefetches and backups that a cache starts by itself."""
 
 from dataclasses import replace
 from pathlib import Path

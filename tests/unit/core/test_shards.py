@@ -1,4 +1,4 @@
-"""Who holds what, and who stores it: shards named by heads and layers, replicated pools with one writer."""
+"""Shards named by heads and layers, and replicated pools with one writer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

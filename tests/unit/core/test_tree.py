@@ -1,4 +1,4 @@
-"""What the tree promises, one sentence each; random histories are in tests/property."""
+"""Promises of the tree, one sentence each; random histories are in tests/property."""
 
 import random
 

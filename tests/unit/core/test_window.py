@@ -1,4 +1,4 @@
-"""Which pages of a request its windows still need. R7 and R14 are rules that SGLang 0.5.23 keeps, in pages."""
+"""Pages of a request that its windows still need. R7 and R14 are rules that SGLang 0.5.23 keeps, in pages."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What others may use is in an ``__all__``, exists, and is documented."""
+"""Public names are in an ``__all__``, exist, and are documented."""
 
 import ast
 import importlib

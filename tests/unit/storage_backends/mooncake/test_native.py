@@ -1,4 +1,4 @@
-"""What Mooncake needs of a machine, and what is said where it is missing."""
+"""Mooncake's needs of a machine, and the errors where they are missing."""
 
 import sys
 from pathlib import Path
