@@ -11,7 +11,8 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.service import LoopbackServer
 from unified_cache.errors import ConfigError, InputError, StorageError
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level
@@ -245,11 +246,24 @@ def test_a_server_that_was_restarted_is_greeted_again(two: TwoServers) -> None:
     assert all(two.storage.get([blank_page(page.label) for page in pages]))
 
 
-def test_a_layout_that_no_server_takes_is_an_error_that_says_why(two: TwoServers) -> None:
-    other = manifest_of(MODEL.__class__(MODEL.model, dtype="fp8"), LAYOUT)
-    with pytest.raises(StorageError, match="dtype: expected none, found fp8") as caught:
-        two.storage.register(other, {})
+@pytest.mark.parametrize(
+    ("flaw", "why"),
+    [
+        (Manifest(format_version=FORMAT_VERSION + 1), f"expected {FORMAT_VERSION}, found {FORMAT_VERSION + 1}"),
+        (Manifest(dtype="fp8"), "must have that digest, found one of"),
+    ],
+    ids=["another format version", "the digest of another layout"],
+)
+def test_a_layout_that_no_server_takes_is_an_error_that_says_why(two: TwoServers, flaw: Manifest, why: str) -> None:
+    refused = manifest_of(replace(MODEL, generation=1), LAYOUT)
+    refused.MergeFrom(flaw)
+    with pytest.raises(StorageError, match=why) as caught:
+        two.storage.register(refused, {})
     assert not caught.value.retryable
+    page = sealed_page(label(1)._replace(identity=refused.identity))
+    with pytest.raises(InputError, match="register identity"):
+        two.storage.put([page], Level.CACHED)
+    assert two.storage.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
 
 
 def test_a_page_that_was_not_registered_cannot_be_put_and_is_absent(two: TwoServers) -> None:
