@@ -46,13 +46,14 @@ class ToyEngine:
     host_pages: tuple[int, ...]
     storage: StorageBackend | None
     workers: Workers | None
+    identity: Identity = IDENTITY
     pools: dict[str, DevicePool] = field(init=False)
     cache: UnifiedCache = field(init=False)
     digest: bytes = field(init=False)
     """Whose pages these are."""
 
     def __post_init__(self) -> None:
-        self.digest = IDENTITY.digest(self.layout)
+        self.digest = self.identity.digest(self.layout)
         self.pools = {}
         for component, pages in zip(self.layout.components, self.device_pages, strict=True):
             for pool in component.pools:
@@ -68,7 +69,7 @@ class ToyEngine:
             self.layout,
             CacheConfig(device_pages=self.device_pages, host_pages=self.host_pages, guard=None),
             list(self.pools.values()),
-            identity=IDENTITY,
+            identity=self.identity,
             storage=self.storage,
             workers=self.workers,
         )
