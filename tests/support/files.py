@@ -25,6 +25,12 @@ def put(storage: StorageBackend, numbers: Sequence[int], level: Level = Level.CA
     return list(map(bool, storage.put([sealed_page(label(number)) for number in numbers], level)))
 
 
+def held(storage: StorageBackend, count: int, pool: str = "kv") -> list[int]:
+    """Return which of the first pages a store holds."""
+    found = storage.exists([label(number, pool) for number in range(count)])
+    return [number for number, is_there in enumerate(found) if is_there]
+
+
 def chain(numbers: Sequence[int], make: Callable[[Label], PageIO]) -> list[PageIO]:
     """Make pages of which each follows the one before it."""
     pages = [make(label(number)) for number in numbers]

@@ -6,6 +6,7 @@ from enum import Enum
 from pathlib import Path
 
 from tests.support.files import bytes_in
+from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.stamps import Clock
 from unified_cache.storage_backends.file.store import FileStorage
@@ -37,12 +38,13 @@ class StoreKind(Enum):
         path: str | os.PathLike[str],
         *,
         bytes_max: int | None = None,
+        free_bytes_min: int = FREE_BYTES_MIN,
         clock: Clock = time.time_ns,
         disk: Disk | None = None,
     ) -> DirectoryStorage:
         """Open a store, see there."""
         kind = FileStorage if self is StoreKind.FILE else PackedStorage
-        return kind.open(path, bytes_max=bytes_max, clock=clock, disk=disk)
+        return kind.open(path, bytes_max=bytes_max, free_bytes_min=free_bytes_min, clock=clock, disk=disk)
 
     def check_room(self, root: Path, bytes_used: int) -> None:
         """Check that a store with so many bytes of objects, now closed, takes no more of the disk than it says.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.budget import examples
-from tests.support.files import FaultyDisk, bytes_in, object_paths, path_of, put
+from tests.support.files import FaultyDisk, bytes_in, held, object_paths, path_of, put
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
 from unified_cache.storage_backends.file.journal import FILE_BYTES_MAX, FILES_BEHIND_MAX, Journal, JournalLine
@@ -65,11 +65,6 @@ def two(root: Path, clock: Callable[[], int]) -> Iterator[Sequence[FileStorage]]
             stack.enter_context(closing(FileStorage.open(root, bytes_max=6 * PAGE_BYTES, clock=clock)))
             for _ in range(2)
         ]
-
-
-def held(storage: FileStorage, count: int) -> list[int]:
-    found = storage.exists([label(number) for number in range(count)])
-    return [number for number, is_there in enumerate(found) if is_there]
 
 
 # One cap

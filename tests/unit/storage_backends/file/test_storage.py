@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import DiskFault, FaultyDisk, path_of, put, temps
+from tests.support.files import DiskFault, FaultyDisk, held, path_of, put, temps
 from unified_cache.storage_backends.directory.stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
 from unified_cache.storage_backends.file.quota import UNREMOVABLE_MAX
 from unified_cache.storage_backends.file.store import FileStorage
@@ -38,10 +38,6 @@ def storage(root: Path) -> Iterator[FileStorage]:
     storage.close()
 
 
-def held(storage: FileStorage, count: int) -> list[int]:
-    return [number for number, found in enumerate(storage.exists([label(n) for n in range(count)])) if found]
-
-
 def capped(root: Path, pages_max: int, clock: Callable[[], int]) -> FileStorage:
     return FileStorage.open(root, bytes_max=pages_max * PAGE_BYTES, clock=clock)
 
@@ -53,18 +49,6 @@ def clock() -> Callable[[], int]:
 
 
 # Restarts
-
-
-def test_a_restart_finds_every_page(root: Path) -> None:
-    first = FileStorage.open(root)
-    put(first, range(50))
-    first.close()
-    second = FileStorage.open(root)
-    found = [blank_page(label(number)) for number in range(50)]
-    assert all(second.get(found))
-    assert [bytes_of(page) for page in found] == [bytes_of(sealed_page(label(n))) for n in range(50)]
-    assert second.bytes_used == 50 * PAGE_BYTES
-    second.close()
 
 
 def test_the_temp_directory_of_a_living_writer_is_left_alone(root: Path) -> None:
@@ -218,43 +202,6 @@ def test_a_directory_removed_under_an_open_store_is_made_anew(storage: FileStora
 # Cap and eviction
 
 
-def test_the_least_recently_used_pages_are_evicted_first(root: Path, clock: Callable[[], int]) -> None:
-    storage = capped(root, 4, clock)
-    for number in range(4):
-        put(storage, [number])
-    storage.get([blank_page(label(0))])
-    put(storage, [4])
-    put(storage, [5])
-    assert held(storage, 6) == [0, 3, 4, 5]
-    assert storage.bytes_used == 4 * PAGE_BYTES
-    assert storage.counts.evicted_count == 2
-    storage.close()
-
-
-def test_a_chain_ages_from_its_tail(root: Path, clock: Callable[[], int]) -> None:
-    storage = capped(root, 6, clock)
-    put(storage, [0, 1, 2])
-    put(storage, [3, 4, 5])
-    storage.get([blank_page(label(number)) for number in (0, 1, 2)])
-    put(storage, [6])
-    put(storage, [7])
-    assert held(storage, 8) == [0, 1, 2, 3, 6, 7]
-    storage.close()
-
-
-def test_recency_survives_a_restart(root: Path, clock: Callable[[], int]) -> None:
-    storage = capped(root, 6, clock)
-    put(storage, [0, 1, 2])
-    put(storage, [3, 4, 5])
-    storage.get([blank_page(label(number)) for number in (0, 1, 2)])
-    storage.close()
-    storage = capped(root, 6, clock)
-    put(storage, [6])
-    put(storage, [7])
-    assert held(storage, 8) == [0, 1, 2, 3, 6, 7]
-    storage.close()
-
-
 def times_of(root: Path, numbers: Iterable[int]) -> list[int]:
     return [path_of(root, label(number)).stat().st_mtime_ns for number in numbers]
 
@@ -295,33 +242,6 @@ def test_reads_are_stamped_when_the_store_closes(root: Path) -> None:
     storage.get([blank_page(label(1))])
     storage.close()
     assert times_of(root, [2])[0] > stored[1]
-
-
-def test_of_a_batch_beyond_the_cap_the_first_pages_are_stored(root: Path, clock: Callable[[], int]) -> None:
-    storage = capped(root, 3, clock)
-    put(storage, [7, 8])
-    assert put(storage, range(5)) == [True, True, True, False, False]
-    assert held(storage, 9) == [0, 1, 2]
-    storage.close()
-
-
-def test_a_page_beyond_the_cap_is_declined_and_evicts_nothing(root: Path, clock: Callable[[], int]) -> None:
-    storage = capped(root, 3, clock)
-    put(storage, range(3))
-    assert storage.put([sealed_page(label(9), 3 * PAGE_BYTES + 1)], Level.CACHED) == [Answer.DECLINED]
-    assert held(storage, 3) == [0, 1, 2]
-    assert temps(root) == []
-    storage.close()
-
-
-def test_a_store_opened_with_a_smaller_cap_evicts_down_to_it(root: Path, clock: Callable[[], int]) -> None:
-    storage = capped(root, 9, clock)
-    for number in range(9):
-        put(storage, [number])
-    storage.close()
-    storage = capped(root, 2, clock)
-    assert held(storage, 9) == [7, 8]
-    storage.close()
 
 
 def test_an_object_that_cannot_be_removed_does_not_wedge_eviction(root: Path, clock: Callable[[], int]) -> None:

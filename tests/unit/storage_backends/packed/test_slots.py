@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import FaultyDisk, descriptors, put
+from tests.support.files import FaultyDisk, descriptors, held, put
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.packed.free_slots import FreeSlots
 from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, Segment, SegmentKey, SegmentSlot, parse_file_name
@@ -205,10 +205,6 @@ def opened(
     root: Path, bytes_max: int | None = None, disk: Disk | None = None, free_bytes_min: int = 0
 ) -> PackedStorage:
     return PackedStorage.open(root, bytes_max=bytes_max, disk=disk or FaultyDisk(), free_bytes_min=free_bytes_min)
-
-
-def held(storage: PackedStorage, count: int) -> list[int]:
-    return [number for number, found in enumerate(storage.exists([label(n) for n in range(count)])) if found]
 
 
 def packs(root: Path) -> list[str]:

@@ -1,0 +1,256 @@
+"""The file store on its file system: faults, durability, listing, open directories."""
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, path_of, put, temps
+from unified_cache.errors import InputError, StorageError, StorageFullError
+from unified_cache.pool import Identity
+from unified_cache.seal import Label
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.file.store import DIRECTORIES_OPEN_MAX, FileStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.testing.storage_contract import (
+    LAYOUT,
+    blank_page,
+    bytes_of,
+    label,
+    listing,
+    sealed_page,
+)
+
+LIMITED_WRITER = """
+import resource, sys
+from unified_cache.errors import StorageFullError
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.testing.storage_contract import blank_page, label, sealed_page
+
+storage = FileStorage.open(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    storage.put([sealed_page(label(0)), sealed_page(label(1), 100_000)], Level.CACHED)
+except StorageFullError as error:
+    print(error)
+assert storage.get([blank_page(label(0)), blank_page(label(1), 100_000)]) == [Answer.HIT, Answer.MISS]
+assert storage.put([sealed_page(label(2))], Level.CACHED) == [Answer.STORED]
+storage.close()
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def storage(root: Path) -> Iterator[FileStorage]:
+    storage = FileStorage.open(root)
+    yield storage
+    storage.close()
+
+
+# Faults
+
+
+def test_a_full_file_system_raises_storage_full_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount")
+    try:
+        with closing(FileStorage.open(disk, free_bytes_min=0)) as storage:
+            with pytest.raises(StorageFullError, match=f"{disk}.*No space left on device") as raised:
+                storage.put([sealed_page(label(number), 300_000) for number in range(4)], Level.CACHED)
+            assert raised.value.retryable
+            assert temps(disk) == []
+            found = [blank_page(label(number), 300_000) for number in range(4)]
+            assert storage.get(found) == [Answer.HIT, Answer.HIT, Answer.HIT, Answer.MISS]
+            storage.remove([label(0)])
+            assert storage.put([sealed_page(label(3), 300_000)], Level.DURABLE) == [Answer.STORED]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_limit_on_file_sizes_raises_storage_full_and_leaves_nothing_half_written(root: Path) -> None:
+    command = [sys.executable, "-c", LIMITED_WRITER, str(root)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    assert "File too large" in child.stdout
+    assert str(path_of(root, label(1)).relative_to(root).name) in child.stdout
+    assert list((root / "tmp").iterdir()) == []
+
+
+def test_the_free_space_floor_declines_a_put_before_the_file_system_is_full(root: Path) -> None:
+    status = os.statvfs(root.parent)
+    free_bytes = status.f_bavail * status.f_frsize
+    with closing(FileStorage.open(root, free_bytes_min=free_bytes * 2)) as storage:
+        assert put(storage, range(3)) == [False] * 3
+        assert storage.counts.declined_count == 3
+        assert storage.bytes_used == 0
+    with closing(FileStorage.open(root, free_bytes_min=free_bytes // 2)) as storage:
+        assert put(storage, range(3)) == [True] * 3
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_a_fault_while_storing_raises_and_leaves_nothing_half_written(call: str, root: Path) -> None:
+    disk = FaultyDisk(only=call)
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        put(storage, [0])
+        # Of the writes, the first one is the journal's.
+        count = len(disk.calls) + (call == "write")
+        disk.failing = range(count, count + 1)
+        with pytest.raises(StorageError, match=r"Input/output error \(EIO\)") as raised:
+            put(storage, [1], Level.DURABLE)
+        assert not raised.value.retryable
+        assert temps(root) == []
+        assert storage.get([blank_page(label(1))]) == [Answer.MISS]
+        assert storage.bytes_used == bytes_in(root)
+        assert put(storage, [1], Level.DURABLE) == [True]
+
+
+@pytest.mark.parametrize("call", ["open", "readv"])
+def test_an_object_that_cannot_be_read_is_a_miss_stays_and_is_replaced_by_the_next_put(call: str, root: Path) -> None:
+    disk = FaultyDisk(only=call)
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        put(storage, range(3))
+        at = len(disk.calls) + 1
+        disk.failing = range(at, at + 1)
+        assert storage.get([blank_page(label(number)) for number in range(3)]) == [
+            Answer.HIT,
+            Answer.UNAVAILABLE,
+            Answer.HIT,
+        ]
+        assert storage.counts.unreadable_count == 1
+        assert storage.exists([label(1)]) == [Answer.HIT]
+        assert storage.get([blank_page(label(1))]) == [Answer.HIT]
+
+
+def test_a_bad_block_does_not_block_a_put_of_its_page(root: Path) -> None:
+    disk = FaultyDisk(only="pread")
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        put(storage, [1])
+        before = path_of(root, label(1)).stat().st_ino
+        disk.failing = range(len(disk.calls), 1 << 30)
+        assert put(storage, [1], Level.DURABLE) == [True]
+        assert path_of(root, label(1)).stat().st_ino != before
+
+
+def test_short_reads_and_writes_are_carried_on(root: Path) -> None:
+    for call in ("write", "writev", "readv"):
+        disk = FaultyDisk(DiskFault.SHORT, only=call)
+        with closing(FileStorage.open(root, disk=disk)) as storage:
+            for number, cuts in enumerate([(), (50, 60, 900)]):
+                page = sealed_page(label(number), cuts=cuts)
+                found = blank_page(label(number), cuts=cuts)
+                disk.failing = range(1 << 30)
+                assert storage.put([page], Level.CACHED) == [Answer.STORED]
+                assert storage.get([found]) == [Answer.HIT]
+                disk.failing = range(0)
+                assert bytes_of(found) == bytes_of(page)
+            storage.remove([label(0), label(1)])
+
+
+def test_times_of_use_in_a_directory_that_cannot_be_listed_raise(root: Path) -> None:
+    disk = FaultyDisk(only="listdir")
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        put(storage, [1])
+        disk.failing = range(1 << 30)
+        with pytest.raises(StorageError, match="cannot list"):
+            storage.used_between(label(1).identity)
+
+
+# Durability
+
+
+class SyncLog(Disk):
+    """Notes what is synced and renamed."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        self.events.append("file" if regular else str(Path(f"/proc/self/fd/{fd}").readlink()))
+        os.fsync(fd)
+
+    def rename(self, source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:  # type: ignore[override]
+        self.events.append("rename")
+        os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+
+def test_durable_syncs_the_file_before_its_name_and_every_directory_before_the_answer(root: Path) -> None:
+    disk = SyncLog()
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        disk.events.clear()
+        put(storage, [1])
+        assert disk.events == ["rename"]
+        disk.events.clear()
+        fan = path_of(root, label(1)).parent
+        put(storage, [1], Level.DURABLE)
+        assert disk.events == ["file", str(fan), str(fan.parent), str(root)]
+        disk.events.clear()
+        put(storage, [2], Level.DURABLE)
+        assert disk.events == ["file", "rename", str(path_of(root, label(2)).parent), str(fan.parent), str(root)]
+
+
+def test_a_durable_batch_of_64_syncs_each_file_and_at_most_sixteen_directories_and_what_they_stand_in(
+    root: Path,
+) -> None:
+    disk = SyncLog()
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        disk.events.clear()
+        put(storage, range(64), Level.DURABLE)
+        assert disk.events.count("file") == 64
+        assert len(disk.events) - disk.events.count("rename") <= 64 + 16 + 2
+        disk.events.clear()
+        put(storage, range(64, 128), Level.DURABLE)
+        assert len(disk.events) - disk.events.count("rename") <= 64 + 16
+
+
+def test_a_new_store_is_synced_with_every_directory_that_leads_to_it(root: Path) -> None:
+    disk = SyncLog()
+    FileStorage.open(root / "a" / "b", disk=disk).close()
+    assert [path for path in disk.events if path.startswith(str(root.parent))][:3] == [
+        str(root / "a"),
+        str(root),
+        str(root.parent),
+    ]
+
+
+# Listing, open directories
+
+
+def test_a_long_scan_goes_on_from_its_cursor_in_order_of_names_and_passes_over_foreign_names(
+    storage: FileStorage, root: Path
+) -> None:
+    labels = [label(number) for number in range(2500)]
+    storage.put([PageIO(named, None, (memoryview(b"x"),)) for named in labels], Level.CACHED)
+    fan = path_of(root, labels[0]).parent
+    for name in ("README", "00" * 32 + ".KV", "g" * 64 + ".kv", fan.name + ".kv"):
+        (fan / name).touch()
+    (root / labels[0].identity.hex() / "zz").mkdir()
+    found = list(listing(storage, labels[0].identity))
+    assert [one.label for one in found] == sorted(labels)
+    assert len(storage.scan(labels[0].identity).objects) == 1000
+    for cursor in ("../x", "zz", "0"):
+        with pytest.raises(InputError, match="a cursor is"):
+            storage.scan(labels[0].identity, cursor)
+
+
+def test_open_directories_are_bounded(storage: FileStorage, root: Path) -> None:
+    before = len(descriptors(root))
+    identities = [Identity(f"model {i}").digest(LAYOUT) for i in range(DIRECTORIES_OPEN_MAX // 8)]
+    labels = [Label(identity, bytes([fan * 16]) * 32, "kv") for identity in identities for fan in range(16)]
+    pages = [PageIO(named, None, (memoryview(bytearray(b"x")),)) for named in labels]
+    assert all(storage.put(pages, Level.CACHED))
+    assert all(storage.get(pages))
+    assert len(descriptors(root)) <= before + DIRECTORIES_OPEN_MAX
