@@ -2,7 +2,7 @@
 
 address      the text after ``file:`` or ``packed:``: directory, free bytes
 root         the directory itself: format marker, owner, processes that have it open
-layout       names of files and directories, and the objects found in them
+layout       names of files and directories that both have, and the identities found
 manifests    manifest of each identity, as JSON
 stamps       modification times of reads, written many together
 foreign      what lies where an object belongs and is none: removed and counted

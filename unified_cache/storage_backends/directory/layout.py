@@ -1,98 +1,25 @@
-"""Layout of the directory of a store: its files by name, and the listing of its objects.
+"""Layout of the directory of every store: its files by name, and the listing of its identities.
 
-    store.json                         format version; a directory without it is not ours
-    journal/<number>                   what every process adds and removes, see ``file.journal``
-    tmp/<writer>/                      files in the making of one process, gone when it closes
-    tmp/<writer>/lock                  held by flock while that process lives
-    <identity>/manifest.json           what the pages of one identity are
-    <identity>/<first digit of key>/<key>.<pool>   one object
+    store.json                  format and its version; a directory without it is not ours
+    tmp/<writer>/               files in the making of one process, gone when it closes
+    tmp/<writer>/lock           held by flock while that process lives
+    <identity>/manifest.json    what the pages of one identity are
 
-Identities and keys are hex digests; nothing a client sent ever becomes a name. Sixteen directories for one
-identity keep each of them short enough, and a durable batch of any size has no more than these to sync.
+Identities are hex digests; nothing a client sent ever becomes a name. How the pages of an identity lie beside its
+manifest is the store's: see ``file.layout`` and ``packed.segment``.
 """
 
 import re
-import stat
-from collections.abc import Generator, Iterator
-from contextlib import suppress
-from typing import NamedTuple
 
-from unified_cache.seal import Label
-from unified_cache.storage_backends.common.names import check_label, parse_page_name
-from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, close_quietly
 from unified_cache.storage_backends.directory.disk import Disk
 
-__all__ = [
-    "MANIFEST_NAME",
-    "ListedObject",
-    "identities_in",
-    "objects_in",
-    "place_of",
-]
+__all__ = ["MANIFEST_NAME", "identities_in"]
 
 MANIFEST_NAME = "manifest.json"
 
-_FAN_DIGITS = 1
-"""Leading digits of a key that name its directory."""
-
 _IDENTITY_NAME = re.compile(r"[0-9a-f]{64}")
-_FAN_NAME = re.compile(rf"[0-9a-f]{{{_FAN_DIGITS}}}")
-
-
-class ListedObject(NamedTuple):
-    """One object as a listing of its directory shows it."""
-
-    label: Label
-    name: str
-    object_bytes: int
-    mtime_ns: int
-
-
-def place_of(label: Label) -> tuple[str, str]:
-    """Name the fan-out directory and the file of an object.
-
-    Raises:
-        InputError: the label names no object.
-    """
-    check_label(label)
-    name = label.page_name
-    return name[:_FAN_DIGITS], name
 
 
 def identities_in(disk: Disk, root_fd: int) -> list[bytes]:
     """List the identities that have a directory."""
     return [bytes.fromhex(name) for name in disk.listdir(root_fd) if _IDENTITY_NAME.fullmatch(name)]
-
-
-def objects_in(disk: Disk, root_fd: int, identity: bytes, after: str = "") -> Generator[ListedObject, None, None]:
-    """List the objects of one identity in the order of their names, after one name; foreign names are passed over.
-
-    An object is looked at only when it is asked for, so whoever wants a few pays for a few.
-    """
-    for fan in _names_in(disk, root_fd, identity.hex()):
-        if _FAN_NAME.fullmatch(fan) and fan >= after[:_FAN_DIGITS]:
-            yield from _objects_in_fan(disk, root_fd, identity, fan, after)
-
-
-def _objects_in_fan(disk: Disk, root_fd: int, identity: bytes, fan: str, after: str) -> Iterator[ListedObject]:
-    path = f"{identity.hex()}/{fan}"
-    for name in _names_in(disk, root_fd, path):
-        label = parse_page_name(identity, name) if name > after and name.startswith(fan) else None
-        if label is None:
-            continue
-        with suppress(FileNotFoundError, NotADirectoryError):
-            status = disk.stat(f"{path}/{name}", dir_fd=root_fd, follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode):
-                yield ListedObject(label, name, status.st_size, status.st_mtime_ns)
-
-
-def _names_in(disk: Disk, root_fd: int, path: str) -> list[str]:
-    """List a directory in the order of names; nothing where there is none."""
-    try:
-        fd = disk.open(path, DIRECTORY_FLAGS, dir_fd=root_fd)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    try:
-        return sorted(disk.listdir(fd))
-    finally:
-        close_quietly(disk, fd)

@@ -19,8 +19,8 @@ from unified_cache.storage_backends.directory.descriptors import (
     write_all,
 )
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
-from unified_cache.storage_backends.directory.layout import place_of
 from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import PageIO, StoredObject

@@ -9,9 +9,10 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.directory.descriptors import OpenDirectories, missing_bytes, size_of
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.layout import ListedObject, identities_in, objects_in, place_of
+from unified_cache.storage_backends.directory.layout import identities_in
 from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.file.journal import Journal, JournalLine
+from unified_cache.storage_backends.file.layout import ListedObject, objects_in, place_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 
 __all__ = [

@@ -35,14 +35,11 @@ from unified_cache.storage_backends.directory.descriptors import (
 )
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
-from unified_cache.storage_backends.directory.layout import (
-    objects_in,
-    place_of,
-)
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.file.journal import Journal
+from unified_cache.storage_backends.file.layout import objects_in, place_of
 from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.page_writer import FILES_OPEN_MAX, PageWriter
 from unified_cache.storage_backends.file.quota import SharedQuota
@@ -51,7 +48,7 @@ from unified_cache.storage_backends.protocol import Answer, Capability, Level, P
 __all__ = ["FileCounts", "FileStorage", "open_url"]
 
 FORMAT = StoreFormat("file store", 2)
-"""Format of the layout in ``directory.layout``."""
+"""Format of the layout in ``file.layout``."""
 
 DIRECTORIES_OPEN_MAX = 512
 """Fan-out directories kept open: 32 identities in full, and half of the usual limit of 1024 descriptors."""
