@@ -11,7 +11,7 @@ from unified_cache.seal import HEADER_BYTES
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StoredObject
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -22,6 +22,7 @@ from unified_cache.testing.storage_contract import (
     blank_page,
     bytes_of,
     label,
+    listing,
     open_for_contract,
     sealed_page,
 )
@@ -108,6 +109,23 @@ def test_clear_reaches_the_pages_that_a_full_store_left_in_memory_alone() -> Non
         found = [blank_page(label(number)) for number in range(10)]
         assert all(storage.get(found))
         assert list(map(bytes_of, found)) == list(map(bytes_of, renewed))
+    finally:
+        storage.close()
+        running.stop()
+
+
+def test_a_scan_lists_each_page_once_that_a_full_store_left_in_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.service.store.host_tier.SCAN_OBJECTS_MAX", 3)
+    running = LoopbackServer.start(MemoryStorage(4 * PAGE_BYTES))
+    storage = running.client("default:writer")
+    open_for_contract(storage)
+    try:
+        pages = [sealed_page(label(number)) for number in range(10)]
+        assert all(storage.put(pages, Level.CACHED))
+        found = list(listing(storage, label(0).identity))
+        assert sorted(found) == sorted(StoredObject(page.label, PAGE_BYTES) for page in pages)
+        with pytest.raises(StorageError, match="a cursor is what the last scan returned"):
+            storage.scan(label(0).identity, "0:elsewhere:")
     finally:
         storage.close()
         running.stop()

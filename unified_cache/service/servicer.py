@@ -243,7 +243,7 @@ class CacheService:
         check_digests((request.identity,), "an identity")
         cursor = checked_cursor(request.cursor)
         registration = self._registry.find(tenant, request.identity)
-        listed = self._store.scan(registration.stored.identity, cursor)
+        listed = self._store.scan(tenant, registration.stored.identity, cursor)
         reply = pb.ScanReply(cursor=listed.cursor)
         for label, object_bytes in listed.objects:
             (run,) = named_runs([registration.plain(label)])

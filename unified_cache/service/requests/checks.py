@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 CURSOR_CHARS_MAX = 256
-"""A scan's cursor is the name of an object, in every store so far."""
+"""A scan's cursor is a tier and the name of an object, in every store so far."""
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CURSOR = re.compile(r"[\x21-\x7e]*")

@@ -1,5 +1,6 @@
 """Pages in this server's memory, in front of a slower store."""
 
+import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,6 +8,8 @@ from threading import Lock
 
 from unified_cache.seal import Label
 from unified_cache.service.store.pages import HeldPage
+from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
+from unified_cache.storage_backends.protocol import Scan, StoredObject
 
 __all__ = ["HostTier"]
 
@@ -58,6 +61,16 @@ class HostTier:
                 if page is not None:
                     pages.move_to_end(label)
             return found
+
+    def scan(self, tenant: str, identity: bytes, cursor: str) -> Scan:
+        """List pages of one identity in the order of their names, after the name in ``cursor``. Linear in all."""
+        with self._guard:
+            pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
+            sizes = {label: page.object_bytes for label, page in pages.items() if label.identity == identity}
+        names = ((label.page_name, label) for label in sizes)
+        first = heapq.nsmallest(SCAN_OBJECTS_MAX, (pair for pair in names if pair[0] > cursor))
+        objects = [StoredObject(label, sizes[label]) for _, label in first]
+        return Scan(objects, first[-1][0] if len(first) == SCAN_OBJECTS_MAX else "")
 
     @property
     def epoch(self) -> int:

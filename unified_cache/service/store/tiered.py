@@ -19,6 +19,7 @@ from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.pages import HeldPage, blank_page
+from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.wire.calls import RETRY_AFTER
@@ -32,6 +33,10 @@ RETRY_AFTER_MS = "1000"
 
 
 _READS = (Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE)
+
+_IN_STORE = "store"
+_IN_MEMORY = "memory"
+"""Tier that a scan is at: its cursors begin with that, and go on with the cursor of the tier."""
 
 _POOL = itemgetter(Label._fields.index("pool"))
 
@@ -212,9 +217,24 @@ class TieredStore:
         self._usage.drop_identity(tenant, identity)
         return removed_count
 
-    def scan(self, identity: bytes, cursor: str) -> Scan:
-        """List what the store has of one identity; pages that are in memory alone are not listed."""
-        return self._store.scan(identity, cursor)
+    def scan(self, tenant: str, identity: bytes, cursor: str) -> Scan:
+        """List pages of one identity: those of the store, then those that are in memory alone.
+
+        Raises:
+            InputError: the cursor is not one that a scan returned.
+            StorageError: the store failed.
+        """
+        tier, separator, rest = cursor.partition(":") if cursor else (_IN_STORE, ":", "")
+        if not separator or tier not in (_IN_STORE, _IN_MEMORY):
+            raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
+        if tier == _IN_STORE:
+            stored = self._store.scan(identity, rest)
+            return Scan(stored.objects, f"{_IN_STORE}:{stored.cursor}" if stored.cursor else f"{_IN_MEMORY}:")
+        check_scan(identity, rest)
+        held = self._host.scan(tenant, identity, rest)
+        answers = self._store.exists([found.label for found in held.objects])
+        alone = [found for found, answer in zip(held.objects, answers, strict=True) if not answer]
+        return Scan(alone, f"{_IN_MEMORY}:{held.cursor}" if held.cursor else "")
 
     @property
     def flaws_count(self) -> dict[Flaw, int]:
