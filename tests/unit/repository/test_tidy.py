@@ -31,6 +31,7 @@ UNSAFE_MODULES = frozenset({"pickle", "cPickle", "_pickle", "cloudpickle", "dill
 UNSAFE_LOADERS = frozenset(
     {"torch.load", "np.load", "numpy.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "pandas.read_pickle"},
 )
+QUESTION_WORDS = frozenset({"What", "Who", "Whose", "Whom", "Where", "When", "How", "Which", "Why"})
 NAMELESS_IGNORES = (
     re.compile(r"#\s*type:\s*ignore(?!\[)"),
     re.compile(r"#\s*pyright:\s*ignore(?!\[)"),
@@ -193,6 +194,18 @@ def unsafe_loaders(source: Source) -> Iterator[StyleFinding]:
             yield StyleFinding(source.path, node.lineno, scope, ast.unparse(node), expected)
 
 
+def questions(source: Source) -> Iterator[StyleFinding]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Module | ast.ClassDef):
+            words = (ast.get_docstring(node) or "").split(maxsplit=1)
+            if words and words[0] in QUESTION_WORDS:
+                line = node.body[0].lineno
+                name = node.name if isinstance(node, ast.ClassDef) else ""
+                yield StyleFinding(
+                    source.path, line, name, f"a docstring that opens with {words[0]}", "the thing itself"
+                )
+
+
 def homonyms(sources: Iterable[Source]) -> dict[str, list[str]]:
     """Return the class names that occur more than once, each with every ``path:line`` of a class of that name."""
     places: dict[str, list[str]] = {}
@@ -227,6 +240,7 @@ RULES: tuple[Rule, ...] = (
     nameless_ignores,
     untyped_annotations,
     unsafe_loaders,
+    questions,
 )
 
 
@@ -302,6 +316,7 @@ BAD: tuple[tuple[Rule, str], ...] = (
     (unsafe_loaders, "import pickle\n"),
     (unsafe_loaders, "from numpy import load\n"),
     (unsafe_loaders, "page = torch.load(path)\n"),
+    (questions, 'class Gap:\n    """What is missing."""\n'),
 )
 
 
@@ -322,6 +337,7 @@ GOOD: tuple[tuple[Rule, str], ...] = (
     (nameless_ignores, "x = '# type: ignore'  # type: ignore[assignment]  # noqa: S101\n"),
     (untyped_annotations, "def f(x: object) -> int: ...\nif any(x): ...\n"),
     (unsafe_loaders, "import torch\npage = np.frombuffer(store.load(key))\n"),
+    (questions, '"""Whatever comes is kept."""\nclass Gap:\n    """Pages that are missing."""\n'),
 )
 
 
