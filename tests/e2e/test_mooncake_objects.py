@@ -152,7 +152,7 @@ def test_pages_whose_lease_runs_out_while_they_are_read_are_read_again() -> None
         assert storage.flaws_count == {}
 
 
-def test_a_page_whose_writer_was_killed_is_declined_and_taken_once_the_reservation_is_discarded() -> None:
+def test_a_page_whose_writer_was_killed_is_unavailable_and_taken_once_the_reservation_is_discarded() -> None:
     with small_cluster() as cluster, closing(open_mooncake(cluster)) as inner:
         storage = VerifiedStorage(inner)
         open_for_contract(storage)
@@ -169,7 +169,7 @@ def test_a_page_whose_writer_was_killed_is_declined_and_taken_once_the_reservati
             assert wait_until(lambda: inner._client.get(*asked) == [ResultCode.NOT_READY], RECOVERY_S)
         cluster.nodes[0].cont()
         assert not reads(storage, 1, MIB)
-        assert storage.put([sealed_page(label(1), MIB)], Level.CACHED) == [Answer.DECLINED]
+        assert storage.put([sealed_page(label(1), MIB)], Level.CACHED) == [Answer.UNAVAILABLE]
         assert wait_until(
             lambda: storage.put([sealed_page(label(1), MIB)], Level.CACHED) == [Answer.STORED], RECOVERY_S
         )
