@@ -1,4 +1,4 @@
-"""What stands after ``file:`` in the name of a store."""
+"""The text after ``file:`` in the name of a store."""
 
 import os
 from contextlib import closing

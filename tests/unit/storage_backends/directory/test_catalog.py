@@ -1,4 +1,4 @@
-"""What a store in a directory knows of itself: whose pages it holds, and when they were used."""
+"""Catalog of a store in a directory: whose pages it holds, and when they were used."""
 
 import itertools
 from collections.abc import Iterator

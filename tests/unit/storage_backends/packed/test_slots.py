@@ -1,4 +1,4 @@
-"""Which slots of packed files are free, what the names of the files say, and the room that free slots keep."""
+"""Free slots of packed files, names of the files, and the room that free slots keep."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What the packed store does of its own: slots, times of use in tables, calls on the disk, one opener, threads."""
+"""Promises of the packed store alone: slots, times of use in tables, calls on the disk, one opener, threads."""
 
 import itertools
 import random
