@@ -7,9 +7,9 @@ from threading import Lock
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.directory.descriptors import OpenDirectories
 from unified_cache.storage_backends.directory.layout import identities_in
 from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.journal import Journal, JournalLine
 from unified_cache.storage_backends.file.layout import objects_in
 from unified_cache.storage_backends.file.quota import addition_lines, decline_for_free_space, is_there, removal_lines

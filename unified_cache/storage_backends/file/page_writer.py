@@ -13,13 +13,13 @@ from unified_cache.storage_backends.directory.descriptors import (
     READ_FLAGS,
     WRITE_FLAGS,
     Directory,
-    OpenDirectories,
     close_quietly,
     storage_error,
     write_all,
 )
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
 from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.quota import SharedQuota

@@ -7,10 +7,11 @@ from threading import Lock
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
-from unified_cache.storage_backends.directory.descriptors import OpenDirectories, missing_bytes, size_of
+from unified_cache.storage_backends.directory.descriptors import missing_bytes, size_of
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.layout import identities_in
 from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.journal import Journal, JournalLine
 from unified_cache.storage_backends.file.layout import ListedObject, objects_in, place_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject

@@ -27,7 +27,6 @@ from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, parse_address
 from unified_cache.storage_backends.directory.descriptors import (
     READ_FLAGS,
-    OpenDirectories,
     close_quietly,
     read_all,
     size_of,
@@ -38,6 +37,7 @@ from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADA
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
+from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.journal import Journal
 from unified_cache.storage_backends.file.layout import objects_in, place_of
 from unified_cache.storage_backends.file.no_cap import NoQuota

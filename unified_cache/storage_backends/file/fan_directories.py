@@ -1,0 +1,89 @@
+"""The fan-out directories of a file store, kept open between calls."""
+
+import errno
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from threading import Lock
+
+from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, Directory, close_quietly
+from unified_cache.storage_backends.directory.disk import Disk
+
+__all__ = ["OpenDirectories"]
+
+
+class OpenDirectories:
+    """The fan-out directories of a store, kept open up to a number, the first opened closed first.
+
+    Thread-safe; a directory in use outlives its place here. Finding an open one takes no guard and moves nothing:
+    it is on the path of every read, and digests spread over all directories alike anyway.
+    """
+
+    def __init__(self, disk: Disk, root_fd: int, open_max: int) -> None:
+        self._disk = disk
+        self._root_fd = root_fd
+        self._open_max = open_max
+        self._open: dict[tuple[bytes, str], Directory] = {}
+        self._guard = Lock()
+
+    def find(self, identity: bytes, fan: str) -> Directory | None:
+        """Return a directory, None where there is none."""
+        key = (identity, fan)
+        found = self._open.get(key)
+        if found is not None:
+            return found
+        try:
+            fd = self._disk.open(f"{identity.hex()}/{fan}", DIRECTORY_FLAGS, dir_fd=self._root_fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
+            raise
+        directory = Directory(self._disk, fd)
+        with self._guard:
+            self._open[key] = directory
+            closed = self._open.pop(next(iter(self._open))) if len(self._open) > self._open_max else None
+        del closed  # its descriptor is closed here, outside the guard
+        return directory
+
+    def make(self, identity: bytes, fan: str) -> Directory:
+        """Return a directory, made if absent."""
+        directory = self.find(identity, fan)
+        if directory is not None:
+            return directory
+        name = identity.hex()
+        for path in (name, f"{name}/{fan}"):
+            with suppress(FileExistsError):
+                self._disk.mkdir(path, 0o700, dir_fd=self._root_fd)
+        directory = self.find(identity, fan)
+        if directory is None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), f"{name}/{fan}")
+        return directory
+
+    def drop(self, identity: bytes, fan: str) -> None:
+        """Open a directory anew when it is next asked for: the one kept was removed under its name."""
+        with self._guard:
+            self._open.pop((identity, fan), None)
+
+    def sync(self, touched: Mapping[Directory, bytes]) -> None:
+        """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
+        for directory in touched:
+            self._disk.fsync(directory.fd)
+        for identity in {identity for directory, identity in touched.items() if not directory.anchored}:
+            fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root_fd)
+            try:
+                self._disk.fsync(fd)
+            finally:
+                close_quietly(self._disk, fd)
+            self._disk.fsync(self._root_fd)
+        for directory in touched:
+            directory.anchored = True
+
+    def close(self) -> None:
+        """Close every directory; no call may be in flight."""
+        with self._guard:
+            # A traceback that somebody keeps may refer to a directory; its descriptor must not live as long.
+            for directory in self._open.values():
+                directory.close()
+            self._open.clear()
