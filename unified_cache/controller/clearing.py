@@ -1,4 +1,4 @@
-"""Keeps apart what puts pages into a store and what clears it, so that no half of a chain is left or counted."""
+"""Order between puts into a store and clears of it, so that no half of a chain is left or counted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ __all__ = ["Clearing"]
 
 
 class Clearing:
-    """Of one store: who puts pages into it and who clears it, on any thread.
+    """Puts and clears of one store that are under way. Thread-safe.
 
-    What was being put when a clear began, or begins before its end, is *void*: whoever put it takes it back. Until
-    that is over nothing else is put, which might be taken back with it.
+    A put that is under way when a clear begins is *void*: its job takes its pages back. No put is allowed during a
+    clear, nor while a void one is under way, because its pages might be taken back with those.
     """
 
     __slots__ = ("_clears_count", "_guard", "_puts", "_void")
@@ -24,7 +24,7 @@ class Clearing:
 
     @contextmanager
     def clear(self) -> Iterator[None]:
-        """Make void what is being put now, and refuse what would be put during a ``with`` block."""
+        """Make the puts under way void, and allow no other during the ``with`` block."""
         with self._guard:
             self._clears_count += 1
             self._void |= self._puts
@@ -35,20 +35,20 @@ class Clearing:
                 self._clears_count -= 1
 
     @contextmanager
-    def put(self, who: object) -> Iterator[bool]:
-        """Say for the length of a ``with`` block that ``who`` puts pages; yields False if it must not."""
+    def put(self, job: object) -> Iterator[bool]:
+        """Count ``job`` as putting pages during the ``with`` block; yield False if it must put none."""
         with self._guard:
             allowed = not self._clears_count and not self._void
             if allowed:
-                self._puts.add(who)
+                self._puts.add(job)
         try:
             yield allowed
         finally:
             with self._guard:
-                self._puts.discard(who)
-                self._void.discard(who)
+                self._puts.discard(job)
+                self._void.discard(job)
 
-    def is_void(self, who: object) -> bool:
-        """Tell whether what ``who`` has put has to be taken back."""
+    def is_void(self, job: object) -> bool:
+        """Tell whether ``job`` has to take back the pages that it has put."""
         with self._guard:
-            return who in self._void
+            return job in self._void
