@@ -63,6 +63,9 @@ class OpenGate:
     def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
         return None
 
+    def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+        return None
+
     def anomaly(self, kind: str, text: str) -> None:
         raise AssertionError(f"{kind}: {text}")
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -83,6 +84,8 @@ class Notes:
     codes: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, tenant, code."""
     anomalies: list[tuple[str, str]] = field(default_factory=list)
+    puts_count: Counter[tuple[str, Answer]] = field(default_factory=Counter)
+    """Pages that were put, by tier and answer."""
 
     @property
     def kinds(self) -> list[str]:
@@ -94,6 +97,9 @@ class Notes:
 
     def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
         assert count > 0
+
+    def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+        self.puts_count[tier, answer] += count
 
     def anomaly(self, kind: str, text: str) -> None:
         self.anomalies.append((kind, text))

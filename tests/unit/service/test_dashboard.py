@@ -50,6 +50,7 @@ def known() -> Known:
     metrics.call_ended("Get", "acme", "OK", 0.1, 1, 1)
     metrics.pages_looked_up("acme", "kv", "host", Answer.HIT, 1)
     metrics.pages_looked_up("acme", "kv", "host", Answer.MISS, 1)
+    metrics.pages_put("acme", "kv", "host", Answer.STORED, 1)
     metrics.anomaly("odd", "x")
     stored.reserve("acme", 1)
     scheduler.enter("acme", 1)

@@ -128,6 +128,20 @@ def test_a_store_that_hangs_is_waited_for_in_bounds(store: RaisingStorage, serve
         put_durable(wire, 2)
 
 
+def test_pages_put_are_counted_by_tier_and_answer() -> None:
+    running = LoopbackServer.start(MemoryStorage(OBJECT_BYTES), host_bytes=2 * OBJECT_BYTES)
+    wire = Wire(running)
+    wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
+    put(wire, 0, 1)
+    assert running.notes.puts_count == {
+        ("storage", Answer.STORED): 1,
+        ("storage", Answer.DECLINED): 1,
+        ("host", Answer.STORED): 2,
+    }
+    wire.close()
+    running.stop()
+
+
 def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage, serve: Serve) -> None:
     _, wire = serve(host_bytes=0)
     put(wire, 0)

@@ -79,7 +79,11 @@ def test_pages_count_by_pool_tier_and_tenant(registry: CollectorRegistry) -> Non
     metrics.pages_looked_up("acme", "kv", "host", Answer.MISS, 1)
     metrics.pages_looked_up("acme", "kv", "storage", Answer.HIT, 1)
     metrics.pages_looked_up("acme", "kv", "storage", Answer.UNAVAILABLE, 2)
+    metrics.pages_put("acme", "kv", "storage", Answer.STORED, 4)
+    metrics.pages_put("acme", "kv", "storage", Answer.DECLINED, 5)
     value = registry.get_sample_value
+    assert value(f"{PREFIX}_put_pages_total", {"pool": "kv", "tier": "storage", "result": "stored"}) == 4
+    assert value(f"{PREFIX}_put_pages_total", {"pool": "kv", "tier": "storage", "result": "declined"}) == 5
     assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "hit"}) == 3
     assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "miss"}) == 1
     assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "storage", "result": "unavailable"}) == 2

@@ -62,6 +62,10 @@ class Observer(Protocol):
         """Count pages of one pool that a tier was asked for."""
         ...
 
+    def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+        """Count pages of one pool that a tier was to store."""
+        ...
+
     def anomaly(self, kind: str, text: str) -> None:
         """Count and log what should not happen; ``kind`` is one of few words, ``text`` is for the operator alone."""
         ...

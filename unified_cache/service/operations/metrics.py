@@ -79,6 +79,7 @@ class ServiceMetrics:
         self.sizes = histogram("call_bytes", "Bytes of a call.", _BYTES_BUCKETS, "method", "direction")
         self.bytes = counter("bytes", "Bytes received and sent.", "tenant", "direction")
         self.pages = counter("pages", "Pages that a tier was asked for.", "pool", "tier", "result")
+        self.put_pages = counter("put_pages", "Pages that a tier was to store.", "pool", "tier", "result")
         self.tenant_pages = counter("tenant_pages", "Pages that tenants asked for.", "tenant", "result")
         self.anomalies = counter("anomalies", "What should not happen.", "kind")
         self.insecure = gauge("insecure", "1 where other machines may call without client certificates.")
@@ -100,6 +101,10 @@ class ServiceMetrics:
         """Count pages of one pool that a tier was asked for, by its answer."""
         self.pages.labels(pool, tier, answer.value).inc(count)
         self.tenant_pages.labels(self._names.label(tenant), answer.value).inc(count)
+
+    def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+        """Count pages of one pool that a tier was to store, by its answer."""
+        self.put_pages.labels(pool, tier, answer.value).inc(count)
 
     def anomaly(self, kind: str, text: str) -> None:
         """Count and log what should not happen."""

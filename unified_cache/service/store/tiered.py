@@ -1,7 +1,7 @@
 """Two tiers behind one server: pages in its memory, in front of any store. Labels are those of the store."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import compress
 from operator import itemgetter, not_
@@ -33,6 +33,7 @@ RETRY_AFTER_MS = "1000"
 
 
 _READS = (Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE)
+_PUTS = (Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE)
 
 _IN_STORE = "store"
 _IN_MEMORY = "memory"
@@ -175,9 +176,10 @@ class TieredStore:
         except Refused:
             self._give_back_absent(tenant, fresh)
             raise
-        for label in dict.fromkeys(fresh):
-            if level is Level.CACHED or answers[label]:
-                self._host.admit(tenant, label, pages[label].page, epoch)
+        self._count_puts(tenant, "storage", list(answers), list(answers.values()))
+        admitted = [label for label in dict.fromkeys(fresh) if level is Level.CACHED or answers[label]]
+        taken = [self._host.admit(tenant, label, pages[label].page, epoch) for label in admitted]
+        self._count_puts(tenant, "host", admitted, Answer.of_puts(taken))
         held = self._host.contains(tenant, labels)
         kept = [
             KeptTier.HOST if here and level is Level.CACHED and not answers[label] else _KEPT[answers[label]]
@@ -316,12 +318,24 @@ class TieredStore:
             self._usage.drop(tenant, gone)
 
     def _count(self, tenant: str, tier: str, labels: Sequence[Label], answers: Sequence[Answer]) -> None:
-        pools = list(map(_POOL, labels))
-        for answer in _READS:
-            if answer in answers:
-                counts = Counter(compress(pools, [each is answer for each in answers]))
-                for pool, count in counts.items():
-                    self._observer.pages_looked_up(tenant, pool, tier, answer, count)
+        for pool, answer, count in _by_pool(labels, answers, _READS):
+            self._observer.pages_looked_up(tenant, pool, tier, answer, count)
+
+    def _count_puts(self, tenant: str, tier: str, labels: Sequence[Label], answers: Sequence[Answer]) -> None:
+        for pool, answer, count in _by_pool(labels, answers, _PUTS):
+            self._observer.pages_put(tenant, pool, tier, answer, count)
+
+
+def _by_pool(
+    labels: Sequence[Label], answers: Sequence[Answer], possible: Sequence[Answer]
+) -> Iterator[tuple[str, Answer, int]]:
+    """Count answers by pool."""
+    pools = list(map(_POOL, labels))
+    for answer in possible:
+        if answer in answers:
+            counts = Counter(compress(pools, [each is answer for each in answers]))
+            for pool, count in counts.items():
+                yield pool, answer, count
 
 
 def _refusal(error: StorageError) -> Refused:
