@@ -166,8 +166,8 @@ MUTANTS = [
     Mutant(
         "a freed page stays in the map",
         "tree/state.py",
-        "MapChange.unbinding(full[start:end][segment >= 0])",
-        "MapChange.unbinding(full[:0])",
+        "MapChange(full[start:end][segment >= 0], None)",
+        "MapChange(full[:0], None)",
     ),
     Mutant(
         "the map is not rebuilt by a load",
@@ -178,8 +178,8 @@ MUTANTS = [
     Mutant(
         "a duplicate keeps its peer",
         "tree/insert.py",
-        "MapChange.unbinding(duplicates[0])",
-        "MapChange.unbinding(duplicates[0][:0])",
+        "MapChange(duplicates[0], None)",
+        "MapChange(duplicates[0][:0], None)",
     ),
     Mutant(
         "a page is complete when its first pool is",

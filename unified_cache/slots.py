@@ -1,7 +1,7 @@
 """Slot allocators: which pages of a pool are free, and which slots of two pools belong together."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -132,18 +132,12 @@ class SlotAllocator:
         self._free_count += count
 
 
-@dataclass(frozen=True, slots=True)
-class MapChange:
-    """Full slots whose entries in the page map have to change."""
+class MapChange(NamedTuple):
+    """Full slots whose entries in the page map have to change; a tuple, since one is made for each page evicted."""
 
     full: Slots
-    peers: Slots
-    """The peer of each from now on, shape (pages,); 0 for none."""
-
-    @classmethod
-    def unbinding(cls, full: Slots) -> "MapChange":
-        """Return the change that leaves Full slots without a peer."""
-        return cls(full, np.zeros_like(full))
+    peers: Slots | None
+    """The peer of each from now on, shape (pages,); None leaves all of them without one."""
 
 
 class PageMap:
@@ -182,7 +176,10 @@ class PageMap:
     def apply(self, changes: Iterable[MapChange]) -> None:
         """Make changes of the tree in the order given."""
         for change in changes:
-            self.bind(change.full, change.peers)
+            if change.peers is None:
+                self.unbind(change.full)
+            else:
+                self.bind(change.full, change.peers)
 
     def peers(self, full: Slots) -> Slots:
         """Return the peer of each Full slot: 0 where there is none, -1 for slot -1."""

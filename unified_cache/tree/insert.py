@@ -67,9 +67,9 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
         tree.queues.offer_all(at)
         at = at.parent
     duplicates = [_joined(arrays) for arrays in runs]
-    if tree.mapped is not None and tier is Tier.DEVICE:
+    if tree.mapped is not None and tier is Tier.DEVICE and duplicates[0].size:
         # What the tree kept of these pages is reached through its own Full slots.
-        map_changes.append(MapChange.unbinding(duplicates[0]))
+        map_changes.append(MapChange(duplicates[0], None))
     return Inserted(node, duplicates, map_changes)
 
 

@@ -265,7 +265,7 @@ class RadixTree:
                 if held is not None:
                     freed.slots[lane].append(held[held >= 0])
         if self._state.mapped is not None:
-            freed.map_changes.extend(map(MapChange.unbinding, freed.slots[0]))
+            freed.map_changes.extend(MapChange(full, None) for full in freed.slots[0])
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._locks.clear()

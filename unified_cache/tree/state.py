@@ -1,7 +1,8 @@
 """State shared by the tree's modules: roots, eviction queues, counts, and the changes of nodes: split, fill, drop."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,7 @@ from unified_cache.tree.page_counts import PageCounts
 __all__ = ["Freed", "TreeState"]
 
 
-@dataclass(frozen=True, slots=True)
-class Freed:
+class Freed(NamedTuple):
     """Slots that the tree no longer holds; the caller frees them."""
 
     slots: list[list[Slots]]
@@ -195,27 +195,28 @@ class TreeState:
             return 0
         segment = held[start:end]
         gone = segment.copy() if node.held_count[lane] == node.pages else segment[segment >= 0]
-        if not gone.size:
+        count = int(gone.size)
+        if not count:
             return 0
         if lane == self.mapped:
             full = node.slots[0]
             assert full is not None
-            freed.map_changes.append(MapChange.unbinding(full[start:end][segment >= 0]))
-        self.counts.drop(node, lane, int(gone.size))
-        if gone.size == node.held_count[lane]:
+            freed.map_changes.append(MapChange(full[start:end][segment >= 0], None))
+        self.counts.drop(node, lane, count)
+        if count == node.held_count[lane]:
             node.slots[lane] = None
             node.held_count[lane] = 0
             if lane % self.components_count == 0:
                 self._full_child_left(node, lane)
         else:
             segment[:] = -1
-            node.held_count[lane] -= gone.size
+            node.held_count[lane] -= count
         if self.queues.tracked[lane]:
-            self.queues.count(node, lane, -int(gone.size))
+            self.queues.count(node, lane, -count)
         if lane % self.components_count:
             node.refresh_holes(lane % self.components_count)
         freed.slots[lane].append(gone)
-        return int(gone.size)
+        return count
 
     def _full_child_left(self, node: Node, lane: int) -> None:
         """Tell the parent that a child holds nothing of Full any more; it may be the next to go."""
