@@ -19,6 +19,7 @@ _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, see fallocate(2)."""
 
 _Fallocate = Callable[[int, int, int, int], int]
+_VectoredCall = Callable[[int, Sequence[memoryview], int], int]
 
 
 @cache
@@ -44,6 +45,10 @@ def _write_first(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     return os.pwrite(fd, buffers[0], offset)
 
 
+_preadv = cast("_VectoredCall", os.preadv if "preadv" in vars(os) else _read_first)
+_pwritev = cast("_VectoredCall", os.pwritev if "pwritev" in vars(os) else _write_first)
+
+
 class Disk:
     """Every call on files that a store in a directory makes, as the operating system has it.
 
@@ -65,12 +70,12 @@ class Disk:
     lseek = staticmethod(os.lseek)
     read = staticmethod(os.read)
     pread = staticmethod(os.pread)
-    preadv = staticmethod(os.preadv if "preadv" in vars(os) else _read_first)
+    preadv = staticmethod(_preadv)
     readv = staticmethod(os.readv)
     write = staticmethod(os.write)
     writev = staticmethod(os.writev)
     pwrite = staticmethod(os.pwrite)
-    pwritev = staticmethod(os.pwritev if "pwritev" in vars(os) else _write_first)
+    pwritev = staticmethod(_pwritev)
     utime = staticmethod(os.utime)
     fsync = staticmethod(os.fsync)
     fdatasync = staticmethod(os.fdatasync if "fdatasync" in vars(os) else os.fsync)
