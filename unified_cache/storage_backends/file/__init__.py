@@ -1,10 +1,11 @@
 """A store in a directory, one file per page: ``file:DIR``. Any number of processes may open it.
 
-A put passes these files in this order, a get begins at ``store`` and reads through ``directory.descriptors``:
+A put passes these files in this order, a get ``store`` and ``page_reader``:
 
     store            ``FileStorage``: the protocol's methods
     quota            byte cap that all processes share, and which files are evicted for it
     no_cap           its twin for a process without a cap: no index, only free space is looked after
+    page_reader      pages out of their files into buffers
     page_writer      a page into a temporary file, synced if it must be durable, renamed into place
     fan_directories  the directories that files lie in, kept open
     layout           where the file of a page lies, and the listing of those that are there

@@ -22,14 +22,11 @@ from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.no_cap import NoQuota
+from unified_cache.storage_backends.file.page_reader import FILES_OPEN_MAX
 from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
-__all__ = ["FILES_OPEN_MAX", "PageWriter"]
-
-FILES_OPEN_MAX = 16
-"""Objects of one call open at a time. Taking 16 through each step together, not one through all steps, makes 1 MiB
-pages 10 % faster: between two copies the caches would lose the code of every other step."""
+__all__ = ["PageWriter"]
 
 _SAME_BYTES = 112
 """At the start of a sealed page: what its label and its length alone decide, see ``unified_cache.seal``."""

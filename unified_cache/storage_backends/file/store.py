@@ -15,25 +15,21 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
 
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
+from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, parse_address
 from unified_cache.storage_backends.directory.descriptors import (
-    READ_FLAGS,
-    close_quietly,
-    read_all,
     size_of,
     storage_error,
 )
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
+from unified_cache.storage_backends.directory.foreign import ForeignFiles
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
@@ -41,7 +37,8 @@ from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.journal import Journal
 from unified_cache.storage_backends.file.layout import objects_in, place_of
 from unified_cache.storage_backends.file.no_cap import NoQuota
-from unified_cache.storage_backends.file.page_writer import FILES_OPEN_MAX, PageWriter
+from unified_cache.storage_backends.file.page_reader import PageReader
+from unified_cache.storage_backends.file.page_writer import PageWriter
 from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
@@ -94,10 +91,9 @@ class FileStorage:
         self._directories = directories
         self._foreign = ForeignFiles(root)
         self._quota = quota
+        self._page_reader = PageReader(root.disk, root.path, directories, self._foreign.clear)
         self._page_writer = PageWriter(root, directories, quota, self._foreign)
         self._stamps = stamps
-        self._unreadable_count = 0
-        self._guard = Lock()
         self._calls = CallsInFlight(f"the file store in {root.path}")
 
     @classmethod
@@ -175,7 +171,7 @@ class FileStorage:
             declined_count=quota.declined_count,
             unremovable_count=quota.unremovable_count,
             foreign_count=self._foreign.count,
-            unreadable_count=self._unreadable_count,
+            unreadable_count=self._page_reader.unreadable_count,
             unrecorded_count=quota.unrecorded_count,
         )
 
@@ -212,9 +208,7 @@ class FileStorage:
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; a hit makes it recent."""
         with self._calls:
-            hits = self._read(pages[:FILES_OPEN_MAX])
-            for start in range(FILES_OPEN_MAX, len(pages), FILES_OPEN_MAX):
-                hits += self._read(pages[start : start + FILES_OPEN_MAX])
+            hits = self._page_reader.read(pages)
             self._quota.record(pages, hits, ())
             self._stamp(self._stamps.note(pages, hits))
             return hits
@@ -335,77 +329,6 @@ class FileStorage:
                     used.append(StoredObject(label, status.st_size))
         if used:
             self._quota.publish_used(used)
-
-    def _read(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Read a few pages: open all, then move all bytes, then close all, which keeps the copying loop hot."""
-        disk = self._disk
-        fds: list[int] = []
-        answers = [Answer.MISS] * len(pages)
-        try:
-            for number, page in enumerate(pages):
-                fd = -1
-                try:
-                    opened = self._open_object(page)
-                    if isinstance(opened, Answer):
-                        answers[number] = opened
-                    else:
-                        fd = opened
-                except OSError as error:
-                    answers[number] = self._unreadable(page, error)
-                fds.append(fd)
-            for number, page in enumerate(pages):
-                fd = fds[number]
-                if fd >= 0:
-                    try:
-                        is_whole = read_all(disk, fd, page.buffers, page_bytes(page))
-                        answers[number] = Answer.HIT if is_whole else self._look_at(page, fd)
-                    except OSError as error:
-                        answers[number] = self._look_at(page, fd, error)
-        finally:
-            for fd in fds:
-                if fd >= 0:
-                    close_quietly(disk, fd)
-        return answers
-
-    def _look_at(self, page: PageIO, fd: int, fault: OSError | None = None) -> Answer:
-        """Clear away what proved not to be a file of exactly that length; any other ``fault`` is one of the object."""
-        try:
-            status = self._disk.fstat(fd)
-        except OSError as error:
-            return self._unreadable(page, fault or error)
-        object_bytes = page_bytes(page)
-        if not is_whole(status.st_mode, status.st_size, object_bytes):
-            fan, name = place_of(page.label)
-            directory = self._directories.find(page.label.identity, fan)
-            if directory is not None:
-                self._foreign.clear(directory, name, object_bytes)
-            return Answer.FLAWED
-        return Answer.MISS if fault is None else self._unreadable(page, fault)
-
-    def _unreadable(self, page: PageIO, error: OSError) -> Answer:
-        """Count one object that cannot be read; raise where it is not the object's fault."""
-        if error.errno not in UNREADABLE:
-            raise self._cannot("read", page.label, error) from error
-        with self._guard:
-            self._unreadable_count += 1
-        return Answer.UNAVAILABLE
-
-    def _open_object(self, page: PageIO) -> int | Answer:
-        """Open what stands in the place of an object; the answer where there is nothing, or nothing to be read."""
-        label = page.label
-        fan, name = place_of(label)
-        directory = self._directories.find(label.identity, fan)
-        if directory is None:
-            return Answer.MISS
-        try:
-            return self._disk.open(name, READ_FLAGS, dir_fd=directory.fd)
-        except FileNotFoundError:
-            return Answer.MISS
-        except OSError as error:
-            if error.errno not in NOT_A_FILE:
-                raise
-            self._foreign.clear(directory, name, page_bytes(page))
-            return Answer.FLAWED
 
 
 def open_url(rest: str, bytes_max: int | None) -> FileStorage:
