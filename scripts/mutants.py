@@ -148,7 +148,7 @@ MUTANTS = [
     Mutant(
         "a lock leaves the pages above it evictable",
         "tree/page_counts.py",
-        "at.protected_children[tier] += 1 if is_protected else -1",
+        "protection.children[tier] += 1 if is_protected else -1",
         "pass",
     ),
     Mutant(
@@ -166,8 +166,8 @@ MUTANTS = [
     Mutant(
         "a freed page stays in the map",
         "tree/state.py",
-        "MapChange(full[start:end][segment >= 0], None)",
-        "MapChange(full[:0], None)",
+        "full[start:end].copy() if whole else full[start:end][segment >= 0]",
+        "full[:0]",
     ),
     Mutant(
         "the map is not rebuilt by a load",

@@ -59,15 +59,15 @@ class Ledger:
 
     def evictable_pages(self, tier: Tier, component: int) -> int:
         """Return the pages in the tree that eviction could give back now."""
-        return self.tree.evictable_pages(tier, component)
+        return self._allocators[tier][component].kept_count - self.tree.protected_pages(tier, component)
 
     def protected_pages(self, tier: Tier, component: int) -> int:
         """Return the pages in the tree that locks keep from eviction."""
-        return self.tree.held_pages(tier, component) - self.tree.evictable_pages(tier, component)
+        return self.tree.protected_pages(tier, component)
 
     def available_pages(self, tier: Tier, component: int) -> int:
         """Return the pages that can be allocated now: free and evictable ones."""
-        return self.free_count(tier, component) + self.tree.evictable_pages(tier, component)
+        return self.free_count(tier, component) + self.evictable_pages(tier, component)
 
     def evicted_pages(self, tier: Tier, component: int) -> int:
         """Return the pages that were evicted to make room, so far."""
@@ -291,8 +291,7 @@ class Ledger:
             for component, allocator in enumerate(self._allocators[tier]):
                 slots = held[int(tier) * components + component]
                 assert allocator.is_kept(slots), "the tree holds a slot that is not its own"
-                kept_count = allocator.capacity - allocator.free_count - allocator.out_count
-                assert len(slots) == kept_count, "the tree lost a slot"
+                assert len(slots) == allocator.kept_count, "the tree lost a slot"
 
         if self.paired is not None and self.layout.mapped is not None:
             full, peers = self.tree.peers(self.layout.mapped)
@@ -331,7 +330,8 @@ class Ledger:
             self.paired.map.apply(map_changes)
 
     def _take_back(self, freed: Freed) -> None:
-        self._apply(freed.map_changes)
+        if self.paired is not None and freed.unmapped:
+            self.paired.map.unbind(np.concatenate(freed.unmapped))
         components = len(self.layout.components)
         for lane, arrays in enumerate(freed.slots):
             if arrays:

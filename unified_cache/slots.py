@@ -50,6 +50,11 @@ class SlotAllocator:
         """Slots handed out and not kept."""
         return self.capacity - self._free_count - self._kept_count
 
+    @property
+    def kept_count(self) -> int:
+        """Slots in the tree."""
+        return self._kept_count
+
     def allocate(self, count: int) -> Slots | None:
         """Hand out ``count`` slots, or None and nothing if there are not as many.
 

@@ -354,8 +354,7 @@ class TreeModel:
         assert self.snapshot() == self.pages, "the tree differs from the model"
         pinned = self.pinned()
         for where, pages in self.pages.items():
-            assert self.tree.held_pages(*where) == len(pages)
-            assert self.tree.evictable_pages(*where) == self._evictable(*where, pinned)
+            assert self.tree.protected_pages(*where) == len(pages) - self._evictable(*where, pinned)
             lane = int(where[0]) * len(self.spans) + where[1]
             assert lanes[lane].tolist() == sorted(pages.values())
             for prefix, slot in pages.items():

@@ -132,9 +132,9 @@ def _check_segments(tree: TreeState) -> None:
 
 
 def _check_counts(tree: TreeState) -> None:
-    """Count held and evictable pages from slots and locks alone."""
+    """Count protected pages from slots and locks alone."""
     lanes = 2 * tree.components_count
-    counted = [tree.counts.evictable(lane) for lane in range(lanes)]
+    counted = [tree.counts.protected(lane) for lane in range(lanes)]
     protected: set[tuple[Node, int]] = set()
     for node in tree.nodes():
         for tier in Tier:
@@ -142,26 +142,26 @@ def _check_counts(tree: TreeState) -> None:
             while at is not None and (at, int(tier)) not in protected:
                 protected.add((at, int(tier)))
                 at = at.parent
-    held, evictable = [0] * lanes, [0] * lanes
+    expected = [0] * lanes
     for node in (*tree.roots.values(), *tree.nodes()):
         for tier in Tier:
             below = sum((child, int(tier)) in protected for child in node.children.values())
-            assert node.protected_children[tier] == below, f"{node.protected_children} children protected, not {below}"
+            counted_below = 0 if node.protection is None else node.protection.children[tier]
+            assert counted_below == below, f"{counted_below} children protected, not {below}"
         for lane, slots in enumerate(node.slots):
             if slots is None:
                 continue
             tier_number, component = divmod(lane, tree.components_count)
             is_held = slots >= 0
-            held[lane] += int(np.count_nonzero(is_held))
             if component:
-                evictable[lane] += int(np.count_nonzero(is_held[: node.first_pinned(lane)]))
-            elif (node, tier_number) not in protected:
-                evictable[lane] += int(np.count_nonzero(is_held))
-    assert tree.counts.held == held, f"{tree.counts.held} pages held by lane, not {held}"
-    assert counted == evictable, f"{counted} pages evictable by lane, not {evictable}"
+                expected[lane] += int(np.count_nonzero(is_held[node.first_pinned(lane) :]))
+            elif (node, tier_number) in protected:
+                expected[lane] += int(np.count_nonzero(is_held))
+    assert counted == expected, f"{counted} pages protected by lane, not {expected}"
     for node in tree.nodes():
-        in_node = [tree.counts.evictable_in(node, lane) for lane in range(lanes)]
-        assert node.evictable == in_node, f"{node.evictable} pages of a node evictable by lane, not {in_node}"
+        in_node = [tree.counts.protected_in(node, lane) for lane in range(lanes)]
+        counted_here = [0] * lanes if node.protection is None else node.protection.pages
+        assert counted_here == in_node, f"{counted_here} pages of a node protected, not {in_node}"
 
 
 def _check_preferences(tree: TreeState, preferences: Preferences) -> None:

@@ -11,12 +11,33 @@ from unified_cache.page import TOKEN_BYTES
 from unified_cache.pool import Slots
 from unified_cache.tree.policy import History
 
-__all__ = ["ANYWHERE", "ON_DEVICE", "Node"]
+__all__ = ["ANYWHERE", "ON_DEVICE", "Node", "Protection"]
 
 ON_DEVICE = 0
 """View of the device tier alone."""
 ANYWHERE = 1
 """View of device and host together: a page counts when either holds it."""
+
+
+class Protection:
+    """Pages of one node that locks keep from eviction, as last counted (see ``page_counts``)."""
+
+    __slots__ = ("children", "is_protected", "pages")
+
+    def __init__(self, lanes: int) -> None:
+        self.pages = [0] * lanes
+        """Protected pages, by lane."""
+        self.is_protected = [False, False]
+        """True if a lock pins component 0 here or below, by tier."""
+        self.children = [0, 0]
+        """Number of children that are protected, by tier."""
+
+    def of_upper_part(self) -> "Protection":
+        """Return the protection of the upper part of a node that is split, the lower part of which keeps this one."""
+        upper = Protection(len(self.pages))
+        upper.is_protected = self.is_protected.copy()
+        upper.children = [int(protected) for protected in self.is_protected]
+        return upper
 
 
 class Node:
@@ -30,7 +51,6 @@ class Node:
         "children",
         "dead",
         "end",
-        "evictable",
         "full_children",
         "held_count",
         "history",
@@ -41,8 +61,7 @@ class Node:
         "locks",
         "parent",
         "partial_locks",
-        "protected",
-        "protected_children",
+        "protection",
         "queued",
         "slots",
         "stamps",
@@ -81,12 +100,8 @@ class Node:
         """One more than the offset of the last hole, by view and windowed component; 0 if there is none."""
         self.full_children = [0, 0]
         """Number of children that hold any page of component 0, by tier."""
-        self.protected = [False, False]
-        """True if a lock pins component 0 here or below, by tier, as last counted (see page_counts)."""
-        self.protected_children = [0, 0]
-        """Number of children that are protected, by tier."""
-        self.evictable = [0] * lanes
-        """Pages that eviction could give back, by lane, as last counted."""
+        self.protection: Protection | None = None
+        """Count of the pages that locks keep from eviction; None until a lock here or below is counted."""
         self.dead = False
         """Pruned: out of the tree for good."""
 

@@ -1,14 +1,15 @@
-"""Pages held and evictable in every lane, counted as they change, so that an engine may ask for them in O(1).
+"""Protected pages of every lane, counted as locks change, so that an engine may ask for them in O(1).
 
-A page is *evictable* when eviction can give it back now: alone, or after pages that have to go before it and are
-evictable themselves. Every other page that the tree holds is *protected*. A lock protects, in each lane of its tier:
+A page is *protected* when eviction could not give it back now, not even after pages that have to go before it. Every
+other page that the tree holds is *evictable*. A lock protects, in each lane of its tier:
 
     Full            every page of the nodes it pins, and every page above them: Full goes from the tail
     any other       the pages from where the lock begins, and no page above
 
 Evicting moves pages from evictable to free and changes neither count of any other page. What goes with an evictable
 page, because it stands on it, was evictable in its own lane: a lock that pins it would protect the page below it. So
-in each lane *free + evictable* is what can be allocated, in all lanes at once.
+in each lane *free + evictable* is what can be allocated, in all lanes at once. And so only locks, and what is filled
+in below them, are counted here: neither a new leaf nor an eviction changes how many pages are protected.
 
 A lock only notes the nodes it pins. They are counted when somebody asks, or when many have been noted: a request that
 locks a long path and lets go of it climbs it once at most, up to the first node that other locks protect.
@@ -16,7 +17,7 @@ locks a long path and lets go of it climbs it once at most, up to the first node
 
 import numpy as np
 
-from unified_cache.tree.node import Node
+from unified_cache.tree.node import Node, Protection
 
 __all__ = ["CHANGED_NODES_MAX", "PageCounts"]
 
@@ -27,77 +28,65 @@ CHANGED_NODES_MAX = 64
 class PageCounts:
     """Counts of one tree, by lane."""
 
-    __slots__ = ("_components_count", "_evictable", "changed", "held")
+    __slots__ = ("_components_count", "_protected", "changed")
 
     def __init__(self, components_count: int) -> None:
         self._components_count = components_count
-        self.held = [0] * (2 * components_count)
-        """Pages that the tree holds, by lane."""
-        self._evictable = [0] * (2 * components_count)
-        """Sum of ``Node.evictable`` over all nodes, by lane."""
+        self._protected = [0] * (2 * components_count)
+        """Sum of ``Protection.pages`` over all nodes, by lane."""
         self.changed: set[Node] = set()
-        """Nodes whose locks or slots have changed since they were counted."""
+        """Nodes whose locks have changed, or whose slots below locks, since they were counted; some may be dead."""
 
-    def evictable(self, lane: int) -> int:
-        """Return the pages of a lane that eviction could give back now."""
+    def protected(self, lane: int) -> int:
+        """Return the pages of a lane that locks keep from eviction."""
         self.count_changed()
-        return self._evictable[lane]
+        return self._protected[lane]
 
     def count_changed(self) -> None:
         """Count the nodes that have changed."""
         while self.changed:
             self._count(self.changed.pop())
 
-    def add(self, node: Node, lane: int, count: int) -> None:
-        """Count pages that a new node holds, below which there is none and which nothing pins."""
-        self.held[lane] += count
-        self._evictable[lane] += count
-        node.evictable[lane] += count
-
-    def drop(self, node: Node, lane: int, count: int) -> None:
-        """Count pages off that a node holds no more; they were evictable."""
-        self.held[lane] -= count
-        self._evictable[lane] -= count
-        node.evictable[lane] -= count
-
-    def forget(self, node: Node) -> None:
-        """Count a node for the last time, which holds nothing, and which nothing pins."""
-        if node in self.changed:
-            self.changed.remove(node)
-            self._count(node)
-
     def _count(self, node: Node) -> None:
         """Count a node anew, and the nodes above it as far up as its locks make a difference."""
         for tier, lane in enumerate((0, self._components_count)):
             at = node
-            self._recount(at, lane)
+            protection = self._recount(at, lane)
             while at.parent is not None:
-                is_protected = at.locks[lane] > 0 or at.protected_children[tier] > 0
-                if is_protected == at.protected[tier]:
+                is_protected = at.locks[lane] > 0 or protection.children[tier] > 0
+                if is_protected == protection.is_protected[tier]:
                     break
-                at.protected[tier] = is_protected
+                protection.is_protected[tier] = is_protected
                 at = at.parent
-                at.protected_children[tier] += 1 if is_protected else -1
+                protection = self._protection(at)
+                protection.children[tier] += 1 if is_protected else -1
                 self._recount(at, lane)
-        for lane in range(len(self.held)):
+        for lane in range(len(self._protected)):
             if lane % self._components_count:
                 self._recount(node, lane)
 
-    def _recount(self, node: Node, lane: int) -> None:
-        count = self.evictable_in(node, lane)
-        self._evictable[lane] += count - node.evictable[lane]
-        node.evictable[lane] = count
+    def _recount(self, node: Node, lane: int) -> Protection:
+        protection = self._protection(node)
+        count = self.protected_in(node, lane)
+        self._protected[lane] += count - protection.pages[lane]
+        protection.pages[lane] = count
+        return protection
 
-    def evictable_in(self, node: Node, lane: int) -> int:
-        """Count the evictable pages of one node in a lane; of Full, if its children have been counted."""
+    def _protection(self, node: Node) -> Protection:
+        if node.protection is None:
+            node.protection = Protection(len(self._protected))
+        return node.protection
+
+    def protected_in(self, node: Node, lane: int) -> int:
+        """Count the protected pages of one node in a lane; of Full, if its children have been counted."""
         held_count = node.held_count[lane]
         if not held_count or node.locks[lane]:
-            return 0
+            return held_count
         tier, component = divmod(lane, self._components_count)
         if not component:
-            return 0 if node.protected_children[tier] else held_count
+            return held_count if node.protection is not None and node.protection.children[tier] else 0
         slots = node.slots[lane]
         first_pinned = node.first_pinned(lane)
         if slots is None or first_pinned == node.pages:
-            return held_count
-        return int(np.count_nonzero(slots[:first_pinned] >= 0))
+            return 0
+        return int(np.count_nonzero(slots[first_pinned:] >= 0))

@@ -13,7 +13,6 @@ from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
 from unified_cache.page import Prompt
 from unified_cache.pool import Component, Slots, Tier
-from unified_cache.slots import MapChange
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import transfer as transfers
 from unified_cache.tree.check import check
@@ -259,13 +258,13 @@ class RadixTree:
 
     def clear(self) -> Freed:
         """Forget everything, pinned or not; return every slot held. Locks, pins and matches become void."""
-        freed = Freed.empty(2 * len(self.components))
+        freed = Freed([[] for _ in range(2 * len(self.components))], [])
         for node in self._state.nodes():
             for lane, held in enumerate(node.slots):
                 if held is not None:
                     freed.slots[lane].append(held[held >= 0])
         if self._state.mapped is not None:
-            freed.map_changes.extend(MapChange(full, None) for full in freed.slots[0])
+            freed.unmapped.extend(freed.slots[0])
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._locks.clear()
@@ -286,13 +285,9 @@ class RadixTree:
         """Count nodes; walks the tree."""
         return sum(1 for _ in self._state.nodes())
 
-    def held_pages(self, tier: Tier, component: int) -> int:
-        """Return the pages held. O(1)."""
-        return self._state.counts.held[self._lane(tier, component)]
-
-    def evictable_pages(self, tier: Tier, component: int) -> int:
-        """Return the pages held that ``evict`` would give back if asked for all. O(1), see ``page_counts``."""
-        return self._state.counts.evictable(self._lane(tier, component))
+    def protected_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages held that ``evict`` would not give back if asked for all. O(1), see ``page_counts``."""
+        return self._state.counts.protected(self._lane(tier, component))
 
     def _lane(self, tier: Tier, component: int) -> int:
         return int(tier) * len(self.components) + component

@@ -22,13 +22,8 @@ class Freed(NamedTuple):
 
     slots: list[list[Slots]]
     """Arrays of slots, by lane."""
-    map_changes: list[MapChange]
-    """Changes of the page map, to be applied before the slots are free."""
-
-    @classmethod
-    def empty(cls, lanes_count: int) -> "Freed":
-        """Return nothing freed yet."""
-        return cls([[] for _ in range(lanes_count)], [])
+    unmapped: list[Slots]
+    """Full slots to be left without a peer in the page map, before the slots are free."""
 
 
 class TreeState:
@@ -38,7 +33,7 @@ class TreeState:
 
     * on each tier component 0 is prefix-closed, and every other component stands on component 0, page by page
     * ``held_count``, ``last_hole`` and ``full_children`` say what the slots say
-    * ``counts`` say what slots and locks say, once the nodes that have changed are counted
+    * ``counts`` say what locks and slots say, once the nodes that have changed are counted
     * what could be evicted from a lane stands in the queue of that lane where it belongs
     * a node without pages on any tier lives only while a lock covers it or children hang below
     """
@@ -122,8 +117,8 @@ class TreeState:
         for lane in range(2 * components):
             _split_slots(upper, node, lane, offset)
         upper.full_children = [int(node.held_count[0] > 0), int(node.held_count[components] > 0)]
-        upper.protected = node.protected.copy()
-        upper.protected_children = [int(protected) for protected in node.protected]
+        if node.protection is not None:
+            upper.protection = node.protection.of_upper_part()
         self.counts.changed |= {upper, node}
         for component in range(1, components):
             upper.refresh_holes(component)
@@ -153,7 +148,6 @@ class TreeState:
             parent.full_children[lane // self.components_count] += 1
         held[offsets] = slots
         node.held_count[lane] += len(offsets)
-        self.counts.held[lane] += len(offsets)
         self.counts.changed.add(node)
         if self.queues.tracked[lane]:
             self.queues.count(node, lane, len(offsets))
@@ -172,7 +166,6 @@ class TreeState:
         component = lane % self.components_count
         node.slots[lane] = np.array(slots, np.int32)
         node.held_count[lane] = held_count
-        self.counts.add(node, lane, held_count)
         if self.queues.tracked[lane]:
             self.queues.count(node, lane, held_count)
         if component:
@@ -194,15 +187,15 @@ class TreeState:
         if held is None:
             return 0
         segment = held[start:end]
-        gone = segment.copy() if node.held_count[lane] == node.pages else segment[segment >= 0]
+        whole = node.held_count[lane] == node.pages
+        gone = segment.copy() if whole else segment[segment >= 0]
         count = int(gone.size)
         if not count:
             return 0
         if lane == self.mapped:
             full = node.slots[0]
             assert full is not None
-            freed.map_changes.append(MapChange(full[start:end][segment >= 0], None))
-        self.counts.drop(node, lane, count)
+            freed.unmapped.append(full[start:end].copy() if whole else full[start:end][segment >= 0])
         if count == node.held_count[lane]:
             node.slots[lane] = None
             node.held_count[lane] = 0
@@ -244,7 +237,6 @@ class TreeState:
             if parent.last_child is node:
                 parent.last_child = None
             node.dead = True
-            self.counts.forget(node)
             self.queues.forget(node)
             node = parent
         if node.parent is None and not node.children and self.roots.get(node.key) is node:
