@@ -1,10 +1,13 @@
 """Files that are either whole or not there."""
 
 import os
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["check_writable", "write_whole"]
+__all__ = ["check_writable", "replace_whole", "write_whole"]
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -18,11 +21,42 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
     Raises:
         OSError: it cannot be written; nothing was left behind.
     """
+    with _draft_of(path, mode) as file:
+        file.write(content)
+
+
+def replace_whole(path: Path, content: bytes) -> None:
+    """Replace a file; the new one has the owner and the mode of the old, and outlasts a loss of power.
+
+    Args:
+        path: a file that is there; one thread at a time.
+        content: what it holds from now on.
+
+    Raises:
+        OSError: it cannot be written, or not be given to that owner; it is as it was.
+    """
+    former = path.stat()
+    with _draft_of(path, stat.S_IRUSR | stat.S_IWUSR) as file:
+        os.fchown(file.fileno(), former.st_uid, former.st_gid)
+        os.fchmod(file.fileno(), stat.S_IMODE(former.st_mode))
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory_fd)
+    finally:
+        os.close(directory_fd)
+
+
+@contextmanager
+def _draft_of(path: Path, mode: int) -> Iterator[BinaryIO]:
+    """Open a file of another name, which becomes ``path`` at the end of the with block if nothing was raised."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     draft.unlink(missing_ok=True)  # of a process that was killed, and had this number
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-            file.write(content)
+            yield file
         draft.replace(path)
     except BaseException:
         with suppress(OSError):

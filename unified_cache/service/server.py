@@ -17,7 +17,7 @@ from unified_cache.service.access.callers import Caller, Gate
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.quota import StoredBytes
-from unified_cache.service.access.reloaded import Reloaded
+from unified_cache.service.access.reloaded import Reloaded, ReloadPace
 from unified_cache.service.access.tls import (
     Certificates,
     ClientNames,
@@ -39,7 +39,7 @@ from unified_cache.service.operations.metrics import (
 )
 from unified_cache.service.operations.reflection import BoundedReflection
 from unified_cache.service.servicer import CacheService
-from unified_cache.service.settings import ListenAddress, ServiceSettings, TracingExporter
+from unified_cache.service.settings import ListenAddress, ServiceSettings, TlsSettings, TracingExporter
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
@@ -145,7 +145,7 @@ def _observed(settings: ServiceSettings, log: Log, opened: ExitStack) -> _Observ
         if settings.tls is not None:
             tls = settings.tls
             made = partial(metrics_context, tls)
-            context = Reloaded(files_of(tls), made, tls.check_s, time.monotonic, metrics).current
+            context = Reloaded(files_of(tls), made, _pace_of(tls), time.monotonic, metrics).latest
         listener = MetricsListener.open(settings.metrics_address, registry, context)
         opened.callback(listener.close)
     return _Observed(registry, names, metrics, listener)
@@ -157,11 +157,15 @@ def _access(settings: ServiceSettings, metrics: ServiceMetrics) -> tuple[Authent
     tokens = names = certificates = None
     if access.tokens is not None:
         read = partial(read_tokens, access.tokens, access.tokens_max)
-        entries = Reloaded([access.tokens], read, access.tokens_check_s, time.monotonic, metrics)
+        pace = ReloadPace(access.tokens_check_s, access.tokens_stale_s_max)
+        entries = Reloaded([access.tokens], read, pace, time.monotonic, metrics)
+        metrics.stale.labels("tokens").set_function(entries.stale_s)
         tokens = Tokens(entries, time.time)
     if tls is not None:
-        certificates = Reloaded(files_of(tls), partial(read_certificates, tls), tls.check_s, time.monotonic, metrics)
+        read_tls = partial(read_certificates, tls)
+        certificates = Reloaded(files_of(tls), read_tls, _pace_of(tls), time.monotonic, metrics)
         metrics.certificate_expiry.set_function(partial(_expiry_s, certificates))
+        metrics.stale.labels("certificates").set_function(certificates.stale_s)
         if tls.client_ca is not None:
             names = ClientNames(tls.trust_domain, access.certificate_role)
     local = Caller(access.local_tenant, access.local_role) if tokens is None and names is None else None
@@ -169,7 +173,11 @@ def _access(settings: ServiceSettings, metrics: ServiceMetrics) -> tuple[Authent
 
 
 def _expiry_s(certificates: Reloaded[Certificates]) -> float:
-    return certificates.current().expires_s
+    return certificates.latest().expires_s
+
+
+def _pace_of(tls: TlsSettings) -> ReloadPace:
+    return ReloadPace(tls.check_s, tls.stale_s_max)
 
 
 def _traced(gate: ServiceGate, settings: ServiceSettings, opened: ExitStack) -> Gate:

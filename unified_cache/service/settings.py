@@ -142,6 +142,8 @@ class TlsSettings(_Section):
     """Domain of the SPIFFE IDs that name tenants; if unset, common names do."""
     check_s: Seconds = 5.0
     """Time between two checks of the files."""
+    stale_s_max: Seconds = 60.0
+    """Time for which client certificates are accepted by files that cannot be read any more."""
 
 
 class AccessSettings(_Section):
@@ -151,6 +153,8 @@ class AccessSettings(_Section):
     """File of hashed tokens, made by ``unified-cache token new``."""
     tokens_max: Count = 10_000
     tokens_check_s: Seconds = 1.0
+    tokens_stale_s_max: Seconds = 60.0
+    """Time for which tokens hold whose file cannot be read any more; then all are refused until it can."""
     certificate_role: Role = Role.READER
     """Role of a certificate that names none."""
     local_tenant: Annotated[str, Field(pattern=_TENANT)] = "default"

@@ -17,7 +17,7 @@ from unified_cache.cli.main import run
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.callers import Caller
-from unified_cache.service.access.reloaded import Reloaded
+from unified_cache.service.access.reloaded import Reloaded, ReloadPace
 from unified_cache.service.access.tokens import TokenEntry, Tokens, add_token, new_token, read_tokens, remove_token
 from unified_cache.service.settings import Role
 from unified_cache.wire.calls import Call
@@ -52,7 +52,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(path: Path, clock: ManualClock, now: datetime, anomalies: Notes) -> Tokens:
-    entries: Reloaded[dict[str, TokenEntry]] = Reloaded([path], partial(read_tokens, path, 100), 1.0, clock, anomalies)
+    pace = ReloadPace(1.0, 60.0)
+    entries: Reloaded[dict[str, TokenEntry]] = Reloaded([path], partial(read_tokens, path, 100), pace, clock, anomalies)
     return Tokens(entries, now.timestamp)
 
 
@@ -95,19 +96,6 @@ def test_tokens_come_and_go_without_a_restart(path: Path) -> None:
     assert tokens.caller(second) is not None
     with pytest.raises(ConfigError, match="none of that ID"):
         remove_token(path, first.split("_")[1])
-
-
-def test_a_file_that_is_spoiled_keeps_the_tokens_there_were_and_is_an_anomaly_once(path: Path) -> None:
-    token, clock, anomalies = given(path, "acme"), ManualClock(), Notes()
-    tokens = opened(path, clock, datetime.now(UTC), anomalies)
-    path.write_text("spoiled\n")
-    for _ in range(3):
-        clock.sleep(1.0)
-        assert tokens.caller(token) is not None
-    assert anomalies.kinds == ["reload_failed"]
-    path.unlink()
-    clock.sleep(1.0)
-    assert tokens.caller(token) is not None
 
 
 @pytest.mark.parametrize(

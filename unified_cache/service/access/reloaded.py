@@ -1,6 +1,7 @@
 """A value that is read from files, and again when they change, without a restart."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Generic, TypeVar
@@ -8,25 +9,36 @@ from typing import Generic, TypeVar
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.callers import Observer
 
-__all__ = ["Reloaded"]
+__all__ = ["ReloadPace", "Reloaded"]
 
 Value = TypeVar("Value")
 
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
-class Reloaded(Generic[Value]):
-    """Read a value at once, and again when one of its files was changed, looked at no more often than ``check_s``.
+@dataclass(frozen=True, slots=True)
+class ReloadPace:
+    """Times of a value that is read from files."""
 
-    A change that cannot be read, a file half written or a key of another certificate, is an anomaly and keeps the last
-    value. Thread-safe: one thread looks, the others go on with what there is. ``clock`` gives seconds.
+    check_s: float
+    """Time between two looks at the files."""
+    stale_s_max: float
+    """Time for which a value holds that cannot be read anew."""
+
+
+class Reloaded(Generic[Value]):
+    """Read a value at once, and again when one of its files was changed.
+
+    Files that cannot be read, one that is half written or gone, are an anomaly at every look. The last value then holds
+    for a while, and after that ``current`` has none: what was revoked meanwhile must not hold for ever. Thread-safe:
+    one thread looks, the others go on with what there is. ``clock`` gives seconds.
     """
 
     def __init__(
         self,
         paths: Sequence[Path],
         read: Callable[[], Value],
-        check_s: float,
+        pace: ReloadPace,
         clock: Callable[[], float],
         observer: Observer,
     ) -> None:
@@ -37,34 +49,53 @@ class Reloaded(Generic[Value]):
         """
         self._paths = tuple(paths)
         self._read = read
-        self._check_s = check_s
+        self._pace = pace
         self._clock = clock
         self._observer = observer
-        self._stamp = self._look()
+        self._stamp = self._stamp_now()
         self._value = read()
-        self._looked_s = clock()
+        self._looked_s = self._good_s = clock()
+        self._is_failing = False
         self._guard = Lock()
 
-    def current(self) -> Value:
-        """Return the value, at most ``check_s`` old."""
-        if self._clock() - self._looked_s < self._check_s or not self._guard.acquire(blocking=False):
-            return self._value
-        try:
-            self._looked_s = self._clock()
-            stamp = self._look()
-            if stamp != self._stamp:
-                # Of what is half written there is another change to come.
-                self._stamp = stamp
-                self._value = self._read()
-        except ConfigError as error:
-            self._observer.anomaly("reload_failed", str(error))
-        finally:
-            self._guard.release()
+    def current(self) -> Value | None:
+        """Return the value, at most ``check_s`` old; None where it could not be read for ``stale_s_max``."""
+        value = self.latest()
+        return None if self.stale_s() > self._pace.stale_s_max else value
+
+    def latest(self) -> Value:
+        """Return the last value that could be read, however old."""
+        now_s = self._clock()
+        if now_s - self._looked_s >= self._pace.check_s and self._guard.acquire(blocking=False):
+            try:
+                self._look(now_s)
+            finally:
+                self._guard.release()
         return self._value
 
-    def _look(self) -> _Stamp:
+    def stale_s(self) -> float:
+        """Return the time since the value could last be read; 0 if that is so now."""
+        self.latest()
+        return self._clock() - self._good_s if self._is_failing else 0.0
+
+    def _look(self, now_s: float) -> None:
+        self._looked_s = now_s
+        try:
+            stamp = self._stamp_now()
+            if self._is_failing or stamp != self._stamp:
+                self._value = self._read()
+                self._stamp = stamp
+            self._good_s, self._is_failing = now_s, False
+        except ConfigError as error:
+            self._is_failing = True
+            left_s = self._pace.stale_s_max - (now_s - self._good_s)
+            rest = f"for another {left_s:.0f} s" if left_s >= 0 else "no more"
+            self._observer.anomaly("reload_failed", f"{error}; what was read before holds {rest}")
+
+    def _stamp_now(self) -> _Stamp:
         try:
             found = [path.stat() for path in self._paths]
         except OSError as error:
             raise ConfigError(f"{error.filename} must be a file that can be read: {error.strerror}") from error
-        return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in found)
+        # Of a change of owner or mode the time of modification tells nothing; that of the inode's change does.
+        return tuple((each.st_ctime_ns, each.st_size, each.st_ino) for each in found)

@@ -103,11 +103,11 @@ def read_certificates(tls: TlsSettings) -> Certificates:
 
 def server_credentials(certificates: Reloaded[Certificates]) -> grpc.ServerCredentials:
     """Make credentials that ask for the certificates at every handshake."""
-    given = certificates.current()
+    given = certificates.latest()
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal given
-        now = certificates.current()
+        now = certificates.latest()
         if now is given:
             return None
         given = now

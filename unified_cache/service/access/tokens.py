@@ -9,18 +9,21 @@ The file has one line for each token::
 be replaced by the other.
 """
 
+import fcntl
 import hmac
 import os
 import re
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
 
 from unified_cache.errors import ConfigError
-from unified_cache.files import write_whole
+from unified_cache.files import replace_whole
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.settings import Role
@@ -36,6 +39,10 @@ _NEVER = "never"
 _FILE_BYTES_MAX = 16 << 20
 _NOBODY = sha256(b"").digest()
 """Digest that is compared if no token has the ID, so that the answer takes as long."""
+
+_LOCK_PAUSE_S = 0.02
+_LOCK_ATTEMPTS_MAX = 500
+"""Ten seconds in all; whoever holds the lock rewrites one small file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,11 @@ class Tokens:
         self._wall_clock = wall_clock
 
     def caller(self, token: str) -> Caller | None:
-        """Return whom a token speaks for; None if it is malformed, unknown or expired, in the same time."""
-        entries = self._entries.current()
+        """Return whom a token speaks for; None if it is malformed, unknown or expired, in the same time.
+
+        None for all of them where the file could not be read for too long.
+        """
+        entries = self._entries.current() or {}
         found = _TOKEN.fullmatch(token)
         entry = entries.get(found[1]) if found else None
         presented = sha256(token.encode("utf-8", "surrogatepass")).digest()
@@ -113,23 +123,55 @@ def read_tokens(path: Path, entries_max: int) -> dict[str, TokenEntry]:
 
 
 def add_token(path: Path, entry: TokenEntry) -> None:
-    """Append a token to a file, made with mode 0600 if absent."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(f"{entry}\n")
+    """Add a token to a file, made with mode 0600 if absent.
+
+    Raises:
+        ConfigError: the file is another user's, or somebody keeps it locked.
+        OSError: it cannot be written; it is as it was.
+    """
+    with _locked(path, os.O_CREAT) as text:
+        ended = text if text.endswith("\n") or not text else f"{text}\n"
+        _replace(path, f"{ended}{entry}\n")
 
 
 def remove_token(path: Path, token_id: str) -> None:
-    """Take a token out of a file, which is replaced whole.
+    """Remove a token from a file, which is replaced whole and keeps owner and mode.
 
     Raises:
-        ConfigError: no token of that ID is in it.
+        ConfigError: no token of that ID is in it, it is another user's, or somebody keeps it locked.
+        OSError: it cannot be written; it is as it was.
     """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.split(" ")[0] != token_id]
-    if len(kept) == len(lines):
-        raise ConfigError(f"{path} must hold the token {token_id!r}, found none of that ID")
-    write_whole(path, "".join(kept).encode(), mode=0o600)
+    with _locked(path) as text:
+        lines = text.splitlines(keepends=True)
+        kept = [line for line in lines if line.split()[:1] != [token_id]]
+        if len(kept) == len(lines):
+            raise ConfigError(f"{path} must hold the token {token_id!r}, found none of that ID")
+        _replace(path, "".join(kept))
+
+
+@contextmanager
+def _locked(path: Path, flags: int = 0) -> Iterator[str]:
+    """Yield the content of a file that nobody else changes inside the with block."""
+    for _ in range(_LOCK_ATTEMPTS_MAX):
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+        with os.fdopen(fd, encoding="utf-8", errors="surrogateescape") as file:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOCK_PAUSE_S)
+                continue
+            # Whoever had the lock before has put another file in the place of this one.
+            if os.path.samestat(os.fstat(fd), path.lstat()):
+                yield file.read()
+                return
+    raise ConfigError(f"{path} must be free within {_LOCK_PAUSE_S * _LOCK_ATTEMPTS_MAX:g} s, found it locked")
+
+
+def _replace(path: Path, text: str) -> None:
+    try:
+        replace_whole(path, text.encode("utf-8", "surrogateescape"))
+    except PermissionError as error:
+        raise ConfigError(f"{path} must be changed by the user it belongs to, or by root: {error.strerror}") from error
 
 
 def _entry(line: str, place: str) -> TokenEntry:

@@ -85,6 +85,7 @@ class ServiceMetrics:
         self.insecure = gauge("insecure", "1 where other machines may call without client certificates.")
         self.draining = gauge("draining", "1 from when no further call is admitted.")
         self.certificate_expiry = gauge("certificate_expiry_timestamp_seconds", "When the server's certificate ends.")
+        self.stale = gauge("stale_seconds", "Time for which files could not be read anew, 0 if they could.", "files")
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=registry)
 

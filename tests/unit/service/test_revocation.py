@@ -1,0 +1,184 @@
+"""Revocation holds: of tokens by a command, whoever calls it, and where the file cannot be read any more."""
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Thread
+
+import grpc
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.running_service import refusal, running
+from tests.support.service import Notes
+from tests.unit.service.test_access import UNAUTHENTICATED, given, opened
+from unified_cache.errors import ConfigError
+from unified_cache.service.access.callers import Caller
+from unified_cache.service.access.tokens import add_token, new_token, read_tokens, remove_token
+from unified_cache.service.settings import Role
+from unified_cache.wire.calls import Call
+
+NOBODY_UID = 65534
+STALE_S_MAX = 60.0
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokens"
+
+
+def id_of(token: str) -> str:
+    return token.split("_")[1]
+
+
+@as_root
+def test_a_token_revoked_by_root_leaves_a_file_that_its_owner_can_read(path: Path) -> None:
+    first, second = given(path, "acme"), given(path, "acme")
+    os.chown(path, NOBODY_UID, NOBODY_UID)
+    path.chmod(0o640)
+    remove_token(path, id_of(first))
+    given(path, "acme")
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (NOBODY_UID, NOBODY_UID, 0o640)
+    assert id_of(second) in read_tokens(path, 100)
+
+
+def test_revocations_and_new_tokens_at_the_same_time_lose_nothing(path: Path) -> None:
+    tokens = [given(path, "acme") for _ in range(40)]
+    kept = given(path, "acme")
+    fresh = [new_token(Caller("acme", Role.READER), None, os.urandom)[1] for _ in range(10)]
+    with ThreadPoolExecutor(8) as pool:
+        revoked = pool.map(lambda token: remove_token(path, id_of(token)), tokens)
+        added = pool.map(lambda entry: add_token(path, entry), fresh)
+        assert list(revoked) == [None] * 40
+        assert list(added) == [None] * 10
+    assert read_tokens(path, 100).keys() == {id_of(kept), *(entry.token_id for entry in fresh)}
+
+
+def test_a_revocation_waits_for_one_under_way_and_sees_what_that_left(path: Path) -> None:
+    first, second = given(path, "acme"), given(path, "acme")
+    with path.open() as under_way:
+        fcntl.flock(under_way, fcntl.LOCK_EX)
+        waiting = Thread(target=remove_token, args=(path, id_of(second)))
+        waiting.start()
+        draft = path.with_name("draft")
+        draft.write_text("".join(line for line in under_way if id_of(first) not in line))
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        draft.replace(path)
+    waiting.join(10)
+    assert read_tokens(path, 100) == {}
+
+
+def test_a_file_whose_last_line_was_left_open_takes_a_token_as_a_line_of_its_own(path: Path) -> None:
+    first = given(path, "acme")
+    path.write_text(path.read_text().rstrip("\n"))
+    second = given(path, "acme")
+    assert read_tokens(path, 100).keys() == {id_of(first), id_of(second)}
+
+
+def test_a_revocation_leaves_remarks_and_finds_a_line_that_a_person_indented(path: Path) -> None:
+    token = given(path, "acme")
+    path.write_text(f"# of the first cluster\n\n  {path.read_text()}")
+    remove_token(path, id_of(token))
+    assert path.read_text() == "# of the first cluster\n\n"
+
+
+def test_a_file_of_tokens_is_no_link(path: Path, tmp_path: Path) -> None:
+    token = given(tmp_path / "elsewhere", "acme")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        remove_token(path, id_of(token))
+    with pytest.raises(OSError, match="symbolic links"):
+        given(path, "acme")
+
+
+def spoiled(path: Path) -> None:
+    path.write_text("spoiled\n")
+
+
+def writable_by_others(path: Path) -> None:
+    path.chmod(0o622)
+
+
+@pytest.mark.parametrize("damage", [spoiled, Path.unlink, writable_by_others])
+def test_tokens_that_cannot_be_read_anew_admit_nobody_after_a_stated_time(
+    path: Path, damage: Callable[[Path], None]
+) -> None:
+    token, clock, anomalies = given(path, "acme"), ManualClock(), Notes()
+    before = path.read_text()
+    tokens = opened(path, clock, datetime.now(UTC), anomalies)
+    clock.sleep(1.0)
+    assert tokens.caller(token) is not None
+    damage(path)
+    for _ in range(int(STALE_S_MAX)):
+        clock.sleep(1.0)
+        assert tokens.caller(token) is not None
+    clock.sleep(1.0)
+    assert tokens.caller(token) is None
+    assert anomalies.kinds == ["reload_failed"] * (int(STALE_S_MAX) + 1)
+    path.unlink(missing_ok=True)
+    path.write_text(before)
+    path.chmod(0o600)
+    clock.sleep(1.0)
+    assert tokens.caller(token) is not None
+
+
+def test_an_anomaly_says_for_how_long_what_was_read_still_holds(path: Path) -> None:
+    given(path, "acme")
+    clock, anomalies = ManualClock(), Notes()
+    tokens = opened(path, clock, datetime.now(UTC), anomalies)
+    spoiled(path)
+    for _ in range(2):
+        clock.sleep(40.0)
+        tokens.caller("")
+    (_, first), (_, second) = anomalies.anomalies
+    assert first.endswith("what was read before holds for another 20 s")
+    assert second.endswith("what was read before holds no more")
+
+
+def test_a_file_that_was_made_readable_again_is_read_although_its_content_is_the_same(path: Path) -> None:
+    """Of a change of mode or owner a file's modification time tells nothing."""
+    token, clock, anomalies = given(path, "acme"), ManualClock(), Notes()
+    tokens = opened(path, clock, datetime.now(UTC), anomalies)
+    path.chmod(0o622)
+    clock.sleep(1.0)
+    tokens.caller(token)
+    path.chmod(0o600)
+    clock.sleep(1.0 + STALE_S_MAX)
+    assert tokens.caller(token) is not None
+    assert anomalies.kinds == ["reload_failed"]
+
+
+def test_a_gauge_tells_how_long_the_tokens_have_not_been_read(path: Path) -> None:
+    token = given(path, "acme")
+    name = 'unified_cache_service_stale_seconds{files="tokens"}'
+    access = {"tokens": str(path), "tokens_check_s": 1e-6, "tokens_stale_s_max": 1e-6}
+    with running(access=access) as server, grpc.insecure_channel(server.address) as channel:
+        assert server.metrics()[name] == 0
+        assert refusal(channel, Call.HELLO, token=token) is None
+        spoiled(path)
+        assert refusal(channel, Call.HELLO, token=token) == UNAUTHENTICATED
+        assert server.metrics()[name] > 0
+        path.unlink()
+        given(path, "acme")
+        assert server.metrics()[name] == 0
+
+
+def test_a_file_that_its_owner_cannot_keep_is_not_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = given(path, "acme")
+
+    def refused(fd: int, uid: int, gid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refused)
+    with pytest.raises(ConfigError, match="by the user it belongs to"):
+        remove_token(path, id_of(token))
+    assert id_of(token) in read_tokens(path, 100)
+    assert list(path.parent.iterdir()) == [path]
