@@ -33,7 +33,10 @@ from unified_cache.integrations.transformers import KeptState
 from unified_cache.slots import PageMap
 from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model
 
-FAMILIES = ("tiny-gemma3", "tiny-gpt-oss")
+FAMILIES = ("tiny-gemma3", "tiny-gpt-oss", "tiny-deepseek-v4")
+"""Models with sliding windows."""
+UNLIKE = ("tiny-gemma3", "tiny-deepseek-v4")
+"""Two of them that keep least alike: a window beside full attention, and compressed pools with a state each."""
 GEMMA = "tiny-gemma3"
 USERS, TURNS = 2, 3
 ROOMY, TIGHT, HOST = 60, 11, 200
@@ -42,6 +45,7 @@ SETTLE_S = 30.0
 GRAPH_REQUESTS = 4
 
 Place = Callable[[SwaTranslation | None], WriteLocator]
+unlike_families = pytest.mark.parametrize("family", UNLIKE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,12 +195,14 @@ def placed(
     return WriteLocs(write_locs(LayerKind.FULL, batch, metadata, translation), swa)
 
 
-def test_a_draft_extend_that_rebinds_its_locations_writes_to_those() -> None:
-    assert is_exact(talk(DraftExtend))
+@unlike_families
+def test_a_draft_extend_that_rebinds_its_locations_writes_to_those(family: str) -> None:
+    assert is_exact(talk(DraftExtend, family), family)
 
 
-def test_the_locations_that_metadata_was_built_for_show_once_others_are_bound() -> None:
-    assert not is_exact(talk(lambda translation: DraftExtend(translation, is_stale=True)))
+@unlike_families
+def test_the_locations_that_metadata_was_built_for_show_once_others_are_bound(family: str) -> None:
+    assert not is_exact(talk(lambda translation: DraftExtend(translation, is_stale=True), family), family)
 
 
 # ---- idle batches ------------------------------------------------------------------------------------------------
@@ -218,12 +224,14 @@ class IdleAmongOthers:
         return placed(padded, self._left_behind, self._translation, is_stale=self._is_stale)
 
 
-def test_an_idle_batch_writes_to_the_sink_whatever_metadata_was_left_behind() -> None:
-    assert is_exact(talk(IdleAmongOthers))
+@unlike_families
+def test_an_idle_batch_writes_to_the_sink_whatever_metadata_was_left_behind(family: str) -> None:
+    assert is_exact(talk(IdleAmongOthers, family), family)
 
 
-def test_metadata_left_behind_shows_when_an_idle_batch_believes_it() -> None:
-    assert not is_exact(talk(lambda translation: IdleAmongOthers(translation, is_stale=True)))
+@unlike_families
+def test_metadata_left_behind_shows_when_an_idle_batch_believes_it(family: str) -> None:
+    assert not is_exact(talk(lambda translation: IdleAmongOthers(translation, is_stale=True), family), family)
 
 
 # ---- data-parallel padding ---------------------------------------------------------------------------------------
@@ -255,13 +263,15 @@ class PaddedLate:
         return WriteLocs(locs.full, self._buffer[: padded.tokens_count].clone())
 
 
+@unlike_families
 @pytest.mark.parametrize("place", [padded_first, PaddedLate])
-def test_padding_goes_to_the_sink_whether_metadata_was_built_before_or_after_it(place: Place) -> None:
-    assert is_exact(talk(place))
+def test_padding_goes_to_the_sink_whether_metadata_was_built_before_or_after_it(place: Place, family: str) -> None:
+    assert is_exact(talk(place, family), family)
 
 
-def test_what_the_forward_before_left_behind_a_batch_shows_when_padding_believes_it() -> None:
-    assert not is_exact(talk(lambda translation: PaddedLate(translation, is_stale=True)))
+@unlike_families
+def test_what_the_forward_before_left_behind_a_batch_shows_when_padding_believes_it(family: str) -> None:
+    assert not is_exact(talk(lambda translation: PaddedLate(translation, is_stale=True), family), family)
 
 
 # ---- decode graphs -----------------------------------------------------------------------------------------------
@@ -298,12 +308,14 @@ def stale_graph(translation: SwaTranslation | None) -> WriteLocator:
     return DecodeGraph(translation, is_stale=True)
 
 
-def test_decode_graphs_write_where_their_buffers_were_refilled_to() -> None:
-    assert is_exact(talk(DecodeGraph))
+@unlike_families
+def test_decode_graphs_write_where_their_buffers_were_refilled_to(family: str) -> None:
+    assert is_exact(talk(DecodeGraph, family), family)
 
 
-def test_a_decode_graph_whose_translation_was_not_refilled_shows() -> None:
-    assert not is_exact(talk(stale_graph))
+@unlike_families
+def test_a_decode_graph_whose_translation_was_not_refilled_shows(family: str) -> None:
+    assert not is_exact(talk(stale_graph, family), family)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a graph cannot be captured")

@@ -25,8 +25,9 @@ from unified_cache.window import window
 
 pytestmark = needs_mooncake
 
-PROMPT_PAGES = 3
-POOL_PAGES = 4
+HEAD_PAGES, PROMPT_PAGES = 2, 4
+"""Ends at which a prefix is written with all it takes to resume there: an earlier turn, and the whole prompt."""
+POOL_PAGES = PROMPT_PAGES + 1
 
 MODELS = {
     "llama-3.1-8b": 16,
@@ -66,12 +67,13 @@ def prompt_of(toy: ToyEngine) -> Prompt:
 
 
 def write(toy: ToyEngine, prompt: Prompt) -> None:
-    """Compute a prompt and write it through to storage."""
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.backup(prompt)
-    assert all(operation.error is None for operation in toy.cache.wait_all(60))
-    toy.cache.release(lock)
+    """Compute a prompt in two turns and write each through to storage."""
+    for turn in (prompt.head(HEAD_PAGES), prompt):
+        lock = toy.serve(turn)
+        assert lock is not None
+        toy.cache.backup(turn)
+        assert all(operation.error is None for operation in toy.cache.wait_all(60))
+        toy.cache.release(lock)
 
 
 def read_back(toy: ToyEngine, prompt: Prompt) -> tuple[int, int]:
@@ -133,7 +135,7 @@ def test_a_missing_object_shortens_the_hit_to_the_longest_legal_length(preset: s
         sidecar = writer.byte_pools(component)[-1]
         assert storage.remove([Label(writer.digest, prompt.keys[PROMPT_PAGES - 1], sidecar.name)]) == 1
         legal = longest_legal(writer, prompt, storage)
-        assert legal < PROMPT_PAGES
+        assert HEAD_PAGES <= legal < PROMPT_PAGES, "a short hit must differ from none, and from a whole one"
         reader = engine_over(preset, open_mooncake(cluster))
         assert read_back(reader, prompt) == (legal, pages_needed(reader, legal))
         assert reader.cache.close() == []
