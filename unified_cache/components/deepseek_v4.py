@@ -15,12 +15,13 @@ so no group of 128 is pending at a page boundary. Names and formats as SGLang 0.
 (``deepseek_v4_memory_pool.py``, ``dsv4/kv_layout.py``).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unified_cache.components.kinds import Full, SlidingWindow
 from unified_cache.errors import LayoutError
-from unified_cache.pool import ModelLayout, PoolSpec
+from unified_cache.pool import LayerPlace, ModelLayout, PoolSpec, place_layers
 
 __all__ = [
     "INDEXER_FP4",
@@ -46,13 +47,25 @@ RATIO_CSA = 4
 RATIO_HCA = 128
 """Heavily compressed attention: one row per 128 tokens."""
 
-_RATIOS = (RATIO_SWA, RATIO_CSA, RATIO_HCA)
-
 HEAD_DIM = 512
 """448 values without and 64 with rotary position; the row formats below are made for it."""
 
 _WINDOW_POOLS = ("swa", "deepseek_v4_c4_state", "deepseek_v4_c4_indexer_state")
 """Pools that follow the slots of the sliding window; the others follow Full's."""
+
+_POOLS_OF_RATIO: Mapping[int, tuple[str, ...]] = {
+    RATIO_SWA: ("swa",),
+    RATIO_CSA: (
+        "deepseek_v4_c4",
+        "deepseek_v4_c4_indexer",
+        "deepseek_v4_c4_indexer_scale",
+        "swa",
+        "deepseek_v4_c4_state",
+        "deepseek_v4_c4_indexer_state",
+    ),
+    RATIO_HCA: ("deepseek_v4_c128", "swa"),
+}
+"""Pools that a layer keeps state in; the table above, by layer."""
 
 _STATE_ROW_VALUES = 4
 """Rows of the head dimension in one row of ratio-4 compressor state: kv and score of two overlapping groups."""
@@ -125,9 +138,9 @@ class DeepSeekV4:
     """Rows of compressor state per page of the sliding window; 16 with speculative decoding."""
 
     def __post_init__(self) -> None:
-        strange = sorted({ratio for ratio in self.compress_ratios if ratio not in _RATIOS})
+        strange = sorted({ratio for ratio in self.compress_ratios if ratio not in _POOLS_OF_RATIO})
         if strange:
-            raise LayoutError(f"compress_ratios must be among {_RATIOS}, found {strange}")
+            raise LayoutError(f"compress_ratios must be among {tuple(_POOLS_OF_RATIO)}, found {strange}")
         if not any(self.compress_ratios):
             raise LayoutError("compress_ratios must name a compressed layer (4 or 128), found none")
         if self.rows not in ROW_FORMATS:
@@ -136,10 +149,6 @@ class DeepSeekV4:
             raise LayoutError(f"state_value_bytes must be 2 (bf16) or 4 (fp32), found {self.state_value_bytes}")
         if self.index_head_dim <= 0 or self.index_head_dim % self.indexer.values_per_byte:
             raise LayoutError(f"index_head_dim must be positive and fill whole bytes, found {self.index_head_dim}")
-
-    def count(self, ratio: int) -> int:
-        """Return how many layers have ``ratio``."""
-        return self.compress_ratios.count(ratio)
 
     def check_page_size(self, page_size: int) -> None:
         """Check the rules that make a page boundary a place where nothing is pending.
@@ -153,23 +162,15 @@ class DeepSeekV4:
         if self.ring_rows % RATIO_CSA:
             raise LayoutError(f"ring_rows must be a multiple of the ratio {RATIO_CSA}, found {self.ring_rows}")
 
-    def layer_counts(self) -> Mapping[str, int]:
-        """Return the layers of each pool, by name, anchors first; a pool without layers is logical."""
-        csa, hca, every = self.count(RATIO_CSA), self.count(RATIO_HCA), len(self.compress_ratios)
-        counts = {
-            "kv": 0,
-            "deepseek_v4_c4": csa,
-            "deepseek_v4_c4_indexer": csa,
-            "deepseek_v4_c4_indexer_scale": csa if self.indexer.scale_apart else 0,
-            "deepseek_v4_c128": hca,
-            "swa": every,
-            "deepseek_v4_c4_state": csa,
-            "deepseek_v4_c4_indexer_state": csa,
-        }
-        return {name: layers for name, layers in counts.items() if layers or name == "kv"}
+    def layers_mapping(self) -> tuple[tuple[LayerPlace, ...], ...]:
+        """Return the pools of each layer, as ``ModelLayout`` has them."""
+        absent = set() if self.indexer.scale_apart else {"deepseek_v4_c4_indexer_scale"}
+        return place_layers(
+            [pool for pool in _POOLS_OF_RATIO[ratio] if pool not in absent] for ratio in self.compress_ratios
+        )
 
     def layer_page_bytes(self, page_size: int) -> Mapping[str, int]:
-        """Return the bytes of one page of one layer in each pool, by name."""
+        """Return the bytes of one page of one layer in each pool, by name, anchors first."""
         window_rows, compressed_rows = ROW_FORMATS[self.rows]
         csa_rows = page_size // RATIO_CSA
         state_row_bytes = _STATE_ROW_VALUES * self.state_value_bytes
@@ -191,9 +192,13 @@ class DeepSeekV4:
             LayoutError: ``page_size`` breaks a rule of ``check_page_size``.
         """
         self.check_page_size(page_size)
-        layers, layer_bytes = self.layer_counts(), self.layer_page_bytes(page_size)
-        specs = {name: PoolSpec(name, layers[name] * layer_bytes[name], replicated=True) for name in layers}
+        mapping = self.layers_mapping()
+        layers = Counter(place.pool for layer in mapping for place in layer)
+        specs = {
+            name: PoolSpec(name, layers[name] * page_bytes, replicated=True)
+            for name, page_bytes in self.layer_page_bytes(page_size).items()
+            if layers[name] or name == "kv"
+        }
         window = tuple(specs.pop(name) for name in _WINDOW_POOLS if name in specs)
-        return ModelLayout(
-            page_size, (Full(tuple(specs.values())), SlidingWindow(self.window_tokens, page_size, window))
-        )
+        components = (Full(tuple(specs.values())), SlidingWindow(self.window_tokens, page_size, window))
+        return ModelLayout(page_size, components, mapping)

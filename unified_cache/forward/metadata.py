@@ -6,8 +6,10 @@ from typing import overload
 
 import torch
 
+from unified_cache.errors import InputError
 from unified_cache.forward.batch import ForwardBatch, ForwardMode
 from unified_cache.forward.translation import SwaTranslation
+from unified_cache.pool import ModelLayout
 
 __all__ = ["AttentionMetadata", "HybridAttentionMetadata", "LayerKind", "init_metadata", "write_locs"]
 
@@ -19,6 +21,22 @@ class LayerKind(Enum):
     """The Full pool, or one that follows its slots."""
     SWA = "swa"
     """The sliding-window pool, with slots of its own."""
+
+    @classmethod
+    def of(cls, layout: ModelLayout, pool: str) -> "LayerKind":
+        """Return how layers find their tokens in a pool of ``layout``; see ``ModelLayout.layers_mapping``.
+
+        Raises:
+            InputError: the layout has no such pool, or one of states, which are not kept token by token.
+        """
+        for number, component in enumerate(layout.components):
+            if any(each.name == pool for each in component.pools):
+                if number == 0:
+                    return cls.FULL
+                if component.mapped:
+                    return cls.SWA
+                raise InputError(f"layers keep rows of tokens in Full's pools and mapped ones, found {pool!r}")
+        raise InputError(f"expected a pool of {[each.name for each in layout.pools]}, found {pool!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -159,7 +159,7 @@ def test_a_pool_of_deepseek_v4_has_the_published_bytes(model: DeepSeekV4, column
 def test_deepseek_v4_counts_its_layers_and_its_bytes_by_component(
     model: DeepSeekV4, layers: tuple[int, ...], full: int, swa: int
 ) -> None:
-    assert tuple(model.count(ratio) for ratio in (0, 4, 128)) == layers
+    assert tuple(model.compress_ratios.count(ratio) for ratio in (0, 4, 128)) == layers
     first, second = model.layout().components
     assert sum(pool.page_bytes for pool in first.pools) == full
     assert sum(pool.page_bytes for pool in second.pools) == swa
@@ -170,7 +170,10 @@ def test_deepseek_v4_counts_its_layers_and_its_bytes_by_component(
 def test_layers_of_pro_in_bf16_come_to_the_published_figure() -> None:
     # https://vllm.ai/blog/deepseek-v4: 9.62 GiB for a context of 1 Mi tokens, indexer keys in 2 bytes.
     tokens = 1 << 20
-    total = PRO.count(4) * tokens // 4 * (1024 + 256) + PRO.count(128) * tokens // 128 * 1024
+    total = (
+        PRO.compress_ratios.count(4) * tokens // 4 * (1024 + 256)
+        + PRO.compress_ratios.count(128) * tokens // 128 * 1024
+    )
     total += len(PRO.compress_ratios) * PRO.window_tokens * 1024
     assert round(total / (1 << 30), 2) == 9.62
 

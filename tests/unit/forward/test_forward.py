@@ -23,6 +23,7 @@ from tests.support.forward import (
     slots,
     token_locs,
 )
+from unified_cache.components.layouts import layout
 from unified_cache.errors import ConfigError, InputError
 from unified_cache.forward import (
     AttentionMetadata,
@@ -345,6 +346,22 @@ def test_padding_adds_rows_where_a_token_is_a_request_and_tokens_alone_elsewhere
     extend = batch_of([18, 19, 23], rows, ForwardMode.EXTEND).padded(4)
     assert (extend.tokens_count, extend.requests_count) == (4, 2)
     assert (extend.out_cache_loc.dtype, extend.seq_lens.dtype) == (torch.int64, torch.int32)
+
+
+def test_a_layers_place_in_the_layout_says_by_which_locations_it_writes() -> None:
+    kinds = [LayerKind.of(layout("gpt-oss-20b"), place.pool) for [place] in layout("gpt-oss-20b").layers_mapping]
+    assert kinds == [LayerKind.SWA, LayerKind.FULL] * 12
+    deepseek = layout("deepseek-v4-flash")
+    found = {place.pool: LayerKind.of(deepseek, place.pool) for place in deepseek.layers_mapping[2]}
+    assert [pool for pool, kind in found.items() if kind is LayerKind.SWA] == [
+        "swa",
+        "deepseek_v4_c4_state",
+        "deepseek_v4_c4_indexer_state",
+    ]
+    with pytest.raises(InputError, match="rows of tokens"):
+        LayerKind.of(layout("nemotron-h-8b"), "mamba")
+    with pytest.raises(InputError, match="'elsewhere'"):
+        LayerKind.of(deepseek, "elsewhere")
 
 
 def test_a_batch_cannot_be_padded_to_fewer_tokens() -> None:

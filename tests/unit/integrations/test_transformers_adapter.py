@@ -1,5 +1,6 @@
 """Stock models over the cache: sizes, the seam between cache objects and pages, answers, and what is refused."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -36,6 +37,7 @@ from unified_cache.integrations.transformers import (
     Stage,
     layer_state,
 )
+from unified_cache.integrations.transformers import pages as pages_module
 from unified_cache.pool import Slots
 from unified_cache.window import window
 
@@ -268,3 +270,12 @@ def test_a_cache_of_another_layout_and_pages_of_another_model_are_refused() -> N
             PrefixCachedModel(model_of(WINDOWED), ours.cache, ours.pages)
         with pytest.raises(ConfigError, match="chunk_tokens"):
             PrefixCachedModel(model_of(LLAMA), ours.cache, ours.pages, chunk_tokens=31)
+
+
+def test_a_layer_that_keeps_what_its_config_has_in_another_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(WINDOWED)
+    layout = kept_by(WINDOWED).layout
+    turned = replace(layout, layers_mapping=layout.layers_mapping[::-1])
+    monkeypatch.setattr(pages_module, "from_hf_config", lambda *_args, **_options: turned)
+    with pytest.raises(LayoutError, match=r"layer 0 of the model keeps \['swa'\], its config says \['kv'\]"):
+        KeptState.of(model, page_size_of(WINDOWED))

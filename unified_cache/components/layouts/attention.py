@@ -78,10 +78,11 @@ def hybrid(
     """Return the layout of layers of these kinds; ``sliding_row`` says what differs in sliding-window ones."""
     each = list(zip(fields.per_layer(len(kinds)), kinds, strict=True))
     row = sliding_row or (lambda layer: kv_row_bytes(layer, choice.kv_value_bytes))
-    return LayerBytes(
-        full=[kv_row_bytes(layer, choice.kv_value_bytes) for layer, kind in each if kind == FULL],
-        sliding=[row(layer) for layer, kind in each if kind != FULL],
-    ).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
+    layers = [
+        {"kv": kv_row_bytes(layer, choice.kv_value_bytes)} if kind == FULL else {"swa": row(layer)}
+        for layer, kind in each
+    ]
+    return LayerBytes(layers).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
 
 
 def one_window(fields: Fields, name: str, kinds: Sequence[str]) -> int | None:
@@ -166,7 +167,10 @@ def gemma4(fields: Fields, choice: Choice) -> SizedLayout:
     borrowed = fields.number("num_kv_shared_layers", default=0)
     if borrowed >= layers:
         raise fields.error("num_kv_shared_layers", f"less than num_hidden_layers {layers}")
-    kinds = kinds[: layers - borrowed]
+    kinds, borrowing = kinds[: layers - borrowed], kinds[layers - borrowed :]
+    if not set(borrowing) <= set(kinds):
+        raise fields.error("num_kv_shared_layers", f"so few that layers of each of {sorted(set(borrowing))} are left")
+    last = {kind: number for number, kind in enumerate(kinds)}
     window_tokens = looked_back(fields, "sliding_window", kinds)
     if "per_layer_config" in fields:
         every = fields.per_layer(layers)[: len(kinds)]
@@ -175,11 +179,13 @@ def gemma4(fields: Fields, choice: Choice) -> SizedLayout:
         if fields.flag("attention_k_eq_v") and "num_global_key_value_heads" in fields:
             full["num_key_value_heads"] = fields.count("num_global_key_value_heads")
         every = [fields.with_values(full) if kind == FULL else fields for kind in kinds]
-    rows = [kv_row_bytes(layer, choice.kv_value_bytes) for layer in every]
-    return LayerBytes(
-        full=[row for row, kind in zip(rows, kinds, strict=True) if kind == FULL],
-        sliding=[row for row, kind in zip(rows, kinds, strict=True) if kind != FULL],
-    ).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
+    rows = [
+        {"kv" if kind == FULL else "swa": kv_row_bytes(layer, choice.kv_value_bytes)}
+        for layer, kind in zip(every, kinds, strict=True)
+    ]
+    # As modeling_gemma4.py has it: each borrows from the last layer of its kind that keeps state.
+    lenders = [last[kind] for kind in borrowing]
+    return LayerBytes(rows, lenders).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
 
 
 def llama4(fields: Fields, choice: Choice) -> SizedLayout:

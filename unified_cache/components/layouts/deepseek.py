@@ -54,8 +54,8 @@ def latent_row_bytes(fields: Fields, choice: Choice, *, scaled: bool) -> int:
 
 def deepseek_v3(fields: Fields, choice: Choice) -> SizedLayout:
     """Read DeepseekV3Config: full attention over one latent row per token."""
-    rows = [latent_row_bytes(fields, choice, scaled=False)] * layer_count(fields)
-    return LayerBytes(full=rows, replicated=True).sized(fields.text("model_type"), choice.page(DSA_PAGE_SIZE), None)
+    rows = [{"kv": latent_row_bytes(fields, choice, scaled=False)}] * layer_count(fields)
+    return LayerBytes(rows, replicated=True).sized(fields.text("model_type"), choice.page(DSA_PAGE_SIZE), None)
 
 
 def deepseek_v32(fields: Fields, choice: Choice) -> SizedLayout:
@@ -70,11 +70,11 @@ def deepseek_v32(fields: Fields, choice: Choice) -> SizedLayout:
     key = fields.count("index_head_dim")
     if key % SCALED_VALUES:
         raise fields.error("index_head_dim", f"a multiple of {SCALED_VALUES}")
-    return LayerBytes(
-        full=[latent_row_bytes(fields, choice, scaled=True)] * layers,
-        indexer=[key + key // SCALED_VALUES * SCALE_BYTES] * layers,
-        replicated=True,
-    ).sized(fields.text("model_type"), page_size, None)
+    row = {
+        "kv": latent_row_bytes(fields, choice, scaled=True),
+        "indexer": key + key // SCALED_VALUES * SCALE_BYTES,
+    }
+    return LayerBytes([row] * layers, replicated=True).sized(fields.text("model_type"), page_size, None)
 
 
 def compress_ratios(fields: Fields) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ def deepseek_v4(fields: Fields, choice: Choice) -> SizedLayout:
         rows=rows,
     )
     layout = model.layout(choice.page(PAGE_SIZE))
-    return SizedLayout(fields.text("model_type"), layout, model.layer_counts(), model.window_tokens)
+    return SizedLayout(fields.text("model_type"), layout, model.window_tokens)
 
 
 DEEPSEEK_READERS: Mapping[str, Callable[[Fields, Choice], SizedLayout]] = {

@@ -192,7 +192,8 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     "mimo-v2.5-pro": {
         **_MIMO_V2,
         "model_type": "mimo_v2",
-        # Ten full layers of seventy; which ones makes no difference to what is kept.
+        # Ten full layers of seventy. Which ones makes no difference to what is kept, and the ids in layers_mapping
+        # are true of a configuration that says it.
         "hybrid_layer_pattern": [0, 1, 1, 1, 1, 1, 1] * 10,
         "num_hidden_layers": 70,
         "num_key_value_heads": 8,

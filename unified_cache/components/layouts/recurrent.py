@@ -89,11 +89,8 @@ def _recurrent(fields: Fields, choice: Choice, kinds: list[str], layer_bytes: in
     architecture = fields.text("model_type")
     if FULL not in kinds:
         raise LayoutError(f"{architecture} must have a full-attention layer, found none")
-    row = kv_row_bytes(fields, choice.kv_value_bytes)
-    return LayerBytes(
-        full=[row] * kinds.count(FULL),
-        recurrent=[layer_bytes] * kinds.count(LINEAR),
-    ).sized(architecture, choice.page(PAGE_SIZE), None)
+    kept = {FULL: {"kv": kv_row_bytes(fields, choice.kv_value_bytes)}, LINEAR: {"mamba": layer_bytes}}
+    return LayerBytes([kept.get(kind, {}) for kind in kinds]).sized(architecture, choice.page(PAGE_SIZE), None)
 
 
 RECURRENT_READERS: Mapping[str, Callable[[Fields, Choice], SizedLayout]] = {

@@ -1,12 +1,13 @@
 """A layout together with what its bytes are made of, and what a number of tokens costs in it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unified_cache.components.kinds import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.fields import COUNT_MAX
 from unified_cache.errors import LayoutError
-from unified_cache.pool import Component, ModelLayout, PoolSpec
+from unified_cache.pool import Component, ModelLayout, PoolSpec, place_layers
 from unified_cache.seal import HEADER_BYTES
 
 __all__ = ["COST_TOKENS", "DTYPE_BYTES", "Choice", "ComponentCost", "LayerBytes", "SizedLayout"]
@@ -83,14 +84,11 @@ class Choice:
 class LayerBytes:
     """Bytes that each layer keeps. Layers of one kind may differ."""
 
-    full: Sequence[int] = ()
-    """Bytes per token of each full-attention layer."""
-    indexer: Sequence[int] = ()
-    """Bytes per token of each sparse-attention indexer."""
-    sliding: Sequence[int] = ()
-    """Bytes per token of each sliding-window layer."""
-    recurrent: Sequence[int] = ()
-    """Bytes per checkpoint of each recurrent layer."""
+    layers: Sequence[Mapping[str, int]]
+    """Bytes of each layer by pool, in the order of the model: of ``kv``, ``indexer`` and ``swa`` per token, of
+    ``mamba`` per checkpoint; none for a layer without state."""
+    lenders: Sequence[int] = ()
+    """For each layer behind those, the one of them whose state it reads."""
     replicated: bool = False
     """Whether every tensor-parallel rank keeps all rows of attention, as of MLA; recurrent state is always sharded."""
 
@@ -99,22 +97,23 @@ class LayerBytes:
 
         A model without any full-attention layer gets a logical anchor: slots without bytes.
         """
-        layers = {"kv": len(self.full)}
-        full = [PoolSpec("kv", sum(self.full) * page_size, self.replicated)]
-        if self.indexer:
-            layers["indexer"] = len(self.indexer)
-            full.append(PoolSpec("indexer", sum(self.indexer) * page_size, self.replicated))
+        sums: Counter[str] = Counter()
+        for layer in self.layers:
+            sums.update(layer)
+        full = [PoolSpec("kv", sums["kv"] * page_size, self.replicated)]
+        if "indexer" in sums:
+            full.append(PoolSpec("indexer", sums["indexer"] * page_size, self.replicated))
         components: list[Component] = [Full(tuple(full))]
-        if self.sliding:
+        if "swa" in sums:
             assert window_tokens is not None
-            layers["swa"] = len(self.sliding)
-            pool = PoolSpec("swa", sum(self.sliding) * page_size, self.replicated)
+            pool = PoolSpec("swa", sums["swa"] * page_size, self.replicated)
             components.append(SlidingWindow(window_tokens, page_size, (pool,)))
-        if self.recurrent:
-            layers["mamba"] = len(self.recurrent)
-            components.append(RecurrentState((PoolSpec("mamba", sum(self.recurrent)),)))
-        layout = ModelLayout(page_size, tuple(components))
-        return SizedLayout(architecture, layout, layers, window_tokens if self.sliding else None)
+        if "mamba" in sums:
+            components.append(RecurrentState((PoolSpec("mamba", sums["mamba"]),)))
+        places = place_layers(self.layers)
+        places += tuple(places[lender] for lender in self.lenders)
+        layout = ModelLayout(page_size, tuple(components), places)
+        return SizedLayout(architecture, layout, window_tokens if "swa" in sums else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +129,20 @@ class ComponentCost:
 
 @dataclass(frozen=True, slots=True)
 class SizedLayout:
-    """A layout, and how many layers each of its pools stands for."""
+    """A layout, and what its bytes are made of."""
 
     architecture: str
     """``model_type`` of the configuration."""
     layout: ModelLayout
-    layers: Mapping[str, int]
-    """Layers that keep state in a pool, by its name; 0 for a logical anchor."""
     window_tokens: int | None
     """Tokens that sliding-window layers keep; None where there are none."""
+
+    @property
+    def layers(self) -> Mapping[str, int]:
+        """Layers that keep state in a pool, by its name; 0 for a logical anchor."""
+        places = {place for layer in self.layout.layers_mapping for place in layer}
+        counts = Counter(place.pool for place in places)
+        return {pool.name: counts[pool.name] for pool in self.layout.pools}
 
     def costs(self, *, sealed: bool, tokens: int = COST_TOKENS) -> tuple[ComponentCost, ...]:
         """Return the cost of each component for ``tokens``, rounded up to whole pages.

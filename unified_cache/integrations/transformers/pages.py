@@ -15,7 +15,7 @@ from unified_cache.components.layouts import from_hf_config
 from unified_cache.errors import LayoutError
 from unified_cache.integrations.transformers.layer_rows import CHECKPOINT, LayerRows, layer_state
 from unified_cache.memory import DevicePool
-from unified_cache.pool import Component, ModelLayout, PoolSpec, Slots
+from unified_cache.pool import Component, LayerPlace, ModelLayout, PoolSpec, Slots
 from unified_cache.window import SPAN_ALL, window
 
 __all__ = ["DevicePages", "KeptState", "Strand"]
@@ -239,18 +239,34 @@ def _sized(layout: ModelLayout, strands: Sequence[Strand]) -> ModelLayout:
     Raises:
         LayoutError: the model keeps what the layout has no pool for, not what it has one for, or longer than it says.
     """
+    _check_layers(layout, strands)
     sizes: dict[str, int] = {}
     for strand in strands:
         sizes[strand.pool] = sizes.get(strand.pool, 0) + strand.page_bytes
-    expected = {pool.name for pool in layout.pools if pool.page_bytes}
-    if sizes.keys() != expected:
-        raise LayoutError(f"the model keeps {sorted(sizes)}, its config says {sorted(expected)}")
     for component in layout.components:
         names = {pool.name for pool in component.pools}
         for strand in strands:
             if strand.pool in names and (strand.rows_max or 0) > component.span * strand.page_rows:
                 raise LayoutError(f"{strand.pool}: the model looks back on {strand.rows_max} rows, past its window")
-    return ModelLayout(layout.page_size, tuple(_with_sizes(component, sizes) for component in layout.components))
+    return replace(layout, components=tuple(_with_sizes(component, sizes) for component in layout.components))
+
+
+def _check_layers(layout: ModelLayout, strands: Sequence[Strand]) -> None:
+    """Raise LayoutError unless each layer keeps state in the pools that the layout places it in."""
+    kept: dict[int, set[str]] = {}
+    for strand in strands:
+        kept.setdefault(strand.layer, set()).add(strand.pool)
+    owners: dict[LayerPlace, int] = {}
+    for layer, places in enumerate(layout.layers_mapping):
+        for place in places:
+            owners.setdefault(place, layer)  # a layer that borrows its state keeps none
+    expected: dict[int, set[str]] = {}
+    for place, layer in owners.items():
+        expected.setdefault(layer, set()).add(place.pool)
+    for layer in sorted(kept.keys() | expected.keys()):
+        found, said = sorted(kept.get(layer, ())), sorted(expected.get(layer, ()))
+        if found != said:
+            raise LayoutError(f"layer {layer} of the model keeps {found}, its config says {said}")
 
 
 def _with_sizes(component: Component, sizes: Mapping[str, int]) -> Component:
