@@ -223,6 +223,11 @@ class Ledger:
             allocator.drop(duplicates)
         return inserted
 
+    def fitting_end(self, found: Match, source: Tier, target: Tier) -> int:
+        """Return the longest end that a match can be resumed at from ``source`` and ``target`` has room for; or 0."""
+        available = [self.available_pages(target, component) for component in range(len(self.layout.components))]
+        return self.tree.fitting_end(found, source, target, available)
+
     @contextmanager
     def moving(self, found: Match, end: int, source: Tier, target: Tier) -> "Iterator[TierTransfer | None]":
         """Pin and allocate what it takes to make ``end`` restorable on ``target``; give it all back at the end.

@@ -108,14 +108,12 @@ class Transfers:
         found = tree.match(prompt)
         kept_ends = self._kept_ends(found)
         copied = 0
-        while found.device_end:
-            with self._ledger.moving(found, found.device_end, Tier.DEVICE, Tier.HOST) as held:
+        end = self._ledger.fitting_end(found, Tier.DEVICE, Tier.HOST)
+        if end:
+            with self._ledger.moving(found, end, Tier.DEVICE, Tier.HOST) as held:
                 moving = self._held_by_all(held)
                 if moving is not None:
                     copied = yield from self._back_up(prompt, moving, moving.held, level)
-            if moving is not None:
-                break
-            found = self._shorter(prompt, found.device_end, Tier.HOST)
         for end in kept_ends:
             found = tree.match(prompt.head(end))
             if found.device_end != end or tree.full_end(found, Tier.HOST) < end:
@@ -178,20 +176,21 @@ class Transfers:
         Where the device is short of room, the longest prefix that fits is loaded instead. Returns pages loaded.
         """
         found = self._ledger.tree.match(prompt)
-        while found.host_end > found.device_end:
-            with self._ledger.moving(found, found.host_end, Tier.HOST, Tier.DEVICE) as held:
-                moving = self._held_by_all(held)
-                if moving is not None:
-                    if moving.parts:
-                        job = LoadJob(self._memory, self._ledger.layout, moving.parts)
-                        self._loads[job] = moving, job.progress
-                        try:
-                            yield job
-                        finally:
-                            del self._loads[job]
-                    return self._count(TransferKind.LOAD, moving.publish())
-            found = self._shorter(prompt, found.host_end, Tier.DEVICE)
-        return 0
+        end = self._ledger.fitting_end(found, Tier.HOST, Tier.DEVICE)
+        if end <= found.device_end:
+            return 0
+        with self._ledger.moving(found, end, Tier.HOST, Tier.DEVICE) as held:
+            moving = self._held_by_all(held)
+            if moving is None:
+                return 0
+            if moving.parts:
+                job = LoadJob(self._memory, self._ledger.layout, moving.parts)
+                self._loads[job] = moving, job.progress
+                try:
+                    yield job
+                finally:
+                    del self._loads[job]
+            return self._count(TransferKind.LOAD, moving.publish())
 
     def layerwise_load(self, operation: Operation) -> LayerwiseLoad | None:
         """Return the pages of a load under way by layer; None if it is over or another load brings part of it."""
@@ -202,12 +201,6 @@ class Transfers:
         if any((given < 0).any() for given in slots):
             return None
         return LayerwiseLoad(operation, moving.end, slots, moving.parts, progress)
-
-    def _shorter(self, prompt: Prompt, end: int, tier: Tier) -> Match:
-        """Match less than ``end`` pages, only as far as ``tier`` has room for Full; windows follow from the new end."""
-        tree = self._ledger.tree
-        room_end = tree.full_end(tree.match(prompt), tier) + self._ledger.free_count(tier, 0)
-        return tree.match(prompt.head(min(room_end, end - 1)))
 
     def prefetch(self, prompt: Prompt, storage: StorageTier) -> Steps:
         """Read from storage what memory lacks for the longest resume that both together allow, and graft it there.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SPAN_ALL", "needed_pages", "restorable_ends", "window"]
+__all__ = ["SPAN_ALL", "needed_pages", "restorable_ends", "window", "window_counts"]
 
 SPAN_ALL = 1 << 30
 """Span of a component that needs every page since the root."""
@@ -31,6 +31,13 @@ def needed_pages(ends: Iterable[int], span: int, start: int, end: int) -> npt.ND
     for resumed in ends:
         needed[max(window(resumed, span) - start, 0) : max(resumed - start, 0)] = True
     return needed
+
+
+def window_counts(pages: npt.NDArray[np.bool_], span: int) -> npt.NDArray[np.int64]:
+    """Count for each end in ``[0, len(pages)]`` the pages of its window for which a mask is True; linear in pages."""
+    before: npt.NDArray[np.int64] = np.concatenate([[0], np.cumsum(pages, dtype=np.int64)])
+    counts: npt.NDArray[np.int64] = before - before[np.maximum(np.arange(len(before)) - span, 0)]
+    return counts
 
 
 def restorable_ends(

@@ -263,11 +263,54 @@ class TreeModel:
         self.tree.unlock(held.lock)
         self.held.remove(held)
 
-    def begin(self, prompt: Prompt, source: Tier, target: Tier) -> None:
+    def coming(self, target: Tier, component: int) -> set[Prefix]:
+        """Return the pages of a component that transfers under way bring to a tier."""
+        return {
+            moving.prefixes[page]
+            for moving in self.moving
+            for part in moving.transfer.parts
+            if (moving.transfer.target.tier, part.component) == (target, component)
+            for page in part.pages.tolist()
+        }
+
+    def fits(self, prefixes: list[Prefix], end: int, source: Tier, target: Tier) -> bool:
+        """Tell whether a target has room for what it lacks of a resume at ``end``, once that is pinned there."""
+        pinned = self.pinned()
+        for component in range(len(self.spans)):
+            pinned |= {(target, component, prefixes[page]) for page in self.window(end, component)}
+        for component in range(len(self.spans)):
+            there = self.pages[target, component].keys() | self.coming(target, component)
+            needed = {prefixes[page] for page in self.window(end, component)} & self.pages[source, component].keys()
+            room = len(self.free[target, component]) + self._evictable(target, component, pinned)
+            if len(needed - there) > room:
+                return False
+        return True
+
+    def fitting_end(self, prompt: Prompt, source: Tier, target: Tier) -> tuple[int, int]:
+        """Return the longest end to resume at from ``source``, and the longest that ``target`` has room for."""
         found = self.tree.match(prompt)
-        end = found.device_end if source is Tier.DEVICE else found.host_end
+        pinned = self.pinned()
+        available = [
+            len(self.free[target, component]) + self._evictable(target, component, pinned)
+            for component in range(len(self.spans))
+        ]
+        prefixes, tiers = self.prefixes(prompt), [Tier.DEVICE] if source is Tier.DEVICE else list(Tier)
+        ends = [end for end in range(1, len(prefixes) + 1) if self.restorable(prefixes, end, tiers)]
+        fitting = max((end for end in ends if self.fits(prefixes, end, source, target)), default=0)
+        assert self.tree.fitting_end(found, source, target, available) == fitting
+        return max(ends, default=0), fitting
+
+    def begin(self, prompt: Prompt, source: Tier, target: Tier) -> None:
+        """Begin to bring as much of a prompt as the target has room for; more than that is refused."""
+        longest, fitting = self.fitting_end(prompt, source, target)
+        if fitting < longest:
+            assert not self.begin_at(prompt, longest, source, target), "there was room for more"
+            _, fitting = self.fitting_end(prompt, source, target)  # it has evicted some all the same
+        assert not fitting or self.begin_at(prompt, fitting, source, target), "there was no room for so much"
+
+    def begin_at(self, prompt: Prompt, end: int, source: Tier, target: Tier) -> bool:
         prefixes = self.prefixes(prompt)
-        transfer = self.tree.begin(found, end, source, target)
+        transfer = self.tree.begin(self.tree.match(prompt), end, source, target)
         moving = PendingTransfer(transfer, (Held(transfer.source, prefixes), Held(transfer.target, prefixes)), prefixes)
         for other in self.moving:
             for part in other.transfer.parts:
@@ -284,9 +327,10 @@ class TreeModel:
                     self.release((target, given.component), undo)
                 self.moving.remove(moving)
                 assert not any(len(left) for left in self.tree.release(transfer))
-                return
+                return False
             targets.append(fresh)
         self.tree.expect(transfer, targets)
+        return True
 
     def finish(self, moving: PendingTransfer, ok: bool) -> None:
         self.moving.remove(moving)

@@ -23,6 +23,7 @@ from unified_cache.tree.match import Match, match, node_at, path_slots
 from unified_cache.tree.node import Node
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference, Preferences
+from unified_cache.tree.room import fitting_end
 from unified_cache.tree.state import Freed, TreeState
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -213,6 +214,17 @@ class RadixTree:
     def evict(self, tier: Tier, component: int, pages: int) -> Freed:
         """Give up to ``pages`` slots of a component back, in the order of its policy; see ``tree.evict``."""
         return eviction.evict(self._state, tier, component, pages)
+
+    def fitting_end(self, found: Match, source: Tier, target: Tier, available_pages: Sequence[int]) -> int:
+        """Return the longest end of a match that can be brought from ``source`` to ``target``, or 0; changes nothing.
+
+        ``available_pages[c]`` are free or evictable on the target. See ``tree.room``.
+
+        Raises:
+            StaleMatchError: the tree has changed since.
+        """
+        self._check_alive(found)
+        return fitting_end(self._state, found, source, target, available_pages)
 
     def begin(self, found: Match, end: int, source: Tier, target: Tier) -> Transfer:
         """Pin ``end`` pages of a match on both tiers and say what ``target`` lacks. The match is dead afterwards.
