@@ -70,9 +70,13 @@ class Watched:
     def guard(self) -> StorageGuard | None:
         return self.job.guard
 
-    def run(self) -> None:
+    @property
+    def is_urgent(self) -> bool:
+        return self.job.is_urgent
+
+    def run(self) -> bool:
         self.begins()
-        self.job.run()
+        return self.job.run()
 
     def stop(self) -> None:
         self.job.stop()

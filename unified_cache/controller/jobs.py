@@ -1,6 +1,7 @@
 """The jobs of operations: bytes moved between tiers, on a worker's thread."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from operator import itemgetter
 
 import numpy as np
@@ -19,13 +20,21 @@ from unified_cache.storage_backends.wrappers.method import Method
 __all__ = ["BackupJob", "ClearJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob"]
 
 STORAGE_BATCH_OBJECTS = 128
-"""Objects per call to a store: between two calls a job can be stopped, and what came before stays."""
+"""Objects per call to a store at most: between two calls a job can be stopped, and what came before stays."""
+
+STORAGE_BATCH_BYTES = 32 << 20
+"""Bytes per call to a store at most, or one object: within the guard's deadline of 5 s for a store of 6.7 MB/s.
+
+128 objects of 20 MiB would need 537 MB/s, and a store that has less would fail for ever. A job that gives way to
+another after each call does so ten times a second at 320 MB/s.
+"""
 
 
 class BackupJob:
     """Copy pages device to host, KV before sidecars, and seal each as soon as its pool is complete."""
 
     queue = JobQueue.COPY
+    is_urgent = False
     guard = None
 
     def __init__(
@@ -43,7 +52,7 @@ class BackupJob:
         self._parts = {part.component: part for part in parts}
         self._ordered = memory.ordered()
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Copy, then seal."""
         keys = self._prompt.keys
         with self._ordered:
@@ -53,6 +62,7 @@ class BackupJob:
                     self._memory.backup(pool, part.source, part.target)
                     labels = [Label(self._owners[pool.name], keys[page], pool.name) for page in part.pages.tolist()]
                     self._memory.seal(pool, part.target, labels)
+        return True
 
     def stop(self) -> None:
         """Go on: half a copy is worth nothing, and the end is near."""
@@ -66,6 +76,7 @@ class LoadJob:
     """
 
     queue = JobQueue.COPY
+    is_urgent = True
     guard = None
 
     def __init__(self, memory: PageMemory, layout: ModelLayout, parts: Sequence[PageCopies]) -> None:
@@ -83,15 +94,23 @@ class LoadJob:
         self._order.sort(key=itemgetter(0))
         self.progress = LayerProgress(layers_counts, [(pool.name, layer) for _, _, pool, layer in self._order])
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Copy."""
         with self.progress, self._ordered:
             for _, component, pool, layer in self._order:
                 part = self._parts[component]
                 self.progress.note(self._memory.load_layer(pool, layer, part.source, part.target))
+        return True
 
     def stop(self) -> None:
         """Go on: half a copy is worth nothing, and the end is near."""
+
+
+def next_batch(pages: Sequence[PageIO]) -> list[PageIO]:
+    """Return the first pages that go together in one call: one at least, then as many as STORAGE_BATCH_BYTES allows."""
+    sizes = accumulate(sum(map(len, page.buffers)) for page in pages)
+    fitting = sum(1 for end_bytes in sizes if end_bytes <= STORAGE_BATCH_BYTES)
+    return list(pages[: max(fitting, 1)])
 
 
 class StorageBatches:
@@ -115,12 +134,17 @@ class StorageBatches:
         done = self._done + [Answer.UNAVAILABLE] * (len(self._listed) - len(self._done))
         return whole_pages(self._parts, self._listed, done)
 
-    def move(self, call: Callable[[list[PageIO]], list[Answer]]) -> None:
-        """Call the store for one batch after the other, until all are moved, one raises, or somebody stops it."""
+    def move(self, call: Callable[[list[PageIO]], list[Answer]]) -> Iterator[None]:
+        """Call the store for one batch after the other, until all are moved, one raises, or somebody stops it.
+
+        Yields between two calls.
+        """
         listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
+            if self._done:
+                yield
             start = len(self._done)
-            self._done += call([page for _, _, page in listed[start : start + STORAGE_BATCH_OBJECTS]])
+            self._done += call(next_batch([page for _, _, page in listed[start : start + STORAGE_BATCH_OBJECTS]]))
 
     def take_back(self) -> None:
         """Remove what was moved, and count nothing as moved; what is left of it if the store fails is unknown."""
@@ -139,24 +163,30 @@ class StoreJob:
     """Write sealed host pages to storage, KV before sidecars, as far as this rank is the one to write them."""
 
     queue = JobQueue.STORAGE
+    is_urgent = False
 
     def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], level: Level) -> None:
         self.guard = storage.guard
         self._storage = storage
         self._level = level
         self._batches = StorageBatches(storage, prompt, parts, storage.write_order)
+        self._turns = self._put_in_turns()
 
     @property
     def stored(self) -> list[Pages]:
         """By part: True where every object that this rank writes is stored at that level. Nothing, until it has run."""
         return self._batches.whole
 
-    def run(self) -> None:
-        """Put; where the store is cleared meanwhile, nothing stays."""
+    def run(self) -> bool:
+        """Put a batch; where the store is cleared meanwhile, nothing stays."""
+        return next(self._turns, True)
+
+    def _put_in_turns(self) -> Iterator[bool]:
         clearing = self._storage.clearing
         with clearing.put(self) as allowed:
             if allowed:
-                self._batches.move(self._put)
+                for _ in self._batches.move(self._put):
+                    yield False
             if clearing.is_void(self):
                 self._batches.take_back()
 
@@ -174,6 +204,7 @@ class ClearJob:
     """Remove from storage whatever lies there under the identities that this rank stores for."""
 
     queue = JobQueue.STORAGE
+    is_urgent = False
 
     def __init__(self, storage: StorageTier) -> None:
         self.guard = storage.guard
@@ -183,11 +214,12 @@ class ClearJob:
         self.removed_count = 0
         """Objects."""
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Clear identity by identity."""
         for owner in self._owners:
             if not self._stopped:
                 self.removed_count += self._backend.clear(owner)
+        return True
 
     def stop(self) -> None:
         """Clear no further identity."""
@@ -198,6 +230,7 @@ class ProbeJob:
     """Ask storage which pages it has, all components and pools in one call."""
 
     queue = JobQueue.STORAGE
+    is_urgent = True
 
     def __init__(self, storage: StorageTier, prompt: Prompt, pages: Sequence[npt.NDArray[np.int64]]) -> None:
         """Ask for ``pages[c]`` of component ``c``."""
@@ -209,10 +242,13 @@ class ProbeJob:
         self.present: list[Pages] = [np.zeros(len(asked), np.bool_) for asked in pages]
         """By component: whether storage has each page asked for, in every pool. None, until it has run."""
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Ask once."""
-        if self._stopped:
-            return
+        if not self._stopped:
+            self._ask()
+        return True
+
+    def _ask(self) -> None:
         storage, keys = self._storage, self._prompt.keys
         asked = [[keys[page] for page in pages.tolist()] for pages in self._pages]
         pools = [storage.pools(component) for component in range(len(asked))]
@@ -249,6 +285,7 @@ class FetchJob:
     """Read pages from storage straight into host slots, KV before sidecars; each is verified by the backend."""
 
     queue = JobQueue.STORAGE
+    is_urgent = True
 
     def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies]) -> None:
         self.guard = storage.guard
@@ -260,9 +297,11 @@ class FetchJob:
         """By part: True where every pool's object of the page came whole. Nothing, until it has run."""
         return self._batches.whole
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Get."""
-        self._batches.move(self._get)
+        for _ in self._batches.move(self._get):
+            pass
+        return True
 
     def _get(self, pages: list[PageIO]) -> list[Answer]:
         answers = self._storage.backend.get(pages)

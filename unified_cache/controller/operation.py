@@ -36,8 +36,16 @@ class Job(Protocol):
         """Guard of the store that it calls, for whoever waits for it; None if it calls none, or one without a guard."""
         ...
 
-    def run(self) -> None:
-        """Do it; raise CacheError if it could not be done."""
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a request waits for it: it goes before jobs that no request waits for."""
+        ...
+
+    def run(self) -> bool:
+        """Do it, or a part of it after which another job may go first; True once it is over.
+
+        Raises CacheError if it could not be done, and is then over.
+        """
         ...
 
     def stop(self) -> None:

@@ -3,14 +3,12 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from collections.abc import Generator, Iterable, Mapping
 from typing import Protocol
 
+from unified_cache.controller.job_line import JobLine, JobRun
 from unified_cache.controller.operation import Job, JobQueue, Operation
 from unified_cache.errors import CacheError, CopyError, StorageError
-from unified_cache.storage_backends.wrappers import CallWatch
 
 __all__ = ["Finished", "InlineWorkers", "ThreadWorkers", "Workers"]
 
@@ -31,7 +29,7 @@ class Workers(Protocol):
         """Have ``job`` run; never blocks."""
         ...
 
-    def finished(self, timeout_s: float) -> list[Finished]:
+    def finished(self, timeout_s: float) -> Iterable[Finished]:
         """Return all jobs that ended since the last call; wait for the first one at most ``timeout_s``."""
         ...
 
@@ -40,20 +38,30 @@ class Workers(Protocol):
         ...
 
 
-def run_job(job: Job) -> CacheError | None:
-    """Run a job and return why it failed, if it did: a worker survives whatever a job or a backend raises."""
+def run_turn(job: Job) -> tuple[bool, CacheError | None]:
+    """Run a turn of a job; tell whether the job is over, and why it failed, if it did.
+
+    A worker survives whatever a job or a backend raises.
+    """
     try:
-        job.run()
+        return job.run(), None
     except CacheError as error:
-        return error
+        return True, error
     except BaseException as error:  # the edge: other people's code runs here (a panic of a native library is no
         # Exception), and the thread must live
         reason = f"{type(error).__name__} in a transfer: {error}"
         in_storage = job.queue is JobQueue.STORAGE
         failure: CacheError = StorageError(reason, retryable=False) if in_storage else CopyError(reason)
         failure.__cause__ = error
-        return failure
-    return None
+        return True, failure
+
+
+def run_job(job: Job) -> CacheError | None:
+    """Run a job to its end and return why it failed, if it did: for workers without threads."""
+    while True:
+        is_over, error = run_turn(job)
+        if is_over:
+            return error
 
 
 class InlineWorkers:
@@ -86,38 +94,25 @@ class InlineWorkers:
         return []
 
 
-@dataclass(slots=True, eq=False)
-class _WatchedRun:
-    """A job on a worker's thread, and the watch over its calls to a store."""
-
-    kind: JobQueue
-    operation: Operation
-    job: Job
-    watch: CallWatch
-    is_replaced: bool = False
-    """Whether another thread has taken the place of this one."""
-
-
 class ThreadWorkers:
-    """A fixed number of daemon threads behind one queue per kind of job, and those that hang in a call to a store.
+    """A fixed number of daemon threads behind one line per kind of job, and those that hang in a call to a store.
 
     A job whose store does not return from a call in time has ended, for its operation, by StorageTimeoutError: whoever
     asks for ``finished`` gives it up. Another thread takes the place of the one that hangs, which ends when the store
     returns. The store's guard bounds how many can hang, and fails what is started beyond that at once.
     """
 
-    __slots__ = ("_closed", "_finished", "_queues", "_runs", "_threads", "_threads_count")
+    __slots__ = ("_closed", "_finished", "_has_finished", "_lines", "_runs", "_threads", "_threads_count")
 
     def __init__(self, counts: Mapping[JobQueue, int]) -> None:
         """Make ``counts[kind]`` threads for each kind of job; ``start`` starts them."""
-        self._finished: SimpleQueue[Finished] = SimpleQueue()
-        self._queues: dict[JobQueue, SimpleQueue[tuple[Operation, Job] | None]] = {
-            kind: SimpleQueue() for kind in counts
-        }
+        self._finished: deque[Finished] = deque()
+        self._has_finished = threading.Event()
+        self._lines = {kind: JobLine(count) for kind, count in counts.items()}
         self._threads_count = dict.fromkeys(counts, 0)
         """Of each kind, ever made."""
         self._threads = {self._new_thread(kind): kind for kind, count in counts.items() for _ in range(count)}
-        self._runs: dict[threading.Thread, _WatchedRun] = {}
+        self._runs: dict[threading.Thread, JobRun] = {}
         """By thread: the job that it runs, if it is watched. A thread enters and removes its own."""
         self._closed = False
 
@@ -131,18 +126,21 @@ class ThreadWorkers:
 
     def submit(self, operation: Operation, job: Job) -> None:
         """Queue ``job`` for the threads of its kind."""
-        self._queues[job.queue].put((operation, job))
+        self._lines[job.queue].put(JobRun(operation, job))
 
-    def finished(self, timeout_s: float) -> list[Finished]:
-        """Return all jobs that ended since the last call; wait for the first one at most ``timeout_s``."""
-        finished: list[Finished] = []
+    def finished(self, timeout_s: float) -> Generator[Finished, None, None]:
+        """Yield all jobs that ended since the last call; wait for the first one at most ``timeout_s``.
+
+        An interrupt of the owner's thread loses none: what may not have been taken is yielded once more.
+        """
+        self._has_finished.clear()
         wait_s = min(timeout_s, LATE_LOOK_S)
-        try:
-            finished.append(self._finished.get(timeout=wait_s) if wait_s > 0 else self._finished.get_nowait())
-            while True:
-                finished.append(self._finished.get_nowait())
-        except Empty:
-            return finished + self._given_up()
+        if not self._finished and wait_s > 0:
+            self._has_finished.wait(wait_s)
+        self._give_up_late()
+        while self._finished:
+            yield self._finished[0]
+            self._finished.popleft()
 
     def close(self, timeout_s: float) -> list[str]:
         """Let queued jobs end and stop the threads; name those that did not stop within ``timeout_s``, all together.
@@ -150,8 +148,8 @@ class ThreadWorkers:
         Threads of jobs that were given up are not waited for: their stores are named by their calls.
         """
         self._closed = True
-        for kind in self._threads.values():
-            self._queues[kind].put(None)
+        for line in self._lines.values():
+            line.close()
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0, deadline_s - time.monotonic()))
@@ -160,43 +158,53 @@ class ThreadWorkers:
     def _new_thread(self, kind: JobQueue) -> threading.Thread:
         name = f"{kind.value}-{self._threads_count[kind]}"
         self._threads_count[kind] += 1
-        return threading.Thread(target=self._work, args=(kind,), name=name, daemon=True)
+        return threading.Thread(target=self._work, args=(self._lines[kind],), name=name, daemon=True)
 
-    def _work(self, kind: JobQueue) -> None:
+    def _work(self, line: JobLine) -> None:
         thread = threading.current_thread()
-        while (item := self._queues[kind].get()) is not None:
-            operation, job = item
-            if job.guard is None:
-                self._finished.put((operation, run_job(job)))
-                continue
-            run = self._runs[thread] = _WatchedRun(kind, operation, job, job.guard.watch())
-            with run.watch:
-                error = run_job(job)
-            del self._runs[thread]
-            if not run.watch.is_given_up:
-                self._finished.put((operation, error))
-            elif run.is_replaced:
-                return
+        while (run := line.take()) is not None:
+            is_over, error = self._run_turn(thread, run)
+            line.leave(run)
+            if run.watch is not None and run.watch.is_given_up:
+                if run.is_replaced:
+                    return
+            elif is_over:
+                self._finish(run.operation, error)
+            else:
+                line.put(run)
 
-    def _given_up(self) -> list[Finished]:
+    def _run_turn(self, thread: threading.Thread, run: JobRun) -> tuple[bool, CacheError | None]:
+        if run.job.guard is None:
+            return run_turn(run.job)
+        run.watch = run.job.guard.watch()
+        self._runs[thread] = run
+        with run.watch:
+            outcome = run_turn(run.job)
+        del self._runs[thread]
+        return outcome
+
+    def _finish(self, operation: Operation, error: CacheError | None) -> None:
+        self._finished.append((operation, error))
+        self._has_finished.set()
+
+    def _give_up_late(self) -> None:
         """Give up the jobs whose calls are late, and put other threads in the place of theirs."""
-        finished: list[Finished] = []
         for thread, run in self._runs.copy().items():
-            error = run.watch.give_up_if_late()
+            error = None if run.watch is None else run.watch.give_up_if_late()
             if error is not None:
                 run.job.stop()
                 self._replace(thread, run)
-                finished.append((run.operation, error))
-        return finished
+                self._finish(run.operation, error)
 
-    def _replace(self, thread: threading.Thread, run: _WatchedRun) -> None:
+    def _replace(self, thread: threading.Thread, run: JobRun) -> None:
         run.is_replaced = True  # before there is another: the late thread may go on at any moment
-        del self._threads[thread]
+        kind = self._threads.pop(thread)
+        self._lines[kind].leave(run)
         if self._closed:
             return
-        other = self._new_thread(run.kind)
+        other = self._new_thread(kind)
         try:
             other.start()
         except RuntimeError:  # the system has no thread left: the late one goes on once its store has returned
             other, run.is_replaced = thread, False
-        self._threads[other] = run.kind
+        self._threads[other] = kind
