@@ -14,6 +14,7 @@ A miss, a full pool and "not yet" are return values, never exceptions.
     ├── StateError             the call is right, the moment or the place is not
     │   ├── ClosedError        the cache or the store was closed
     │   ├── OwnerThreadError   called from another thread than the owner's
+    │   ├── CaptureError       a graph is being captured, and would record what the call copies
     │   └── WaitTimeoutError   transfers did not finish in the time given
     ├── CopyError              bytes could not be moved between device and host
     ├── CancelledError         a transfer was ended before its time
@@ -32,6 +33,7 @@ __all__ = [
     "CacheError",
     "CallInFlight",
     "CancelledError",
+    "CaptureError",
     "ClosedError",
     "ConfigError",
     "CopyError",
@@ -101,6 +103,10 @@ class ClosedError(StateError):
 
 class OwnerThreadError(StateError):
     """A cache was used from another thread than the one that owns it."""
+
+
+class CaptureError(StateError):
+    """A graph is being captured, and would record a copy that only this moment needs."""
 
 
 class WaitTimeoutError(StateError):

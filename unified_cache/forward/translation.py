@@ -1,8 +1,12 @@
 """Full token locs and page slots → those of the sliding-window pool, read from the one map on the device's side."""
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 
-from unified_cache.errors import ConfigError, InputError
+from unified_cache.errors import CaptureError, ConfigError, InputError
+from unified_cache.pool import Slots
 from unified_cache.slots import PageMap, PairedAllocator
 
 __all__ = ["SwaTranslation"]
@@ -13,23 +17,34 @@ LOC_MAX = 2**31 - 1
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
+def _never() -> bool:
+    return False
+
+
 class SwaTranslation:
     """Read one ``PageMap`` where kernels run; keep the map's entries there, and no translation of anything.
 
     On the CPU the table *is* the map's array. On another device it is a copy at a fixed address, so that captured
-    graphs may read it; it is brought up to date before anything is translated, when the map has changed since.
-    Call it from the thread that changes the map.
+    graphs may read it; before anything is translated, the entries are copied that have changed since the last time.
+    A graph that is being captured would record that copy, and with every replay bring back the map of that moment:
+    so it is refused there. Call it from the thread that changes the map.
 
     Every result is a new tensor, the caller's, true until the map's next change: that is, for one forward. Keeping
     one longer, by address and length of what was translated, returned slots that had changed hands: sglang #25889.
     """
 
-    __slots__ = ("_map", "_table", "_version", "page_size")
+    __slots__ = ("_is_capturing", "_map", "_table", "_version", "page_size")
 
-    def __init__(self, page_map: PageMap, table: torch.Tensor, page_size: int) -> None:
-        """Take a table that shares the map's memory or has its shape; ``of`` makes either."""
+    def __init__(
+        self, page_map: PageMap, table: torch.Tensor, page_size: int, is_capturing: Callable[[], bool] = _never
+    ) -> None:
+        """Take a table that shares the map's memory or has its shape; ``of`` makes either.
+
+        ``is_capturing`` tells whether what the current stream is given now is captured and not run.
+        """
         self._map = page_map
         self._table = table
+        self._is_capturing = is_capturing
         self._version = -1
         """Version of the map that ``table`` shows; no version of a map is negative."""
         self.page_size = page_size
@@ -56,7 +71,8 @@ class SwaTranslation:
         """
         _check_page_size(allocator, page_size)
         table = torch.zeros(len(allocator.map.table), dtype=torch.int32, device=device)
-        return cls(allocator.map, table, page_size)
+        is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else _never
+        return cls(allocator.map, table, page_size, is_capturing)
 
     @property
     def map_version(self) -> int:
@@ -71,18 +87,36 @@ class SwaTranslation:
     def refresh(self) -> None:
         """Bring the table up to date with the map, in place; ordered on the current stream, waits for nothing.
 
-        Copies only after a change. What it copies from is a snapshot: the map may change again at once.
+        Copies what has changed, or all after many changes. What it copies from is a snapshot: the map may change again
+        at once.
+
+        Raises:
+            CaptureError: the map has changed, and a graph is being captured. Nothing was copied or recorded.
         """
         if self._version == self._map.version:
             return
-        entries = torch.from_numpy(self._map.table)
-        if self._table.data_ptr() != entries.data_ptr():
-            # From pageable memory the copy would wait for the stream. The pinned snapshot is torch's: its block is
-            # not reused before the copy out of it is done.
-            if self._table.is_cuda:
-                entries = entries.pin_memory()
-            self._table.copy_(entries, non_blocking=self._table.is_cuda)
+        if self._table.data_ptr() != torch.from_numpy(self._map.table).data_ptr():
+            if self._is_capturing():
+                raise CaptureError(
+                    "the page map has changed since it was copied last, and a graph that is captured now would record "
+                    "the copy; allocate, load and refresh before the capture"
+                )
+            changed = None if self._version < 0 else self._map.changed_since(self._version)
+            if changed is None:
+                self._table.copy_(self._sent(self._map.table))
+            else:
+                slots, peers = self._sent(np.stack((changed, self._map.peers(changed))))
+                self._table.index_copy_(0, slots.to(torch.int64), peers)
         self._version = self._map.version
+
+    def _sent(self, entries: Slots) -> torch.Tensor:
+        """Return a snapshot of ``entries`` on the table's device, without waiting for the stream."""
+        sent = torch.from_numpy(entries)
+        if not self._table.is_cuda:
+            return sent
+        # From pageable memory the copy would wait. The pinned snapshot is torch's: its block is not reused before the
+        # copy out of it is done.
+        return sent.pin_memory().to(self._table.device, non_blocking=True)
 
     def translate_locs(self, locs: torch.Tensor) -> torch.Tensor:
         """Return the SWA token loc of each Full token loc: int32, same shape, same device, the caller's.
@@ -92,6 +126,7 @@ class SwaTranslation:
 
         Raises:
             InputError: not integers. Nothing was done.
+            CaptureError: as ``refresh``.
         """
         wide = _signed(locs)
         self.refresh()
@@ -106,6 +141,7 @@ class SwaTranslation:
 
         Raises:
             InputError: not integers. Nothing was done.
+            CaptureError: as ``refresh``.
         """
         wide = _signed(slots)
         self.refresh()

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.forward import (
     CPU,
@@ -24,7 +26,7 @@ from tests.support.forward import (
     token_locs,
 )
 from unified_cache.components.layouts import layout
-from unified_cache.errors import ConfigError, InputError
+from unified_cache.errors import CaptureError, ConfigError, InputError
 from unified_cache.forward import (
     AttentionMetadata,
     ForwardBatch,
@@ -133,6 +135,99 @@ def test_a_copy_of_the_map_is_made_only_after_a_change() -> None:
     allocate(allocator, 1)
     translation.refresh()
     assert translation.table._version == written + 1
+
+
+class CopiedElements(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the elements that operations write into one tensor."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.target = target.data_ptr()
+        self.counts: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        target = args[0] if args else None
+        if isinstance(target, torch.Tensor) and target.data_ptr() == self.target and func._schema.is_mutable:
+            values = [arg for arg in args[1:] if isinstance(arg, torch.Tensor)]
+            self.counts.append(values[-1].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_a_forward_copies_of_the_map_is_what_has_changed_since_the_one_before() -> None:
+    allocator = paired(1000, 400)
+    translation = mirrored(allocator)
+    with CopiedElements(translation.table) as copied:
+        translation.refresh()
+        full = allocate(allocator, 5)
+        translation.refresh()
+        free_peers(allocator, full[1:3])
+        allocate(allocator, 2)
+        translation.refresh()
+        translation.refresh()
+    assert copied.counts == [1002, 5, 4]
+    assert torch.equal(translation.table, shared(allocator).table)
+
+
+def test_more_changes_than_the_map_keeps_are_copied_as_one_table() -> None:
+    allocator = paired(1000, 400)
+    translation = mirrored(allocator)
+    translation.refresh()
+    with CopiedElements(translation.table) as copied:
+        full = allocate(allocator, 240)
+        translation.refresh()
+        free_peers(allocator, full)
+        allocate(allocator, 240)
+        translation.refresh()
+        allocator.map.clear()
+        translation.refresh()
+    assert copied.counts == [240, 1002, 1002]
+    assert torch.equal(translation.table, shared(allocator).table)
+
+
+def test_copies_of_one_map_are_brought_up_to_date_each_for_itself() -> None:
+    allocator = paired(1000, 400)
+    often, seldom = mirrored(allocator), mirrored(allocator)
+    for translation in (often, seldom):
+        translation.refresh()
+    for _ in range(60):
+        full = allocate(allocator, 7)
+        often.refresh()
+        free(allocator, full)
+    for translation in (often, seldom):
+        translation.refresh()
+        assert torch.equal(translation.table, shared(allocator).table)
+
+
+def test_a_map_that_changed_is_not_copied_while_a_graph_is_captured() -> None:
+    allocator = diverged()
+    capturing = [False]
+    table = torch.zeros(len(allocator.map.table), dtype=torch.int32)
+    translation = SwaTranslation(allocator.map, table, PAGE_SIZE, lambda: capturing[0])
+    full = allocate(allocator, 2)
+    locs = torch.tensor(token_locs(full, 0, 4))
+    translation.refresh()
+    capturing[0] = True
+    # Up to date, there is nothing to copy, and what is captured reads the table where it always is.
+    before = translation.translate_locs(locs)
+    free_peers(allocator, full)
+    version, entries = translation.map_version, translation.table.clone()
+    for call in (translation.refresh, lambda: translation.translate_locs(locs)):
+        with pytest.raises(CaptureError, match="refresh before the capture"):
+            call()
+    assert torch.equal(translation.table, entries)
+    capturing[0] = False
+    assert translation.translate_locs(locs).tolist() != before.tolist()
+    assert translation.map_version == version
+
+
+def test_where_the_table_is_the_maps_own_memory_a_capture_has_nothing_to_refuse() -> None:
+    allocator = diverged()
+    table = torch.from_numpy(allocator.map.table)
+    translation = SwaTranslation(allocator.map, table, PAGE_SIZE, lambda: True)
+    allocate(allocator, 2)
+    translation.refresh()
 
 
 @both
