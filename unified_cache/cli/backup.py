@@ -32,7 +32,7 @@ from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backu
 from unified_cache.offline.prompts import read_prompts
 from unified_cache.offline.stores import StoredIdentity, choose, identities_of, open_to_read
 from unified_cache.page import Namespace
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 from unified_cache.storage_backends.url import open_storage
 
 __all__ = ["BackupCommand", "PrefetchCommand"]
@@ -153,14 +153,14 @@ class PrefetchCommand:
             raise CacheError(f"{short} of {len(found)} prefixes in {self.target} are shorter than both stores promised")
 
 
-def _opened(source_url: str, target_url: str) -> StorageBackend:
+def _opened(source_url: str, target_url: str) -> StorageReader:
     """Open the source. The target is opened when everything else is known to be right: until then nothing is made."""
     if source_url == target_url:
         raise ConfigError(f"SRC and DST must differ, found {source_url} twice")
     return open_to_read(source_url)
 
 
-def _copy(kept: StoredIdentity, source: StorageBackend, target: StorageBackend) -> CopyResult:
+def _copy(kept: StoredIdentity, source: StorageReader, target: StorageBackend) -> CopyResult:
     description = kept.described()
     plan = plan_identity(source, target, description)
     with objects_watched(sys.stderr, "backup", plan.todo.objects_count) as watch:

@@ -8,7 +8,7 @@ import typer
 
 from unified_cache.errors import ConfigError
 from unified_cache.offline.stores import StoredIdentity, choose, identities_of
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import StorageReader
 
 __all__ = [
     "TOKENS_HELP",
@@ -56,7 +56,7 @@ def parse_bytes(option: str, text: str) -> int:
     return int(number) * scale if number.isdecimal() else int(float(number) * scale)
 
 
-def selected(storage: StorageBackend, url: str, wanted: str | None) -> list[StoredIdentity]:
+def selected(storage: StorageReader, url: str, wanted: str | None) -> list[StoredIdentity]:
     """Return the identities of a store, or the one whose digest begins with ``wanted``.
 
     Raises:

@@ -1,6 +1,6 @@
 """``unified-cache storage``: list, verify, scrub, collect and clear the objects of a store.
 
-Every command works on a store that engines are using, but for a packed one, which is open once at a time. What a
+Every command works on a store that engines are using; what removes objects from a packed one needs it closed. What a
 command removes is a miss from then on.
 """
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -29,7 +29,7 @@ from unified_cache.offline.reading import ReadOutcome
 from unified_cache.offline.stores import StoredIdentity, Undescribed, identities_of, open_existing, open_to_read
 from unified_cache.offline.upkeep import Verification, Watch, clear, collect, find_garbage, scrub, verify
 from unified_cache.storage_backends.catalog import catalog_of
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import StorageReader
 
 __all__ = ["ClearCommand", "GcCommand", "ScrubCommand", "StatCommand", "VerifyCommand", "storage_app"]
 
@@ -52,7 +52,7 @@ storage_app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_Examine = Callable[[StorageBackend, StoredIdentity, Watch], Verification]
+_Opened = TypeVar("_Opened", bound=StorageReader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class VerifyCommand:
             ConfigError: there is no such store or identity.
             CacheError: an object is flawed or cannot be read, or a manifest is.
         """
-        found, results = _examined("verify", verify, self.url, self.identity, self.as_json)
+        found, results = _examined("verify", open_to_read, verify, self.url, self.identity, self.as_json)
         flawed = sum(result.count(ReadOutcome.FLAWED) for result in results)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if flawed or unreadable:
@@ -147,7 +147,7 @@ class ScrubCommand:
             ConfigError: there is no such store or identity.
             CacheError: something cannot be read.
         """
-        _, results = _examined("scrub", scrub, self.url, self.identity, self.as_json)
+        _, results = _examined("scrub", open_existing, scrub, self.url, self.identity, self.as_json)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if unreadable:
             raise CacheError(f"every object of {self.url} must be readable, found {unreadable} that are not; see above")
@@ -178,7 +178,7 @@ class GcCommand:
         """
         cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
         console = console_on(sys.stdout)
-        with closing(open_to_read(self.url)) as storage:
+        with closing(open_existing(self.url)) as storage:
             for kept in selected(storage, self.url, self.identity):
                 if isinstance(kept.description, Undescribed):
                     console.print(f"{short_name(kept)}: left alone, {kept.description.reason}", soft_wrap=True)
@@ -221,7 +221,7 @@ class ClearCommand:
             raise ConfigError(
                 "clear needs either --identity DIGEST or --all; unified-cache storage stat lists identities"
             )
-        with closing(open_to_read(self.url)) as storage:
+        with closing(open_existing(self.url)) as storage:
             found = selected(storage, self.url, self.identity)
             total = total_of(count_objects(storage, kept.digest) for kept in found)
             going = f"{total.objects_count:,} objects, {size_text(total.object_bytes)}, of {len(found)} identities"
@@ -235,10 +235,15 @@ class ClearCommand:
 
 
 def _examined(
-    verb: str, examine: _Examine, url: str, wanted: str | None, as_json: bool
+    verb: str,
+    open_store: Callable[[str], _Opened],
+    examine: Callable[[_Opened, StoredIdentity, Watch], Verification],
+    url: str,
+    wanted: str | None,
+    as_json: bool,
 ) -> tuple[list[StoredIdentity], list[Verification]]:
     """Examine every identity that was asked for, and print the results."""
-    with closing(open_to_read(url)) as storage:
+    with closing(open_store(url)) as storage:
         found = selected(storage, url, wanted)
         total = total_of(count_objects(storage, kept.digest) for kept in found)
         with objects_watched(sys.stderr, verb, total.objects_count) as watch:
@@ -250,7 +255,7 @@ def _examined(
     return found, results
 
 
-def _everything(storage: StorageBackend) -> ObjectCount:
+def _everything(storage: StorageReader) -> ObjectCount:
     return total_of(count_objects(storage, kept.digest) for kept in identities_of(storage))
 
 

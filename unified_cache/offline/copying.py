@@ -15,7 +15,7 @@ from unified_cache.offline.upkeep import Watch
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import Description, manifest_of
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StorageReader, StoredObject
 
 __all__ = ["CopyPlan", "CopyResult", "CopyTask", "Copying", "chunks", "copy_identity", "exist", "plan_identity"]
 
@@ -63,7 +63,7 @@ class Copying:
 
     __slots__ = ("_level", "_source", "_target", "_watch", "pools", "result", "sound")
 
-    def __init__(self, source: StorageBackend, target: StorageBackend, pools: ObjectPools, watch: Watch) -> None:
+    def __init__(self, source: StorageReader, target: StorageBackend, pools: ObjectPools, watch: Watch) -> None:
         self._source = source
         self._target = target
         self._watch = watch
@@ -166,7 +166,7 @@ class CopyPlan:
     """Objects of the target with a wrong length, to be replaced by objects that are copied."""
 
 
-def plan_identity(source: StorageBackend, target: StorageBackend, description: Description) -> CopyPlan:
+def plan_identity(source: StorageReader, target: StorageBackend, description: Description) -> CopyPlan:
     """Compare the objects of one identity in two stores. One scan each, no reads; some 400 bytes of memory a page.
 
     Objects that the target has at their right length are not copied, nor read: scrub the target if you doubt them.
@@ -191,7 +191,7 @@ def plan_identity(source: StorageBackend, target: StorageBackend, description: D
 
 
 def copy_identity(
-    source: StorageBackend, target: StorageBackend, description: Description, plan: CopyPlan, watch: Watch
+    source: StorageReader, target: StorageBackend, description: Description, plan: CopyPlan, watch: Watch
 ) -> CopyResult:
     """Copy the objects of a plan.
 
@@ -219,7 +219,7 @@ def chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
         yield chunk
 
 
-def exist(storage: StorageBackend, labels: Sequence[Label]) -> list[Answer]:
+def exist(storage: StorageReader, labels: Sequence[Label]) -> list[Answer]:
     """Return for each label whether a store has it, asking for a bounded number at a time."""
     return [
         found

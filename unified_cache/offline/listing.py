@@ -8,7 +8,7 @@ from unified_cache.errors import LayoutError, StorageError
 from unified_cache.page import PageKey
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.storage_backends.protocol import StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import StorageReader, StoredObject
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -114,7 +114,7 @@ class Inventory:
     """Objects that no engine of this identity asks for, or could use."""
 
 
-def listed(storage: StorageBackend, identity: bytes) -> Iterator[list[StoredObject]]:
+def listed(storage: StorageReader, identity: bytes) -> Iterator[list[StoredObject]]:
     """Yield the objects of an identity, a bounded number at a time.
 
     Raises:
@@ -131,7 +131,7 @@ def listed(storage: StorageBackend, identity: bytes) -> Iterator[list[StoredObje
         cursor = found.cursor
 
 
-def count_objects(storage: StorageBackend, identity: bytes) -> dict[str, ObjectCount]:
+def count_objects(storage: StorageReader, identity: bytes) -> dict[str, ObjectCount]:
     """Count the objects of an identity by the name of their pool. One scan, no reads."""
     counts: dict[str, ObjectCount] = defaultdict(ObjectCount)
     for objects in listed(storage, identity):
@@ -150,7 +150,7 @@ def total_of(counts: Iterable[Mapping[str, ObjectCount]]) -> ObjectCount:
     return total
 
 
-def take_inventory(storage: StorageBackend, identity: bytes, layout: ModelLayout) -> Inventory:
+def take_inventory(storage: StorageReader, identity: bytes, layout: ModelLayout) -> Inventory:
     """Sort the objects of an identity by page. One scan, no reads."""
     pools = ObjectPools(identity, layout)
     inventory = Inventory(pools)

@@ -16,7 +16,7 @@ from unified_cache.offline.upkeep import Watch
 from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import ModelLayout
 from unified_cache.storage_backends.manifest import Description, manifest_of
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 from unified_cache.window import restorable_ends, window
 
 __all__ = ["Prefetched", "PrefixPlan", "backup_prefixes", "plan_backup", "plan_prefetch", "prefetch_prefixes"]
@@ -41,7 +41,7 @@ class Prefetched:
 class PrefixPlan:
     """Prompts, and the objects of their pages that two stores hold; no page was read."""
 
-    source: StorageBackend
+    source: StorageReader
     target: StorageBackend
     description: Description
     pools: ObjectPools
@@ -51,7 +51,7 @@ class PrefixPlan:
 
 
 def plan_backup(
-    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+    source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
 ) -> PrefixPlan:
     """Look for every page of the prompts' chains, in every pool, also beyond what can be restored.
 
@@ -63,7 +63,7 @@ def plan_backup(
 
 
 def plan_prefetch(
-    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+    source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
 ) -> PrefixPlan:
     """Look for the longest prefix of each prompt that both stores together can complete.
 
@@ -115,7 +115,7 @@ class PromptChain:
     __slots__ = ("_layout", "_pools", "in_source", "in_target", "prompt")
 
     def __init__(
-        self, prompt: Prompt, layout: ModelLayout, pools: ObjectPools, source: StorageBackend, target: StorageBackend
+        self, prompt: Prompt, layout: ModelLayout, pools: ObjectPools, source: StorageReader, target: StorageBackend
     ) -> None:
         self._layout = layout
         self._pools = pools
@@ -176,7 +176,7 @@ class PromptChain:
     def _shape(self) -> tuple[int, int]:
         return len(self._pools.specs), self.prompt.pages_count
 
-    def _look(self, storage: StorageBackend) -> Presence:
+    def _look(self, storage: StorageReader) -> Presence:
         labels = [self._pools.label(key, bit) for bit in range(len(self._pools.specs)) for key in self.prompt.keys]
         return np.array(exist(storage, labels), np.bool_).reshape(self._shape)
 
@@ -192,7 +192,7 @@ class PromptChain:
 
 
 def _looked_for(
-    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+    source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
 ) -> PrefixPlan:
     layout = description.layout
     pools = ObjectPools(description.identity.digest(layout), layout)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from unified_cache.errors import StorageError
 from unified_cache.page import PageKey
 from unified_cache.seal import Label, verify_buffers
-from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, PageIO, StorageReader, StoredObject
 
 __all__ = ["FlawedObject", "ReadObject", "ReadOutcome", "empty_page", "read_verified"]
 
@@ -48,7 +48,7 @@ def empty_page(found: StoredObject, parent: PageKey | None = None) -> PageIO:
     return PageIO(found.label, parent, (memoryview(bytearray(found.object_bytes)),))
 
 
-def read_verified(storage: StorageBackend, pages: Sequence[PageIO]) -> list[ReadObject]:
+def read_verified(storage: StorageReader, pages: Sequence[PageIO]) -> list[ReadObject]:
     """Read one batch and verify every page of it; nothing is removed.
 
     Where the batch fails, its pages are read one by one, so that one bad sector costs one page.
@@ -57,17 +57,23 @@ def read_verified(storage: StorageBackend, pages: Sequence[PageIO]) -> list[Read
         StorageError: the store fails in a way that may pass; asking again later may succeed.
     """
     try:
-        hits = storage.get(pages)
+        answers = storage.get(pages)
     except StorageError as error:
         if error.retryable:
             raise
         if len(pages) == 1:
             return [_reading(pages[0], ReadOutcome.UNREADABLE, str(error))]
         return [read_verified(storage, [page])[0] for page in pages]
-    return [_verified(page) if hit else _reading(page, ReadOutcome.GONE) for page, hit in zip(pages, hits, strict=True)]
+    return [_verified(page, answer) for page, answer in zip(pages, answers, strict=True)]
 
 
-def _verified(page: PageIO) -> ReadObject:
+def _verified(page: PageIO, answer: Answer) -> ReadObject:
+    if answer is Answer.FLAWED:
+        return _reading(page, ReadOutcome.FLAWED, "the store has something else in its place")
+    if answer is Answer.UNAVAILABLE:
+        return _reading(page, ReadOutcome.UNREADABLE, "the store did not give it")
+    if not answer:
+        return _reading(page, ReadOutcome.GONE)
     flaw = verify_buffers(page.buffers, page.label)
     return _reading(page, ReadOutcome.SOUND) if flaw is None else _reading(page, ReadOutcome.FLAWED, flaw.value)
 

@@ -7,16 +7,22 @@ from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.directory.address import parse_address
+from unified_cache.storage_backends.directory.descriptors import storage_error
+from unified_cache.storage_backends.file.reader import FileReader
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
+from unified_cache.storage_backends.packed.reader import PackedReader
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 from unified_cache.storage_backends.url import open_storage
 
 __all__ = ["StoredIdentity", "Undescribed", "choose", "identities_of", "open_existing", "open_to_read"]
 
 DIRECTORY_STORES: Mapping[str, type[FileStorage | PackedStorage]] = {"file": FileStorage, "packed": PackedStorage}
 """Stores in a directory, by scheme."""
+
+DIRECTORY_READERS: Mapping[str, type[FileReader | PackedReader]] = {"file": FileReader, "packed": PackedReader}
+"""The same, opened to be read alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +59,10 @@ class StoredIdentity:
 
 
 def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
-    """Open a store that must be there already; the caller closes it.
-
-    Opening a file store removes the temporary files of dead processes, as always.
-
-    Raises:
-        ConfigError: no such scheme, or no store there; nothing was made.
-        StorageError: the store cannot be opened, or is a packed one that somebody has open.
-    """
-    _check_exists(url)
-    return open_storage(url, bytes_max=bytes_max)
-
-
-def open_to_read(url: str) -> StorageBackend:
-    """Open a store that must be there already, and leave its recency as it is; the caller closes it.
+    """Open a store that must be there already, to remove objects from it; the caller closes it.
 
     A tool reads in the order of names. If these reads counted as use, the store would later evict in that order. A
-    store in a directory does not count them; other stores may.
+    store in a directory does not count them; other stores may. Opening one sweeps the temp files of dead processes.
 
     Raises:
         ConfigError: no such scheme, or no store there; nothing was made.
@@ -79,11 +72,30 @@ def open_to_read(url: str) -> StorageBackend:
     scheme, _, rest = url.partition(":")
     if scheme in DIRECTORY_STORES:
         address = parse_address(rest, scheme)
-        return DIRECTORY_STORES[scheme].open(address.path, free_bytes_min=address.free_bytes_min, notes_reads=False)
+        return DIRECTORY_STORES[scheme].open(
+            address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min, notes_reads=False
+        )
+    return open_storage(url, bytes_max=bytes_max)
+
+
+def open_to_read(url: str) -> StorageReader:
+    """Open a store that must be there already, to read it alone; the caller closes it.
+
+    A store in a directory is not changed in any way, and may be in use, on a mount that cannot be written, or somebody
+    else's: the file system says who may read. Other stores are opened as always, and may count reads as use.
+
+    Raises:
+        ConfigError: no such scheme, or no store there; nothing was made.
+        StorageError: the store cannot be opened.
+    """
+    _check_exists(url)
+    scheme, _, rest = url.partition(":")
+    if scheme in DIRECTORY_READERS:
+        return DIRECTORY_READERS[scheme].open(parse_address(rest, scheme).path)
     return open_storage(url)
 
 
-def identities_of(storage: StorageBackend) -> list[StoredIdentity]:
+def identities_of(storage: StorageReader) -> list[StoredIdentity]:
     """List the identities of a store in the order of their digests.
 
     Raises:
@@ -132,7 +144,10 @@ def _check_exists(url: str) -> None:
     if scheme not in DIRECTORY_STORES or not rest:
         return
     path = parse_address(rest, scheme).path
-    if not path.is_dir():
-        raise ConfigError(f"{url} must be a {scheme} store, found {'a file' if path.exists() else 'nothing there'}")
-    if next(path.iterdir(), None) is None:
-        raise ConfigError(f"{url} must be a {scheme} store, found an empty directory")
+    try:
+        if not path.is_dir():
+            raise ConfigError(f"{url} must be a {scheme} store, found {'a file' if path.exists() else 'nothing there'}")
+        if next(path.iterdir(), None) is None:
+            raise ConfigError(f"{url} must be a {scheme} store, found an empty directory")
+    except OSError as error:
+        raise storage_error(error, f"cannot read the directory of {url}") from error

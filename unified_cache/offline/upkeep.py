@@ -13,7 +13,7 @@ from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome,
 from unified_cache.offline.stores import StoredIdentity, Undescribed
 from unified_cache.pool import ModelLayout
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StorageReader
 
 __all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "verify"]
 
@@ -41,7 +41,7 @@ class Verification:
         return sum(finding.outcome is outcome for finding in self.findings)
 
 
-def verify(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verification:
+def verify(storage: StorageReader, kept: StoredIdentity, watch: Watch) -> Verification:
     """Read and verify every object of an identity; change nothing.
 
     An object is flawed where its seal names another page, its checksum does not hold, or its pool or length are not
@@ -88,7 +88,7 @@ class Garbage:
         return self.misfits + self.incomplete
 
 
-def find_garbage(storage: StorageBackend, identity: bytes, layout: ModelLayout) -> Garbage:
+def find_garbage(storage: StorageReader, identity: bytes, layout: ModelLayout) -> Garbage:
     """Find the objects that no engine can use. One scan, no reads.
 
     A listing tells pools, lengths and which objects a page has. It does not tell a page's parent, so that pages whose
@@ -133,7 +133,7 @@ def _remove(storage: StorageBackend, labels: list[Label]) -> int:
     )
 
 
-def _examined(storage: StorageBackend, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
+def _examined(storage: StorageReader, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
     """Read every object of an identity, a batch at a time; objects of a wrong pool or length are flawed unread."""
     pools = None if isinstance(kept.description, Undescribed) else ObjectPools(kept.digest, kept.description.layout)
     for batch in batches(found for objects in listed(storage, kept.digest) for found in objects):

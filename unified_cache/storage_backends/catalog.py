@@ -2,14 +2,14 @@
 
 The protocol of pages names an identity in every call and lists none, because an engine knows its own. A tool without
 an engine does not: it asks the catalog. A backend that wants such tools offers the methods of ``Catalog`` beside
-those of ``StorageBackend``; ``package.module:factory`` stores too.
+those of ``StorageReader``; ``package.module:factory`` stores too.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from unified_cache.errors import ConfigError
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import StorageReader
 
 __all__ = ["Catalog", "UsedBetween", "catalog_of"]
 
@@ -41,7 +41,7 @@ class Catalog(Protocol):
         ...
 
 
-def catalog_of(storage: StorageBackend) -> Catalog:
+def catalog_of(storage: StorageReader) -> Catalog:
     """Return what lists the identities of a store.
 
     Raises:

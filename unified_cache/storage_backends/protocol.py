@@ -13,7 +13,7 @@ from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 
-__all__ = ["Answer", "Capability", "Level", "PageIO", "Scan", "StorageBackend", "StoredObject"]
+__all__ = ["Answer", "Capability", "Level", "PageIO", "Scan", "StorageBackend", "StorageReader", "StoredObject"]
 
 
 class Level(Enum):
@@ -102,7 +102,34 @@ class Scan(NamedTuple):
     """Where the next scan goes on; empty when this one ended."""
 
 
-class StorageBackend(Protocol):
+class StorageReader(Protocol):
+    """Read side of a store: as much of it as a tool needs that changes nothing.
+
+    Every store has it. What is opened to be read alone has no more: see ``file.reader`` and ``packed.reader``.
+    """
+
+    def capability(self) -> Capability:
+        """Say what this backend can do."""
+        ...
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
+        ...
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Fill each page's buffers; HIT where the whole page was read."""
+        ...
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of one identity, a bounded number at a time, from ``cursor`` on."""
+        ...
+
+    def close(self) -> None:
+        """Wait for calls in flight and let everything go. What was stored stays where the backend keeps it."""
+        ...
+
+
+class StorageBackend(StorageReader, Protocol):
     """A store of sealed pages.
 
     # Behavior
@@ -123,23 +150,11 @@ class StorageBackend(Protocol):
     * methods may be called from several threads at a time
     """
 
-    def capability(self) -> Capability:
-        """Say what this backend can do."""
-        ...
-
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Announce one identity, and the host memory its pages will be read into and written from, by pool.
 
         Call it before any page of that identity is put. Idempotent.
         """
-        ...
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
-        ...
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill each page's buffers; HIT where the whole page was read."""
         ...
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
@@ -160,12 +175,4 @@ class StorageBackend(Protocol):
         One that lay in several places may count for each. What had been put before the call is a miss after it; what is
         being put meanwhile may stay.
         """
-        ...
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity, a bounded number at a time, from ``cursor`` on."""
-        ...
-
-    def close(self) -> None:
-        """Wait for calls in flight and let everything go. What was stored stays where the backend keeps it."""
         ...

@@ -26,7 +26,7 @@ from unified_cache.errors import ClosedError, StorageError
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StorageReader, StoredObject
 
 __all__ = ["ROOM_BYTES_MAX", "KeysOnlyContract", "StorageContract", "blank_page", "sealed_page"]
 
@@ -80,7 +80,7 @@ def bytes_of(page: PageIO) -> bytes:
     return b"".join(page.buffers)
 
 
-def listing(storage: StorageBackend, identity: bytes) -> Iterator[StoredObject]:
+def listing(storage: StorageReader, identity: bytes) -> Iterator[StoredObject]:
     """Scan one identity to the end; a scan that never ends fails."""
     cursor = ""
     for _ in range(10_000):

@@ -1,6 +1,7 @@
 """Manifests of the identities in a store in a directory: protobuf as JSON, so that people can read them too."""
 
 from contextlib import suppress
+from pathlib import Path
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
@@ -56,33 +57,33 @@ def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
         raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
 
 
-def read_manifests(root: StoreRoot) -> dict[bytes, Manifest | None]:
-    """Read the manifest of every identity, None where there is none that can be read.
+def read_manifests(disk: Disk, path: Path, root_fd: int) -> dict[bytes, Manifest | None]:
+    """Read the manifest of every identity in the store in ``path``, None where there is none that can be read.
 
     Raises:
         StorageError: the store cannot be listed.
     """
     try:
-        return _read_manifests(root)
+        return _read_manifests(disk, root_fd)
     except OSError as error:
-        raise storage_error(error, f"cannot list the identities in {root.path}") from error
+        raise storage_error(error, f"cannot list the identities in {path}") from error
 
 
-def _read_manifests(root: StoreRoot) -> dict[bytes, Manifest | None]:
+def _read_manifests(disk: Disk, root_fd: int) -> dict[bytes, Manifest | None]:
     found: dict[bytes, Manifest | None] = {}
-    for identity in identities_in(root.disk, root.fd):
+    for identity in identities_in(disk, root_fd):
         try:
-            identity_fd = root.disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=root.fd)
+            identity_fd = disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=root_fd)
         except (FileNotFoundError, NotADirectoryError):
             continue
         found[identity] = None
         try:
-            text = _read(root.disk, identity_fd)
+            text = _read(disk, identity_fd)
             found[identity] = None if text is None else Parse(text, Manifest())
         except (OSError, ParseError, UnicodeDecodeError):
             continue  # What is in its place says nothing of whose pages these are.
         finally:
-            close_quietly(root.disk, identity_fd)
+            close_quietly(disk, identity_fd)
     return found
 
 

@@ -16,13 +16,14 @@ from unified_cache.storage_backends.directory.descriptors import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
     WRITE_FLAGS,
+    Directory,
     close_quietly,
     storage_error,
     write_all,
 )
 from unified_cache.storage_backends.directory.disk import Disk
 
-__all__ = ["StoreFormat", "StoreRoot", "open_root"]
+__all__ = ["StoreFormat", "StoreRoot", "open_root", "open_root_to_read"]
 
 WRITER_ATTEMPTS_MAX = 16
 """Tries to get a temp directory of our own; one is lost each time another process sweeps it half-made."""
@@ -104,6 +105,25 @@ def open_root(disk: Disk, path: Path, expected: StoreFormat, new_writer: Callabl
     return root
 
 
+def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Directory:
+    """Open the directory of a store and change nothing in it; whoever may read the directory may.
+
+    Raises:
+        StorageError: it is not there, cannot be read, holds something else than a store, or one of another format.
+    """
+    try:
+        root = Directory(disk, disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        try:
+            _check_marker(disk, path, root.fd, expected)
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"{path} must be a {expected.name}, found no {_MARKER_NAME} in it", retryable=False
+            ) from error
+    except OSError as error:
+        raise storage_error(error, f"cannot open a {expected.name} in {path}") from error
+    return root
+
+
 def _sync_parents(disk: Disk, path: Path) -> None:
     """Let the way to a directory survive a crash, whoever made which part of it; a part that we may not read is old."""
     for parent in path.absolute().parents:
@@ -149,6 +169,15 @@ def _claim_root(disk: Disk, path: Path, root_fd: int, expected: StoreFormat, tok
             )
         _sync_parents(disk, path)
         _write_marker(disk, root_fd, expected, f"{_MARKER_NAME}.{token}")
+    _check_marker(disk, path, root_fd, expected)
+    for draft in drafts:
+        with suppress(FileNotFoundError):
+            disk.unlink(draft, dir_fd=root_fd)
+    # Whoever set the marker may have died before its name was sure to stay.
+    disk.fsync(root_fd)
+
+
+def _check_marker(disk: Disk, path: Path, root_fd: int, expected: StoreFormat) -> None:
     found = _read_marker(disk, root_fd)
     if found != expected:
         raise StorageError(
@@ -157,11 +186,6 @@ def _claim_root(disk: Disk, path: Path, root_fd: int, expected: StoreFormat, tok
             f"open it with what wrote it or name another directory",
             retryable=False,
         )
-    for draft in drafts:
-        with suppress(FileNotFoundError):
-            disk.unlink(draft, dir_fd=root_fd)
-    # Whoever set the marker may have died before its name was sure to stay.
-    disk.fsync(root_fd)
 
 
 def _write_marker(disk: Disk, root_fd: int, written: StoreFormat, draft: str) -> None:
@@ -183,7 +207,7 @@ def _read_marker(disk: Disk, root_fd: int) -> StoreFormat | None:
     fd = disk.open(_MARKER_NAME, READ_FLAGS, dir_fd=root_fd)
     try:
         marker: object = json.loads(disk.read(fd, _MARKER_BYTES_MAX))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     finally:
         close_quietly(disk, fd)

@@ -1,22 +1,29 @@
-"""Reads of pages from a file store, straight into the buffers of who asks."""
+"""Read side of a file store: pages straight into the buffers of who asks, and the listing of those there are."""
 
+import itertools
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from threading import Lock
 
-from unified_cache.storage_backends.common.lru import page_bytes
+from unified_cache.errors import StorageError
+from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import UsedBetween
+from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
+from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.descriptors import (
     READ_FLAGS,
     Directory,
     close_quietly,
     read_all,
+    size_of,
     storage_error,
 )
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, is_whole
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
-from unified_cache.storage_backends.file.layout import place_of
-from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.storage_backends.file.layout import objects_in, place_of
+from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 
 __all__ = ["FILES_OPEN_MAX", "PageReader"]
 
@@ -26,18 +33,20 @@ pages 10 % faster: between two copies the caches would lose the code of every ot
 
 
 class PageReader:
-    """Reads pages of a file store, whoever opened it. Thread-safe."""
+    """Finds, reads and lists pages of a file store, whoever opened it. Thread-safe."""
 
     def __init__(
         self,
         disk: Disk,
         path: Path,
+        root_fd: int,
         directories: OpenDirectories,
         clear_foreign: Callable[[Directory, str, int], None],
     ) -> None:
         """``clear_foreign`` is called for what is no object: directory, name, bytes of the one that belongs there."""
         self._disk = disk
         self._path = path
+        self._root_fd = root_fd
         self._directories = directories
         self._clear_foreign = clear_foreign
         self._unreadable_count = 0
@@ -47,6 +56,42 @@ class PageReader:
     def unreadable_count(self) -> int:
         """Objects that were there and could not be read, so far."""
         return self._unreadable_count
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Tell for each label whether a file of that name is there; one stat each."""
+        found: list[Answer] = []
+        for label in labels:
+            fan, name = place_of(label)
+            try:
+                directory = self._directories.find(label.identity, fan)
+                is_there = directory is not None and size_of(self._disk, directory, name) is not None
+            except OSError as error:
+                raise self._cannot("look for", label, error) from error
+            found.append(Answer.HIT if is_there else Answer.MISS)
+        return found
+
+    def scan(self, identity: bytes, cursor: str) -> Scan:
+        """List objects of one identity in the order of their names; the cursor is the last name listed.
+
+        Raises:
+            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
+        """
+        check_scan(identity, cursor)
+        try:
+            with closing(objects_in(self._disk, self._root_fd, identity, cursor)) as objects:
+                found = list(itertools.islice(objects, SCAN_OBJECTS_MAX))
+        except OSError as error:
+            raise self._cannot_list(identity, error) from error
+        listed = [StoredObject(known.label, known.object_bytes) for known in found]
+        return Scan(listed, found[-1].name if len(found) == SCAN_OBJECTS_MAX else "")
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Compare modification times, which are the recency of this store; None without objects. Linear in objects."""
+        try:
+            times = [known.mtime_ns for known in objects_in(self._disk, self._root_fd, identity)]
+        except OSError as error:
+            raise self._cannot_list(identity, error) from error
+        return UsedBetween(min(times), max(times)) if times else None
 
     def read(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill the buffers of each page; HIT where it was there at that length.
@@ -108,7 +153,7 @@ class PageReader:
     def _unreadable(self, page: PageIO, error: OSError) -> Answer:
         """Count one object that cannot be read; raise where it is not the object's fault."""
         if error.errno not in UNREADABLE:
-            raise storage_error(error, f"cannot read {self._path}/{page.label.object_name}") from error
+            raise self._cannot("read", page.label, error) from error
         with self._guard:
             self._unreadable_count += 1
         return Answer.UNAVAILABLE
@@ -129,3 +174,9 @@ class PageReader:
                 raise
             self._clear_foreign(directory, name, page_bytes(page))
             return Answer.FLAWED
+
+    def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
+        return storage_error(error, f"cannot {do} {self._path}/{label.object_name}")
+
+    def _cannot_list(self, identity: bytes, error: OSError) -> StorageError:
+        return storage_error(error, f"cannot list {self._path}/{identity.hex()}")

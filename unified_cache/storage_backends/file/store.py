@@ -6,12 +6,11 @@ give exactly as many bytes as the page has, is a miss and is cleared away. Bytes
 here; wrap the store in ``VerifiedStorage`` for that.
 """
 
-import itertools
 import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,8 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
-from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
-from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, parse_address
 from unified_cache.storage_backends.directory.descriptors import (
-    size_of,
     storage_error,
 )
 from unified_cache.storage_backends.directory.disk import Disk
@@ -35,7 +31,7 @@ from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.journal import Journal
-from unified_cache.storage_backends.file.layout import objects_in, place_of
+from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.page_reader import PageReader
 from unified_cache.storage_backends.file.page_writer import PageWriter
@@ -91,7 +87,7 @@ class FileStorage:
         self._directories = directories
         self._foreign = ForeignFiles(root)
         self._quota = quota
-        self._page_reader = PageReader(root.disk, root.path, directories, self._foreign.clear)
+        self._page_reader = PageReader(root.disk, root.path, root.fd, directories, self._foreign.clear)
         self._page_writer = PageWriter(root, directories, quota, self._foreign)
         self._stamps = stamps
         self._calls = CallsInFlight(f"the file store in {root.path}")
@@ -194,16 +190,7 @@ class FileStorage:
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a file of that name is there. No access; one stat each."""
         with self._calls:
-            found: list[Answer] = []
-            for label in labels:
-                fan, name = place_of(label)
-                try:
-                    directory = self._directories.find(label.identity, fan)
-                    is_there = directory is not None and size_of(self._disk, directory, name) is not None
-                    found.append(Answer.HIT if is_there else Answer.MISS)
-                except OSError as error:
-                    raise self._cannot("look for", label, error) from error
-            return found
+            return self._page_reader.exists(labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; a hit makes it recent."""
@@ -269,14 +256,7 @@ class FileStorage:
             InputError: the cursor is not one that a scan returned, or the identity is not a digest.
         """
         with self._calls:
-            check_scan(identity, cursor)
-            try:
-                with closing(objects_in(self._disk, self._root.fd, identity, cursor)) as objects:
-                    found = list(itertools.islice(objects, SCAN_OBJECTS_MAX))
-            except OSError as error:
-                raise storage_error(error, f"cannot list {self._root.path}/{identity.hex()}") from error
-            listed = [StoredObject(known.label, known.object_bytes) for known in found]
-            return Scan(listed, found[-1].name if len(found) == SCAN_OBJECTS_MAX else "")
+            return self._page_reader.scan(identity, cursor)
 
     def manifests(self) -> dict[bytes, Manifest | None]:
         """Return the manifest of every identity, by its digest; None where there is none that can be read.
@@ -285,7 +265,7 @@ class FileStorage:
             StorageError: the directory cannot be listed.
         """
         with self._calls:
-            return read_manifests(self._root)
+            return read_manifests(self._root.disk, self._root.path, self._root.fd)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare modification times, which are the recency of this store; None without objects. Linear in objects.
@@ -294,11 +274,7 @@ class FileStorage:
             StorageError: a directory cannot be listed.
         """
         with self._calls:
-            try:
-                times = [known.mtime_ns for known in objects_in(self._disk, self._root.fd, identity)]
-            except OSError as error:
-                raise storage_error(error, f"cannot list {self._root.path}/{identity.hex()}") from error
-            return UsedBetween(min(times), max(times)) if times else None
+            return self._page_reader.used_between(identity)
 
     def close(self) -> None:
         """Wait for calls in flight, remove this process's temp directory, let go of every descriptor."""

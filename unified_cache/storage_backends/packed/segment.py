@@ -93,7 +93,7 @@ class Segment:
     __slots__ = ("__weakref__", "_disk", "_fd", "_pages_offset", "_slot_bytes", "key", "number", "object_bytes")
 
     def __init__(self, disk: Disk, fd: int, key: SegmentKey, number: int) -> None:
-        """Own ``fd``, which is open for reading and writing."""
+        """Own ``fd``, which is open for reading, and for writing where the store is."""
         self._disk = disk
         self._fd = fd
         self._slot_bytes = key.slot_bytes
@@ -152,6 +152,14 @@ class Segment:
             for slot, (key, check, stamp) in enumerate(_ENTRY.iter_unpack(table))
             if check and slot < last and check == xxh3_64_intdigest(key, seed=slot)
         ]
+
+    def entry(self, slot: int) -> TableEntry | None:
+        """Read one line of the table; None where the slot is free, or the line does not prove itself."""
+        line = self._disk.pread(self._fd, _ENTRY.size, slot * _ENTRY.size)
+        if len(line) < _ENTRY.size:
+            return None
+        key, check, stamp = _ENTRY.unpack(line)
+        return TableEntry(slot, key, stamp) if check and check == xxh3_64_intdigest(key, seed=slot) else None
 
     def reach(self, bytes_min: int) -> int:
         """Return the first slot that the file has less than ``bytes_min`` of, which are not more than a slot."""

@@ -282,7 +282,7 @@ class PackedStorage:
             StorageError: the directory cannot be listed.
         """
         with self._calls:
-            return read_manifests(self._root)
+            return read_manifests(self._root.disk, self._root.path, self._root.fd)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare times of use; None without objects. Linear in objects.

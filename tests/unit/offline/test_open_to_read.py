@@ -1,0 +1,259 @@
+"""Stores opened to be read alone: nothing of them changes, whoever else uses them."""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.offline import LAYOUTS, TOY, description_of, fill, open_store, prompt_of, unwatched
+from unified_cache.errors import ConfigError, StorageError
+from unified_cache.offline.copying import copy_identity, plan_identity
+from unified_cache.offline.reading import ReadOutcome
+from unified_cache.offline.stores import StoredIdentity, identities_of, open_to_read
+from unified_cache.offline.upkeep import verify
+from unified_cache.storage_backends.catalog import Catalog
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.file.reader import FileReader
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.packed.reader import PackedReader
+from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.storage_backends.protocol import Answer, Level, StorageReader
+from unified_cache.testing.storage_contract import (
+    PAGE_BYTES,
+    blank_page,
+    bytes_of,
+    label,
+    listing,
+    open_for_contract,
+    sealed_page,
+)
+
+LAYOUT = LAYOUTS["full_swa"]
+KEPT = StoredIdentity(TOY.digest(LAYOUT), description_of(LAYOUT))
+READERS: dict[str, type[FileReader | PackedReader]] = {"file": FileReader, "packed": PackedReader}
+
+every_kind = pytest.mark.parametrize("kind", READERS)
+
+
+def failing(number: int) -> Callable[..., int]:
+    """Make a call that fails with this error."""
+
+    def fail(*_arguments: object, **_named: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+refuse = failing(errno.EROFS)
+
+
+class UnwritableDisk(Disk):
+    """A disk as of a mount that cannot be written, which takes no locks either."""
+
+    makedirs = mkdir = rmdir = rmtree = flock = staticmethod(refuse)  # type: ignore[assignment]
+    write = writev = pwrite = pwritev = utime = staticmethod(refuse)  # type: ignore[assignment]
+    fsync = fdatasync = rename = unlink = punch = staticmethod(refuse)  # type: ignore[assignment]
+
+    @staticmethod
+    def open(
+        path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+        flags: int,
+        mode: int = 0o777,
+        *,
+        dir_fd: int | None = None,
+    ) -> int:
+        return refuse() if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else os.open(path, flags, mode, dir_fd=dir_fd)
+
+
+class InterruptedDisk(Disk):
+    """A disk on which something happens before the next pages are read."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], object]] = []
+        self.preadv = self._preadv
+
+    def _preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if self.waiting:
+            self.waiting.pop(0)()
+        return os.preadv(fd, buffers, offset)
+
+
+def everything(root: Path) -> dict[Path, tuple[int, int, int, bytes]]:
+    """Return each file and directory of a store with its mode, time and content."""
+    paths = [root, *root.rglob("*")]
+    return {
+        path: (
+            path.stat().st_mode,
+            path.stat().st_mtime_ns,
+            path.stat().st_uid,
+            (path.is_file() and path.read_bytes()) or b"",
+        )
+        for path in paths
+    }
+
+
+def filled(kind: str, path: Path) -> Path:
+    fill(open_store(kind, path), LAYOUT, [prompt_of(1), prompt_of(2)])
+    return path
+
+
+def check_contents(storage: StorageReader) -> None:
+    """List, count, read and copy all of a store."""
+    assert isinstance(storage, Catalog)
+    (kept,) = identities_of(storage)
+    assert (kept.digest, kept.described().layout.pools) == (KEPT.digest, LAYOUT.pools)
+    found = list(listing(storage, kept.digest))
+    assert storage.exists([each.label for each in found]) == [Answer.HIT] * len(found)
+    assert storage.used_between(kept.digest) is not None
+    result = verify(storage, kept, unwatched)
+    assert (result.sound_count, result.findings) == (len(found), [])
+    target = MemoryStorage()
+    plan = plan_identity(storage, target, kept.described())
+    assert copy_identity(storage, target, kept.described(), plan, unwatched).copied.objects_count == len(found) > 0
+
+
+@every_kind
+def test_a_store_on_a_disk_that_cannot_be_written_is_listed_verified_and_copied(kind: str, tmp_path: Path) -> None:
+    root = filled(kind, tmp_path / "store")
+    before = everything(root)
+    storage = READERS[kind].open(root, disk=UnwritableDisk())
+    check_contents(storage)
+    storage.close()
+    assert everything(root) == before
+
+
+@every_kind
+def test_a_store_that_an_engine_has_open_is_read_beside_it(kind: str, tmp_path: Path) -> None:
+    root = filled(kind, tmp_path / "store")
+    engine = open_store(kind, root)
+    before = everything(root)
+    storage = open_to_read(f"{kind}:{root}")
+    check_contents(storage)
+    assert everything(root) == before
+    engine.put([sealed_page(label(1))], Level.CACHED)
+    assert [each.label for each in listing(storage, label(1).identity)] == [label(1)]
+    assert storage.get([blank_page(label(1))]) == [Answer.HIT]
+    storage.close()
+    engine.close()
+
+
+@every_kind
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_looks_at_the_store_of_another_user_and_leaves_it_his(kind: str, tmp_path: Path) -> None:
+    root = filled(kind, tmp_path / "store")
+    for path in [root, *root.rglob("*")]:
+        os.chown(path, 54321, 54321)
+    before = everything(root)
+    storage = open_to_read(f"{kind}:{root}")
+    check_contents(storage)
+    storage.close()
+    assert everything(root) == before
+
+
+@every_kind
+def test_what_is_no_store_is_refused_and_stays_as_it_is(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "one").write_text("dear", encoding="utf-8")
+    other = filled("packed" if kind == "file" else "file", tmp_path / "other")
+    before = everything(tmp_path)
+    with pytest.raises(StorageError, match=r"found no store\.json in it"):
+        open_to_read(f"{kind}:{tmp_path / 'letters'}")
+    with pytest.raises(StorageError, match=f"must be of a {kind} store"):
+        open_to_read(f"{kind}:{other}")
+    with pytest.raises(ConfigError, match="found nothing there"):
+        open_to_read(f"{kind}:{tmp_path / 'nothing'}")
+    assert everything(tmp_path) == before
+
+
+@every_kind
+def test_a_marker_of_thousands_of_brackets_is_refused_as_no_store(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "store.json").write_text("[" * 4000, encoding="utf-8")
+    with pytest.raises(StorageError, match=r"must be of a .* store .*, found none"):
+        open_to_read(f"{kind}:{tmp_path}")
+
+
+def test_what_lies_in_the_place_of_an_object_is_flawed_and_stays(tmp_path: Path) -> None:
+    root = filled("file", tmp_path / "store")
+    path = min(root.rglob("*.toy0"))
+    storage = open_to_read(f"file:{root}")
+    wanted = min(found.label for found in listing(storage, KEPT.digest) if found.label.page_name == path.name)
+    path.unlink()
+    path.symlink_to("elsewhere")
+    assert storage.get([blank_page(wanted)]) == [Answer.FLAWED]
+    assert path.is_symlink()
+    storage.close()
+
+
+def test_verify_tells_what_the_disk_does_not_give(tmp_path: Path) -> None:
+    class BadDisk(Disk):
+        readv = staticmethod(failing(errno.EIO))
+
+    storage = FileReader.open(filled("file", tmp_path / "store"), disk=BadDisk())
+    result = verify(storage, KEPT, unwatched)
+    assert result.count(ReadOutcome.UNREADABLE) == result.read.objects_count > 0
+    storage.close()
+
+
+class TestPagesThatTheirOwnerMoves:
+    """A page of a packed store whose slot its owner gives to others while it is read."""
+
+    @pytest.fixture
+    def disk(self) -> InterruptedDisk:
+        return InterruptedDisk()
+
+    @pytest.fixture
+    def owner(self, tmp_path: Path) -> PackedStorage:
+        storage = PackedStorage.open(tmp_path)
+        open_for_contract(storage)
+        storage.put([sealed_page(label(1))], Level.CACHED)
+        return storage
+
+    def test_a_page_whose_slot_has_become_another_ones_is_a_miss(
+        self, owner: PackedStorage, disk: InterruptedDisk, tmp_path: Path
+    ) -> None:
+        storage = PackedReader.open(tmp_path, disk=disk)
+        assert storage.exists([label(1), label(2)]) == [Answer.HIT, Answer.MISS]
+
+        def replace() -> None:
+            owner.remove([label(1)])
+            owner.put([sealed_page(label(2))], Level.CACHED)
+
+        disk.waiting.append(replace)
+        assert storage.get([blank_page(label(1))]) == [Answer.MISS]
+        assert storage.get([blank_page(label(2))]) == [Answer.MISS]
+        assert [found.label for found in listing(storage, label(1).identity)] == [label(2)]
+        assert storage.get([blank_page(label(2)), blank_page(label(1))]) == [Answer.HIT, Answer.MISS]
+        storage.close()
+        owner.close()
+
+    def test_a_page_that_went_and_came_back_into_its_slot_is_read_once_more(
+        self, owner: PackedStorage, disk: InterruptedDisk, tmp_path: Path
+    ) -> None:
+        storage = PackedReader.open(tmp_path, disk=disk)
+        page, found = sealed_page(label(1)), blank_page(label(1))
+        assert storage.exists([label(1)]) == [Answer.HIT]
+        read = disk.preadv
+
+        def read_another(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+            disk.preadv = read
+            owner.remove([label(1)])
+            owner.put([sealed_page(label(2))], Level.CACHED)
+            count = os.preadv(fd, buffers, offset)
+            owner.remove([label(2)])
+            owner.put([page], Level.CACHED)
+            return count
+
+        disk.preadv = read_another
+        assert storage.get([found]) == [Answer.HIT]
+        assert bytes_of(found) == bytes_of(page)
+        storage.close()
+        owner.close()
+
+    def test_a_page_of_another_length_is_flawed_and_stays(self, owner: PackedStorage, tmp_path: Path) -> None:
+        storage = PackedReader.open(tmp_path)
+        assert storage.get([blank_page(label(1), PAGE_BYTES - 1)]) == [Answer.FLAWED]
+        assert owner.get([blank_page(label(1))]) == [Answer.HIT]
+        storage.close()
+        owner.close()
