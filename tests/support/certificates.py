@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-__all__ = ["Authority", "Issued"]
+__all__ = ["Authority", "Issued", "serial_of"]
 
 DAY = timedelta(days=1)
 
@@ -63,6 +63,25 @@ class Authority:
         )
         form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return Issued(certificate.public_bytes(Encoding.PEM), key.private_bytes(*form))
+
+    def revoked(self, *issued: Issued, hours: float = 24) -> bytes:
+        """Return a revocation list of certificates, in PEM; with negative hours it is over."""
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self._name)
+            .last_update(now - DAY)
+            .next_update(now + timedelta(hours=hours))
+        )
+        for each in issued:
+            one = x509.RevokedCertificateBuilder().serial_number(serial_of(each)).revocation_date(now).build()
+            builder = builder.add_revoked_certificate(one)
+        return builder.sign(self._key, SHA256()).public_bytes(Encoding.PEM)
+
+
+def serial_of(issued: Issued) -> int:
+    """Return the serial number of a certificate."""
+    return x509.load_pem_x509_certificate(issued.chain).serial_number
 
 
 def _name(common_name: str) -> x509.Name:

@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.service.access.callers import Caller, Gate
+from unified_cache.service.access.clients import CertifiedClients, ClientTrust, read_trust
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.reloaded import Reloaded, ReloadPace
 from unified_cache.service.access.tls import (
     Certificates,
-    ClientNames,
-    files_of,
+    MetricsReaders,
     metrics_context,
     read_certificates,
     server_credentials,
@@ -30,13 +30,8 @@ from unified_cache.service.access.tokens import Tokens, read_tokens
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.drain import Drain
 from unified_cache.service.operations.logs import Log
-from unified_cache.service.operations.metrics import (
-    LossCollector,
-    MetricsListener,
-    ServiceMetrics,
-    TenantLabels,
-    UsageCollector,
-)
+from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
+from unified_cache.service.operations.metrics_listener import MetricsDoor, MetricsListener
 from unified_cache.service.operations.reflection import BoundedReflection
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import ListenAddress, ServiceSettings, TlsSettings, TracingExporter
@@ -63,19 +58,18 @@ class Service:
     def __init__(
         self,
         server: grpc.Server,
-        port: int,
+        ports: tuple[int, int | None],
         gate: ServiceGate,
         healthy: health.HealthServicer,
-        observed: "_Observed",
+        metrics: ServiceMetrics,
         opened: ExitStack,
     ) -> None:
-        self.port = port
-        """Port that it listens at; 0 for a Unix socket."""
-        self.metrics_port = None if observed.listener is None else observed.listener.port
+        self.port, self.metrics_port = ports
+        """Port that it listens at, 0 for a Unix socket; that of its metrics, None for no metrics."""
         self._server = server
         self._gate = gate
         self._healthy = healthy
-        self._metrics = observed.metrics
+        self._metrics = metrics
         self._opened = opened
 
     @classmethod
@@ -88,11 +82,14 @@ class Service:
         """
         check_memory(settings.host_bytes)
         with ExitStack() as opened:
-            observed = _observed(settings, log, opened)
-            callers, certificates = _access(settings, observed.metrics)
+            observed = _observed(settings, log)
+            access = _Access.read(settings, observed.metrics)
+            listener = _metrics_listener(settings, observed, access)
+            if listener is not None:
+                opened.callback(listener.close)
             scheduler, stored = FairScheduler(settings.quota), StoredBytes(settings.quota)
-            observed.registry.register(UsageCollector(scheduler, stored, observed.names))
-            gate = ServiceGate(callers, scheduler, settings.quota, observed.metrics)
+            observed.registry.register(UsageCollector(scheduler, stored, observed.tenants))
+            gate = ServiceGate(access.authenticator(settings), scheduler, settings.quota, observed.metrics)
             traced = _traced(gate, settings, opened)
             guarded = GuardedStore.open(settings, observed.registry)
             usage = TenantUsage(stored, settings.limits.counted_pages_max)
@@ -102,12 +99,13 @@ class Service:
             observed.registry.register(LossCollector(store))
             healthy = health.HealthServicer()
             server = _new_server(settings, cache, healthy)
-            port = _listen(server, settings.address, certificates)
+            port = _listen(server, settings.address, access.credentials())
             observed.metrics.insecure.set(float(not _is_guarded(settings)))
             server.start()
-            if observed.listener is not None:
-                observed.listener.start()
-            return cls(server, port, gate, healthy, observed, opened.pop_all())
+            if listener is not None:
+                listener.start()
+            metrics_port = None if listener is None else listener.port
+            return cls(server, (port, metrics_port), gate, healthy, observed.metrics, opened.pop_all())
 
     def drain(self, grace_s: float) -> bool:
         """Refuse what is new, let what is in flight end within ``grace_s``, then close; tell whether all of it did."""
@@ -127,53 +125,87 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """Metrics of one server and their listener."""
+    """Metrics of one server."""
 
     registry: CollectorRegistry
-    names: TenantLabels
+    tenants: BoundedLabels
     metrics: ServiceMetrics
-    listener: MetricsListener | None
 
 
-def _observed(settings: ServiceSettings, log: Log, opened: ExitStack) -> _Observed:
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """Files that say who may call: read at the start, and again when they change."""
+
+    tokens: Tokens | None
+    certificates: Reloaded[Certificates] | None
+    """None for plain text."""
+    trust: Reloaded[ClientTrust] | None
+    """None where no client certificates are asked for."""
+    clients: CertifiedClients | None
+
+    @classmethod
+    def read(cls, settings: ServiceSettings, metrics: ServiceMetrics) -> "_Access":
+        access, tls = settings.access, settings.tls
+        tokens = certificates = trust = clients = None
+        if access.tokens is not None:
+            read = partial(read_tokens, access.tokens, access.tokens_max)
+            pace = ReloadPace(access.tokens_check_s, access.tokens_stale_s_max)
+            entries = Reloaded([access.tokens], read, pace, time.monotonic, metrics)
+            metrics.stale.labels("tokens").set_function(entries.stale_s)
+            tokens = Tokens(entries, time.time)
+        if tls is not None:
+            own = partial(read_certificates, tls)
+            certificates = Reloaded([tls.certificate, tls.key], own, _pace_of(tls), time.monotonic, metrics)
+            metrics.stale.labels("certificates").set_function(certificates.stale_s)
+            metrics.certificate_expiry.set_function(partial(_certificate_expiry_s, certificates))
+        if tls is not None and tls.client_ca is not None:
+            files = [path for path in (tls.client_ca, tls.client_crl) if path is not None]
+            trust = Reloaded(files, partial(read_trust, tls, time.time), _pace_of(tls), time.monotonic, metrics)
+            metrics.stale.labels("client_ca").set_function(trust.stale_s)
+            metrics.crl_expiry.set_function(partial(_crl_expiry_s, trust))
+            clients = CertifiedClients(trust, tls.trust_domain, access.certificate_role, time.time, metrics)
+        return cls(tokens, certificates, trust, clients)
+
+    def authenticator(self, settings: ServiceSettings) -> Authenticator:
+        """Return the authentication of callers; on a server that has none everybody is the local tenant."""
+        access = settings.access
+        local = Caller(access.local_tenant, access.local_role)
+        return Authenticator(self.tokens, self.clients, local if self.tokens is None and self.clients is None else None)
+
+    def credentials(self) -> grpc.ServerCredentials | None:
+        """Return the credentials to listen with, None for plain text."""
+        return None if self.certificates is None else server_credentials(self.certificates, self.trust)
+
+
+def _observed(settings: ServiceSettings, log: Log) -> _Observed:
     registry = CollectorRegistry()
-    names = TenantLabels(settings.metrics.tenants_max)
-    metrics = ServiceMetrics(registry, names, log)
-    listener = None
-    if settings.metrics_address is not None:
-        context = None
-        if settings.tls is not None:
-            tls = settings.tls
-            made = partial(metrics_context, tls)
-            context = Reloaded(files_of(tls), made, _pace_of(tls), time.monotonic, metrics).latest
-        listener = MetricsListener.open(settings.metrics_address, registry, context)
-        opened.callback(listener.close)
-    return _Observed(registry, names, metrics, listener)
+    tenants = BoundedLabels(settings.metrics.tenants_max)
+    metrics = ServiceMetrics(registry, tenants, BoundedLabels(settings.metrics.pools_max), log)
+    return _Observed(registry, tenants, metrics)
 
 
-def _access(settings: ServiceSettings, metrics: ServiceMetrics) -> tuple[Authenticator, Reloaded[Certificates] | None]:
-    """Return the authentication of callers, and the server's certificates, None for plain text."""
-    access, tls = settings.access, settings.tls
-    tokens = names = certificates = None
-    if access.tokens is not None:
-        read = partial(read_tokens, access.tokens, access.tokens_max)
-        pace = ReloadPace(access.tokens_check_s, access.tokens_stale_s_max)
-        entries = Reloaded([access.tokens], read, pace, time.monotonic, metrics)
-        metrics.stale.labels("tokens").set_function(entries.stale_s)
-        tokens = Tokens(entries, time.time)
+def _metrics_listener(settings: ServiceSettings, observed: _Observed, access: _Access) -> MetricsListener | None:
+    address, tls = settings.metrics_address, settings.tls
+    if address is None:
+        return None
+    context = None
+    own_ca = settings.metrics.client_ca
     if tls is not None:
-        read_tls = partial(read_certificates, tls)
-        certificates = Reloaded(files_of(tls), read_tls, _pace_of(tls), time.monotonic, metrics)
-        metrics.certificate_expiry.set_function(partial(_expiry_s, certificates))
-        metrics.stale.labels("certificates").set_function(certificates.stale_s)
-        if tls.client_ca is not None:
-            names = ClientNames(tls.trust_domain, access.certificate_role)
-    local = Caller(access.local_tenant, access.local_role) if tokens is None and names is None else None
-    return Authenticator(tokens, names, local), certificates
+        client_ca = own_ca or tls.client_ca
+        files = [path for path in (tls.certificate, tls.key, client_ca) if path is not None]
+        made = partial(metrics_context, tls, client_ca)
+        context = Reloaded(files, made, _pace_of(tls), time.monotonic, observed.metrics).latest
+    readers = MetricsReaders(access.clients, has_authority=own_ca is not None)
+    door = MetricsDoor(context, readers.admits, settings.metrics.request_s_max, time.monotonic)
+    return MetricsListener.open(address, observed.registry, door)
 
 
-def _expiry_s(certificates: Reloaded[Certificates]) -> float:
+def _certificate_expiry_s(certificates: Reloaded[Certificates]) -> float:
     return certificates.latest().expires_s
+
+
+def _crl_expiry_s(trust: Reloaded[ClientTrust]) -> float:
+    return trust.latest().expires_s
 
 
 def _pace_of(tls: TlsSettings) -> ReloadPace:
@@ -221,12 +253,12 @@ def _new_server(settings: ServiceSettings, cache: CacheService, healthy: health.
     return server
 
 
-def _listen(server: grpc.Server, address: ListenAddress, certificates: Reloaded[Certificates] | None) -> int:
+def _listen(server: grpc.Server, address: ListenAddress, credentials: grpc.ServerCredentials | None) -> int:
     umask = os.umask(SOCKET_UMASK)
     try:
-        if certificates is None:
+        if credentials is None:
             return server.add_insecure_port(address.text)
-        return server.add_secure_port(address.text, server_credentials(certificates))
+        return server.add_secure_port(address.text, credentials)
     except RuntimeError as error:
         raise ConfigError(f"{address.text} cannot be listened at; is it in use?") from error
     finally:

@@ -138,12 +138,20 @@ class TlsSettings(_Section):
     key: Path
     client_ca: Path | None = None
     """Authorities that client certificates must come from; with it a client without one is refused."""
+    client_crl: Path | None = None
+    """Lists of the certificates that those authorities have revoked; every call is held against them."""
     trust_domain: str | None = None
     """Domain of the SPIFFE IDs that name tenants; if unset, common names do."""
     check_s: Seconds = 5.0
     """Time between two checks of the files."""
     stale_s_max: Seconds = 60.0
     """Time for which client certificates are accepted by files that cannot be read any more."""
+
+    @model_validator(mode="after")
+    def _lists_have_authorities(self) -> "TlsSettings":
+        if self.client_crl is not None and self.client_ca is None:
+            raise ValueError("client_crl must be of the authorities in client_ca, found none")
+        return self
 
 
 class AccessSettings(_Section):
@@ -270,9 +278,15 @@ class MetricsSettings(_Section):
     """Metrics for Prometheus."""
 
     listen: str | None = "127.0.0.1:9464"
-    """Address to listen at, None for no metrics; over TLS with client certificates if the service itself is."""
+    """Address to listen at, None for no metrics; over TLS if the service itself is."""
+    client_ca: Path | None = None
+    """Authorities whose certificates may read the metrics of all tenants; if unset, those of an admin may."""
+    request_s_max: Seconds = 5.0
+    """Time from a connection to its end; who is slower is cut off."""
     tenants_max: Count = 200
     """Tenants with series of their own; all others together are ``other``."""
+    pools_max: Count = 64
+    """Pools with series of their own, the first of which a page was stored or found; all others are ``other``."""
 
     @field_validator("listen")
     @classmethod
@@ -372,9 +386,12 @@ class ServiceSettings(BaseSettings):
             addresses.append(("metrics.listen", self.metrics_address))
             if self.metrics_address.text.startswith(_UNIX):
                 raise ValueError(f"metrics.listen must be HOST:PORT, found {self.metrics.listen}")
+        if self.metrics.client_ca is not None and self.tls is None:
+            raise ValueError("metrics.client_ca needs tls.certificate and tls.key, found none")
         mutual = self.tls is not None and self.tls.client_ca is not None
         for name, address in addresses:
-            if not (address.is_local or mutual or self.insecure):
+            is_checked = mutual or (name != "listen" and self.metrics.client_ca is not None)
+            if not (address.is_local or is_checked or self.insecure):
                 raise ValueError(
                     f"{name} {address.text} can be reached from other machines, so tls.certificate, tls.key and "
                     f"tls.client_ca must be set; --insecure serves without"

@@ -14,7 +14,7 @@ from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.logs import Log, LogRateLimit
-from unified_cache.service.operations.metrics import LossCollector, ServiceMetrics, TenantLabels, UsageCollector
+from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
 from unified_cache.service.settings import load_settings
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.host_tier import HostTier
@@ -40,8 +40,8 @@ def queries() -> list[str]:
 def known() -> Known:
     """Let everything that counts count something, as a server does."""
     settings = load_settings(None, {"storage": "memory:"})
-    registry, names = CollectorRegistry(), TenantLabels(10)
-    metrics = ServiceMetrics(registry, names, Log(StringIO(), LogRateLimit(1, 1.0, ManualClock()), lambda: 0.0))
+    registry, names = CollectorRegistry(), BoundedLabels(10)
+    metrics = ServiceMetrics(registry, names, names, Log(StringIO(), LogRateLimit(1, 1.0, ManualClock()), lambda: 0.0))
     scheduler, stored = FairScheduler(settings.quota), StoredBytes(settings.quota)
     registry.register(UsageCollector(scheduler, stored, names))
     store = GuardedStore.open(settings, registry)
@@ -52,6 +52,7 @@ def known() -> Known:
     metrics.pages_looked_up("acme", "kv", "host", Answer.MISS, 1)
     metrics.pages_put("acme", "kv", "host", Answer.STORED, 1)
     metrics.anomaly("odd", "x")
+    metrics.stale.labels("tokens").set(0)
     stored.reserve("acme", 1)
     scheduler.enter("acme", 1)
     store.guard.breaker.put([sealed_page(label(1))], Level.CACHED)

@@ -1,7 +1,10 @@
 """Metrics of the service, and their listener."""
 
 import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -19,11 +22,11 @@ from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import (
     OTHER,
-    MetricsListener,
+    BoundedLabels,
     ServiceMetrics,
-    TenantLabels,
     UsageCollector,
 )
+from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, MetricsDoor, MetricsListener
 from unified_cache.service.settings import ListenAddress, load_settings
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.storage_backends.protocol import Answer, Level
@@ -31,6 +34,8 @@ from unified_cache.testing.storage_contract import label, sealed_page
 from unified_cache.wire.calls import Call
 
 PREFIX = "unified_cache_service"
+SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+DOOR = MetricsDoor(None, lambda connection: True, CALL_S, time.monotonic)
 
 
 @pytest.fixture
@@ -40,15 +45,15 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def listener(registry: CollectorRegistry) -> Iterator[MetricsListener]:
-    opened = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, None)
+    opened = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, DOOR)
     opened.start()
     yield opened
     opened.close()
 
 
-def metrics_in(registry: CollectorRegistry, tenants_max: int = 10) -> ServiceMetrics:
+def metrics_in(registry: CollectorRegistry, tenants_max: int = 10, pools_max: int = 10) -> ServiceMetrics:
     log = Log(StringIO(), LogRateLimit(10, 1.0, ManualClock()), lambda: 0.0)
-    return ServiceMetrics(registry, TenantLabels(tenants_max), log)
+    return ServiceMetrics(registry, BoundedLabels(tenants_max), BoundedLabels(pools_max), log)
 
 
 def asked(listener: MetricsListener, request: bytes) -> bytes:
@@ -104,7 +109,7 @@ def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) ->
 def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorRegistry) -> None:
     quota = load_settings(None, {"quota": {"running_max": 1, "tenant_running_max": 1}}).quota
     scheduler, stored = FairScheduler(quota), StoredBytes(quota)
-    registry.register(UsageCollector(scheduler, stored, TenantLabels(1)))
+    registry.register(UsageCollector(scheduler, stored, BoundedLabels(1)))
     tickets = [scheduler.enter(tenant, 10) for tenant in ("acme", "acme", "b", "c")]
     for tenant in ("acme", "b", "c"):
         stored.reserve(tenant, 5)
@@ -165,11 +170,63 @@ def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorR
     assert found.startswith(b"HTTP/1.0 200")
     assert b"unified_cache_service_insecure 0.0" in found
     assert asked(listener, b"GET /../etc/passwd HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 404")
-    assert asked(listener, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 404")
+    assert asked(listener, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 501")
     assert b"200" not in asked(listener, b"\x16\x03\x01spoiled\r\n\r\n").splitlines()[:1]
     assert asked(listener, b"GET /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 200")
 
 
 def test_an_address_in_use_is_refused(listener: MetricsListener, registry: CollectorRegistry) -> None:
     with pytest.raises(ConfigError, match="metrics cannot be served"):
-        MetricsListener.open(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, None)
+        MetricsListener.open(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, DOOR)
+
+
+def test_connections_that_trickle_or_say_nothing_hold_up_neither_a_scrape_nor_the_end(
+    registry: CollectorRegistry,
+) -> None:
+    clock = ManualClock()
+    listener = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, replace(DOOR, clock=clock))
+    listener.start()
+    metrics_in(registry)
+    with ExitStack() as connected:
+        slow = []
+        for _ in range(CONNECTIONS_MAX - 1):
+            slow.append(connected.enter_context(socket.create_connection(("127.0.0.1", listener.port), CALL_S)))
+            slow[-1].sendall(b"G")
+            clock.sleep(0.1)
+        assert asked(listener, SCRAPE).startswith(b"HTTP/1.0 200")
+        for connection in slow:
+            connection.sendall(b"E")
+        clock.sleep(CALL_S)
+        assert [connection.recv(1) for connection in slow] == [b""] * len(slow)
+        late = connected.enter_context(socket.create_connection(("127.0.0.1", listener.port), CALL_S))
+        late.sendall(b"G")
+        assert asked(listener, SCRAPE).startswith(b"HTTP/1.0 200")
+        listener.close()
+        assert late.recv(1) == b""
+
+
+def test_one_connection_too_many_cuts_the_oldest_off(listener: MetricsListener, registry: CollectorRegistry) -> None:
+    metrics_in(registry)
+    with ExitStack() as connected:
+        silent = [
+            connected.enter_context(socket.create_connection(("127.0.0.1", listener.port), CALL_S))
+            for _ in range(CONNECTIONS_MAX)
+        ]
+        assert asked(listener, SCRAPE).startswith(b"HTTP/1.0 200")
+        assert silent[0].recv(1) == b""
+
+
+def test_pools_that_nobody_stored_have_no_series(registry: CollectorRegistry) -> None:
+    metrics = metrics_in(registry, pools_max=2)
+    for number in range(1_000):
+        metrics.pages_looked_up("acme", f"asked{number}", "host", Answer.MISS, 1)
+    metrics.pages_put("acme", "kv", "storage", Answer.STORED, 1)
+    metrics.pages_looked_up("acme", "kv", "host", Answer.MISS, 1)
+    for number in range(1_000):
+        metrics.pages_put("acme", f"stored{number}", "storage", Answer.STORED, 1)
+    value = registry.get_sample_value
+    asked, stored = {"tier": "host", "result": "miss"}, {"tier": "storage", "result": "stored"}
+    assert value(f"{PREFIX}_pages_total", {**asked, "pool": OTHER}) == 1_000
+    assert value(f"{PREFIX}_pages_total", {**asked, "pool": "kv"}) == 1
+    assert value(f"{PREFIX}_put_pages_total", {**stored, "pool": "stored0"}) == 1
+    assert value(f"{PREFIX}_put_pages_total", {**stored, "pool": OTHER}) == 999

@@ -1,19 +1,21 @@
 """Certificates: who is let in, whom they name, and that they change without a restart."""
 
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Issued
 from tests.support.running_service import CALL_S, RunningService, called, credentials, refusal, running
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.service.access.clients import read_trust
 from unified_cache.service.access.tls import read_certificates
 from unified_cache.service.settings import TlsSettings
 from unified_cache.wire.calls import Call
@@ -160,25 +162,57 @@ def test_files_that_make_no_sense_are_refused_at_the_start(
     key.write_bytes(b"spoiled")
     with pytest.raises(ConfigError, match="must hold a private key"):
         read_certificates(settings)
-    for name in ("certificate", "client_ca"):
-        with pytest.raises(ConfigError, match="must hold certificates"):
-            read_certificates(settings.model_copy(update={name: key}))
+    with pytest.raises(ConfigError, match="must hold certificates"):
+        read_certificates(settings.model_copy(update={"certificate": key}))
+    with pytest.raises(ConfigError, match="must hold certificates"):
+        read_trust(settings.model_copy(update={"client_ca": key}), time.time)
     with pytest.raises(ConfigError, match="must be a file"):
         read_certificates(settings.model_copy(update={"key": tmp_path / "none"}))
 
 
-def test_metrics_are_read_over_the_same_tls(authority: Authority, server: RunningService, tmp_path: Path) -> None:
+def scraped(server: RunningService, context: ssl.SSLContext) -> str:
     url = f"https://127.0.0.1:{server.service.metrics_port}/metrics"
-    context = ssl.create_default_context(cadata=authority.pem.decode())
-    with pytest.raises((URLError, ssl.SSLError, ConnectionError)):
-        urlopen(url, timeout=CALL_S, context=context).read()
-    context.load_cert_chain(*authority.issue("prometheus").write(tmp_path, "prometheus"))
     with urlopen(url, timeout=CALL_S, context=context) as answer:
-        text = answer.read().decode()
-    (expiry,) = [line for line in text.splitlines() if line.startswith("unified_cache_service_certificate_expiry")]
+        return str(answer.read().decode())
+
+
+def trusting(authority: Authority, client: Issued | None, directory: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=authority.pem.decode())
+    if client is not None:
+        context.load_cert_chain(*client.write(directory, "client"))
+    return context
+
+
+def test_metrics_are_read_over_the_same_tls(authority: Authority, server: RunningService, tmp_path: Path) -> None:
+    with pytest.raises((URLError, ssl.SSLError, ConnectionError)):
+        scraped(server, trusting(authority, None, tmp_path))
+    context = trusting(authority, authority.issue("prometheus/admin"), tmp_path)
+    lines = scraped(server, context).splitlines()
+    (expiry,) = [line for line in lines if line.startswith("unified_cache_service_certificate_expiry")]
     assert float(expiry.split()[1]) > 1.7e9
     later = Authority("later")
     later.issue("server").write(tmp_path, "server")
     context.load_verify_locations(cadata=later.pem.decode())
-    with urlopen(url, timeout=CALL_S, context=context) as answer:
-        assert answer.status == 200
+    assert scraped(server, context)
+
+
+@pytest.mark.parametrize("name", ["acme", "acme/writer", "No Tenant"])
+def test_the_certificate_of_a_tenant_reads_no_metrics(
+    authority: Authority, server: RunningService, name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(HTTPError, match="403"):
+        scraped(server, trusting(authority, authority.issue(name), tmp_path))
+
+
+def test_an_authority_of_the_metrics_vouches_for_their_readers_and_for_no_tenant(
+    authority: Authority, tls: dict[str, str | float], tmp_path: Path
+) -> None:
+    readers = Authority("readers")
+    (tmp_path / "readers.pem").write_bytes(readers.pem)
+    metrics = {"listen": "127.0.0.1:0", "client_ca": str(tmp_path / "readers.pem")}
+    with running(tls=tls, metrics=metrics) as server:
+        assert scraped(server, trusting(authority, readers.issue("prometheus"), tmp_path))
+        with pytest.raises((URLError, ssl.SSLError, ConnectionError)):
+            scraped(server, trusting(authority, authority.issue("acme/admin"), tmp_path))
+        with grpc.secure_channel(server.address, credentials(authority, readers.issue("acme"))) as channel:
+            assert refusal(channel, Call.HELLO) is not None

@@ -2,7 +2,8 @@
 
 gate      the one way into every call: authenticate, check the role, wait for a turn
 callers   ``Caller``, and the protocols that the request path calls: ``Gate``, ``ByteQuota``, ``Observer``
-tls       certificates of the server and of clients; ``tokens``: bearer tokens
+tls       certificates of the server; ``clients``: those of clients, and what is revoked; ``pem``: files of both
+tokens    bearer tokens and their file
 fairness  fair scheduling of the calls in flight, tenant by tenant
 quota     bytes stored by each tenant; ``usage``: the pages that they are
 registry  registered identities by tenant, and their names in the store

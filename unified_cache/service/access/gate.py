@@ -7,9 +7,9 @@ from typing import NoReturn
 import grpc
 
 from unified_cache.service.access.callers import Caller, Observer
+from unified_cache.service.access.clients import CertifiedClients
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.fairness import FairScheduler
-from unified_cache.service.access.tls import ClientNames
 from unified_cache.service.access.tokens import Tokens
 from unified_cache.service.settings import QuotaSettings, Role
 from unified_cache.wire.calls import RETRY_AFTER
@@ -26,21 +26,23 @@ _BEARER = "bearer "
 class Authenticator:
     """Authentication of a call: by its token if it has one, else by the certificate of its connection.
 
-    A call with a wrong token is refused, whatever its certificate. With neither ``tokens`` nor ``names`` every caller
+    A call with a wrong token is refused, whatever its certificate, and one over a revoked certificate, whatever its
+    token. With neither ``tokens`` nor ``clients`` every caller
     is ``local``; None refuses all.
     """
 
-    def __init__(self, tokens: Tokens | None, names: ClientNames | None, local: Caller | None) -> None:
+    def __init__(self, tokens: Tokens | None, clients: CertifiedClients | None, local: Caller | None) -> None:
         self._tokens = tokens
-        self._names = names
+        self._clients = clients
         self._local = local
 
     def caller(self, context: grpc.ServicerContext) -> Caller | None:
         """Return the caller that the transport vouches for; None if there is none."""
         token = _token_in(context)
         if token is not None:
-            return None if self._tokens is None else self._tokens.caller(token)
-        return self._local if self._names is None else self._names.caller(context)
+            trusted = self._clients is None or self._clients.trusts(context)
+            return self._tokens.caller(token) if trusted and self._tokens is not None else None
+        return self._local if self._clients is None else self._clients.caller(context)
 
 
 class ServiceGate:

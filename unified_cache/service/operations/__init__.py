@@ -1,6 +1,6 @@
 """Operation of a server: metrics, logs, traces, reflection, drain.
 
-metrics     counters for Prometheus and the listener that serves them
+metrics     counters for Prometheus; ``metrics_listener`` serves them
 logs        one line of JSON for each event
 tracing     OpenTelemetry spans around calls
 reflection  gRPC reflection, bounded

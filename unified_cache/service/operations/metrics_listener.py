@@ -1,0 +1,164 @@
+"""HTTP listener for ``/metrics``. It answers scrapes, whatever else connects to it."""
+
+import math
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
+from threading import Lock, Thread
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from unified_cache.errors import ConfigError
+from unified_cache.service.settings import ListenAddress
+
+__all__ = ["MetricsDoor", "MetricsListener"]
+
+CONNECTIONS_MAX = 16
+"""Connections at a time; one more cuts the oldest off, so that nobody who says nothing keeps a scrape out."""
+
+LOOK_S = 0.1
+"""Time between two checks for connections that are late, and for the end of the listener."""
+
+CLOSE_S = 5.0
+"""Longest wait for the listener's thread; it never waits for a connection."""
+
+_Connection = socket.socket | tuple[bytes, socket.socket]
+"""Connection as the base class has it; the second kind is of datagrams, which nobody sends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsDoor:
+    """The way in to the metrics: TLS if any, asked for each connection, and whom it lets read."""
+
+    context: Callable[[], ssl.SSLContext] | None
+    admits: Callable[[socket.socket], bool]
+    request_s_max: float
+    """Time from a connection to its end: handshake, request and answer."""
+    clock: Callable[[], float]
+    """Seconds, that never go back."""
+
+
+class MetricsListener:
+    """Listener for ``/metrics``, a few connections at a time, each within a time limit; 404 for any other path."""
+
+    def __init__(self, server: "_Listener") -> None:
+        self._server = server
+        self._thread = Thread(target=server.serve_forever, args=(LOOK_S,), name="unified-cache-metrics", daemon=True)
+
+    @classmethod
+    def open(cls, address: ListenAddress, registry: CollectorRegistry, door: MetricsDoor) -> "MetricsListener":
+        """Listen; nothing is served before ``start``.
+
+        Raises:
+            ConfigError: the address cannot be listened at.
+        """
+        try:
+            return cls(_Listener(address, registry, door))
+        except OSError as error:
+            raise ConfigError(f"metrics cannot be served at {address.text}: {error.strerror}") from error
+
+    @property
+    def port(self) -> int:
+        """Port that is listened at."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving, cut off whoever is connected, and let the address go."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(CLOSE_S)
+        self._server.server_close()
+        self._server.cut_off(math.inf)
+
+
+class _Scrape(BaseHTTPRequestHandler):
+    server: "_Listener"
+
+    def do_GET(self) -> None:  # as the base calls it
+        """Answer one request."""
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(404)
+        elif not self.server.door.admits(self.connection):
+            self.send_error(403)
+        else:
+            content = generate_latest(self.server.registry)
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as in the base
+        """Log nothing: a reader comes every few seconds."""
+
+
+class _Listener(ThreadingMixIn, TCPServer):
+    """A thread for each connection; its own thread accepts, cuts off who is late, and waits for nobody."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: ListenAddress, registry: CollectorRegistry, door: MetricsDoor) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.registry = registry
+        self.door = door
+        self._connected: dict[socket.socket, float] = {}
+        """Time at which each connection was accepted, the oldest first."""
+        self._guard = Lock()
+        super().__init__((address.host, address.port), _Scrape)
+        self.socket.setblocking(False)  # a client that has gone before it was accepted stops nobody
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Accept a connection and wait for nothing that it says."""
+        accepted, peer = super().get_request()
+        accepted.settimeout(self.door.request_s_max)
+        if self.door.context is not None:
+            accepted = self.door.context().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        now_s = self.door.clock()
+        with self._guard:
+            self._connected[accepted] = now_s
+            surplus_count = max(0, len(self._connected) - CONNECTIONS_MAX)
+            oldest_s = list(self._connected.values())[:surplus_count]
+        if oldest_s:
+            self.cut_off(oldest_s[-1])
+        return accepted, peer
+
+    def finish_request(self, request: _Connection, client_address: object) -> None:
+        """Serve a connection, on its own thread."""
+        if isinstance(request, ssl.SSLSocket):
+            request.do_handshake()
+        super().finish_request(request, client_address)
+
+    def close_request(self, request: _Connection) -> None:
+        """Let a connection go that has ended."""
+        if isinstance(request, socket.socket):
+            with self._guard:
+                self._connected.pop(request, None)
+        super().close_request(request)
+
+    def service_actions(self) -> None:
+        """Cut off who is late; called every ``LOOK_S``."""
+        self.cut_off(self.door.clock() - self.door.request_s_max)
+
+    def cut_off(self, accepted_s: float) -> None:
+        """Cut off the connections that were accepted at a time or before; their threads see their end."""
+        with self._guard:
+            late = [connection for connection, since_s in self._connected.items() if since_s <= accepted_s]
+        for connection in late:
+            with suppress(OSError):
+                # Of the socket and not of TLS, which its own thread uses at this moment.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log nothing: the reader has gone."""
