@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from unified_cache.memory import DevicePool
     from unified_cache.page import Namespace, Prompt
     from unified_cache.pool import Identity, ModelLayout, PoolSpec, Tier
+    from unified_cache.shards import Extent, Shard
     from unified_cache.stats import Stats
     from unified_cache.storage_backends.protocol import Level
     from unified_cache.storage_backends.url import open_storage
@@ -26,6 +27,7 @@ __all__ = [
     "CacheConfig",
     "CacheError",
     "DevicePool",
+    "Extent",
     "Full",
     "Identity",
     "Level",
@@ -38,6 +40,7 @@ __all__ = [
     "Prompt",
     "RecurrentState",
     "Retention",
+    "Shard",
     "SlidingWindow",
     "Stats",
     "Tier",
@@ -50,6 +53,7 @@ _HOMES = {
     "CacheConfig": "config",
     "CacheError": "errors",
     "DevicePool": "memory",
+    "Extent": "shards",
     "Full": "components",
     "Identity": "pool",
     "Level": "storage_backends.protocol",
@@ -62,6 +66,7 @@ _HOMES = {
     "Prompt": "page",
     "RecurrentState": "components",
     "Retention": "config",
+    "Shard": "shards",
     "SlidingWindow": "components",
     "Stats": "stats",
     "Tier": "pool",

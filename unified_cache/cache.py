@@ -30,7 +30,7 @@ from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
-from unified_cache.ranks import LocalRanks, RankGroup, check_configuration, together
+from unified_cache.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.slots import PairedAllocator
 from unified_cache.stats import LookupCounts, Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
@@ -125,7 +125,7 @@ class UnifiedCache:
 
         Without ``workers`` it starts threads; an error leaves none behind.
         """
-        check_configuration(ranks, layout, config, has_storage=storage is not None)
+        check_configuration(ranks, layout, config, identity, has_storage=storage is not None)
         if workers is None:
             workers = ThreadWorkers.start(storage=config.storage_workers)
         cache = cls(layout, config, memory, workers, identity, ranks)
@@ -421,7 +421,8 @@ class UnifiedCache:
 
         Raises:
             StateError: there is one already.
-            ConfigError: there is no host tier, or nothing with bytes that all prefixes share.
+            ConfigError: there is no host tier, or nothing with bytes that all prefixes share, or two ranks that hold
+                different parts of the model name them alike.
             StorageError: the store does not take the layout.
             RankError: of several ranks, another could not take its store over.
         """
@@ -429,8 +430,9 @@ class UnifiedCache:
         if self._storage is not None:
             raise StateError("a store is attached; detach it first")
         self._check_host()
+        written = pools_to_store(self._ranks, self.identity, self.layout)
         with together(self._ranks, "taking a store over"):
-            tier = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory, self._ranks)
+            tier = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory, written)
         self._storage = self._transfers.storage = tier
         logger.info("attached a store: %s", type(storage).__name__)
 

@@ -7,16 +7,16 @@ never against a component by name.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import InputError, LayoutError
+from unified_cache.shards import WHOLE_MODEL, NamedShard, Shard
 from unified_cache.window import SPAN_ALL, needed_pages
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Identity",
     "LayerPlace",
     "ModelLayout",
+    "OwnedPools",
     "PageCopies",
     "Pages",
     "PoolSpec",
@@ -71,17 +72,28 @@ class PoolSpec:
     page_bytes: int
     """Payload of one page in this pool. Zero for a logical pool: slots without bytes or objects."""
     replicated: bool = field(default=False, compare=False, repr=False)
-    """True if all tensor-parallel ranks hold the same bytes, as with MLA: one rank stores them for all. Two pools that
-    differ in this alone are equal."""
-    shard: str = field(default="", compare=False, repr=False)
-    """Name of the heads and layers that the pool holds, if they are fewer than the rank's; empty otherwise. Ranks of
-    any group that hold the same heads and layers share its objects. See ``ranks.shards.Shard.unit_pools``."""
+    """True if all tensor-parallel ranks of a stage hold the same bytes, as with MLA: one of them stores them for all.
+    Two pools that differ in this alone are equal."""
+    unit: Shard | None = field(default=None, compare=False, repr=False)
+    """Unit of heads that the pool holds, if they are fewer than the rank's; None otherwise. Ranks of any group that
+    hold the same heads of the same layers share its objects. See ``of_units``."""
 
     def __post_init__(self) -> None:
         if not _POOL_NAME.fullmatch(self.name) or len(self.name) > POOL_NAME_BYTES_MAX:
             raise LayoutError(f"a pool name is at most {POOL_NAME_BYTES_MAX} of a-z, 0-9 and _, found {self.name!r}")
         if self.page_bytes < 0:
             raise LayoutError(f"pool {self.name}: page_bytes must not be negative, found {self.page_bytes}")
+
+    @classmethod
+    def of_units(cls, name: str, shard: Shard, heads: int, page_bytes: int) -> tuple["PoolSpec", ...]:
+        """Return a pool of ``page_bytes`` for each run of ``heads`` in ``shard``, in order: the KV of ``name`` by head.
+
+        The engine keeps a tensor per layer for each of them. Groups of all sizes that cut alike share the objects.
+
+        Raises:
+            LayoutError: as ``Shard.units``, or a name that is none.
+        """
+        return tuple(cls(f"{name}_h{unit.heads.start}", page_bytes, unit=unit) for unit in shard.units(heads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +181,20 @@ class ModelLayout:
         unknown = {place.pool for layer in self.layers_mapping for place in layer} - set(names)
         if unknown:
             raise LayoutError(f"layers must keep state in pools of {names}, found {sorted(unknown)}")
-        stray = [pool.name for pool in self.pools if pool.shard not in {"", *(each.shard for each in first.pools)}]
+        units = {pool.unit for pool in first.pools}
+        stray = [pool.name for pool in self.pools if pool.unit is not None and pool.unit not in units]
         if stray:
-            raise LayoutError(f"a pool's shard must be one of {first.name}'s pools' too, found {stray} of others")
+            raise LayoutError(f"a pool's unit must be one of {first.name}'s pools' too, found {stray} of others")
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
         """Every pool: each component's anchor before its sidecars, Full's pools first."""
         return tuple(pool for component in self.components for pool in component.pools)
 
-    def only(self, chosen: Callable[[PoolSpec], bool]) -> "ModelLayout | None":
-        """Return the same model with the chosen pools alone; None if there are none."""
-        left = [(each, tuple(pool for pool in each.pools if chosen(pool))) for each in self.components]
-        components = tuple(replace(component, pools=pools) for component, pools in left if pools)
-        return ModelLayout(self.page_size, components) if components else None
+    def only(self, names: Collection[str]) -> "ModelLayout":
+        """Return the same model with the pools of these names alone, one of the first component among them."""
+        left = [(each, tuple(pool for pool in each.pools if pool.name in names)) for each in self.components]
+        return ModelLayout(self.page_size, tuple(replace(component, pools=pools) for component, pools in left if pools))
 
     @property
     def mapped(self) -> int | None:
@@ -222,52 +234,80 @@ class ModelLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnedPools:
+    """Pools of a layout that are stored under one identity."""
+
+    identity: "Identity"
+    layout: ModelLayout
+    """Layout that the identity's digest counts; it may have more pools."""
+    names: tuple[str, ...]
+    """Names of those pools."""
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """Model, revision, dtype and shard that pages belong to. Pages of different identities never mix in a store."""
 
     model: str
     revision: str = ""
     dtype: str = ""
-    shard: str = ""
-    """Canonical shard: which heads and which layers; neither rank nor group size. See ``ranks.shards``."""
-    stage: str = ""
-    """The shard without its heads: names replicated pools, of which all ranks hold the same bytes."""
+    shard: Shard | NamedShard = WHOLE_MODEL
+    """Part of the model that a rank holds; of several ranks each names its own, see ``Shard.of_rank``."""
     generation: int = 0
     """Pages of another generation are never found: raise it where a store could not be cleared of all of them."""
 
     def __post_init__(self) -> None:
+        if not self.model:
+            raise InputError("an identity needs the name of a model, found none")
+        if not isinstance(self.shard, Shard | NamedShard):
+            raise InputError(f"an identity's shard must be a Shard, such as Shard.of_rank makes, found {self.shard!r}")
         if self.generation < 0:
             raise InputError(f"a generation is 0 or more, found {self.generation}")
 
-    def parts(self, layout: ModelLayout) -> tuple[tuple["Identity", ModelLayout], ...]:
-        """Return the identities that the layout's pools are stored under, each with the layout of its pools.
+    def parts(self, layout: ModelLayout) -> tuple[OwnedPools, ...]:
+        """Return the identities that the layout's pools are stored under, each with its pools.
 
-        First the replicated pools, which belong to the whole group; then, for each unit of heads, its pools; last the
-        pools of this shard alone, with the whole layout. A pool belongs to the first entry that has it.
+        Replicated pools belong to the stage and go by its name; pools of units of heads belong to whoever holds the
+        unit, in groups of any size. The others, with the whole layout, go by the shard; but of state that is not cut by
+        heads, as recurrent state is not, each rank has its own part, also where several ranks hold the same heads.
+
+        Raises:
+            LayoutError: the layout's pools cannot be those of the shard.
         """
-        parts: list[tuple[Identity, ModelLayout]] = []
-        shared = layout.only(lambda pool: pool.replicated)
-        if shared is not None and self.shard != self.stage:
-            parts.append((replace(self, shard=self.stage), shared))
-        for shard in dict.fromkeys(pool.shard for pool in layout.pools if pool.shard):
-            unit = layout.only(partial(_is_of, shard))
-            assert unit is not None, "a pool names it"
-            parts.append((replace(self, shard=shard), unit))
-        placed = {pool.name for _, part in parts for pool in part.pools}
-        if any(pool.name not in placed for pool in layout.pools):
-            parts.append((self, layout))
-        return tuple(parts)
+        shard = self.shard
+        shard.check_cut(layout.page_size, [pool.unit for pool in layout.pools if pool.unit is not None])
+        owned: dict[tuple[str, bool], list[str]] = {}
+        for number, component in enumerate(layout.components):
+            is_attention = number == 0 or component.mapped
+            for pool in component.pools:
+                if pool.unit is not None:
+                    owner, is_shared = pool.unit.text, True
+                elif pool.replicated:
+                    owner, is_shared = shard.stage, shard.stage != shard.text
+                else:
+                    owner, is_shared = shard.text if is_attention else shard.rank_text, False
+                owned.setdefault((owner, is_shared), []).append(pool.name)
+        return tuple(
+            OwnedPools(
+                replace(self, shard=NamedShard(owner)), layout.only(names) if is_shared else layout, tuple(names)
+            )
+            for (owner, is_shared), names in owned.items()
+        )
 
     def owners(self, layout: ModelLayout) -> dict[str, bytes]:
-        """Return by pool the digest of the identity that it is stored under, 32 bytes; see ``parts``."""
+        """Return by pool the digest of the identity that it is stored under, 32 bytes; see ``parts``.
+
+        Raises:
+            LayoutError: as ``parts``.
+        """
         owners: dict[str, bytes] = {}
-        for identity, part in reversed(self.parts(layout)):
-            owners.update(dict.fromkeys((pool.name for pool in part.pools), identity.digest(part)))
+        for part in self.parts(layout):
+            owners.update(dict.fromkeys(part.names, part.identity.digest(part.layout)))
         return owners
 
     def digest(self, layout: ModelLayout) -> bytes:
         """Digest identity and layout together, 32 bytes; it names a store's directory and seals every page."""
-        fields: list[str] = [self.model, self.revision, self.dtype, self.shard, str(layout.page_size)]
+        fields: list[str] = [self.model, self.revision, self.dtype, self.shard.text, str(layout.page_size)]
         for component in layout.components:
             fields += [component.name, str(component.span)]
             fields += [f"{pool.name}={pool.page_bytes}" for pool in component.pools]
@@ -277,10 +317,6 @@ class Identity:
             # Generation 0 has the digest of the time before there were any: stores of that time stay readable.
             domain = b"unified-cache-identity-generation-%d" % self.generation
         return hashlib.sha256(domain + text).digest()
-
-
-def _is_of(shard: str, pool: PoolSpec) -> bool:
-    return pool.shard == shard
 
 
 @dataclass(frozen=True, slots=True)

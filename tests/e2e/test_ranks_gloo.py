@@ -5,14 +5,17 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from collections import Counter, defaultdict
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.sources import ROOT
+from tests.support.rank_grid import PROMPT_PAGES, StoredCounts, cells
 from tests.support.rank_process import DEATH, report_of
 from tests.support.rank_script import compare
+from unified_cache.storage_backends.file.store import FileStorage
 
 WALL_S = 240.0
 """For all processes of a play; what takes longer hangs."""
@@ -66,6 +69,27 @@ def test_ranks_with_other_stores_lag_and_luck_keep_the_same_trees(
         for name, count in compare(reports, troubled=number % 2 == 1).items():
             happened[name] = happened.get(name, 0) + count
     assert all(happened.values()), happened
+
+
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 4, 8))])
+def test_fresh_processes_resume_their_own_bytes_whatever_the_shape_of_their_group(tmp_path: Path, size: int) -> None:
+    writers, readers = tmp_path / "writers", tmp_path / "readers"
+    for place in (writers, readers):
+        place.mkdir()
+    assert play(writers, "back_up", size) == ["stored"] * size
+    assert stored_objects(tmp_path / "store") == {str(cell): cell.objects() for cell in cells(size)}
+    assert play(readers, "resume", size) == [{str(cell): PROMPT_PAGES for cell in cells(size)}] * size
+
+
+def stored_objects(directory: Path) -> dict[str, StoredCounts]:
+    """Count by model the objects of a store, by shard and pool."""
+    found: dict[str, StoredCounts] = defaultdict(Counter)
+    with closing(FileStorage.open(directory)) as storage:
+        for digest, manifest in storage.manifests().items():
+            assert manifest is not None
+            for each in storage.scan(digest).objects:
+                found[manifest.model][manifest.shard, each.label.pool] += 1
+    return found
 
 
 def test_arrays_of_every_length_are_agreed_on(tmp_path: Path) -> None:

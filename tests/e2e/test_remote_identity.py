@@ -11,6 +11,7 @@ from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.shards import Extent, Shard, TokenRuns
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
@@ -21,7 +22,8 @@ from unified_cache.testing.storage_contract import blank_page, bytes_of, sealed_
 PAYLOAD_BYTES = 500
 KV = PoolSpec("kv", PAYLOAD_BYTES)
 LAYOUT = ModelLayout(4, (Full((KV,)), SlidingWindow(8, 4, (PoolSpec("swa", PAYLOAD_BYTES),))))
-IDENTITY = Identity("model", "r1", "bf16", "heads 0-7 of 8, layers 0-31 of 32")
+SHARD = Shard(Extent(0, 4, 8), Extent(0, 16, 32))
+IDENTITY = Identity("model", "r1", "bf16", SHARD)
 TOKENS = tuple(range(16))
 
 
@@ -73,8 +75,9 @@ FLIPPED: dict[str, Callable[[IdentityProbe], int]] = {
     "model": lambda world: world.hits(replace(IDENTITY, model="other")),
     "revision": lambda world: world.hits(replace(IDENTITY, revision="r2")),
     "dtype": lambda world: world.hits(replace(IDENTITY, dtype="fp8")),
-    "heads of the shard": lambda world: world.hits(replace(IDENTITY, shard="heads 0-3 of 8, layers 0-31 of 32")),
-    "layers of the shard": lambda world: world.hits(replace(IDENTITY, shard="heads 0-7 of 8, layers 0-15 of 32")),
+    "heads of the shard": lambda world: world.hits(replace(IDENTITY, shard=replace(SHARD, heads=Extent(4, 8, 8)))),
+    "layers of the shard": lambda world: world.hits(replace(IDENTITY, shard=replace(SHARD, layers=Extent(16, 32, 32)))),
+    "tokens of the shard": lambda world: world.hits(replace(IDENTITY, shard=replace(SHARD, tokens=TokenRuns(0, 2)))),
     "page size": lambda world: world.hits(
         layout=ModelLayout(8, (Full((KV,)), SlidingWindow(16, 8, (PoolSpec("swa", PAYLOAD_BYTES),))))
     ),

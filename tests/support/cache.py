@@ -1,7 +1,7 @@
 """A cache with real bytes and an oracle: what every page must hold, whoever brings it."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,14 +27,14 @@ def toy_layout(spans: tuple[int, ...], page_size: int) -> ModelLayout:
     return ModelLayout(page_size, toy_components(spans))
 
 
-def payload(key: PageKey, pool: PoolSpec) -> bytes:
-    """Return the only right payload of the page of that key."""
-    return hashlib.shake_128(key + pool.name.encode()).digest(pool.page_bytes)
+def payload(key: PageKey, pool: PoolSpec, share: str = "") -> bytes:
+    """Return the only right payload of the page of that key, of a rank's share of the model."""
+    return hashlib.shake_128(key + f"{pool.name}{share}".encode()).digest(pool.page_bytes)
 
 
-def oracle(prompt: Prompt, page: int, pool: PoolSpec) -> bytes:
-    """Return the only right payload of a page of a prompt."""
-    return payload(prompt.keys[page], pool)
+def oracle(prompt: Prompt, page: int, pool: PoolSpec, share: str = "") -> bytes:
+    """Return the only right payload of a page of a prompt, of a rank's share of the model."""
+    return payload(prompt.keys[page], pool, share)
 
 
 @dataclass
@@ -47,6 +47,8 @@ class ToyEngine:
     storage: StorageBackend | None
     workers: Workers | None
     identity: Identity = IDENTITY
+    shares: Mapping[str, str] = field(default_factory=dict)
+    """By pool: name of what this rank computes of the model, where ranks compute different shares."""
     pools: dict[str, DevicePool] = field(init=False)
     cache: UnifiedCache = field(init=False)
     digest: bytes = field(init=False)
@@ -86,10 +88,14 @@ class ToyEngine:
         """Return the pools of a component that hold bytes."""
         return [pool for pool in self.layout.components[component].pools if pool.page_bytes]
 
+    def computed(self, prompt: Prompt, page: int, pool: PoolSpec) -> bytes:
+        """Return the payload that this rank's forward computes for a page."""
+        return oracle(prompt, page, pool, self.shares.get(pool.name, ""))
+
     def write(self, component: int, slot: int, prompt: Prompt, page: int) -> None:
         """Fill a device page with what a forward pass would compute."""
         for pool in self.byte_pools(component):
-            computed = np.frombuffer(oracle(prompt, page, pool), np.uint8)
+            computed = np.frombuffer(self.computed(prompt, page, pool), np.uint8)
             offset = 0
             for layer in self.pools[pool.name].layers:
                 layer.numpy()[slot] = computed[offset : offset + layer.shape[1]]
@@ -119,7 +125,7 @@ class ToyEngine:
             for page, slot in enumerate(slots.tolist(), start):
                 if slot < 0:
                     continue
-                expected = [oracle(prompt, page, pool) for pool in self.byte_pools(component)]
+                expected = [self.computed(prompt, page, pool) for pool in self.byte_pools(component)]
                 assert self.read(component, slot) == expected, "wrong bytes"
                 count += 1
         return count

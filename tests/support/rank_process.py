@@ -15,12 +15,14 @@ import torch
 import torch.distributed as dist
 
 from tests.support.cache import ToyEngine, toy_layout
+from tests.support.rank_grid import cells
 from tests.support.rank_script import Rank
 from tests.support.ranks import out_pages, ranked
 from unified_cache.controller import InlineWorkers, ThreadWorkers
 from unified_cache.errors import ConfigError, RankLostError
 from unified_cache.page import Prompt
 from unified_cache.ranks.gloo import FRAME_BYTES, TorchRanks
+from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.window import SPAN_ALL
 
@@ -131,6 +133,20 @@ def dawdle(ranks: TorchRanks) -> object:
     return [outcome.split(":")[0], time.monotonic() - started_s < 10 * SHORT_DEADLINE_S]
 
 
+def back_up(ranks: TorchRanks, store: Path) -> object:
+    """Back a prompt up as every cell of the grid, into one store."""
+    storage = FileStorage.open(store)
+    for cell in cells(ranks.size):
+        cell.back_up(ranks, storage)
+    return "stored"
+
+
+def resume(ranks: TorchRanks, store: Path) -> object:
+    """Resume that prompt as every cell; return by cell how many of its pages came, all of them verified."""
+    storage = FileStorage.open(store)
+    return {str(cell): cell.resume(ranks, storage) for cell in cells(ranks.size)}
+
+
 def report_of(directory: Path, rank: int) -> Path:
     """Name the file of what a rank saw."""
     return directory / f"{rank}.json"
@@ -154,6 +170,8 @@ def main(play: str, rank: int, size: int, seeds: int, steps: int, directory: Pat
         "pairs": lambda: pairs(ranks),
         "die": lambda: die(ranks),
         "dawdle": lambda: dawdle(ranks),
+        "back_up": lambda: back_up(ranks, directory.parent / "store"),
+        "resume": lambda: resume(ranks, directory.parent / "store"),
     }
     report = plays[play]()
     draft = directory / f"{rank}.draft"

@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
-from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.cache import ToyEngine, toy_layout
 from tests.support.cache_model import Census
 from tests.support.components import SPAN_SETS
-from tests.support.ranks import SETTLE_S, Declining, digest_of, out_pages, ranked
+from tests.support.ranks import SETTLE_S, Declining, digest_of, head_of, out_pages, ranked
 from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, Operation, OperationState
 from unified_cache.controller.jobs import FetchJob, ProbeJob
@@ -166,8 +166,7 @@ class Rank:
         self.store = MemoryStorage()
         self.workers = WatchedWorkers(self.own)
         self.workers.rank = self
-        identity = replace(IDENTITY, shard=f"rank {self.ranks.rank}")
-        self.cache = ranked(self.toy, self.ranks, None, self.workers, identity, write=WritePolicy.THROUGH)
+        self.cache = ranked(self.toy, self.ranks, None, self.workers, write=WritePolicy.THROUGH)
         self.cache.attach(self.store)
         if self.troubled:
             tier = self.cache._storage
@@ -175,7 +174,7 @@ class Rank:
             tier.backend._backend = FaultyStorage(self.store, SeededFaults(RATES, self.own), self.own)
         self.declining = Declining(self.own, DECLINE_RATE if self.troubled else 0.0)
         self.declining.install(self.cache)
-        self.owner = identity.digest(self.toy.layout)
+        self.owner = head_of(self.ranks).digest(self.toy.layout)
         self.live: list[Operation] = []
         self.known: list[list[int]] = [[]]
 

@@ -19,6 +19,7 @@ from unified_cache.errors import RankLostError, StorageError
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity, Pages, Slots, Tier
 from unified_cache.ranks import RankGroup
+from unified_cache.shards import Extent, Shard
 from unified_cache.slots import PairedAllocator, SlotAllocator
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
@@ -95,12 +96,17 @@ def in_threads(size: int, live: Callable[[ThreadRanks], Result], timeout_s: floa
 # ---- one rank's cache ----------------------------------------------------------------------------------------------
 
 
+def head_of(ranks: RankGroup) -> Identity:
+    """Return the identity of a rank of a tensor-parallel group that has a head for each rank."""
+    return replace(IDENTITY, shard=Shard.of_rank(ranks.rank, ranks.size, ranks.size, Extent.whole(1)))
+
+
 def ranked(
     toy: ToyEngine,
     ranks: RankGroup,
     storage: StorageBackend | None,
     workers: Workers | None = None,
-    identity: Identity = IDENTITY,
+    identity: Identity | None = None,
     **fields: object,
 ) -> UnifiedCache:
     """Put a rank's cache over an engine's tensors, ``fields`` of its configuration changed."""
@@ -109,7 +115,7 @@ def ranked(
         toy.layout,
         config,
         list(toy.pools.values()),
-        identity=identity,
+        identity=head_of(ranks) if identity is None else identity,
         storage=storage,
         workers=InlineWorkers() if workers is None else workers,
         ranks=ranks,

@@ -103,7 +103,7 @@ def stat_as_json(
             "model": identity.model,
             "revision": identity.revision,
             "dtype": identity.dtype,
-            "shard": identity.shard,
+            "shard": identity.shard.text,
             "generation": identity.generation,
             "page_size": layout.page_size,
             "components": [
@@ -140,7 +140,7 @@ def print_stat(
         title = f"\n{kept.description.reason}"
     else:
         identity, layout = kept.description.identity, kept.description.layout
-        named = [("revision", identity.revision), ("dtype", identity.dtype), ("shard", identity.shard)]
+        named = [("revision", identity.revision), ("dtype", identity.dtype), ("shard", identity.shard.text)]
         named.append(("generation", str(identity.generation or "")))
         title += (
             "".join(f"  {name} {value}" for name, value in named if value) + f"  pages of {layout.page_size} tokens"

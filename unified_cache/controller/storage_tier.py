@@ -1,6 +1,6 @@
 """One backend holding pages of one identity: what a page's objects are called, and where their bytes lie."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock, Thread
 
@@ -13,7 +13,6 @@ from unified_cache.errors import ConfigError, StorageTimeoutError
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import Identity, ModelLayout, PageCopies, PoolSpec
-from unified_cache.ranks import RankGroup
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
@@ -63,7 +62,7 @@ class StorageTier:
     read_order: PoolOrder
     """The pools that have objects."""
     write_order: PoolOrder
-    """Those that this rank stores: of replicated ones, the first rank alone."""
+    """Those that this rank stores; see ``ranks.pools_to_store``."""
     clearing: Clearing = field(default_factory=Clearing)
     answers: AnswerCounts = field(default_factory=AnswerCounts)
 
@@ -75,9 +74,11 @@ class StorageTier:
         layout: ModelLayout,
         identity: Identity,
         memory: PageMemory,
-        ranks: RankGroup,
+        written: Collection[str],
     ) -> "StorageTier":
         """Take a store over and announce the layout to it; guarded unless ``config`` is None, and verified.
+
+        ``written`` names the pools that this rank stores.
 
         Raises:
             ConfigError: the layout has nothing with bytes that all prefixes share, which a look-up could go by.
@@ -88,10 +89,10 @@ class StorageTier:
             raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")
         guard = None if config is None else StorageGuard.around(store, declared_capability(store), config)
         backend = VerifiedStorage(store if guard is None else guard.breaker)
-        for owner, part in identity.parts(layout):
-            backend.register(manifest_of(owner, part), memory.slabs())
+        for part in identity.parts(layout):
+            backend.register(manifest_of(part.identity, part.layout), memory.slabs())
         reads = tuple((component, pool) for component, pool in layout.transfer_order if pool.page_bytes)
-        writes = tuple((component, pool) for component, pool in reads if ranks.rank == 0 or not pool.replicated)
+        writes = tuple((component, pool) for component, pool in reads if pool.name in written)
         return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)
 
     def close(self) -> list[str]:

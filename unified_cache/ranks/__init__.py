@@ -1,6 +1,6 @@
 """Several ranks, one decision: what each may do differs, so what all do is agreed."""
 
-from unified_cache.ranks.agreement import check_alike, check_configuration, together
+from unified_cache.ranks.agreement import check_alike, check_configuration, pools_to_store, together
 from unified_cache.ranks.group import LocalRanks, RankGroup
 
-__all__ = ["LocalRanks", "RankGroup", "check_alike", "check_configuration", "together"]
+__all__ = ["LocalRanks", "RankGroup", "check_alike", "check_configuration", "pools_to_store", "together"]

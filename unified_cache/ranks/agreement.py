@@ -1,17 +1,22 @@
 """Checks built on ``RankGroup.agree``: ranks have the same configuration, and succeed or fail together."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from unified_cache.config import CacheConfig
 from unified_cache.errors import CacheError, ConfigError, RankError
-from unified_cache.pool import ModelLayout
+from unified_cache.pool import Identity, ModelLayout
 from unified_cache.ranks.group import RankGroup
 
-__all__ = ["check_alike", "check_configuration", "failed_ranks", "together"]
+__all__ = ["check_alike", "check_configuration", "failed_ranks", "pools_to_store", "together"]
+
+DIGEST_BYTES = 32
+
+COUNT_BYTES = 4
+"""Length of the number that says how many digests follow."""
 
 
 def check_alike(ranks: RankGroup, what: str, value: str) -> None:
@@ -27,12 +32,17 @@ def check_alike(ranks: RankGroup, what: str, value: str) -> None:
         raise ConfigError(f"{what} must be the same on all {ranks.size} ranks, found on rank {ranks.rank}: {value}")
 
 
-def check_configuration(ranks: RankGroup, layout: ModelLayout, config: CacheConfig, *, has_storage: bool) -> None:
-    """Refuse, on every rank, caches whose configurations differ.
+def check_configuration(
+    ranks: RankGroup, layout: ModelLayout, config: CacheConfig, identity: Identity, *, has_storage: bool
+) -> None:
+    """Refuse, on every rank, caches whose configurations differ, or do not fit one rank's shard.
 
     Raises:
         ConfigError: they are of different shapes, or something depends on a rank's own clock.
+        LayoutError: a rank's pools cannot be those of its shard; RankError on the others.
     """
+    with together(ranks, "naming what a rank stores"):
+        identity.owners(layout)
     shape = [(component.name, component.span) for component in layout.components]
     check_alike(ranks, "the configuration", f"{layout.page_size} {shape} {config} {has_storage}")
     if ranks.size > 1 and config.eviction.ttl_s is not None:
@@ -45,6 +55,48 @@ def failed_ranks(ranks: RankGroup, failed: list[bool]) -> list[list[int]]:
     well[failed, ranks.rank] = False
     agreed = ranks.agree(well.reshape(-1)).reshape(well.shape)
     return [np.flatnonzero(~row).tolist() for row in agreed]
+
+
+def pools_to_store(ranks: RankGroup, identity: Identity, layout: ModelLayout) -> frozenset[str]:
+    """Return the names of the pools that this rank stores: of those with one owner, the first rank's.
+
+    So of a replicated pool one rank of each stage stores the pages, and of heads that several ranks hold the first.
+
+    Raises:
+        ConfigError: two ranks have the same shard, on every rank.
+    """
+    owners = identity.owners(layout)
+    shard = hashlib.sha256(identity.shard.rank_text.encode()).digest()
+    by_rank = _gather(ranks, [shard, *sorted(set(owners.values()))])
+    holders: dict[bytes, list[int]] = {}
+    for rank, (other, *_) in enumerate(by_rank):
+        holders.setdefault(other, []).append(rank)
+    alike = [same for same in holders.values() if len(same) > 1]
+    if alike:
+        raise ConfigError(
+            f"each rank of a group must name the part of the model that it alone holds, Identity(shard=Shard.of_rank("
+            f"...)), found ranks {alike} with one name; rank {ranks.rank} has {identity.shard.rank_text!r}"
+        )
+    stored = {owner for other in by_rank[: ranks.rank] for owner in other[1:]}
+    return frozenset(pool for pool, owner in owners.items() if owner not in stored)
+
+
+def _gather(ranks: RankGroup, digests: Sequence[bytes]) -> list[list[bytes]]:
+    """Return by rank the digests that each rank names; any number of them."""
+    counts = [int.from_bytes(row) for row in _gather_rows(ranks, len(digests).to_bytes(COUNT_BYTES))]
+    rows = _gather_rows(ranks, b"".join(digests).ljust(max(counts) * DIGEST_BYTES, b"\0"))
+    return [
+        [row[start : start + DIGEST_BYTES] for start in range(0, count * DIGEST_BYTES, DIGEST_BYTES)]
+        for row, count in zip(rows, counts, strict=True)
+    ]
+
+
+def _gather_rows(ranks: RankGroup, row: bytes) -> list[bytes]:
+    """Return by rank the bytes that each rank names, equally many on all of them."""
+    bits = np.ones((ranks.size, 8 * len(row)), np.bool_)
+    bits[ranks.rank] = np.unpackbits(np.frombuffer(row, np.uint8))
+    agreed = ranks.agree(bits.reshape(-1)).reshape(bits.shape)
+    return [np.packbits(each).tobytes() for each in agreed]
 
 
 @contextmanager

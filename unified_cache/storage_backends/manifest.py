@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from unified_cache.errors import LayoutError, StorageError
+from unified_cache.errors import InputError, StorageError
 from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.proto import manifest_pb2 as proto
 from unified_cache.seal import FORMAT_VERSION
+from unified_cache.shards import NamedShard
 
 __all__ = ["Description", "described_by", "manifest_of"]
 
@@ -26,7 +27,7 @@ def manifest_of(identity: Identity, layout: ModelLayout) -> proto.Manifest:
         model=identity.model,
         revision=identity.revision,
         dtype=identity.dtype,
-        shard=identity.shard,
+        shard=identity.shard.text,
         generation=identity.generation,
         page_size=layout.page_size,
         components=[
@@ -61,11 +62,11 @@ def described_by(manifest: proto.Manifest) -> Description:
             for component in manifest.components
         )
         layout = ModelLayout(manifest.page_size, components)
-    except LayoutError as error:
-        raise StorageError(f"{name} must describe a layout: {error}", retryable=False) from error
-    identity = Identity(
-        manifest.model, manifest.revision, manifest.dtype, manifest.shard, generation=manifest.generation
-    )
+        identity = Identity(
+            manifest.model, manifest.revision, manifest.dtype, NamedShard(manifest.shard), manifest.generation
+        )
+    except InputError as error:
+        raise StorageError(f"{name} must describe a model and its layout: {error}", retryable=False) from error
     if identity.digest(layout) != manifest.identity:
         raise StorageError(
             f"{name} must have that digest, found one of {identity.digest(layout).hex()}", retryable=False

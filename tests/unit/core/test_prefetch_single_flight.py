@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.cache import ToyEngine, toy_layout
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.operations import PAGE, SPANS, Stepped, UnreturnedCall, out_pages, serve, started, tokens
-from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
+from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked, same
 from tests.support.ranks import out_pages as ranked_out_pages
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import Prefetching
 from unified_cache.controller import InlineWorkers, Operation, OperationState, ThreadWorkers, TransferKind, Workers
 from unified_cache.errors import StorageError, StorageTimeoutError
 from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.pool import Identity, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.window import SPAN_ALL
@@ -41,11 +41,13 @@ class CountingStorage(MemoryStorage):
         return super().get(pages)
 
 
-def forgetful(store: MemoryStorage, workers: Workers, spans: tuple[int, ...] = (SPAN_ALL,)) -> ToyEngine:
+def forgetful(
+    store: MemoryStorage, workers: Workers, spans: tuple[int, ...] = (SPAN_ALL,), identity: Identity = IDENTITY
+) -> ToyEngine:
     """Return a cache whose prompts lie in storage and nowhere else: ten pages, and ten that leave them after six."""
     layout = toy_layout(spans, PAGE)
     room = tuple(40 for _ in spans)
-    writer = ToyEngine(layout, room, room, store, InlineWorkers())
+    writer = ToyEngine(layout, room, room, store, InlineWorkers(), identity)
     for contents in (tokens(10), branch()):
         prompt = writer.cache.prompt(contents)
         lock = writer.serve(prompt)
@@ -53,7 +55,7 @@ def forgetful(store: MemoryStorage, workers: Workers, spans: tuple[int, ...] = (
         writer.cache.backup(prompt)
         writer.cache.wait_all(1)
         writer.cache.release(lock)
-    return ToyEngine(layout, room, room, store, workers)
+    return ToyEngine(layout, room, room, store, workers, identity)
 
 
 def branch() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -286,7 +288,7 @@ def test_the_budget_of_prefetches_does_not_keep_one_from_waiting() -> None:
 def test_ranks_wait_and_take_over_alike(failing_rank: int | None) -> None:
     def live(rank_group: ThreadRanks) -> tuple[str, list[tuple[str, int]], int]:
         store = CountingStorage()
-        toy = forgetful(store, InlineWorkers())
+        toy = forgetful(store, InlineWorkers(), identity=head_of(rank_group))
         cache = ranked(toy, rank_group, store, ThreadWorkers.start())
         prompt = cache.prompt(tokens(10))
         store.error = StorageError("once", retryable=False) if rank_group.rank == failing_rank else None

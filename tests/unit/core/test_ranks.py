@@ -18,6 +18,7 @@ from tests.support.ranks import (
     Meeting,
     ThreadRanks,
     digest_of,
+    head_of,
     in_threads,
     out_pages,
     over,
@@ -173,7 +174,7 @@ def prefetched(kept: Sequence[Sequence[int]], spans: tuple[int, ...] = SPANS, pa
             served(toy, end)
             over(cache, cache.backup(prompt.head(end)))
         gone = [
-            Label(toy.digest, prompt.keys[page], pool.name)
+            Label(head_of(ranks).digest(toy.layout), prompt.keys[page], pool.name)
             for page in set(range(pages)) - set(kept[ranks.rank])
             for pool in toy.layout.components[1].pools
         ]
@@ -367,7 +368,7 @@ def test_when_time_to_settle_is_up_on_one_rank_it_is_up_on_all() -> None:
 
 
 def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alone() -> None:
-    meeting = Meeting(2, timeout_s=0.2)
+    meeting = Meeting(2, timeout_s=1.0)
 
     def live(ranks: ThreadRanks) -> None:
         ranks = ThreadRanks(meeting, ranks.rank)
@@ -396,7 +397,7 @@ def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alon
 
 
 def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
-    meeting = Meeting(2, timeout_s=0.2)
+    meeting = Meeting(2, timeout_s=1.0)
 
     def live(ranks: ThreadRanks) -> None:
         ranks = ThreadRanks(meeting, ranks.rank)

@@ -1,5 +1,6 @@
-"""Shards named by heads and layers, and replicated pools with one writer."""
+"""Shards named by heads, layers and tokens, and one writer for what several ranks hold alike."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -7,15 +8,16 @@ from typing import TypeVar
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.rank_grid import PROMPT_PAGES, GridCell, cells
 from tests.support.ranks import FailingStorage, ThreadRanks, in_threads, over, prompt_of, ranked, same, served
 from unified_cache.components.layouts.presets import layout
 from unified_cache.controller import InlineWorkers, OperationState, TransferKind
-from unified_cache.errors import LayoutError
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.errors import ConfigError, LayoutError
+from unified_cache.pool import Component, Identity, ModelLayout, OwnedPools, PoolSpec
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.ranks import LocalRanks
-from unified_cache.ranks.shards import Shard, heads_per_unit
 from unified_cache.seal import Label
+from unified_cache.shards import Extent, HeadReplica, NamedShard, Shard, TokenRuns, heads_per_unit
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -45,8 +47,7 @@ class Counting(FailingStorage):
 
 
 def identity_of(rank: int, size: int) -> Identity:
-    shard = Shard.of_rank(rank, size, 8, 32)
-    return replace(IDENTITY, shard=shard.text, stage=shard.stage)
+    return replace(IDENTITY, shard=Shard.of_rank(rank, size, 8, Extent.whole(32)))
 
 
 def one_for_all(model: ModelLayout) -> Callable[[int, int], ModelLayout]:
@@ -64,8 +65,9 @@ def on_shared_store(
     def opened(ranks: ThreadRanks) -> Result:
         model = chosen(ranks.rank, ranks.size)
         room = tuple(24 for _ in model.components)
-        toy = ToyEngine(model, room, room, None, InlineWorkers())
-        ranked(toy, ranks, None, identity=identity_of(ranks.rank, ranks.size)).attach(store)
+        identity = identity_of(ranks.rank, ranks.size)
+        toy = ToyEngine(model, room, room, None, InlineWorkers(), identity)
+        ranked(toy, ranks, None, identity=identity).attach(store)
         return live(toy, ranks)
 
     return in_threads(size, opened)
@@ -90,6 +92,89 @@ def test_replicated_pools_are_stored_by_one_rank_and_read_by_all() -> None:
     assert [puts.count(pool) for pool in ("kv", "index", "state")] == [4, 4, 2]
     owners = {pool: {label.identity for label in store.puts if label.pool == pool} for pool in puts}
     assert [len(owners[pool]) for pool in ("kv", "index", "state")] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("cell", [cell for count in (1, 2, 4, 8) for cell in cells(count)], ids=str)
+def test_a_fresh_group_resumes_its_own_bytes_and_each_share_was_put_once(cell: GridCell) -> None:
+    store = Counting()
+    in_threads(cell.ranks_count, lambda ranks: cell.back_up(ranks, store))
+    named = {part.identity.digest(part.layout): part.identity.shard.text for part in owned_parts(cell)}
+    assert Counter((named[label.identity], label.pool) for label in store.puts) == cell.objects()
+    assert same(in_threads(cell.ranks_count, lambda ranks: cell.resume(ranks, store))) == PROMPT_PAGES
+
+
+def owners_of(cell: GridCell, rank: int) -> set[bytes]:
+    return set(cell.identity(rank).owners(cell.layout).values())
+
+
+def owned_parts(cell: GridCell) -> list[OwnedPools]:
+    return [part for rank in range(cell.ranks_count) for part in cell.identity(rank).parts(cell.layout)]
+
+
+def test_stages_with_different_layers_never_share_an_owner() -> None:
+    for cell in cells(8):
+        by_stage = [
+            {owner for rank in range(first, first + cell.tensor_size) for owner in owners_of(cell, rank)}
+            for first in range(0, cell.ranks_count, cell.tensor_size)
+        ]
+        assert sum(map(len, by_stage)) == len(set().union(*by_stage))
+
+
+def test_two_ranks_of_a_group_that_name_one_shard_are_refused_on_all() -> None:
+    layout_ = toy_layout((SPAN_ALL, 1), PAGE)
+
+    def live(ranks: ThreadRanks, identity: Identity) -> bool:
+        toy = ToyEngine(layout_, (8, 8), (8, 8), None, InlineWorkers())
+        cache = ranked(toy, ranks, None, identity=identity)
+        store = MemoryStorage()
+        with pytest.raises(ConfigError, match="must name the part of the model that it alone holds"):
+            cache.attach(store)
+        return cache.prefetch(prompt_of(cache, 2)) is None
+
+    assert same(in_threads(3, lambda ranks: live(ranks, IDENTITY)))
+    assert same(in_threads(3, lambda ranks: live(ranks, identity_of(ranks.rank // 2, 2))))
+
+
+def test_a_page_that_context_parallel_ranks_would_not_cut_alike_is_refused() -> None:
+    shard = replace(Shard.of_rank(0, 1, 8, Extent.whole(32)), tokens=TokenRuns(0, 2, run_tokens=4))
+    with pytest.raises(LayoutError, match="multiple of the 8 tokens"):
+        replace(IDENTITY, shard=shard).owners(toy_layout((SPAN_ALL,), 4))
+    replace(IDENTITY, shard=shard).owners(toy_layout((SPAN_ALL,), 16))
+
+
+def test_units_of_heads_of_another_shard_are_refused() -> None:
+    layers = Extent(0, 16, 32)
+    mine = Shard.of_rank(1, 2, 8, layers)
+    other_heads = Shard.of_rank(0, 2, 8, layers)
+    other_layers = Shard.of_rank(1, 2, 8, Extent(16, 32, 32))
+    other_tokens = replace(mine, tokens=TokenRuns(1, 2))
+    model = ModelLayout(PAGE, (Component("full", SPAN_ALL, PoolSpec.of_units("kv", mine, 2, 64)),))
+    assert len(set(replace(IDENTITY, shard=mine).owners(model).values())) == 2
+    for shard in (other_heads, other_layers, other_tokens, NamedShard("rank 1"), NamedShard()):
+        with pytest.raises(LayoutError, match="a unit of heads must be part of"):
+            replace(IDENTITY, shard=shard).owners(model)
+
+
+def test_a_mere_name_says_no_layers_and_so_owns_no_replicated_pools() -> None:
+    named = replace(IDENTITY, shard=NamedShard("heads 0-8/8"))
+    with pytest.raises(LayoutError, match="replicated pools need a Shard, which says its layers"):
+        named.owners(mixed_layout())
+    sharded = toy_layout((SPAN_ALL, 1), PAGE)
+    assert set(named.owners(sharded).values()) == {named.digest(sharded)}
+
+
+OWNERS_BEFORE = {"kv": "8d90831e25aa456b", "index": "8d90831e25aa456b", "state": "3716f5e8713d702c"}
+UNIT_OWNERS_BEFORE = {"kv_h2": "e517a53066ac7114", "swa_h2": "e517a53066ac7114", "state": "533bee69a78acac9"}
+"""As earlier versions made them, where an engine gave the shard and its stage each by its own name."""
+
+
+def test_shards_keep_the_digests_that_stores_know_them_by() -> None:
+    model = mixed_layout()
+    identity = Identity("kept", "r1", "bf16", Shard(Extent(2, 4, 8), Extent(16, 32, 32)))
+    assert {pool: owner.hex()[:16] for pool, owner in identity.owners(model).items()} == OWNERS_BEFORE
+    units = cut_layout(1, 4)
+    identity = Identity("kept", "r1", "bf16", Shard.of_rank(1, 4, HEADS, Extent.whole(32)))
+    assert {pool: owner.hex()[:16] for pool, owner in identity.owners(units).items()} == UNIT_OWNERS_BEFORE
 
 
 def test_what_the_one_writer_could_not_store_is_stored_for_nobody() -> None:
@@ -117,9 +202,9 @@ HEADS, HEADS_PER_UNIT = 8, 2
 
 def cut_layout(rank: int, size: int) -> ModelLayout:
     """Make what a rank keeps of full attention, a window and recurrent state, attention cut into units of heads."""
-    shard = Shard.of_rank(rank, size, HEADS, 32)
-    full = Component("full", SPAN_ALL, shard.unit_pools("kv", HEADS_PER_UNIT, 64))
-    windowed = Component("swa", 2, shard.unit_pools("swa", HEADS_PER_UNIT, 40))
+    shard = Shard.of_rank(rank, size, HEADS, Extent.whole(32))
+    full = Component("full", SPAN_ALL, PoolSpec.of_units("kv", shard, HEADS_PER_UNIT, 64))
+    windowed = Component("swa", 2, PoolSpec.of_units("swa", shard, HEADS_PER_UNIT, 40))
     return ModelLayout(PAGE, (full, windowed, Component("state", 1, (PoolSpec("state", 48),))))
 
 
@@ -159,20 +244,22 @@ def test_what_cannot_be_cut_goes_by_the_whole_shard_beside_what_is_cut() -> None
     }
     assert len({found["state"] for owners in by_size.values() for found in owners}) == 2 + 4
     identity, whole = identity_of(0, 2), cut_layout(0, 2)
-    for owner, part in identity.parts(whole):
-        assert described_by(manifest_of(owner, part)).identity.shard == owner.shard
+    for part in identity.parts(whole):
+        assert described_by(manifest_of(part.identity, part.layout)).identity == part.identity
 
 
 def test_a_unit_of_heads_that_full_attention_does_not_hold_is_refused() -> None:
-    full = Component("full", SPAN_ALL, (PoolSpec("kv", 64, shard="heads 0-2/8"),))
+    first, second, *_ = Shard.of_rank(0, 1, 8, Extent.whole(32)).units(2)
+    full = Component("full", SPAN_ALL, (PoolSpec("kv", 64, unit=first),))
     with pytest.raises(LayoutError, match="must be one of full's"):
-        ModelLayout(PAGE, (full, Component("swa", 2, (PoolSpec("swa", 40, shard="heads 2-4/8"),))))
+        ModelLayout(PAGE, (full, Component("swa", 2, (PoolSpec("swa", 40, unit=second),))))
 
 
 def test_an_identity_that_names_no_shard_owns_everything_under_its_own_digest() -> None:
     for model in (mixed_layout(), toy_layout((SPAN_ALL, 1), PAGE)):
         assert set(IDENTITY.owners(model).values()) == {IDENTITY.digest(model)}
-        assert IDENTITY.parts(model) == ((IDENTITY, model),)
+        (part,) = IDENTITY.parts(model)
+        assert (part.identity, part.layout) == (IDENTITY, model)
 
 
 def test_a_store_is_told_of_both_owners_of_a_mixed_layout() -> None:
@@ -214,9 +301,16 @@ def test_whether_a_pool_is_replicated_changes_no_identity() -> None:
 
 
 def test_a_shard_is_named_by_what_it_holds() -> None:
-    assert Shard.of_rank(1, 4, 8, 32).text == "heads 2-4/8, layers 0-32/32"
-    assert Shard.of_rank(3, 16, 8, 32) == Shard.of_rank(2, 16, 8, 32), "two ranks share a head"
-    assert Shard(0, 8, 8, 16, 32, 32).stage == "layers 16-32/32"
+    whole = Extent.whole(32)
+    shard = Shard.of_rank(1, 4, 8, whole)
+    assert shard.text == shard.rank_text == "heads 2-4/8, layers 0-32/32"
+    assert Shard(Extent.whole(8), Extent(16, 32, 32)).stage == "layers 16-32/32"
+    third, fourth = Shard.of_rank(2, 16, 8, whole), Shard.of_rank(3, 16, 8, whole)
+    assert third.text == fourth.text == "heads 1-2/8, layers 0-32/32", "two ranks share a head"
+    assert [each.rank_text for each in (third, fourth)] == [
+        "heads 1-2/8, replica 0/2, layers 0-32/32",
+        "heads 1-2/8, replica 1/2, layers 0-32/32",
+    ]
 
 
 def test_groups_of_two_four_and_eight_share_units_of_heads() -> None:
@@ -225,18 +319,20 @@ def test_groups_of_two_four_and_eight_share_units_of_heads() -> None:
     assert heads_per_unit(32, (2, 4, 8)) == 4
     assert heads_per_unit(4, (2, 4, 8)) == 1
     for size in (2, 4, 8):
-        units = [part.text for rank in range(size) for part in Shard.of_rank(rank, size, 32, 9).units(4)]
-        assert units == [part.text for part in Shard(0, 32, 32, 0, 9, 9).units(4)]
+        units = [part.text for rank in range(size) for part in Shard.of_rank(rank, size, 32, Extent.whole(9)).units(4)]
+        assert units == [part.text for part in Shard(Extent.whole(32), Extent.whole(9)).units(4)]
 
 
 def test_a_shard_that_cannot_be_is_refused() -> None:
     for make in (
-        lambda: Shard(2, 2, 8, 0, 1, 1),
-        lambda: Shard(0, 9, 8, 0, 1, 1),
-        lambda: Shard(0, 1, 8, 0, 0, 1),
-        lambda: Shard.of_rank(4, 4, 8, 1),
-        lambda: Shard.of_rank(0, 3, 8, 1),
-        lambda: Shard.of_rank(1, 2, 8, 1).units(3),
+        lambda: Extent(2, 2, 8),
+        lambda: Extent(0, 9, 8),
+        lambda: HeadReplica(2, 2),
+        lambda: TokenRuns(0, 2, run_tokens=0),
+        lambda: Shard.of_rank(4, 4, 8, Extent.whole(1)),
+        lambda: Shard.of_rank(0, 3, 8, Extent.whole(1)),
+        lambda: Shard.of_rank(0, 8, 2, Extent.whole(1)).interleaved(3),
+        lambda: Shard.of_rank(1, 2, 8, Extent.whole(1)).units(3),
         lambda: heads_per_unit(8, (2, 3)),
     ):
         with pytest.raises(LayoutError):

@@ -29,6 +29,7 @@ from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
+from unified_cache.shards import NamedShard
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -205,7 +206,7 @@ def test_opening_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
 
 
 def test_a_manifest_comes_back_as_it_was_given_and_one_of_another_format_is_refused() -> None:
-    identity = Identity("model", "revision", "bf16", "heads 0-7")
+    identity = Identity("model", "revision", "bf16", NamedShard("heads 0-7"))
     for layout in LAYOUTS.values():
         manifest = manifest_of(identity, layout)
         found = described_by(manifest)
@@ -222,7 +223,7 @@ def test_a_manifest_comes_back_as_it_was_given_and_one_of_another_format_is_refu
             described_by(newer)
         newer.CopyFrom(manifest)
         newer.ClearField("components")
-        with pytest.raises(StorageError, match="must describe a layout"):
+        with pytest.raises(StorageError, match="must describe a model and its layout"):
             described_by(newer)
 
 

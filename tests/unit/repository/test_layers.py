@@ -19,7 +19,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("errors", "files"),
     ("extras",),
     ("page",),
-    ("window",),
+    ("window", "shards"),
     ("pool",),
     ("config", "slots", "seal", "proto"),
     ("wire",),
@@ -59,7 +59,7 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """Rooms of a package by floor, lowest first. A room imports from itself and from lower floors; rooms of one floor do
 not know each other."""
 
-TORCH_FREE = frozenset({"errors", "page", "window", "pool", "tree"})
+TORCH_FREE = frozenset({"errors", "page", "window", "shards", "pool", "tree"})
 """Rooms that never import torch by themselves; for the tree, nothing that it imports does so either."""
 
 HEIGHT = {
