@@ -447,12 +447,9 @@ class UnifiedCache:
         tier = self._storage
         self._storage = self._transfers.storage = None
         self._controller.stop_all()
-        try:
+        with suppress(WaitTimeoutError, RankLostError):  # the store is closed once it has returned
             self._controller.wait_all(self.config.close_timeout_s)
-        except (WaitTimeoutError, RankLostError):
-            hanging = tier.close_after_calls(self.config.close_timeout_s)
-        else:
-            hanging = tier.close()
+        hanging = tier.close(self.config.close_timeout_s)
         logger.info("detached the store%s", _hanging(hanging))
         return hanging
 
@@ -537,7 +534,7 @@ class UnifiedCache:
         self._closed = True
         stuck = self._controller.close(timeout_s)
         if self._storage is not None:
-            stuck += self._storage.close_after_calls(timeout_s) if stuck else self._storage.close()
+            stuck += self._storage.close(timeout_s)
         self._publish_stats()
         logger.info("closed the cache%s", _hanging(stuck))
         return stuck

@@ -1,8 +1,9 @@
 """One backend holding pages of one identity: what a page's objects are called, and where their bytes lie."""
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock, Thread
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers.deadline import call_within
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["PoolOrder", "StorageTier"]
@@ -95,24 +97,16 @@ class StorageTier:
         writes = tuple((component, pool) for component, pool in reads if pool.name in written)
         return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)
 
-    def close(self) -> list[str]:
-        """Close the store; name the calls that it does not return from in time."""
+    def close(self, timeout_s: float) -> list[str]:
+        """Close the store and wait for it at most ``timeout_s``; name what it does not return from in time.
+
+        A store that is still in a call is closed once it has returned, without the caller if need be.
+        """
         try:
-            self.backend.close()
+            call_within(timeout_s, Method.CLOSE, self.backend.close, time.monotonic)
         except StorageTimeoutError as error:
             return [str(error)]
         return []
-
-    def close_after_calls(self, timeout_s: float) -> list[str]:
-        """Close the store on a thread of its own and wait for it at most ``timeout_s``; name what hangs, as ``close``.
-
-        For a store that is still in a call: it is closed once it has returned, without the caller if need be.
-        """
-        named: list[str] = []
-        closing = Thread(target=lambda: named.extend(self.close()), name="close of the store", daemon=True)
-        closing.start()
-        closing.join(timeout_s)
-        return [closing.name] if closing.is_alive() else named
 
     def pools(self, component: int) -> tuple[PoolSpec, ...]:
         """Return the pools of a component that have objects."""

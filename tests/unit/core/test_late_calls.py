@@ -152,6 +152,22 @@ def test_the_breaker_opens_by_calls_that_never_return(store: HangingReads, open_
     assert cache.close() == []
 
 
+def test_a_store_whose_look_ups_work_and_whose_reads_all_fail_is_soon_left_alone(
+    store: HangingReads, open_cache: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing_get(pages: Sequence[PageIO]) -> list[Answer]:
+        store.callers.append(get_ident())
+        raise StorageError("cannot read", retryable=True)
+
+    monkeypatch.setattr(store, "get", failing_get)
+    guard = replace(GUARD, retry_rounds_max=2, retry_pause_s=1e-6, breaker_failures_max=3)
+    cache = open_cache(replace(guard, breaker_pause_s=60.0, breaker_pause_s_max=60.0))
+    outcomes = [prefetched(cache, number % 6).state for number in range(30)]
+    assert outcomes == [OperationState.FAILED] * 3 + [OperationState.DONE] * 27
+    assert len(store.callers) == 3 * 3, "three failures; of each a get of both pages, then one of each"
+    assert cache.close() == []
+
+
 def test_a_cache_closes_in_time_over_a_call_that_hangs_and_names_it(store: HangingReads, open_cache: Open) -> None:
     cache = open_cache(GUARD)
     cache.config = replace(cache.config, close_timeout_s=0.3)

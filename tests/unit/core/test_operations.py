@@ -1,6 +1,6 @@
 """A transfer's life: cancelled, late, stopped, in quarantine, detached."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from threading import Event, Timer
 
@@ -422,10 +422,31 @@ def test_a_store_that_a_worker_hangs_in_is_closed_once_it_has_returned() -> None
     toy.cache.config = replace(toy.cache.config, guard=None, close_timeout_s=0.1)
     toy.cache.attach(Stuck())
     toy.cache.prefetch(toy.cache.prompt(tokens(2)))
-    assert toy.cache.close() == ["storage-0", "close of the store"]
+    assert toy.cache.close() == ["storage-0", "the store did not return from close within 0.1 s"]
     assert not closed.is_set()
     let_go.set()
     assert closed.wait(10)
+
+
+@pytest.mark.parametrize("leaves", [UnifiedCache.detach, UnifiedCache.close])
+def test_a_store_without_a_guard_that_hangs_while_it_is_closed_is_named_in_time(
+    leaves: Callable[[UnifiedCache], list[str]],
+) -> None:
+    let_go, closed = Event(), Event()
+
+    class StuckInClose(MemoryStorage):
+        def close(self) -> None:
+            let_go.wait(30)
+            super().close()
+            closed.set()
+
+    toy = engine(StuckInClose())
+    assert toy.cache.config.guard is None
+    toy.cache.config = replace(toy.cache.config, close_timeout_s=0.05)
+    assert leaves(toy.cache) == ["the store did not return from close within 0.05 s"]
+    let_go.set()
+    assert closed.wait(30)
+    assert toy.cache.close() == []
 
 
 # ---- telling -----------------------------------------------------------------------------------------------------
@@ -439,13 +460,20 @@ def test_a_transfer_that_was_over_at_once_is_told_once() -> None:
     assert toy.cache.poll() == []
 
 
-def test_a_transfer_that_ended_while_the_store_was_detached_is_told() -> None:
+def test_what_ended_while_the_store_was_detached_is_told_loads_too() -> None:
     store = MemoryStorage()
     filled(store)
     toy = engine(store)
-    operation = started(toy.cache.prefetch(toy.cache.prompt(tokens(6))))
+    toy.cache.backup(serve(toy, 4, first=1000))
+    toy.cache.wait_all(1)
+    evicted = toy.cache._ledger.tree.evict(Tier.DEVICE, 0, 12)
+    toy.cache._ledger._take_back(evicted)
+    load = started(toy.cache.load(toy.cache.prompt(tokens(4, 1000))))
+    prefetch = started(toy.cache.prefetch(toy.cache.prompt(tokens(6))))
     toy.cache.detach()
-    assert toy.cache.poll() == [operation]
+    assert (load.state, load.pages_count > 0) == (OperationState.DONE, True)
+    assert toy.cache.poll() == [load, prefetch]
+    assert toy.cache.poll() == []
 
 
 # ---- storage that comes and goes ---------------------------------------------------------------------------------

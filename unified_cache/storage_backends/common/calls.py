@@ -1,11 +1,15 @@
 """Calls in flight of a store that several threads use, so that closing it waits for the last one."""
 
+import sys
 from threading import Condition, Lock
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from unified_cache.errors import ClosedError
 
 __all__ = ["CallsInFlight"]
+
+LOOK_S = 0.1
+"""Between two looks, while a close waits, whether a call was interrupted on its way out."""
 
 
 class CallsInFlight:
@@ -13,33 +17,49 @@ class CallsInFlight:
 
     Entering and leaving take no lock, for they are on the path of every call: a call shows itself before it looks
     whether the store is closed, and closing looks for calls after it has said so, so one of them sees the other.
+
+    An interrupt from the keyboard can cut a call short before it has left. So a call is known by the frame that it runs
+    in: of one that is not running any more, nothing is in flight.
     """
 
-    __slots__ = ("_closed", "_in_flight", "_last_left", "_store")
+    __slots__ = ("_closed", "_frames", "_last_left", "_store")
 
     def __init__(self, store: str) -> None:
         self._store = store
-        self._in_flight: list[None] = []
+        self._frames: dict[FrameType, None] = {}
         self._closed = False
         self._last_left = Condition(Lock())
 
     def __enter__(self) -> None:
-        self._in_flight.append(None)
+        frame = sys._getframe(1)  # noqa: SLF001  # documented, and nothing else names the caller's frame
+        self._frames[frame] = None
         if self._closed:
-            self.__exit__(None, None, None)
+            self._leave(frame)
             raise ClosedError(f"{self._store} was closed")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._in_flight.pop()
-        if self._closed:
-            with self._last_left:
-                self._last_left.notify_all()
+        self._leave(sys._getframe(1))  # noqa: SLF001  # as on entering
 
     def close(self) -> bool:
         """Refuse new calls and wait for those in flight; True for the one caller who is to let go."""
         with self._last_left:
             first = not self._closed
             self._closed = True
-            while self._in_flight:
-                self._last_left.wait()
+            while any(map(is_running, self._frames.copy())):
+                self._last_left.wait(LOOK_S)
             return first
+
+    def _leave(self, frame: FrameType) -> None:
+        self._frames.pop(frame, None)
+        if self._closed:
+            with self._last_left:
+                self._last_left.notify_all()
+
+
+def is_running(frame: FrameType) -> bool:
+    """Tell whether a frame has not returned and raised nothing yet; one that has lets go of what it held."""
+    try:
+        frame.clear()
+    except RuntimeError:
+        return True
+    return False
