@@ -5,7 +5,7 @@ slice of ``page_size * TOKEN_BYTES`` bytes: hashing, comparing and splitting are
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -52,10 +52,13 @@ class Namespace:
     cache_salt: str | None = None
     lora_id: str | None = None
     tenant: str | None = None
+    bigrams: bool = field(default=False, kw_only=True)
+    """Whether a page is of pairs, each token with the one after it: for engines whose draft model (EAGLE) reads the
+    next token along, so that state depends on it. Keys are those of SGLang 0.5.23 under EAGLE."""
 
     @property
     def seed(self) -> bytes:
-        """Digest that stands before the first page; empty for the default namespace."""
+        """Digest that stands before the first page; empty without any name, whether pages are of bigrams or not."""
         shared = (self.extra_key, self.cache_salt)
         ours = (self.lora_id, self.tenant)
         if ours == (None, None):
@@ -66,23 +69,23 @@ class Namespace:
 
 
 DEFAULT_NAMESPACE = Namespace()
-"""No extra key, no salt, no adapter, no tenant."""
+"""No extra key, no salt, no adapter, no tenant; pages of single tokens."""
 
 
 def _tagged(*fields: str | None) -> bytes:
     """Join fields so that no two combinations collide: a tag and a length before each."""
     parts: list[bytes] = []
-    for field in fields:
-        if field is None:
+    for text in fields:
+        if text is None:
             parts.append(b"\x00")
         else:
-            text = field.encode()
-            parts.append(b"\x01" + len(text).to_bytes(8, "little") + text)
+            encoded = text.encode()
+            parts.append(b"\x01" + len(encoded).to_bytes(8, "little") + encoded)
     return b"".join(parts)
 
 
-def encode_tokens(tokens: TokensLike, page_size: int) -> bytes:
-    """Convert token ids to bytes, cut to whole pages: the one place where tokens are converted.
+def encode_tokens(tokens: TokensLike, page_size: int, ahead: int = 0) -> bytes:
+    """Convert token ids to bytes, cut to whole pages behind the first ``ahead``: the one place to convert tokens.
 
     Returns a copy; the caller may reuse its array.
 
@@ -107,7 +110,7 @@ def encode_tokens(tokens: TokensLike, page_size: int) -> bytes:
     if ids[ids.argmin()] < 0 or (not is_encoded and ids[ids.argmax()] > TOKEN_ID_MAX):
         bad = int(ids[(ids < 0) | (ids > TOKEN_ID_MAX)][0])
         raise TokenError(f"token ids must be in [0, 2**31), found {bad}")
-    rest = ids.size % page_size
+    rest = (ids.size - ahead) % page_size
     if rest:
         ids = ids[:-rest]
     return (ids if is_encoded else ids.astype(_ENCODED)).tobytes()
@@ -117,14 +120,24 @@ class Prompt:
     """The tokens of one request, cut to whole pages, in one namespace.
 
     Immutable. Page keys are computed when first asked for and then kept.
+
+    A page of bigrams holds the state of its pairs' first tokens, and is named by one token more. A run of pairs is its
+    first token and then the second of each: so a tree has the first token in the name of the root, and the second ones
+    where it has tokens otherwise.
+
+        token ids     7    3    3    9    5    1
+        pages of 2    [7 3, 3 3]  [3 9, 9 5]   5 1: part of a page, cut off
+        first, tokens 7   [3    3] [9    5]
     """
 
-    __slots__ = ("_keys", "page_size", "pages_count", "seed", "tokens")
+    __slots__ = ("_keys", "first", "page_size", "pages_count", "seed", "tokens")
 
-    def __init__(self, tokens: bytes, page_size: int, seed: bytes) -> None:
+    def __init__(self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"") -> None:
         """Take whole pages of encoded tokens; ``Prompt.of`` takes what users have."""
         self.tokens = tokens
-        """Whole pages only, int32 little-endian."""
+        """Whole pages only, int32 little-endian; of bigrams the second tokens."""
+        self.first = first
+        """First token of all, encoded, where pages are of bigrams; else empty."""
         self.page_size = page_size
         self.seed = seed
         """Digest of the namespace; it stands before the first page in the key chain."""
@@ -138,28 +151,48 @@ class Prompt:
         Raises:
             TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
         """
-        seed = b"" if namespace is DEFAULT_NAMESPACE else namespace.seed
-        return cls(encode_tokens(tokens, page_size), page_size, seed)
+        if namespace is DEFAULT_NAMESPACE:
+            return cls(encode_tokens(tokens, page_size), page_size, b"")
+        ahead = int(namespace.bigrams)
+        encoded = encode_tokens(tokens, page_size, ahead)
+        cut = ahead * TOKEN_BYTES
+        return cls(encoded[cut:], page_size, namespace.seed, encoded[:cut])
+
+    @property
+    def root(self) -> bytes:
+        """Name of the root that the prompt hangs below in a tree; prompts of two roots share no page."""
+        return self.seed + self.first
 
     def head(self, pages_count: int) -> "Prompt":
         """Return the first ``pages_count`` pages as a prompt of their own, keys included."""
         if pages_count >= self.pages_count:
             return self
-        head = Prompt(self.tokens[: pages_count * self.page_size * TOKEN_BYTES], self.page_size, self.seed)
+        tokens = self.tokens[: pages_count * self.page_size * TOKEN_BYTES]
+        head = Prompt(tokens, self.page_size, self.seed, self.first)
         if self._keys is not None:
             head._keys = self._keys[:pages_count]
         return head
 
     @property
     def keys(self) -> tuple[PageKey, ...]:
-        """Key of every page, root first: ``key[i] = sha256(key[i - 1] + tokens of page i)``.
+        """Key of every page, root first: ``key[i] = sha256(key[i - 1] + tokens of page i)``; a bigram is two tokens.
 
         Safe to ask for from any thread: two threads at worst compute the same chain twice.
         """
         keys = self._keys
         if keys is None:
-            keys = self._keys = key_chain(self.seed, self.tokens, self.page_size)
+            if self.first:
+                keys = key_chain(self.seed, _bigrams(self.first + self.tokens), 2 * self.page_size)
+            else:
+                keys = key_chain(self.seed, self.tokens, self.page_size)
+            self._keys = keys
         return keys
+
+
+def _bigrams(tokens: bytes) -> bytes:
+    """Return each token but the last together with the one after it."""
+    ids = np.frombuffer(tokens, _ENCODED)
+    return np.stack((ids[:-1], ids[1:]), axis=1).tobytes()
 
 
 def key_chain(seed: bytes, tokens: bytes, page_size: int) -> tuple[PageKey, ...]:

@@ -15,6 +15,7 @@ from unified_cache.demo.request import DemoRequest, RequestOutcome
 from unified_cache.demo.session import Session
 from unified_cache.errors import ConfigError, InputError
 from unified_cache.forward import ForwardMode
+from unified_cache.page import Namespace
 
 GEMMA, MAMBA = "tiny-gemma3", "tiny-qwen3-next"
 PAGE = kept_by(GEMMA).layout.page_size
@@ -117,6 +118,20 @@ def test_the_next_turn_resumes_where_the_answer_ended(family: str) -> None:
         list(session.stream(made, [4, 5, 6], 2))
         assert session.last is not None
         assert session.last.reused.device_tokens == 4 * PAGE
+
+
+@pytest.mark.parametrize("extra_count", [-1, 0, 1])
+def test_a_turn_of_bigrams_resumes_from_the_pages_whose_next_token_is_known(extra_count: int) -> None:
+    bigrams = Namespace(bigrams=True)
+    with engine(GEMMA) as made:
+        page_size = made.cache.layout.page_size
+        first = DemoRequest(list(tokens_of(1, 2 * page_size + extra_count)), page_size, namespace=bigrams)
+        serve(made, first)
+        second = DemoRequest([*first.tokens, 7], 1, namespace=bigrams)
+        serve(made, second)
+        # The last generated token was never run, so what it would have begun is not known.
+        assert second.reused.tokens == (len(first.tokens) - 1) // page_size * page_size
+        assert_at_rest(made)
 
 
 def test_without_keeping_answers_only_prompts_are_resumed() -> None:

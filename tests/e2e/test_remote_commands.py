@@ -67,6 +67,9 @@ def test_what_is_put_can_be_looked_up_and_got_again(
         assert back.read_bytes() == page
     assert run(lookup) == 0
     assert json.loads(capsys.readouterr().out)[0]["restorable_tokens"] == PAGES * PAGE_SIZE
+    assert run([*lookup, "--bigrams"]) == 0
+    pairs = json.loads(capsys.readouterr().out)[0]
+    assert (pairs["pages_count"], pairs["restorable_tokens"]) == (PAGES - 1, 0)
     assert run(lookup[:-1]) == 0
 
 

@@ -155,6 +155,18 @@ def test_backup_of_a_prefix_copies_the_chain_of_its_namespace_alone(
     assert restored_pages(open_store("file", tmp_path / "target"), layout, PROMPTS[1]) == 0
 
 
+def test_prompts_of_bigrams_are_found_only_as_such(ask: Ask, tmp_path: Path) -> None:
+    layout = LAYOUTS["full"]
+    source, target = url_of("file", tmp_path / "source"), url_of("file", tmp_path / "target")
+    fill(open_store("file", tmp_path / "source"), layout, [Prompt.of(TOKENS[1], PAGE_SIZE, Namespace(bigrams=True))])
+    one = tmp_path / "one"
+    one.write_text(" ".join(map(str, TOKENS[1])), encoding="utf-8")
+    for command in (("backup", source, target, "--prefix"), ("prefetch", source, "--into", target, "--tokens")):
+        status, _, err = ask(*command, one)
+        assert (status, "check tokens, namespace" in err) == (1, True)
+        assert ask(*command, one, "--bigrams")[0] == 0
+
+
 @pytest.mark.parametrize("kind", ["file", "packed"])
 def test_gc_collects_and_evicts_down_to_a_cap_and_clear_empties(kind: str, ask: Ask, tmp_path: Path) -> None:
     layout = LAYOUTS["full_swa"]

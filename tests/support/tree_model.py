@@ -85,7 +85,7 @@ class TreeModel:
 
     def prefixes(self, prompt: Prompt) -> list[Prefix]:
         page = self.page_size * 4
-        return [prompt.seed + b"|" + prompt.tokens[: (i + 1) * page] for i in range(prompt.pages_count)]
+        return [prompt.root + b"|" + prompt.tokens[: (i + 1) * page] for i in range(prompt.pages_count)]
 
     def pinned(self) -> set[Pinned]:
         out: set[Pinned] = set()

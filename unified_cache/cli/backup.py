@@ -15,6 +15,7 @@ import typer
 
 from unified_cache.cli.options import (
     TOKENS_HELP,
+    BigramsOption,
     CacheSaltOption,
     ExtraKeyOption,
     IdentityOption,
@@ -61,6 +62,7 @@ class BackupCommand:
     cache_salt: CacheSaltOption = None
     lora_id: LoraIdOption = None
     tenant: TenantOption = None
+    bigrams: BigramsOption = False
     as_json: JsonOption = False
 
     def run(self) -> None:
@@ -70,7 +72,7 @@ class BackupCommand:
             InputError: there is no such store or identity, or no token ids in the file; DST was not touched.
             CacheError: something was flawed, found no room, or was not there at all.
         """
-        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant)
+        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant, bigrams=self.bigrams)
         if self.prefix is None and namespace != Namespace():
             raise ConfigError("a namespace needs --prefix TOKENS_FILE: without tokens nobody can tell whose a page is")
         with closing(_opened(self.source, self.target)) as source:
@@ -114,6 +116,7 @@ class PrefetchCommand:
     cache_salt: CacheSaltOption = None
     lora_id: LoraIdOption = None
     tenant: TenantOption = None
+    bigrams: BigramsOption = False
     as_json: JsonOption = False
 
     def run(self) -> None:
@@ -123,7 +126,7 @@ class PrefetchCommand:
             InputError: there is no such store or identity, or no token ids in the file; DST was not touched.
             CacheError: a prefix is shorter than it seemed, something was flawed, or nothing was there at all.
         """
-        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant)
+        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant, bigrams=self.bigrams)
         with closing(_opened(self.source, self.target)) as source:
             kept = choose(identities_of(source), self.source, self.identity)
             description = kept.described()

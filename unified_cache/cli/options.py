@@ -12,6 +12,7 @@ from unified_cache.storage_backends.protocol import StorageReader
 
 __all__ = [
     "TOKENS_HELP",
+    "BigramsOption",
     "CacheSaltOption",
     "ExtraKeyOption",
     "IdentityOption",
@@ -34,6 +35,7 @@ TokensFileOption = Annotated[Path, typer.Option(metavar="FILE", help=TOKENS_HELP
 ExtraKeyOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: extra key.")]
 CacheSaltOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: cache salt.")]
 LoraIdOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")]
+BigramsOption = Annotated[bool, typer.Option("--bigrams", help="Namespace of the prompts: pages of bigrams (EAGLE).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

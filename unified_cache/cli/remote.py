@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_cache.cli.options import (
+    BigramsOption,
     CacheSaltOption,
     ExtraKeyOption,
     IdentityOption,
@@ -121,6 +122,7 @@ class LookupCommand:
     extra_key: ExtraKeyOption = None
     cache_salt: CacheSaltOption = None
     lora_id: LoraIdOption = None
+    bigrams: BigramsOption = False
     as_json: JsonOption = False
 
     def run(self) -> None:
@@ -132,7 +134,8 @@ class LookupCommand:
         """
         described = _described(self.like, self.identity)
         page_size = described.layout.page_size
-        prompts = read_prompts(self.tokens, page_size, Namespace(self.extra_key, self.cache_salt, self.lora_id))
+        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, bigrams=self.bigrams)
+        prompts = read_prompts(self.tokens, page_size, namespace)
         with _opened(self.url) as inquiry:
             found = inquiry.lookup(_manifest(described), [prompt.keys for prompt in prompts])
         if self.as_json:

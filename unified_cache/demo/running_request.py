@@ -107,7 +107,7 @@ class RunningRequest:
         request.reused = self._prefix.reused
         pages_count = len(request.tokens) // self._page_size
         self._fresh = [np.zeros(0, np.int32) for _ in self._components]
-        self._allocate_pages(start, pages_count, self._prefix.ends)
+        self._allocate_pages(start, pages_count, [*self._prefix.ends, pages_count])
 
     # ---- one forward -----------------------------------------------------------------------------------------
 
@@ -191,9 +191,9 @@ class RunningRequest:
     def _insert_pages(self, end: int) -> None:
         """Insert whole pages up to ``end`` into the tree, as far as they have slots; the lock pins them after that."""
         end = min(end, self._locked_end + len(self._fresh[0]))
-        count = end - self._locked_end
+        prompt = self._cache.prompt(self.request.tokens, self.request.namespace).head(end)
+        count = prompt.pages_count - self._locked_end
         if count > 0 and self._lock is not None:
-            prompt = self._cache.prompt(self.request.tokens, self.request.namespace).head(end)
             self._lock = self._cache.insert(prompt, [slots[:count] for slots in self._fresh], self._lock)
             self._fresh = [slots[count:] for slots in self._fresh]
             self._renew_table()

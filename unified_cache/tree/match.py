@@ -79,7 +79,7 @@ def match(tree: TreeState, prompt: Prompt, priority: int) -> Match:
     of it may have nothing to do with this prompt; lock and insert cut it where the prompt ends, and insert then
     makes exactly the prompt recent. Where pages go by priority, those made recent get at least ``priority``.
     """
-    root = tree.roots.get(prompt.seed)
+    root = tree.roots.get(prompt.root)
     if root is None:
         return Match(prompt, 0, 0, 0, [], tree, tree.version)
     path, tree_end = find(root, prompt, tree.page_key_bytes)

@@ -308,7 +308,7 @@ class RadixTree:
         self._check_alive(found)
         if not 0 <= end <= found.tree_end:
             raise InputError(f"end must be in [0, {found.tree_end}], found {end}")
-        return node_at(found.path, end) if end else self._state.root(found.prompt.seed)
+        return node_at(found.path, end) if end else self._state.root(found.prompt.root)
 
     def _check_alive(self, found: Match) -> None:
         if found.version != self._state.version or found.tree is not self._state:

@@ -66,14 +66,14 @@ class TreeState:
         self.page_key_bytes = page_size * TOKEN_BYTES
         """Bytes of one encoded page in a node's key."""
         self.roots: dict[bytes, Node] = {}
-        """Root of each namespace, by its seed, which is also its key. A root has no pages and is never locked."""
+        """Roots by name, which is also their key; see ``Prompt.root``. A root has no pages and is never locked."""
         self.queues = queues
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
 
-    def root(self, seed: bytes) -> Node:
-        """Return the root of a namespace; a new one counts as soon as it has a child."""
-        return self.roots.get(seed) or Node(seed, 0, 0, None, self.components_count)
+    def root(self, name: bytes) -> Node:
+        """Return the root of that name, see ``Prompt.root``; a new one counts as soon as it has a child."""
+        return self.roots.get(name) or Node(name, 0, 0, None, self.components_count)
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node but the roots, parents before children."""

@@ -28,6 +28,7 @@ from tests.support.exactness import (
     serve,
     serve_exactly,
     tokens_of,
+    untouched,
 )
 from unified_cache.errors import ConfigError, InputError, LayoutError, StateError, TokenError
 from unified_cache.integrations.transformers import (
@@ -38,6 +39,7 @@ from unified_cache.integrations.transformers import (
     layer_state,
 )
 from unified_cache.integrations.transformers import pages as pages_module
+from unified_cache.page import Namespace
 from unified_cache.pool import Slots
 from unified_cache.window import window
 
@@ -279,3 +281,20 @@ def test_a_layer_that_keeps_what_its_config_has_in_another_layer_is_refused(monk
     monkeypatch.setattr(pages_module, "from_hf_config", lambda *_args, **_options: turned)
     with pytest.raises(LayoutError, match=r"layer 0 of the model keeps \['swa'\], its config says \['kv'\]"):
         KeptState.of(model, page_size_of(WINDOWED))
+
+
+@pytest.mark.parametrize("family", [LLAMA, WINDOWED, "tiny-qwen3-next"])
+@pytest.mark.parametrize("extra_count", [-1, 0, 1, 2])
+def test_pages_of_bigrams_are_kept_as_far_as_the_token_after_them_is_known(family: str, extra_count: int) -> None:
+    bigrams, page_size = Namespace(bigrams=True), page_size_of(family)
+    tokens = tokens_of(1, 2 * page_size + extra_count)
+    with engine(family) as ours:
+        for turn in range(2):
+            sequence = ours.prefill(tokens, bigrams)
+            assert is_equal(go_on(sequence, page_size + 2), untouched(family, tokens, page_size + 2))
+            assert sequence.reused.tokens == (turn and (len(tokens) - 1) // page_size * page_size)
+            sequence.finish()
+            ours.cache.wait_all(1)
+            ours.cache.check()
+            assert not any(lane.out for lane in ours.cache.stats().occupancy)
+        assert ours.cache.match(ours.cache.prompt(tokens)).tree_end == 0

@@ -206,11 +206,13 @@ class Sequence:
         """Give the pages that are this request's own to the tree; from then on they are pinned for it."""
         if self._fresh is None or self._lock is None:
             return
-        end = self._lock.end + len(self._fresh[0])
-        if end > self._lock.end:
-            prompt = self._cache.prompt(self.tokens, self._namespace).head(end)
-            self._lock = self._cache.insert(prompt, self._fresh, self._lock)
+        prompt = self._cache.prompt(self.tokens, self._namespace).head(self._lock.end + len(self._fresh[0]))
+        count = prompt.pages_count - self._lock.end
+        rest = [each[count:] for each in self._fresh]  # a page of bigrams that lacks the token after it
+        if count:
+            self._lock = self._cache.insert(prompt, [each[:count] for each in self._fresh], self._lock)
         self._fresh = None
+        self._cache.free(rest)
 
     def _check_open(self) -> None:
         if self._is_over:
