@@ -8,12 +8,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.testing.storage_contract import LAYOUT, MODEL
 
 Names = dict[str, int]
 """What is in a directory: the inode under each name."""
 
+_Place = TypeVar("_Place")
+_Part = TypeVar("_Part")
 
 BLOCK_BYTES = 4096
 """What a disk writes whole or not at all."""
@@ -98,11 +102,27 @@ def _left_of(synced: Content, written: Content, choice: random.Random) -> Conten
     return Content(length, blocks)
 
 
+def _written(
+    live: Mapping[_Place, _Part], former: Mapping[_Place, _Part], missed: Mapping[_Place, _Part]
+) -> dict[_Place, _Part]:
+    """Return what a sync leaves on the disk: what is live, but where an earlier one missed the same, what it had."""
+    written: dict[_Place, _Part] = {}
+    for place in live.keys() | former.keys():
+        is_missed = place in missed and live.get(place) == missed[place]
+        part = (former if is_missed else live).get(place)
+        if part is not None:
+            written[place] = part
+    return written
+
+
 class PowerDisk(Disk):
     """A disk that takes a photograph before every ``stride``-th call. Nothing is really synced. Not thread-safe.
 
     A name is sure to stay, or to be gone, once its directory was synced after the change; a block of a file is once
     the file was. Real file systems promise more, such as that a rename is seen on both sides or on neither.
+
+    A sync that fails has written nothing, and what it should have written is then taken for written, as Linux does:
+    later syncs succeed and write what was changed since.
     """
 
     def __init__(self, top: Path, stride: int, acknowledged: set[int]) -> None:
@@ -119,6 +139,14 @@ class PowerDisk(Disk):
         self._synced_names: dict[int, Names] = {}
         self._synced_content: dict[int, Content] = {}
         self.photographs: list[Photograph] = []
+        self.syncs_count = 0
+        """Syncs of files of pages and of the directories that they lie in."""
+        self.failing_sync = -1
+        """Number of the one that fails, from 0 on."""
+        self.sync_errno = errno.EIO
+        self._missed_names: dict[int, Names] = {}
+        """In a directory when its sync failed."""
+        self._missed_content: dict[int, Content] = {}
 
     @classmethod
     @contextmanager
@@ -147,10 +175,33 @@ class PowerDisk(Disk):
         if not Path(path).readlink().is_relative_to(self._top):
             return  # What leads here is another's, and there.
         inode = self._hold(path)
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            self._synced_names[inode] = {name: self._hold(f"{path}/{name}") for name in os.listdir(fd)}
+        is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
+        fails = self._fails(Path(path).readlink(), is_directory=is_directory)
+        if is_directory:
+            names = {name: self._hold(f"{path}/{name}") for name in os.listdir(fd)}
+            if fails:
+                self._missed_names[inode] = names
+            else:
+                missed_names = self._missed_names.get(inode, {})
+                self._synced_names[inode] = _written(names, self._synced_names.get(inode, {}), missed_names)
         else:
-            self._synced_content[inode] = Content.of(self._held[inode])
+            content = Content.of(self._held[inode])
+            if fails:
+                self._missed_content[inode] = content
+            else:
+                former = self._synced_content.get(inode, Content())
+                missed = self._missed_content.get(inode, Content())
+                blocks = _written(content.blocks, former.blocks, missed.blocks)
+                self._synced_content[inode] = Content(content.length, blocks)
+        if fails:
+            raise OSError(self.sync_errno, os.strerror(self.sync_errno))
+
+    def _fails(self, path: Path, *, is_directory: bool) -> bool:
+        """Count a sync of what holds pages; tell whether it is to fail."""
+        if is_directory and len(path.parent.name) != len(MODEL.digest(LAYOUT).hex()):
+            return False
+        self.syncs_count += 1
+        return self.syncs_count - 1 == self.failing_sync
 
     def fdatasync(self, fd: int) -> None:  # type: ignore[override]
         """Note the same: nothing that the store asks of a file is beside its bytes and its length."""

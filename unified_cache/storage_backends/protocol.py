@@ -22,7 +22,10 @@ class Level(Enum):
     CACHED = "cached"
     """Readable by the next get; a crash may lose it."""
     DURABLE = "durable"
-    """Readable after any crash, until it is evicted or removed."""
+    """Readable after any crash, until it is evicted or removed.
+
+    Before this is said of a page that was there already, its bytes were verified by its seal, or written anew.
+    """
 
 
 class Answer(Enum):

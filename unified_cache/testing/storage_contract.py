@@ -252,18 +252,17 @@ class StorageContract(KeysOnlyContract):
                     assert bytes_of(found) == bytes_of(page)
 
     def test_a_put_of_a_page_that_exists_changes_nothing_and_counts_as_stored(self, storage: StorageBackend) -> None:
-        """Put other bytes of equal length under the same label, and the same label twice in one batch."""
+        """Put other bytes of equal length under the same label, and a label twice in a batch, at each level."""
         open_for_contract(storage)
         first = sealed_page(label(1))
         assert storage.put([first], Level.CACHED) == [Answer.STORED]
-        assert storage.put([sealed_page(label(1), salt=1), sealed_page(label(1), salt=2)], Level.CACHED) == [
-            Answer.STORED,
-            Answer.STORED,
-        ]
-        found = blank_page(label(1))
-        assert storage.get([found]) == [Answer.HIT]
-        assert bytes_of(found) == bytes_of(first)
-        assert len(list(listing(storage, label(1).identity))) == 1
+        for level in [Level.CACHED] + [Level.DURABLE] * storage.capability().durable:
+            others = [sealed_page(label(1), salt=1), sealed_page(label(1), salt=2)]
+            assert storage.put(others, level) == [Answer.STORED, Answer.STORED]
+            found = blank_page(label(1))
+            assert storage.get([found]) == [Answer.HIT]
+            assert bytes_of(found) == bytes_of(first)
+            assert len(list(listing(storage, label(1).identity))) == 1
 
     def test_pages_of_different_identities_keys_or_pools_never_mix(self, storage: StorageBackend) -> None:
         """Store all but one of a cube of labels, and read them all back."""

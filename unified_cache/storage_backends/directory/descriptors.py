@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 
 from unified_cache.errors import StorageError, StorageFullError
 from unified_cache.storage_backends.directory.disk import Disk
@@ -14,11 +15,14 @@ __all__ = [
     "WRITE_FLAGS",
     "Directory",
     "close_quietly",
+    "distrust",
+    "is_distrusted",
     "missing_bytes",
     "read_all",
     "read_at",
     "size_of",
     "storage_error",
+    "sync_or_distrust",
     "write_all",
     "write_at",
 ]
@@ -36,6 +40,9 @@ _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 _BEYOND = memoryview(bytearray(1))
 """For the byte after a page, which is not there; nobody looks at it."""
 
+_DISTRUSTED = stat.S_ISVTX
+"""The sticky bit, which no system gives a meaning on files, nor on directories that their owner alone may write."""
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PASSING = frozenset(
     {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.ESTALE}
@@ -48,6 +55,34 @@ def storage_error(error: OSError, doing: str) -> StorageError:
     if error.errno in _FULL:
         return StorageFullError(message)
     return StorageError(message, retryable=error.errno in _PASSING)
+
+
+def sync_or_distrust(disk: Disk, fd: int) -> None:
+    """Let everything in a file or a directory survive a crash; where that fails, it is distrusted from then on.
+
+    Raises:
+        OSError: it could not be written. A second sync would say that it was.
+    """
+    try:
+        disk.fsync(fd)
+    except OSError:
+        distrust(disk, fd)
+        raise
+
+
+def distrust(disk: Disk, fd: int) -> None:
+    """Mark a file or a directory in which a sync failed, for every process until the power goes.
+
+    Linux takes pages that it could not write for written, and reads them from memory as if they were. The mark is in
+    the same memory, so it stays as long as that is so; what is read after a loss of power is the truth again.
+    """
+    with suppress(OSError):
+        disk.chmod(fd, stat.S_IMODE(disk.fstat(fd).st_mode) | _DISTRUSTED)
+
+
+def is_distrusted(status: os.stat_result) -> bool:
+    """Tell whether a status is that of a file or a directory in which a sync failed."""
+    return bool(status.st_mode & _DISTRUSTED)
 
 
 def close_quietly(disk: Disk, fd: int) -> None:

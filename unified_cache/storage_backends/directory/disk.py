@@ -77,6 +77,7 @@ class Disk:
     pwrite = staticmethod(os.pwrite)
     pwritev = staticmethod(_pwritev)
     utime = staticmethod(os.utime)
+    chmod = staticmethod(os.chmod)
     fsync = staticmethod(os.fsync)
     fdatasync = staticmethod(os.fdatasync if "fdatasync" in vars(os) else os.fsync)
     rename = staticmethod(os.rename)

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock
 
-from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, Directory, close_quietly
+from unified_cache.storage_backends.directory.descriptors import (
+    DIRECTORY_FLAGS,
+    Directory,
+    close_quietly,
+    sync_or_distrust,
+)
 from unified_cache.storage_backends.directory.disk import Disk
 
 __all__ = ["OpenDirectories"]
@@ -69,7 +74,7 @@ class OpenDirectories:
     def sync(self, touched: Mapping[Directory, bytes]) -> None:
         """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
         for directory in touched:
-            self._disk.fsync(directory.fd)
+            sync_or_distrust(self._disk, directory.fd)
         for identity in {identity for directory, identity in touched.items() if not directory.anchored}:
             fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root_fd)
             try:

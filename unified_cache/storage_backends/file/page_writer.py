@@ -7,14 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from unified_cache.errors import StorageError
-from unified_cache.seal import Label
+from unified_cache.seal import Label, verify_buffers
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.descriptors import (
     READ_FLAGS,
     WRITE_FLAGS,
     Directory,
     close_quietly,
+    is_distrusted,
+    read_at,
     storage_error,
+    sync_or_distrust,
     write_all,
 )
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
@@ -121,7 +124,7 @@ class PageWriter:
         return list(drafts.values())
 
     def _refresh(self, draft: _Draft, *, durable: bool) -> bool:
-        """Make an object that is there as durable as asked for, and recent; False where it is not there whole."""
+        """Make an object that is there as durable as asked for, and recent; False where it is to be written."""
         disk, directory, name = self._disk, draft.directory, draft.name
         # Most puts are of new pages, and asking so costs half of what an exception does.
         if not disk.access(name, os.F_OK, dir_fd=directory.fd):
@@ -140,10 +143,10 @@ class PageWriter:
             if stat.S_ISDIR(status.st_mode):
                 self._foreign.clear(directory, name, draft.stored.object_bytes)
                 return False
-            if is_whole(status.st_mode, status.st_size, draft.stored.object_bytes) and self._is_same(fd, draft.page):
-                if durable:
-                    # Whoever stored it may have stored it CACHED; only the file system knows.
-                    disk.fsync(fd)
+            is_sound = self._is_sound if durable else self._is_same
+            if is_whole(status.st_mode, status.st_size, draft.stored.object_bytes) and is_sound(fd, draft.page):
+                if durable and not self._make_durable(fd, status, directory):
+                    return False
                 disk.utime(fd, ns=(draft.stamp, draft.stamp))
                 return True
         except OSError as error:
@@ -154,6 +157,24 @@ class PageWriter:
         # The rename will replace it.
         self._foreign.note()
         return False
+
+    def _make_durable(self, fd: int, status: os.stat_result, directory: Directory) -> bool:
+        """Sync a page that is there: it may have been stored CACHED. False where it is to be written anew.
+
+        That is where its file or its directory has failed to sync, now or before.
+        """
+        if is_distrusted(status) or is_distrusted(self._disk.fstat(directory.fd)):
+            return False
+        try:
+            sync_or_distrust(self._disk, fd)
+        except OSError:
+            return False
+        return True
+
+    def _is_sound(self, fd: int, page: PageIO) -> bool:
+        """Tell whether a file is this page to the last byte, by its seal."""
+        content = memoryview(bytearray(page_bytes(page)))
+        return read_at(self._disk, fd, [content], 0) and verify_buffers((content,), page.label) is None
 
     def _is_same(self, fd: int, page: PageIO) -> bool:
         """Tell whether a file says that it is this page; whether its payload is right only a reader finds out."""

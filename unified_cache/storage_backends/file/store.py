@@ -203,8 +203,9 @@ class FileStorage:
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Write pages in their order, as far as there is room under the cap and on the file system.
 
-        DURABLE syncs each file before its name appears, and each directory once at the end of the batch.
-        An object that is there already is not written again, only synced.
+        DURABLE syncs each file before its name appears, and each directory once at the end of the batch. An object
+        that is there already is read and verified, then synced; it is written anew where either fails, and where its
+        directory has failed to sync before. CACHED believes its length and its header.
 
         Raises:
             StorageFullError: the file system has no room, or a limit on file sizes was met.

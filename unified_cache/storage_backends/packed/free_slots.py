@@ -26,6 +26,7 @@ class FreeSlots:
         "_numbers",
         "_segments",
         "_slots_count",
+        "_withdrawn",
         "key",
     )
 
@@ -44,6 +45,8 @@ class FreeSlots:
         self._free_count: Counter[int] = Counter()
         """Of each file, in both heaps."""
         self._numbers: set[int] = set()
+        self._withdrawn: set[int] = set()
+        """Files that get no page any more."""
 
     @property
     def segments(self) -> list[Segment]:
@@ -81,6 +84,16 @@ class FreeSlots:
             heapq.heappush(self._idle, (segment.number, slot))
             self._free_count[segment.number] += 1
 
+    def withdraw(self, segment: Segment) -> None:
+        """Give no slot of a file away any more; its pages stay until they go."""
+        if self._segments.get(segment.number) is not segment:
+            return  # it was given away as empty
+        self._withdrawn.add(segment.number)
+        for free in (self._idle, self._given_back):
+            free[:] = [place for place in free if place[0] != segment.number]
+            heapq.heapify(free)
+        self._growing = [number for number in self._growing if number != segment.number]
+
     def take(self, count: int) -> list[SegmentSlot]:
         """Take slots that are free, as many as there are up to ``count``."""
         taken: list[SegmentSlot] = []
@@ -101,13 +114,18 @@ class FreeSlots:
 
     def give(self, slots: Iterable[SegmentSlot]) -> None:
         """Take slots back that nobody uses any more."""
-        for slot in slots:
-            heapq.heappush(self._idle, (slot.segment.number, slot.number))
-            self._free_count[slot.segment.number] += 1
+        self._give(slots, self._idle)
 
     def take_empty_segments(self) -> list[Segment]:
         """Give away the files in which every slot is free."""
-        empty = {number for number, fresh in self._fresh.items() if fresh == self._free_count[number]}
+        return self._take_empty(self._fresh)
+
+    def take_empty_withdrawn(self) -> list[Segment]:
+        """Give away those of them that get no page any more."""
+        return self._take_empty(self._withdrawn) if self._withdrawn else []
+
+    def _take_empty(self, numbers: Iterable[int]) -> list[Segment]:
+        empty = {number for number in numbers if self._fresh[number] == self._free_count[number]}
         if not empty:
             return []
         for free in (self._idle, self._given_back):
@@ -116,6 +134,7 @@ class FreeSlots:
         for number in empty:
             del self._fresh[number], self._free_count[number]
         self._growing = [number for number in self._growing if number not in empty]
+        self._withdrawn -= empty
         return [self._segments.pop(number) for number in empty]
 
     def take_idle(self) -> list[SegmentSlot]:
@@ -127,6 +146,10 @@ class FreeSlots:
 
     def give_emptied(self, slots: Iterable[SegmentSlot]) -> None:
         """Take slots back that take no room any more."""
-        for slot in slots:
-            heapq.heappush(self._given_back, (slot.segment.number, slot.number))
-            self._free_count[slot.segment.number] += 1
+        self._give(slots, self._given_back)
+
+    def _give(self, slots: Iterable[SegmentSlot], free: list[tuple[int, int]]) -> None:
+        for segment, number in slots:
+            self._free_count[segment.number] += 1
+            if segment.number not in self._withdrawn:
+                heapq.heappush(free, (segment.number, number))

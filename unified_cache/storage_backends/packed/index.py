@@ -26,6 +26,8 @@ class PutBatch:
     """Pages to write, with their place in the batch."""
     gone: list[SegmentSlot]
     """Slots of pages that were evicted or replaced."""
+    replaced: dict[Label, SegmentSlot] = field(default_factory=dict)
+    """Of the pages to write, those that are there and not to be trusted: they go when what is written is there."""
     written: dict[Label, SegmentSlot] = field(default_factory=dict)
     is_entered: bool = False
     """Whether a table may say of a written page that it is there."""
@@ -112,8 +114,10 @@ class PageIndex:
             self._evicted_count += len(victims)
             return gone + self._take_out([victim.label for victim in victims])
 
-    def begin(self, pages: Sequence[PageIO], stamp: int) -> PutBatch:
+    def begin(self, pages: Sequence[PageIO], stamp: int, untrusted: Mapping[Label, SegmentSlot]) -> PutBatch:
         """Grant room to pages that are not there, evicting for them; those that are there become recent.
+
+        Pages that are still where ``untrusted`` says are to be written too, into the room that they have.
 
         Raises:
             InputError: a label names no object. Nothing was changed.
@@ -134,7 +138,9 @@ class PageIndex:
                     slot = None
                 # Of a page that is in the batch at two lengths the last one is stored.
                 stored[number] = stored[number] and self._lru.size_of(label) == sizes[number]
-                if stored[number] and slot is None:
+                if stored[number] and slot is not None and untrusted.get(label) is slot:
+                    batch.replaced[label] = slot
+                if stored[number] and (slot is None or label in batch.replaced):
                     batch.fresh.setdefault(label, number)
                 elif label not in self._lru:
                     self._lru.chains.unlink(label)
@@ -145,16 +151,17 @@ class PageIndex:
     def decline(self, batch: PutBatch, labels: Sequence[Label]) -> None:
         """Take back the room of fresh pages, but of those that another thread has stored meanwhile."""
         with self._guard:
-            declined = [label for label in labels if label not in self._slots]
+            declined = [label for label in labels if not self._is_others(label, batch)]
             for label in declined:
-                self._lru.forget(label)
+                if label not in batch.replaced:
+                    self._lru.forget(label)
             self._declined_count += len(declined)
         for label in labels:
             del batch.fresh[label]
         batch.decline(declined)
 
     def commit(self, batch: PutBatch) -> list[SegmentSlot]:
-        """Let others read what was written; return the slots of what was evicted, or stored by others, meanwhile."""
+        """Let others read what was written; return slots: of what it replaced, and what others stored or evicted."""
         spare: list[SegmentSlot] = []
         evicted: list[Label] = []
         with self._guard:
@@ -162,9 +169,11 @@ class PageIndex:
                 if self._lru.size_of(label) != slot.segment.object_bytes:
                     spare.append(slot)
                     evicted.append(label)
-                elif label in self._slots:
+                elif self._is_others(label, batch):
                     spare.append(slot)
                 else:
+                    if label in self._slots:
+                        spare.append(self._slots[label])
                     self._slots[label] = slot
         if evicted:
             batch.decline(evicted)
@@ -238,6 +247,11 @@ class PageIndex:
         with self._guard:
             found = self._lru.scan(identity, cursor)
             return Scan([each for each in found.objects if each.label in self._slots], found.cursor)
+
+    def _is_others(self, label: Label, batch: PutBatch) -> bool:
+        """Tell whether another put has stored a page since this batch began."""
+        slot = self._slots.get(label)
+        return slot is not None and slot is not batch.replaced.get(label)
 
     def _take_out(self, labels: Iterable[Label]) -> list[SegmentSlot]:
         slots: list[SegmentSlot] = []

@@ -14,12 +14,13 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from threading import Lock
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
-from unified_cache.storage_backends.directory.descriptors import close_quietly, read_at, write_at
+from unified_cache.storage_backends.directory.descriptors import close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.disk import Disk
 
 __all__ = ["Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
@@ -90,7 +91,18 @@ class Segment:
     Thread-safe as long as nobody writes a slot that another one writes.
     """
 
-    __slots__ = ("__weakref__", "_disk", "_fd", "_pages_offset", "_slot_bytes", "key", "number", "object_bytes")
+    __slots__ = (
+        "__weakref__",
+        "_disk",
+        "_fd",
+        "_pages_offset",
+        "_slot_bytes",
+        "_syncing",
+        "is_trusted",
+        "key",
+        "number",
+        "object_bytes",
+    )
 
     def __init__(self, disk: Disk, fd: int, key: SegmentKey, number: int) -> None:
         """Own ``fd``, which is open for reading, and for writing where the store is."""
@@ -98,6 +110,10 @@ class Segment:
         self._fd = fd
         self._slot_bytes = key.slot_bytes
         self._pages_offset = -(-key.slots_count * _ENTRY.size // BLOCK_BYTES) * BLOCK_BYTES
+        self._syncing = Lock()
+        """Of two threads in a sync that fails the system tells one alone, since they share the descriptor."""
+        self.is_trusted = True
+        """Whether a sync can be believed: no sync has failed, and the file has its name."""
         self.key = key
         self.object_bytes = key.object_bytes
         self.number = number
@@ -127,14 +143,24 @@ class Segment:
             self._disk.pwrite(self._fd, _STAMP.pack(stamp), offset)
 
     def sync(self) -> None:
-        """Let everything that was written survive a crash.
+        """Let everything that was written survive a crash; a file in which that failed is never trusted again.
 
         Raises:
-            OSError: it could not be written, or somebody removed the file.
+            OSError: it could not be written, now or before, or somebody removed the file.
         """
-        self._disk.fdatasync(self._fd)
-        if not self._disk.fstat(self._fd).st_nlink:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.key.file_name(self.number))
+        with self._syncing:
+            if not self.is_trusted:
+                raise OSError(
+                    errno.EIO, f"{os.strerror(errno.EIO)} at an earlier sync", self.key.file_name(self.number)
+                )
+            try:
+                self._disk.fdatasync(self._fd)
+                if not self._disk.fstat(self._fd).st_nlink:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.key.file_name(self.number))
+            except OSError:
+                self.is_trusted = False
+                distrust(self._disk, self._fd)
+                raise
 
     def punch(self, slots: Sequence[int]) -> None:
         """Give the room of free slots back to the file system. Slots in ascending order."""

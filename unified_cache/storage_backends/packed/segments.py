@@ -9,7 +9,12 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from unified_cache.seal import Label
-from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, Directory, close_quietly
+from unified_cache.storage_backends.directory.descriptors import (
+    DIRECTORY_FLAGS,
+    Directory,
+    close_quietly,
+    is_distrusted,
+)
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, ForeignFiles
 from unified_cache.storage_backends.directory.layout import identities_in
 from unified_cache.storage_backends.directory.root import StoreRoot
@@ -136,11 +141,28 @@ class SegmentFiles:
         if fault is not None:
             raise fault
 
+    def sync(self, segments: Iterable[Segment]) -> None:
+        """Let what is in files survive a crash. One that fails gets no page any more, and its pages are not trusted.
+
+        Raises:
+            OSError: it could not be written, now or before, or somebody removed the file.
+        """
+        for segment in segments:
+            try:
+                segment.sync()
+            except OSError:
+                with self._guard:
+                    self._free[segment.key].withdraw(segment)
+                raise
+
     def give(self, slots: Sequence[SegmentSlot]) -> None:
         """Take slots back that nobody uses any more, and give room on the disk back where too much of it is idle."""
         with self._guard:
             for slot in slots:
                 self._free[slot.segment.key].give((slot,))
+            empty = [segment for free in self._free.values() for segment in free.take_empty_withdrawn()]
+        self._remove(empty)
+        with self._guard:
             if self._idle_bytes() <= self._idle_bytes_max:
                 return
         self.give_back()
@@ -159,13 +181,7 @@ class SegmentFiles:
         with self._guard:
             empty = [segment for free in self._free.values() for segment in free.take_empty_segments()]
             idle = {key: by_segment(free.take_idle()) for key, free in self._free.items()}
-        for segment in empty:
-            try:
-                self._disk.unlink(_path_of(segment.key, segment.number), dir_fd=self._root.fd)
-            except OSError:
-                continue  # It stays, and keeps its number, until the store is opened again.
-            with self._guard:
-                self._free[segment.key].drop(segment.number)
+        self._remove(empty)
         for key, segments in idle.items():
             for segment, slots in segments.items():
                 try:
@@ -184,6 +200,15 @@ class SegmentFiles:
         for segment in list(self._opened):
             segment.close()
 
+    def _remove(self, empty: Iterable[Segment]) -> None:
+        for segment in empty:
+            try:
+                self._disk.unlink(_path_of(segment.key, segment.number), dir_fd=self._root.fd)
+            except OSError:
+                continue  # It stays, and keeps its number, until the store is opened again.
+            with self._guard:
+                self._free[segment.key].drop(segment.number)
+
     def _idle_bytes(self) -> int:
         return sum(free.idle_count * key.slot_bytes for key, free in self._free.items())
 
@@ -198,11 +223,15 @@ class SegmentFiles:
             self._foreign.clear(directory, name, -1)
             return
         segment = self._adopt(fd, key, number)
-        if not stat.S_ISREG(self._disk.fstat(fd).st_mode):
+        status = self._disk.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             self._foreign.clear(directory, name, -1)
             return
         entries = segment.entries()
         free.add(segment, [entry.slot for entry in entries], segment.reach(1))
+        if is_distrusted(status):
+            segment.is_trusted = False
+            free.withdraw(segment)
         for entry in entries:
             yield StoredPage(Label(key.identity, entry.key, key.pool), SegmentSlot(segment, entry.slot), entry.stamp)
 

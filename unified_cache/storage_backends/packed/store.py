@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +20,10 @@ from pathlib import Path
 
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
+from unified_cache.seal import Label, verify_buffers
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
-from unified_cache.storage_backends.common.lru import StoreLru
+from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, parse_address
 from unified_cache.storage_backends.directory.descriptors import missing_bytes, storage_error
@@ -210,14 +210,17 @@ class PackedStorage:
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Write pages in their order, as far as there is room under the cap and on the file system.
 
-        DURABLE syncs each file twice a batch: once when the pages are in it, once when their entries are.
+        DURABLE syncs each file twice a batch: once when the pages are in it, once when their entries are. A page that
+        is there already is read and verified, and its file synced; where it does not verify, or a sync of its file has
+        failed before, it is written into another slot. CACHED believes its entry.
 
         Raises:
             StorageFullError: the file system has no room, or a limit on file sizes was met.
             StorageError: another fault. None of the pages that were not there before is there now.
         """
         with self._calls:
-            batch = self._index.begin(pages, self._stamps.new(len(pages)))
+            untrusted = self._untrusted(pages) if level is Level.DURABLE else {}
+            batch = self._index.begin(pages, self._stamps.new(len(pages)), untrusted)
             self._free_quietly(batch.gone)
             self._keep_free(batch)
             try:
@@ -308,6 +311,23 @@ class PackedStorage:
                 self._root.disk.flock(self._root.fd, fcntl.LOCK_UN)
             self._root.close()
 
+    def _untrusted(self, pages: Sequence[PageIO]) -> dict[Label, SegmentSlot]:
+        """Read the pages that are there; return those that do not verify, or that lie in a file that is not trusted."""
+        untrusted: dict[Label, SegmentSlot] = {}
+        for label, object_bytes in {page.label: page_bytes(page) for page in pages}.items():
+            slot = self._index.find(label)
+            if slot is None or slot.segment.object_bytes != object_bytes:
+                continue
+            try:
+                is_sound = slot.segment.is_trusted and _is_sound(slot, label)
+            except OSError as error:
+                if error.errno not in UNREADABLE:
+                    raise self._cannot("read", label, error) from error
+                is_sound = False
+            if not is_sound:
+                untrusted[label] = slot
+        return untrusted
+
     def _keep_free(self, batch: PutBatch) -> None:
         """Decline the last pages where all would leave the file system too little room."""
         if not self._free_bytes_min or not batch.fresh:
@@ -344,12 +364,12 @@ class PackedStorage:
             entry = TableEntry(slot.number, label.key, batch.stamp - batch.fresh[label])
             entries.setdefault(slot.segment, []).append(entry)
         if durable:
-            _sync(entries)
+            self._segments.sync(entries)
         batch.is_entered = True
         for segment, inside in entries.items():
             segment.enter(sorted(inside))
         if durable:
-            _sync(entries)
+            self._segments.sync(entries)
             self._sync_others(batch, entries)
 
     def _sync_others(self, batch: PutBatch, synced: Container[Segment]) -> None:
@@ -357,11 +377,11 @@ class PackedStorage:
         others: dict[Segment, list[tuple[Label, SegmentSlot]]] = {}
         for page in batch.pages:
             slot = self._index.find(page.label)
-            if slot is not None and slot.segment not in synced:
+            if slot is not None and slot.segment not in synced and slot is not batch.replaced.get(page.label):
                 others.setdefault(slot.segment, []).append((page.label, slot))
         for segment, there in others.items():
             try:
-                segment.sync()
+                self._segments.sync((segment,))
             except FileNotFoundError:
                 # A file that its last page has left is removed; one from under a page that is there is a fault.
                 if any(self._index.find(label) is slot for label, slot in there):
@@ -393,9 +413,10 @@ class PackedStorage:
         return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
 
 
-def _sync(segments: Iterable[Segment]) -> None:
-    for segment in segments:
-        segment.sync()
+def _is_sound(slot: SegmentSlot, label: Label) -> bool:
+    """Tell whether a slot holds a page to the last byte, by its seal."""
+    content = memoryview(bytearray(slot.segment.object_bytes))
+    return slot.segment.read(slot.number, (content,)) and verify_buffers((content,), label) is None
 
 
 def open_url(rest: str, bytes_max: int | None) -> PackedStorage:

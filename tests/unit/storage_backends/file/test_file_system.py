@@ -134,13 +134,14 @@ def test_an_object_that_cannot_be_read_is_a_miss_stays_and_is_replaced_by_the_ne
         assert storage.get([blank_page(label(1))]) == [Answer.HIT]
 
 
-def test_a_bad_block_does_not_block_a_put_of_its_page(root: Path) -> None:
-    disk = FaultyDisk(only="pread")
+@pytest.mark.parametrize(("level", "call"), [(Level.CACHED, "pread"), (Level.DURABLE, "preadv")])
+def test_a_bad_block_does_not_block_a_put_of_its_page(level: Level, call: str, root: Path) -> None:
+    disk = FaultyDisk(only=call)
     with closing(FileStorage.open(root, disk=disk)) as storage:
         put(storage, [1])
         before = path_of(root, label(1)).stat().st_ino
         disk.failing = range(len(disk.calls), 1 << 30)
-        assert put(storage, [1], Level.DURABLE) == [True]
+        assert put(storage, [1], level) == [True]
         assert path_of(root, label(1)).stat().st_ino != before
 
 

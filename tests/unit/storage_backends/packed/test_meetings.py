@@ -82,15 +82,19 @@ def test_a_durable_put_does_not_mind_that_a_page_which_was_there_goes_meanwhile_
     assert storage.exists([label(1), there]) == [Answer.HIT, Answer.MISS]
 
 
-def test_a_durable_put_fails_where_somebody_removed_the_file_under_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_durable_put_fails_where_somebody_removed_the_file_under_it_and_the_next_one_makes_another(
+    number: int, tmp_path: Path
+) -> None:
     with closing(opened(tmp_path / "store")) as storage:
         put(storage, [1])
         for path in (tmp_path / "store").rglob("*.pack"):
             path.unlink()
         with pytest.raises(StorageError, match="ENOENT"):
-            put(storage, [2], Level.DURABLE)
-        with pytest.raises(StorageError, match="ENOENT"):
-            put(storage, [1], Level.DURABLE)
+            put(storage, [number], Level.DURABLE)
+        assert put(storage, [1, 2], Level.DURABLE) == [True, True]
+    with closing(opened(tmp_path / "store")) as storage:
+        assert storage.exists([label(1), label(2)]) == [Answer.HIT, Answer.HIT]
 
 
 def test_a_page_that_is_unreadable_again_and_again_leaves_nothing_behind_when_it_is_removed(tmp_path: Path) -> None:

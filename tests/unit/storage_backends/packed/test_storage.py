@@ -179,7 +179,8 @@ def test_exists_makes_no_call_on_the_disk_and_a_read_makes_one(root: Path) -> No
         assert disk.calls == ["pwritev"] * 2
         disk.calls.clear()
         put(storage, [10, 3], Level.DURABLE)
-        assert disk.calls == ["pwritev", "pwritev", "fdatasync", "fstat", "pwritev", "fdatasync", "fstat"]
+        # Page 3 is there, and read.
+        assert disk.calls == ["preadv", "pwritev", "pwritev", "fdatasync", "fstat", "pwritev", "fdatasync", "fstat"]
 
 
 # Who may open it
