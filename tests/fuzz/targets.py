@@ -62,7 +62,7 @@ class Requests:
     def __init__(self) -> None:
         limits = limits_with(pages_max=64, tokens_max=1024, identities_max=8)
         self._notes = Notes()
-        usage = TenantUsage(CappedQuota(1 << 20), limits.counted_pages_max)
+        usage = TenantUsage(CappedQuota(1 << 20), limits.counted_pages_max, None)
         store = TieredStore(MemoryStorage(1 << 20), HostTier(1 << 20), usage, self._notes)
         self._service = CacheService(store, TokenGate(), self._notes, limits, lambda: None)
         self._answers = {call: self._answer_of(call) for call in Call}

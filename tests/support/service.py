@@ -63,11 +63,14 @@ class TokenGate:
 class CappedQuota:
     """Bytes by tenant, under one cap for each."""
 
-    bytes_max: int = 1 << 40
+    cap_bytes: int = 1 << 40
     used: dict[str, int] = field(default_factory=dict)
 
+    def bytes_max(self, tenant: str) -> int:
+        return self.cap_bytes
+
     def reserve(self, tenant: str, count_bytes: int) -> bool:
-        if self.used.get(tenant, 0) + count_bytes > self.bytes_max:
+        if self.used.get(tenant, 0) + count_bytes > self.cap_bytes:
             return False
         self.used[tenant] = self.used.get(tenant, 0) + count_bytes
         return True
@@ -137,7 +140,8 @@ class LoopbackServer:
         limits = limits or LimitSettings()
         gate, notes, usage = TokenGate(), Notes(), usage or CappedQuota()
         drains: list[None] = []
-        tiered = TieredStore(store, HostTier(host_bytes), TenantUsage(usage, limits.counted_pages_max), notes)
+        counted = TenantUsage(usage, limits.counted_pages_max, store.capability().bytes_max)
+        tiered = TieredStore(store, HostTier(host_bytes), counted, notes)
         service = CacheService(tiered, gate, notes, limits, lambda: drains.append(None), clock or time.monotonic)
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
         server.add_generic_rpc_handlers((service.rpc_methods(),))

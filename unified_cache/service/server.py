@@ -17,7 +17,7 @@ from unified_cache.service.access.callers import Caller, Gate
 from unified_cache.service.access.clients import CertifiedClients, ClientTrust, read_trust
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
-from unified_cache.service.access.quota import StoredBytes
+from unified_cache.service.access.quota import StoredBytes, promised_bytes
 from unified_cache.service.access.reloaded import Reloaded, ReloadPace
 from unified_cache.service.access.tls import (
     Certificates,
@@ -92,7 +92,9 @@ class Service:
             gate = ServiceGate(access.authenticator(settings), scheduler, settings.quota, observed.metrics)
             traced = _traced(gate, settings, opened)
             guarded = GuardedStore.open(settings, observed.registry)
-            usage = TenantUsage(stored, settings.limits.counted_pages_max)
+            bytes_max = guarded.guard.breaker.capability().bytes_max
+            _warn_of_quotas(settings, access, bytes_max, observed.metrics)
+            usage = TenantUsage(stored, settings.limits.counted_pages_max, bytes_max)
             store = TieredStore(guarded.guard.breaker, HostTier(settings.host_bytes), usage, observed.metrics)
             cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask)
             opened.callback(cache.close)
@@ -210,6 +212,18 @@ def _crl_expiry_s(trust: Reloaded[ClientTrust]) -> float:
 
 def _pace_of(tls: TlsSettings) -> ReloadPace:
     return ReloadPace(tls.check_s, tls.stale_s_max)
+
+
+def _warn_of_quotas(settings: ServiceSettings, access: _Access, bytes_max: int | None, metrics: ServiceMetrics) -> None:
+    """Say that tenants may store more than the store holds; then they have shares of it instead of their quotas."""
+    is_shared = access.tokens is not None or access.clients is not None
+    promised = promised_bytes(settings.quota)
+    if is_shared and bytes_max is not None and promised > bytes_max:
+        text = (
+            f"quotas of stored bytes come to {promised} for those named and one more tenant, the store's cap is "
+            f"{bytes_max}: tenants have shares of the cap by quota, and lose their oldest pages above them"
+        )
+        metrics.anomaly("quotas_above_cap", text)
 
 
 def _traced(gate: ServiceGate, settings: ServiceSettings, opened: ExitStack) -> Gate:

@@ -45,7 +45,7 @@ def known() -> Known:
     scheduler, stored = FairScheduler(settings.quota), StoredBytes(settings.quota)
     registry.register(UsageCollector(scheduler, stored, names))
     store = GuardedStore.open(settings, registry)
-    tiered = TieredStore(store.guard.breaker, HostTier(1 << 20), TenantUsage(stored, 100), metrics)
+    tiered = TieredStore(store.guard.breaker, HostTier(1 << 20), TenantUsage(stored, 100, None), metrics)
     registry.register(LossCollector(tiered))
     metrics.call_ended("Get", "acme", "OK", 0.1, 1, 1)
     metrics.pages_looked_up("acme", "kv", "host", Answer.HIT, 1)

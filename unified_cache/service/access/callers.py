@@ -42,6 +42,10 @@ class Gate(Protocol):
 class ByteQuota(Protocol):
     """Bytes stored by each tenant, under its cap. Thread-safe."""
 
+    def bytes_max(self, tenant: str) -> int:
+        """Return the cap of a tenant."""
+        ...
+
     def reserve(self, tenant: str, count_bytes: int) -> bool:
         """Count bytes that are about to be stored; False, and nothing counted, where the cap would be passed."""
         ...

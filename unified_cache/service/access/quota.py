@@ -4,7 +4,7 @@ from threading import Lock
 
 from unified_cache.service.settings import QuotaSettings
 
-__all__ = ["StoredBytes"]
+__all__ = ["StoredBytes", "promised_bytes"]
 
 
 class StoredBytes:
@@ -18,12 +18,16 @@ class StoredBytes:
         self._stored: dict[str, int] = {}
         self._guard = Lock()
 
+    def bytes_max(self, tenant: str) -> int:
+        """Return the cap of a tenant."""
+        return self._quota.of(tenant).stored_bytes_max
+
     def reserve(self, tenant: str, count_bytes: int) -> bool:
         """Count bytes that are about to be stored; False, and nothing counted, where the cap would be passed."""
         with self._guard:
             stored = self._stored.get(tenant, 0) + count_bytes
             full = tenant not in self._stored and len(self._stored) >= self._quota.tenants_max
-            if full or stored > self._quota.of(tenant).stored_bytes_max:
+            if full or stored > self.bytes_max(tenant):
                 return False
             self._stored[tenant] = stored
             return True
@@ -41,3 +45,8 @@ class StoredBytes:
         """Return the bytes counted now; a copy."""
         with self._guard:
             return dict(self._stored)
+
+
+def promised_bytes(quota: QuotaSettings) -> int:
+    """Return the bytes that tenants may store together at least: those with quotas of their own, and one more."""
+    return quota.stored_bytes_max + sum(each.stored_bytes_max for each in quota.tenants.values())

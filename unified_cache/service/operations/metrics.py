@@ -166,3 +166,6 @@ class LossCollector:
         evictions = CounterMetricFamily(f"{_PREFIX}_host_evictions", "Pages that left memory for others.")
         evictions.add_metric([], self._store.host.evicted_count)
         yield evictions
+        outgrown = CounterMetricFamily(f"{_PREFIX}_outgrown_pages", "Pages that tenants had above their shares.")
+        outgrown.add_metric([], self._store.outgrown_count)
+        yield outgrown

@@ -1,7 +1,7 @@
 """Two tiers behind one server: pages in its memory, in front of any store. Labels are those of the store."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from enum import IntEnum
 from itertools import compress
 from operator import itemgetter, not_
@@ -96,6 +96,8 @@ class TieredStore:
         self._usage = usage
         self._observer = observer
         self._announced: set[bytes] = set()
+        self._outgrown_count = 0
+        self._room = Lock()
         self._guard = Lock()
 
     @property
@@ -139,6 +141,7 @@ class TieredStore:
         ]
         absent = [number for number, read in enumerate(found) if read.page is None]
         self._count(tenant, "host", labels, [read.answer for read in found])
+        self._usage.touch(tenant, labels)
         if not absent:
             return found
         blanks = [blank_page(sizes[number]) for number in absent]
@@ -155,6 +158,7 @@ class TieredStore:
                 found[number] = PageRead(FoundTier.STORE, answer, blank)
             else:
                 found[number] = _MISS._replace(answer=answer)
+        self._usage.take(tenant, list(compress(pages, hits)))
         return found
 
     def put(self, tenant: str, arrived: Sequence[ArrivedPage], level: Level) -> list[KeptTier]:
@@ -170,12 +174,21 @@ class TieredStore:
             pages.setdefault(each.label, each)
         known = self._stored(labels)
         fresh = [label for label, there in zip(labels, known or [Answer.MISS] * len(labels), strict=True) if not there]
-        self._reserve(tenant, {label: pages[label].page.object_bytes for label in fresh})
+        new = set(fresh)
+        counted = [PageIO(label, each.parent, each.page.buffers) for label, each in pages.items()]
+        self._reserve(tenant, [page for page in counted if page.label in new])
+        self._usage.take(tenant, [page for page in counted if page.label not in new])
+        self._make_room(pages)
+        room = pages.keys() - self._usage.outgrown(tenant, pages)
         try:
-            answers = self._write_through(tenant, list(pages.values()), level, set(fresh))
+            answers = self._write_through(tenant, [each for each in pages.values() if each.label in room], level, new)
         except Refused:
             self._give_back_absent(tenant, fresh)
             raise
+        # What another tenant's put has asked to go meanwhile lies in the store only now.
+        late = self._usage.outgrown(tenant, room)
+        self._remove_outgrown(late)
+        answers.update((label, Answer.DECLINED) for label in (*pages.keys() - room, *late))
         self._count_puts(tenant, "storage", list(answers), list(answers.values()))
         admitted = [label for label in dict.fromkeys(fresh) if level is Level.CACHED or answers[label]]
         taken = [self._host.admit(tenant, label, pages[label].page, epoch) for label in admitted]
@@ -239,6 +252,11 @@ class TieredStore:
         return Scan(alone, f"{_IN_MEMORY}:{held.cursor}" if held.cursor else "")
 
     @property
+    def outgrown_count(self) -> int:
+        """Pages removed so far because their tenants had more than their shares of the store."""
+        return self._outgrown_count
+
+    @property
     def flaws_count(self) -> dict[Flaw, int]:
         """Pages of the store that did not verify, by what was wrong with them."""
         return self._store.flaws_count
@@ -300,11 +318,28 @@ class TieredStore:
         with self._guard:
             self._announced.add(manifest.identity)
 
-    def _reserve(self, tenant: str, sizes: Mapping[Label, int]) -> None:
-        if not sizes or self._usage.take(tenant, sizes):
+    def _make_room(self, arriving: Container[Label]) -> None:
+        """Remove what tenants have above their shares of the store, so that it need not choose among them.
+
+        One put at a time, so that what another has asked to go is gone before this one writes.
+        """
+        with self._room:
+            self._remove_outgrown(self._usage.surplus(arriving))
+
+    def _remove_outgrown(self, labels: Sequence[Label]) -> None:
+        if labels:
+            try:
+                self._store.remove(labels)
+            except StorageError as error:
+                self._observer.anomaly("store_remove", str(error))
+            with self._guard:
+                self._outgrown_count += len(labels)
+
+    def _reserve(self, tenant: str, pages: Sequence[PageIO]) -> None:
+        if self._usage.take(tenant, pages):
             return
         self._give_back_absent(tenant, self._usage.oldest(tenant, RECONCILED_NAMES))
-        if not self._usage.take(tenant, sizes):
+        if not self._usage.take(tenant, pages):
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "the tenant has no room left", [(RETRY_AFTER, RETRY_AFTER_MS)]
             )

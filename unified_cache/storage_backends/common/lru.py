@@ -1,6 +1,7 @@
 """LRU order and byte count of stored objects, and the choice of those to evict."""
 
 import heapq
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Sequence
 
@@ -66,6 +67,10 @@ class StoreLru:
         for page in pages:
             self.chains.link(page)
 
+    def oldest(self, count: int) -> list[Label]:
+        """Return the least recently used objects, whatever needs them."""
+        return list(itertools.islice(self._objects, count))
+
     def touch_before(self, pages: Sequence[PageIO]) -> None:
         """Make what stands before pages recent too: a caller who has the head elsewhere asks for the tail alone."""
         keys = {page.label.key for page in pages}
@@ -93,8 +98,7 @@ class StoreLru:
     def victims(self, needed_bytes: int, keep: Container[Label]) -> tuple[list[StoredObject], int]:
         """Name objects whose removal makes room for ``needed_bytes``, and the bytes still short after that.
 
-        The least recent ones, none in ``keep``, none that another object needs and that is not named before it.
-        Those passed over for being needed become recent. Linear in what is named and passed over.
+        They are the ``least_recent`` ones.
         """
         if self.bytes_max is None:
             return [], 0
@@ -103,6 +107,14 @@ class StoreLru:
             return [], 0
         if needed_bytes > self.bytes_max:
             return [], needed_bytes - self.bytes_max
+        return self.least_recent(short_bytes, keep)
+
+    def least_recent(self, short_bytes: int, keep: Container[Label]) -> tuple[list[StoredObject], int]:
+        """Name objects that come to ``short_bytes``, and what is missing of that after all that may be named.
+
+        The least recent ones, none in ``keep``, none that another object needs and that is not named before it.
+        Those passed over for being needed become recent. Linear in what is named and passed over.
+        """
         named: list[StoredObject] = []
         gone_count: Counter[Link] = Counter()
         waiting = (label for label in self._objects if label not in keep)

@@ -1,0 +1,174 @@
+"""Tenants share the store by quota: what one puts costs none of the others a page below its share."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.running_service import running
+from tests.support.service import CappedQuota, LoopbackServer, Wire
+from tests.unit.service.test_access import given
+from tests.unit.service.test_requests import IDENTITY, OBJECT_BYTES, key, page, part, run, start
+from tests.unit.service.test_tenancy import put, tenant
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.seal import Label
+from unified_cache.service.access.quota import StoredBytes
+from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.settings import load_settings
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.storage_backends.protocol import PageIO, StorageBackend
+from unified_cache.wire.calls import Call
+
+CAP_PAGES = 20
+
+DIRECTORIES: dict[str, type[FileStorage | PackedStorage]] = {"file": FileStorage, "packed": PackedStorage}
+
+
+def opened(kind: str, directory: Path) -> StorageBackend:
+    return DIRECTORIES[kind].open(directory / "store", bytes_max=CAP_PAGES * OBJECT_BYTES)
+
+
+@pytest.fixture(params=sorted(DIRECTORIES))
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopbackServer]:
+    """Yield a server whose tenants may each store far more than the store holds; nothing stays in its memory."""
+    server = LoopbackServer.start(opened(request.param, tmp_path), host_bytes=0)
+    yield server
+    server.stop()
+
+
+def put_durable(wire: Wire, *numbers: int) -> bytes:
+    parts = [part(page(number), at * OBJECT_BYTES) for at, number in enumerate(numbers)]
+    return pb.PutReply.FromString(wire.put([start(*numbers, level=pb.DURABLE), *parts])).stored
+
+
+def stored(wire: Wire, *numbers: int) -> list[int]:
+    """Return those of the pages that the store has."""
+    reply = wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(*map(key, numbers))]))
+    return [number for number, found in zip(numbers, pb.ExistsReply.FromString(reply).found, strict=True) if found]
+
+
+def test_a_neighbours_puts_evict_no_durable_page_below_the_fair_share(shared: LoopbackServer) -> None:
+    quiet, flood = tenant(shared, "quiet"), tenant(shared, "flood")
+    mine = list(range(10))
+    assert put_durable(quiet, *mine) == b"\x02" * 10
+    for first in range(0, 100, 5):
+        assert put_durable(flood, *range(first, first + 5)) == b"\x02" * 5
+    assert stored(quiet, *mine) == mine
+    assert stored(flood, *range(100)) == list(range(90, 100))
+    assert shared.notes.kinds == []
+
+
+def test_a_tenant_alone_uses_the_whole_store_and_gives_way_to_the_next_down_to_its_share(
+    shared: LoopbackServer,
+) -> None:
+    first = tenant(shared, "first")
+    for number in range(30):
+        put(first, number)
+    assert stored(first, *range(30)) == list(range(10, 30))
+    second, third = tenant(shared, "second"), tenant(shared, "third")
+    for number in range(30):
+        put(second, number)
+    assert stored(first, *range(30)) == list(range(20, 30))
+    put(third, 0, 1)
+    assert len(stored(first, *range(30))) == len(stored(second, *range(30))) == 9
+    assert stored(third, 0, 1) == [0, 1]
+
+
+def test_pages_that_were_there_before_the_server_are_a_tenants_own_once_they_are_read(tmp_path: Path) -> None:
+    before = LoopbackServer.start(opened("file", tmp_path), host_bytes=0)
+    put_durable(tenant(before, "quiet"), *range(8))
+    before.stop()
+    after = LoopbackServer.start(opened("file", tmp_path), host_bytes=0)
+    quiet, flood = tenant(after, "quiet"), tenant(after, "flood")
+    quiet.get(pb.GetRequest(runs=[run(*map(key, range(4)), object_bytes=OBJECT_BYTES)]))
+    assert after.usage.used == {"quiet": 4 * OBJECT_BYTES}
+    for number in range(60):
+        put(flood, number)
+    assert stored(quiet, *range(8)) == [0, 1, 2, 3]
+    after.stop()
+
+
+def test_a_page_that_is_put_again_is_a_recent_one(shared: LoopbackServer) -> None:
+    only = tenant(shared, "only")
+    for number in range(20):
+        put(only, number)
+    put(only, 0)
+    put(only, 20, 21, 22)
+    assert stored(only, *range(23)) == [0, *range(4, 23)]
+
+
+def paged(number: int, parent: int | None = None, identity: bytes = IDENTITY) -> PageIO:
+    return PageIO(Label(identity, key(number), "kv"), None if parent is None else key(parent), (memoryview(b"x"),))
+
+
+def numbers_of(labels: list[Label]) -> list[int]:
+    numbers = {key(number): number for number in range(200)}
+    return [numbers[label.key] for label in labels]
+
+
+def test_a_chain_that_was_put_piece_by_piece_goes_from_its_tail() -> None:
+    usage = TenantUsage(CappedQuota(), 1_000, 4)
+    usage.take("acme", [paged(0)])
+    for number in range(1, 4):
+        usage.take("acme", [paged(number, parent=number - 1)])
+    assert usage.surplus(()) == []
+    usage.take("acme", [paged(10), paged(11, parent=10)])
+    assert sorted(numbers_of(usage.surplus([paged(10).label, paged(11).label]))) == [2, 3]
+
+
+def test_a_tenant_with_twice_the_quota_has_twice_the_share() -> None:
+    settings = load_settings(
+        None, {"quota": {"stored_bytes_max": 1_000, "tenants": {"large": {"stored_bytes_max": 2_000}}}}
+    )
+    usage = TenantUsage(StoredBytes(settings.quota), 1_000, 30)
+    for number in range(40):
+        usage.take("large", [paged(number)])
+        usage.take("small", [paged(number, identity=bytes(32))])
+    usage.surplus(())
+    assert (usage.held_bytes("large"), usage.held_bytes("small")) == (20, 10)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_counted_fits_the_store_and_nobody_below_its_share_pays_for_it(seed: int) -> None:
+    rng = random.Random(seed)
+    names = [f"tenant{number}" for number in range(5)]
+    caps = {name: {"stored_bytes_max": rng.randint(20, 200)} for name in names}
+    usage = TenantUsage(StoredBytes(load_settings(None, {"quota": {"tenants": caps}}).quota), 1_000, 60)
+    for step in range(300):
+        name = rng.choice(names)
+        fresh = [paged(rng.randrange(200), identity=bytes([names.index(name)]) * 32) for _ in range(rng.randint(1, 8))]
+        usage.take(name, fresh)
+        held = {each: usage.held_bytes(each) for each in names}
+        active = {each: caps[each]["stored_bytes_max"] for each in names if held[each]}
+        gone = usage.surplus({page.label for page in fresh})
+        assert sum(map(usage.held_bytes, names)) <= 60
+        for each, quota in active.items():
+            share = 60 * quota // sum(active.values())
+            lost_count = sum(label.identity == bytes([names.index(each)]) * 32 for label in gone)
+            if held[each] <= share:
+                assert not lost_count, f"step {step}: {each} had {held[each]} of {share} and lost {lost_count}"
+        if rng.random() < 0.1:
+            usage.drop_identity(name, bytes([names.index(name)]) * 32)
+            assert usage.held_bytes(name) == 0
+
+
+def test_without_a_cap_on_the_store_no_page_is_asked_to_go() -> None:
+    usage = TenantUsage(CappedQuota(), 1_000, None)
+    for number in range(100):
+        usage.take("acme", [paged(number)])
+    assert usage.surplus(()) == []
+
+
+@pytest.mark.parametrize(("bytes_max", "kinds"), [(10_000, ["quotas_above_cap"]), (20_000, [])])
+def test_quotas_that_come_to_more_than_the_store_are_told_at_the_start(
+    bytes_max: int, kinds: list[str], tmp_path: Path
+) -> None:
+    given(tmp_path / "tokens", "acme")
+    quota = {"stored_bytes_max": 5_000, "tenants": {"large": {"stored_bytes_max": 15_000}}}
+    access = {"tokens": str(tmp_path / "tokens")}
+    with running(storage_bytes_max=bytes_max, quota=quota, access=access) as server:
+        assert server.kinds == kinds
+    with running(storage_bytes_max=bytes_max, quota=quota) as server:
+        assert server.kinds == []
