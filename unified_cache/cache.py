@@ -447,8 +447,10 @@ class UnifiedCache:
         tier = self._storage
         self._storage = self._transfers.storage = None
         self._controller.stop_all()
+        was_loss_told = self._controller.is_loss_told
         with suppress(WaitTimeoutError, RankLostError):  # the store is closed once it has returned
             self._controller.wait_all(self.config.close_timeout_s)
+        self._controller.is_loss_told = was_loss_told  # of what is suppressed here the next poll tells
         hanging = tier.close(self.config.close_timeout_s)
         logger.info("detached the store%s", _hanging(hanging))
         return hanging
@@ -504,6 +506,7 @@ class UnifiedCache:
 
         Raises:
             WaitTimeoutError: a transfer does not end within ``config.close_timeout_s``; nothing was forgotten.
+            RankLostError: as ``poll``; nothing was forgotten.
         """
         self._enter()
         self._controller.leave_all()

@@ -98,6 +98,7 @@ class Controller:
         "_timeout_s",
         "_workers",
         "counts",
+        "is_loss_told",
     )
 
     def __init__(
@@ -121,6 +122,8 @@ class Controller:
         """Those whose outcome has become known since the last poll."""
         self.counts = {kind: OperationCounts() for kind in TransferKind}
         """Operations by kind and outcome: those that ``take_completed`` has returned, and those that never began."""
+        self.is_loss_told = False
+        """Whether the caller knows that a rank is lost."""
 
     @property
     def live_count(self) -> int:
@@ -180,6 +183,7 @@ class Controller:
         """
         if self._live:
             self._poll_once(0, has_time=True)
+        self._tell_loss()
         return self.take_completed()
 
     def take_completed(self) -> list[Operation]:
@@ -202,7 +206,9 @@ class Controller:
         deadline = self._clock() + timeout_s
         while self._live:
             left_s = deadline - self._clock()
-            if not self._poll_once(self._wait_s(left_s), has_time=left_s > 0) and self._live:
+            has_all_time = self._poll_once(self._wait_s(left_s), has_time=left_s > 0)
+            self._tell_loss()
+            if not has_all_time and self._live:
                 kinds = sorted(operation.kind.value for operation in self._live)
                 raise WaitTimeoutError(f"{len(kinds)} operations still run after {timeout_s} s: {', '.join(kinds)}")
 
@@ -245,10 +251,8 @@ class Controller:
             agreed = [Readiness(*row) for row in bits[1:].reshape(len(live), -1).tolist()]
             failures = self._failures(live, agreed)
         except RankLostError as error:
-            if self._fail_all(error):
-                logger.error("a rank is lost, nothing will be moved any more: %s", error)
-                raise
-            # They have failed before: what is left is to give back what they hold, and nobody waits for that.
+            # What is left is to give back what they hold, and nobody waits for that.
+            self._fail_all(error)
             has_all_time, agreed, failures = has_time, ours, {}
         else:
             has_all_time = bool(bits[0])
@@ -302,12 +306,21 @@ class Controller:
         else:
             self._resume(operation, failure)
 
-    def _fail_all(self, error: RankLostError) -> bool:
-        """Fail what still runs; tell whether anything did."""
-        running = [operation for operation in self._live if operation.state is OperationState.RUNNING]
-        for operation in running:
-            self._end_early(operation, OperationState.FAILED, error)
-        return bool(running)
+    def _fail_all(self, error: RankLostError) -> None:
+        """Fail what still runs."""
+        for operation in self._live:
+            if operation.state is OperationState.RUNNING:
+                self._end_early(operation, OperationState.FAILED, error)
+
+    def _tell_loss(self) -> None:
+        """Raise what a group says that has lost a rank, wherever that was found out; once."""
+        if self._ranks.is_lost and not self.is_loss_told:
+            self.is_loss_told = True
+            try:
+                self._ranks.agree(np.empty(0, np.bool_))
+            except RankLostError as error:
+                logger.error("a rank is lost, nothing will be moved any more: %s", error)
+                raise
 
     def _end_early(
         self,

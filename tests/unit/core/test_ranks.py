@@ -27,6 +27,7 @@ from tests.support.ranks import (
     same,
     served,
 )
+from unified_cache.cache import UnifiedCache
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.errors import (
@@ -409,10 +410,63 @@ def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
             assert operation is not None
             assert isinstance(operation.error, RankLostError)
             assert out_pages(cache) == 0
+            with pytest.raises(RankLostError):
+                cache.poll()
+            assert cache.poll() == [operation]
             cache.reset()
             cache.check()
 
     in_threads(2, live)
+
+
+class LosesOne:
+    """A group that loses a rank after some agreements."""
+
+    rank, size = 0, 1
+    agreements_left = 1_000
+
+    @property
+    def is_lost(self) -> bool:
+        return self.agreements_left < 0
+
+    def agree(self, bits: Pages) -> Pages:
+        self.agreements_left -= 1
+        if self.is_lost:
+            raise RankLostError("it is gone")
+        return bits
+
+
+def losses_told(cache: UnifiedCache) -> list[str]:
+    """Poll until nothing is left to tell; return what was told, in order."""
+    told: list[str] = []
+    while True:
+        try:
+            over = cache.poll()
+        except RankLostError as error:
+            told.append(str(error))
+            continue
+        told += [each.state.value for each in over]
+        if not over and not cache._controller.live_count:
+            return told
+
+
+@pytest.mark.parametrize("detaches", [False, True])
+def test_whichever_agreement_loses_a_rank_a_poll_says_so_once(detaches: bool) -> None:
+    outcomes: list[list[str]] = []
+    for agreement in range(20):
+        toy, ranks = engine(), LosesOne()
+        cache = ranked(toy, ranks, MemoryStorage())
+        ranks.agreements_left = agreement
+        cache.backup(served(toy, 4))
+        if detaches:
+            cache.detach()
+        outcomes.append(losses_told(cache))
+        if outcomes[-1] == ["done"]:
+            break
+    *lost, last = outcomes
+    assert last == ["done"]
+    assert len(lost) > 1, "steps of a backup agree, and looks at it do"
+    assert all(told == ["it is gone", "failed"] for told in lost), outcomes
 
 
 # ---- anything at any time ----------------------------------------------------------------------------------------
