@@ -122,13 +122,12 @@ class Requests:
     def _answer_of(self, call: Call) -> Callable[[bytes], object]:
         found = self._service.rpc_methods().service(_Details(call.path))
         assert found is not None
-        unary, streamed, collected = found.unary_unary, found.unary_stream, found.stream_unary
-        if unary is not None:
-            return lambda message: unary(message, DirectContext())
+        streamed, collected = found.stream_stream, found.stream_unary
         if streamed is not None:
-            return lambda message: list(streamed(message, DirectContext()))
+            return lambda message: list(streamed(iter([message]), DirectContext()))
         assert collected is not None
-        return lambda message: collected(_framed(message), DirectContext())
+        framed = _framed if call is Call.PUT else _alone
+        return lambda message: collected(framed(message), DirectContext())
 
     def _take_part(self, message: bytes) -> None:
         """Read a part; it must be what protobuf reads, wherever both can."""
@@ -146,6 +145,10 @@ class _Details(grpc.HandlerCallDetails):
 
     method: str
     invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
+
+
+def _alone(content: bytes) -> Iterator[bytes]:
+    yield content
 
 
 def _framed(content: bytes) -> Iterator[bytes]:

@@ -28,6 +28,24 @@ THREADS = 24
 NOBODY = Caller("default", Role.ADMIN)
 
 
+@dataclass(frozen=True, slots=True)
+class TurnAtOnce:
+    """The place of a call that need not wait."""
+
+    caller: Caller
+    method: str
+
+    def check_role(self, needs: Role) -> None:
+        if not self.caller.role.includes(needs):
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{self.method} needs the role {needs.value}")
+
+    def hold(self, count_bytes: int) -> None:
+        assert count_bytes >= 0
+
+    def take_turn(self) -> None:
+        return None
+
+
 class TokenGate:
     """Admit by ``authorization: Bearer TENANT:ROLE``; without it, everybody is an administrator of ``default``."""
 
@@ -38,9 +56,7 @@ class TokenGate:
         self._guard = threading.Lock()
 
     @contextmanager
-    def admitted(
-        self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
-    ) -> Iterator[Caller]:
+    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator[TurnAtOnce]:
         if self.is_closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "closed for a while")
         said = dict(context.invocation_metadata()).get("authorization")
@@ -48,12 +64,12 @@ class TokenGate:
         if isinstance(said, str):
             tenant, _, role = said.removeprefix("Bearer ").partition(":")
             caller = Caller(tenant, Role(role))
-        if not caller.role.includes(needs):
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} needs the role {needs.value}")
+        place = TurnAtOnce(caller, method)
+        place.check_role(needs)
         with self._guard:
             self.in_flight_count += 1
         try:
-            yield caller
+            yield place
         finally:
             with self._guard:
                 self.in_flight_count -= 1

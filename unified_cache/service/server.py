@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
 from unified_cache.errors import ConfigError
@@ -19,6 +19,7 @@ from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.quota import StoredBytes, promised_bytes
 from unified_cache.service.access.reloaded import Reloaded, ReloadPace
+from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.tls import (
     Certificates,
     MetricsReaders,
@@ -28,11 +29,14 @@ from unified_cache.service.access.tls import (
 )
 from unified_cache.service.access.tokens import Tokens, read_tokens
 from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.drain import Drain
+from unified_cache.service.operations.health import HealthService
 from unified_cache.service.operations.logs import Log
 from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.metrics_listener import MetricsDoor, MetricsListener
-from unified_cache.service.operations.reflection import BoundedReflection
+from unified_cache.service.operations.public_calls import PublicCalls
+from unified_cache.service.operations.reflection import reflection_methods
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import ListenAddress, ServiceSettings, TlsSettings, TracingExporter
 from unified_cache.service.store.guarded import GuardedStore
@@ -45,8 +49,11 @@ __all__ = ["Service", "check_memory"]
 STOP_S = 1.0
 """Time that calls have to notice that the grace is over."""
 
-SPARE_THREADS = 8
-"""Threads for health checks, beyond those of calls and reflection."""
+REFUSING_THREADS = 16
+"""Threads beyond those of admitted calls, for calls that are refused at once."""
+
+REFUSALS_MAX = 256
+"""Calls that wait for such a thread; beyond, gRPC refuses them itself, whosever they are."""
 
 SOCKET_UMASK = 0o177
 """A Unix socket is for its owner alone."""
@@ -60,7 +67,7 @@ class Service:
         server: grpc.Server,
         ports: tuple[int, int | None],
         gate: ServiceGate,
-        healthy: health.HealthServicer,
+        healthy: HealthService,
         metrics: ServiceMetrics,
         opened: ExitStack,
     ) -> None:
@@ -87,7 +94,7 @@ class Service:
             listener = _metrics_listener(settings, observed, access)
             if listener is not None:
                 opened.callback(listener.close)
-            scheduler, stored = FairScheduler(settings.quota), StoredBytes(settings.quota)
+            scheduler, stored = FairScheduler(settings.quota, settings.limits.calls_max), StoredBytes(settings.quota)
             observed.registry.register(UsageCollector(scheduler, stored, observed.tenants))
             gate = ServiceGate(access.authenticator(settings), scheduler, settings.quota, observed.metrics)
             traced = _traced(gate, settings, opened)
@@ -99,8 +106,10 @@ class Service:
             cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask)
             opened.callback(cache.close)
             observed.registry.register(LossCollector(store))
-            healthy = health.HealthServicer()
-            server = _new_server(settings, cache, healthy)
+            timeouts = CallTimeouts(settings.limits, time.monotonic)
+            opened.callback(timeouts.close)
+            healthy = HealthService([SERVICE], settings.limits.public_calls_max, timeouts)
+            server = _new_server(settings, cache, healthy, timeouts)
             port = _listen(server, settings.address, access.credentials())
             observed.metrics.insecure.set(float(not _is_guarded(settings)))
             server.start()
@@ -111,7 +120,7 @@ class Service:
 
     def drain(self, grace_s: float) -> bool:
         """Refuse what is new, let what is in flight end within ``grace_s``, then close; tell whether all of it did."""
-        self._healthy.enter_graceful_shutdown()
+        self._healthy.stop_serving()
         self._metrics.draining.set(1)
         self._gate.close()
         finished = self._gate.wait_idle(grace_s)
@@ -241,29 +250,26 @@ def _is_guarded(settings: ServiceSettings) -> bool:
     return settings.address.is_local or (settings.tls is not None and settings.tls.client_ca is not None)
 
 
-def _new_server(settings: ServiceSettings, cache: CacheService, healthy: health.HealthServicer) -> grpc.Server:
+def _new_server(
+    settings: ServiceSettings, cache: CacheService, healthy: HealthService, timeouts: CallTimeouts
+) -> grpc.Server:
     bounds = settings.limits
-    calls_max = bounds.calls_max + bounds.reflection_calls_max + SPARE_THREADS
+    public_max = 3 * bounds.public_calls_max  # checks, watches, reflection
+    threads_max = bounds.calls_max + public_max + REFUSING_THREADS
     options = [
         ("grpc.so_reuseport", 0),  # two servers at one address would share its calls, unnoticed
-        ("grpc.max_concurrent_streams", bounds.streams_per_connection_max),
-        ("grpc.max_connection_idle_ms", round(bounds.connection_idle_s * 1000)),
-        ("grpc.max_connection_age_ms", round(bounds.connection_s_max * 1000)),
-        ("grpc.max_connection_age_grace_ms", round(bounds.call_s_max * 1000)),
-        ("grpc.server_handshake_timeout_ms", round(bounds.handshake_s * 1000)),
+        ("grpc.max_allowed_incoming_connections", room_for_connections(bounds.connections_max)),
         *bounds.channel_options(),
     ]
     server = grpc.server(
-        ThreadPoolExecutor(calls_max, thread_name_prefix="unified-cache-call"),
-        interceptors=[BoundedReflection(bounds.reflection_calls_max)],
+        ThreadPoolExecutor(threads_max, thread_name_prefix="unified-cache-call"),
         options=options,
-        maximum_concurrent_rpcs=calls_max,
+        maximum_concurrent_rpcs=threads_max + REFUSALS_MAX,
     )
-    server.add_generic_rpc_handlers((cache.rpc_methods(),))
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    server.add_generic_rpc_handlers((cache.rpc_methods(), healthy.rpc_methods()))
     if settings.reflection:
-        BoundedReflection.add_to(server, SERVICE, health.SERVICE_NAME)
+        places = PublicCalls(bounds.public_calls_max, timeouts)
+        server.add_generic_rpc_handlers((reflection_methods(places, SERVICE, health.SERVICE_NAME),))
     return server
 
 

@@ -6,16 +6,16 @@ from contextlib import ExitStack
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import FORMAT_VERSION
+from unified_cache.seal import FORMAT_VERSION, Label
 from unified_cache.service.access.callers import Gate, Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
+from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.requests.assembler import PageAssembler
-from unified_cache.service.requests.calls import CallBoundary, CallRecord
+from unified_cache.service.requests.calls import CallBoundary, ServedCall
 from unified_cache.service.requests.checks import (
     NamedRun,
     all_stored,
@@ -29,7 +29,6 @@ from unified_cache.service.requests.checks import (
 )
 from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
 from unified_cache.service.requests.shared_memory import LentRegions
-from unified_cache.service.requests.streams import StreamWatch
 from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.leases import Leases
 from unified_cache.service.store.tiered import ArrivedPage, KeptTier, TieredStore
@@ -63,9 +62,9 @@ class CacheService:
         self._store = store
         self._leases = Leases(store.host, limits, clock)
         self._registry = Registry(limits)
-        self._streams = StreamWatch(limits, clock)
+        self._timeouts = CallTimeouts(limits, clock)
         self._regions = LentRegions(limits, clock)
-        self._calls = CallBoundary(gate, observer, clock)
+        self._calls = CallBoundary(gate, self._timeouts, observer, clock)
         self._ask_drain = ask_drain
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
@@ -77,32 +76,32 @@ class CacheService:
                 Call.HELLO.value: unary(Call.HELLO, Role.READER, pb.HelloRequest, self._hello),
                 Call.LOOKUP.value: unary(Call.LOOKUP, Role.READER, pb.LookupRequest, self._lookup),
                 Call.EXISTS.value: unary(Call.EXISTS, Role.READER, pb.ExistsRequest, self._exists),
-                Call.GET.value: grpc.unary_stream_rpc_method_handler(self._get),
+                Call.GET.value: grpc.stream_stream_rpc_method_handler(self._get),
                 Call.PUT.value: grpc.stream_unary_rpc_method_handler(self._put),
                 Call.REMOVE.value: unary(Call.REMOVE, Role.WRITER, pb.RemoveRequest, self._remove),
                 Call.PREFETCH.value: unary(Call.PREFETCH, Role.READER, pb.PrefetchRequest, self._prefetch),
                 Call.RELEASE.value: unary(Call.RELEASE, Role.READER, pb.ReleaseRequest, self._release),
                 Call.SCAN.value: unary(Call.SCAN, Role.READER, pb.ScanRequest, self._scan),
                 Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
-                Call.CLEAR.value: grpc.unary_unary_rpc_method_handler(self._clear),
+                Call.CLEAR.value: unary(Call.CLEAR, Role.WRITER, pb.ClearRequest, self._clear),
                 Call.DRAIN.value: unary(Call.DRAIN, Role.ADMIN, pb.DrainRequest, self._drain),
-                Call.SHARE.value: grpc.unary_unary_rpc_method_handler(self._share),
+                Call.SHARE.value: grpc.stream_unary_rpc_method_handler(self._share),
                 Call.UNSHARE.value: unary(Call.UNSHARE, Role.READER, pb.UnshareRequest, self._unshare),
             },
         )
 
     def close(self) -> None:
         """Close the store."""
-        self._streams.close()
+        self._timeouts.close()
         self._regions.close()
         self._store.close()
 
-    def _hello(self, tenant: str, request: pb.HelloRequest) -> pb.HelloReply:
+    def _hello(self, call: ServedCall, request: pb.HelloRequest) -> pb.HelloReply:
         if request.HasField("manifest"):
-            self._registry.add(tenant, request.manifest, request.vocabulary)
+            self._registry.add(call.tenant, request.manifest, request.vocabulary)
         return pb.HelloReply(
             format_version=FORMAT_VERSION,
-            tenant=tenant,
+            tenant=call.tenant,
             durable=self._store.is_durable(),
             part_bytes=self._limits.part_bytes,
             pages_max=self._limits.pages_max,
@@ -110,16 +109,16 @@ class CacheService:
             region_bytes_max=self._regions.region_bytes_max,
         )
 
-    def _lookup(self, tenant: str, request: pb.LookupRequest) -> pb.LookupReply:
+    def _lookup(self, call: ServedCall, request: pb.LookupRequest) -> pb.LookupReply:
         check_digests((request.identity,), "an identity")
         if request.tokens.namespace.HasField("tenant"):
-            check_asserted(request.tokens.namespace.tenant, tenant)
+            check_asserted(request.tokens.namespace.tenant, call.tenant)
         lease_s = checked_lease(request.lease_s, self._limits) if request.HasField("lease_s") else None
-        registration = self._registry.find(tenant, request.identity)
+        registration = self._registry.find(call.tenant, request.identity)
         keys, pools = prefix(request, registration, self._limits)
         labels = PrefixLabels(registration.stored.identity, keys).of
         found = longest_prefix(
-            pools, len(keys), lambda asked: self._store.exists(tenant, labels(asked)), every_end=request.every_end
+            pools, len(keys), lambda asked: self._present(call, labels(asked)), every_end=request.every_end
         )
         reply = pb.LookupReply(end_max=found.end, bound_by=found.bound_by, pages_count=len(keys))
         if request.every_end:
@@ -128,39 +127,44 @@ class CacheService:
             spans = [(pool.name, window(found.end, pool.span), found.end) for pool in pools]
             leased_bytes = sum(registration.object_bytes[name] * (end - start) for name, start, end in spans)
             leased = labels(spans)
-            reply.lease = self._leases.grant(tenant, leased, leased_bytes, lease_s)
-            reply.leased_count = sum(self._store.held(tenant, leased)) if reply.lease else 0
+            reply.lease = self._leases.grant(call.tenant, leased, leased_bytes, lease_s)
+            reply.leased_count = sum(self._store.held(call.tenant, leased)) if reply.lease else 0
         return reply
 
-    def _exists(self, tenant: str, request: pb.ExistsRequest) -> pb.ExistsReply:
-        answers = self._store.exists(tenant, all_stored(self._named(tenant, request.runs)))
+    def _present(self, call: ServedCall, labels: Sequence[Label]) -> list[Answer]:
+        """Ask both tiers, a request's worth of names at a time, for as long as the call may take."""
+        answers: list[Answer] = []
+        for start in range(0, len(labels), self._limits.pages_max):
+            call.moved()
+            answers += self._store.exists(call.tenant, labels[start : start + self._limits.pages_max])
+        return answers
+
+    def _exists(self, call: ServedCall, request: pb.ExistsRequest) -> pb.ExistsReply:
+        answers = self._store.exists(call.tenant, all_stored(self._named(call.tenant, request.runs)))
         return pb.ExistsReply(found=bytes(answer is Answer.HIT for answer in answers), reasons=reasons_of(answers))
 
-    def _get(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        held_bytes = len(message) + self._limits.batch_bytes
-        with (
-            self._calls.admitted(Call.GET, Role.READER, context, held_bytes) as record,
-            self._streams.over(context) as moved,
-            ExitStack() as lent,
-        ):
-            request = record.parsed(pb.GetRequest, message)
-            runs = self._named(record.tenant, request.runs)
-            record.bytes_in = len(message)
-            window = self._lent(record.tenant, request, lent)
-            pages = self._found(record.tenant, runs, moved)
+    def _get(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._calls.admitted(Call.GET, Role.READER, context) as call, ExitStack() as lent:
+            request = call.parsed(pb.GetRequest, call.first(messages))
+            runs = self._named(call.tenant, request.runs)
+            call.hold(self._batch_bytes(runs))
+            window = self._lent(call.tenant, request, lent)
+            pages = self._found(call, runs)
             parts = (
                 parts_of(pages, self._limits.part_bytes)
                 if window is None
                 else shared_parts_of(pages, window, SHARED_PART_BYTES)
             )
             for part in parts:
-                record.bytes_out += len(part)
+                call.bytes_out += len(part)
                 yield part
-                moved()
+                call.moved()
 
-    def _found(
-        self, tenant: str, runs: Sequence[NamedRun], moved: Callable[[], None]
-    ) -> Iterator[tuple[bytes, Sequence[memoryview]]]:
+    def _batch_bytes(self, runs: Sequence[NamedRun]) -> int:
+        """Return the memory that one batch of these pages takes: at least one page, however large."""
+        return max([self._limits.batch_bytes, *(run.object_bytes for run in runs)])
+
+    def _found(self, call: ServedCall, runs: Sequence[NamedRun]) -> Iterator[tuple[bytes, Sequence[memoryview]]]:
         """Read pages a bounded number of bytes at a time, and name them as the client does."""
         self._leases.sweep()
         for run in runs:
@@ -171,79 +175,72 @@ class CacheService:
             step = max(1, self._limits.batch_bytes // run.object_bytes)
             for start in range(0, len(stored), step):
                 some = stored[start : start + step]
-                found = self._store.read(tenant, some, [run.object_bytes] * len(some))
-                moved()
+                found = self._store.read(call.tenant, some, [run.object_bytes] * len(some))
+                call.moved()
                 for label, (place, answer, page) in zip(run.labels[start : start + step], found, strict=True):
                     yield mark(place, reason_of(answer)), () if page is None else page.named(label).buffers
 
     def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with (
-            self._calls.admitted(Call.PUT, Role.WRITER, context, self._limits.batch_bytes) as record,
-            self._streams.over(context) as moved,
-            ExitStack() as lent,
-        ):
-            record.bytes_in = 0
-            first = parsed(pb.PutPart, next(messages, b""))
+        with self._calls.admitted(Call.PUT, Role.WRITER, context) as call, ExitStack() as lent:
+            first = parsed(pb.PutPart, call.first(messages))
             if not first.HasField("start") or first.content:
                 raise InputError("a put begins with its start, alone")
             start = first.start
-            record.check_asserted(start)
+            call.check_asserted(start)
             if start.level not in pb.Level.values():
                 raise InputError(f"a level is one of {', '.join(pb.Level.keys())}, found {start.level}")
             level = Level.DURABLE if start.level == pb.DURABLE else Level.CACHED
+            runs = self._named(call.tenant, start.runs)
+            call.hold(self._batch_bytes(runs))
             kept: list[KeptTier] = []
-            pages = announced(self._named(record.tenant, start.runs))
-            arrivals = PageAssembler(pages, self._lent(record.tenant, start, lent))
-            for batch in self._batches(record, arrivals, messages, moved):
-                kept += self._store.put(record.tenant, batch, level)
+            arrivals = PageAssembler(announced(runs), self._lent(call.tenant, start, lent))
+            for batch in self._batches(arrivals, call.received(messages)):
+                kept += self._store.put(call.tenant, batch, level)
             return _put_reply(kept).SerializeToString()
 
-    def _batches(
-        self, record: CallRecord, arrivals: PageAssembler, messages: Iterator[bytes], moved: Callable[[], None]
-    ) -> Iterator[list[ArrivedPage]]:
-        """Yield pages as they arrive, a bounded number of bytes at a time."""
+    def _batches(self, arrivals: PageAssembler, messages: Iterator[bytes]) -> Iterator[list[ArrivedPage]]:
+        """Yield pages as they arrive; what has arrived and the page under way are a bounded number of bytes."""
         self._leases.sweep()
         batch: list[ArrivedPage] = []
         batch_bytes = 0
         for message in messages:
-            moved()
-            record.bytes_in += len(message)
             for arrived in arrivals.take(decoded(message)):
                 batch.append(arrived)
                 batch_bytes += arrived.page.object_bytes
-                if batch_bytes >= self._limits.batch_bytes:
+                if batch_bytes + arrivals.next_bytes > self._limits.batch_bytes:
                     yield batch
                     batch, batch_bytes = [], 0
         arrivals.check_complete()
         yield batch
 
-    def _remove(self, tenant: str, request: pb.RemoveRequest) -> pb.RemoveReply:
-        removed_count = self._store.remove(tenant, all_stored(self._named(tenant, request.runs)))
+    def _remove(self, call: ServedCall, request: pb.RemoveRequest) -> pb.RemoveReply:
+        removed_count = self._store.remove(call.tenant, all_stored(self._named(call.tenant, request.runs)))
         return pb.RemoveReply(removed_count=removed_count)
 
-    def _prefetch(self, tenant: str, request: pb.PrefetchRequest) -> pb.PrefetchReply:
-        runs = self._named(tenant, request.runs)
+    def _prefetch(self, call: ServedCall, request: pb.PrefetchRequest) -> pb.PrefetchReply:
+        runs = self._named(call.tenant, request.runs)
+        call.hold(self._batch_bytes(runs))
         self._leases.sweep()
         for run in runs:
-            absent = [
-                label for label, here in zip(run.stored, self._store.held(tenant, run.stored), strict=True) if not here
-            ]
+            held = self._store.held(call.tenant, run.stored)
+            absent = [label for label, here in zip(run.stored, held, strict=True) if not here]
             step = max(1, self._limits.batch_bytes // run.object_bytes)
             for start in range(0, len(absent), step):
                 some = absent[start : start + step]
-                self._store.read(tenant, some, [run.object_bytes] * len(some))
-        return pb.PrefetchReply(held_count=sum(self._store.held(tenant, all_stored(runs))))
+                self._store.read(call.tenant, some, [run.object_bytes] * len(some))
+                call.moved()
+        return pb.PrefetchReply(held_count=sum(self._store.held(call.tenant, all_stored(runs))))
 
-    def _release(self, tenant: str, request: pb.ReleaseRequest) -> pb.ReleaseReply:
-        if not self._leases.release(tenant, request.lease):
+    def _release(self, call: ServedCall, request: pb.ReleaseRequest) -> pb.ReleaseReply:
+        if not self._leases.release(call.tenant, request.lease):
             raise Refused(grpc.StatusCode.NOT_FOUND, "no such lease")
         return pb.ReleaseReply()
 
-    def _scan(self, tenant: str, request: pb.ScanRequest) -> pb.ScanReply:
+    def _scan(self, call: ServedCall, request: pb.ScanRequest) -> pb.ScanReply:
         check_digests((request.identity,), "an identity")
         cursor = checked_cursor(request.cursor)
-        registration = self._registry.find(tenant, request.identity)
-        listed = self._store.scan(tenant, registration.stored.identity, cursor)
+        registration = self._registry.find(call.tenant, request.identity)
+        listed = self._store.scan(call.tenant, registration.stored.identity, cursor)
         reply = pb.ScanReply(cursor=listed.cursor)
         for label, object_bytes in listed.objects:
             (run,) = named_runs([registration.plain(label)])
@@ -255,45 +252,46 @@ class CacheService:
                 reply.runs.append(run)
         return reply
 
-    def _stats(self, tenant: str, request: pb.StatsRequest) -> pb.StatsReply:
-        host_pages, host_bytes = self._store.host.used(tenant)
+    def _stats(self, call: ServedCall, request: pb.StatsRequest) -> pb.StatsReply:
+        host_pages, host_bytes = self._store.host.used(call.tenant)
         return pb.StatsReply(
             host_bytes=host_bytes,
             host_pages=host_pages,
-            leases_count=self._leases.count(tenant),
-            stored_bytes=self._store.usage.held_bytes(tenant),
-            identities_count=len(self._registry.of(tenant)),
+            leases_count=self._leases.count(call.tenant),
+            stored_bytes=self._store.usage.held_bytes(call.tenant),
+            identities_count=len(self._registry.of(call.tenant)),
         )
 
-    def _clear(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+    def _clear(self, call: ServedCall, request: pb.ClearRequest) -> pb.ClearReply:
         # A caller that may remove every page of an identity may clear it.
-        needs = Role.WRITER if _names_identity(message) else Role.ADMIN
-        with self._calls.admitted(Call.CLEAR, needs, context, len(message)) as record:
-            request = record.parsed(pb.ClearRequest, message)
-            if request.identity:
-                check_digests((request.identity,), "an identity")
-                chosen = [self._registry.find(record.tenant, request.identity)]
-            else:
-                chosen = self._registry.of(record.tenant)
-            removed_count = sum(self._cleared(record.tenant, registration) for registration in chosen)
-            return pb.ClearReply(removed_count=removed_count).SerializeToString()
+        if request.identity:
+            check_digests((request.identity,), "an identity")
+            chosen = [self._registry.find(call.tenant, request.identity)]
+        else:
+            call.check_role(Role.ADMIN)
+            chosen = self._registry.of(call.tenant)
+        removed_count = 0
+        for registration in chosen:
+            removed_count += self._cleared(call.tenant, registration)
+            call.moved()
+        return pb.ClearReply(removed_count=removed_count)
 
     def _cleared(self, tenant: str, registration: Registration) -> int:
         removed_count = self._store.clear(tenant, registration.stored.identity)
         self._registry.forget(tenant, registration.manifest.identity)
         return removed_count
 
-    def _drain(self, tenant: str, request: pb.DrainRequest) -> pb.DrainReply:
+    def _drain(self, call: ServedCall, request: pb.DrainRequest) -> pb.DrainReply:
         self._ask_drain()
         return pb.DrainReply()
 
-    def _share(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._calls.admitted(Call.SHARE, Role.READER, context, len(message)) as record:
-            request = record.parsed(pb.ShareRequest, message)
-            return self._regions.share(record.tenant, context.peer(), request).SerializeToString()
+    def _share(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with self._calls.admitted(Call.SHARE, Role.READER, context) as call:
+            request = call.parsed(pb.ShareRequest, call.first(messages))
+            return self._regions.share(call.tenant, context.peer(), request).SerializeToString()
 
-    def _unshare(self, tenant: str, request: pb.UnshareRequest) -> pb.UnshareReply:
-        if not self._regions.unshare(tenant, request.region):
+    def _unshare(self, call: ServedCall, request: pb.UnshareRequest) -> pb.UnshareReply:
+        if not self._regions.unshare(call.tenant, request.region):
             raise Refused(grpc.StatusCode.NOT_FOUND, "no such region")
         return pb.UnshareReply()
 
@@ -312,11 +310,3 @@ def _put_reply(kept: Sequence[KeptTier]) -> pb.PutReply:
     answers = [Answer.UNAVAILABLE if where is KeptTier.UNAVAILABLE else Answer.STORED for where in kept]
     declined = {KeptTier.UNAVAILABLE: KeptTier.DECLINED}
     return pb.PutReply(stored=bytes(declined.get(where, where) for where in kept), reasons=reasons_of(answers))
-
-
-def _names_identity(message: bytes) -> bool:
-    """Tell whether a clear is one of a single identity."""
-    try:
-        return bool(pb.ClearRequest.FromString(message).identity)
-    except DecodeError:
-        return False

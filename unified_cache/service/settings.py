@@ -126,6 +126,10 @@ UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 """Errors of a key that a table does not have: of a model, of a dataclass."""
 
 
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -187,10 +191,18 @@ class LimitSettings(_Section):
     """Pages named in one request."""
     tokens_max: Count = 1 << 20
     """Token ids in one request."""
+    lookup_pages_max: Count = 1 << 16
+    """Pages of all its pools that one lookup asks for."""
     calls_max: Count = 128
-    """Calls of all tenants, waiting ones included; beyond, all are refused."""
+    """Calls of all tenants, waiting ones included; a tenant has at most as many in flight as it leaves to others."""
+    connections_max: Count = 4_096
+    """Connections; beyond, new ones are closed. Fewer where the process may not have as many file descriptors."""
     streams_per_connection_max: Count = 128
-    reflection_calls_max: Count = 8
+    """Calls of one connection."""
+    public_calls_max: Count = 8
+    """Calls that need no credentials, of each kind: health checks, health watches, reflection."""
+    first_message_s: Seconds = 5.0
+    """Longest wait for the first message of a call."""
     call_s_max: Seconds = 300.0
     """Longest time of a call, whatever deadline its client set."""
     stream_idle_s: Seconds = 30.0
@@ -198,6 +210,10 @@ class LimitSettings(_Section):
     connection_s_max: Seconds = 3_600.0
     """Longest life of a connection; then the client connects again, with a certificate that is still valid."""
     handshake_s: Seconds = 10.0
+    keepalive_s: Seconds = 30.0
+    """Silence after which a client is asked whether it is there."""
+    keepalive_timeout_s: Seconds = 10.0
+    """Time in which it must answer; else its connection is closed."""
     lease_s_max: Seconds = 600.0
     leases_max: Count = 256
     """Leases of one tenant at a time."""
@@ -225,6 +241,15 @@ class LimitSettings(_Section):
     def channel_options(self) -> list[tuple[str, int]]:
         """Return the limits that gRPC itself enforces, as options of a server."""
         return [
+            ("grpc.max_concurrent_streams", self.streams_per_connection_max),
+            ("grpc.max_connection_idle_ms", _ms(self.connection_idle_s)),
+            ("grpc.max_connection_age_ms", _ms(self.connection_s_max)),
+            ("grpc.max_connection_age_grace_ms", _ms(self.call_s_max)),
+            ("grpc.server_handshake_timeout_ms", _ms(self.handshake_s)),
+            ("grpc.keepalive_time_ms", _ms(self.keepalive_s)),
+            ("grpc.keepalive_timeout_ms", _ms(self.keepalive_timeout_s)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.ping_timeout_ms", _ms(self.keepalive_timeout_s)),  # the keepalive's own does not close
             ("grpc.max_receive_message_length", self.message_bytes_max),
             ("grpc.max_metadata_size", self.metadata_bytes_max),
             ("grpc.absolute_max_metadata_size", self.metadata_bytes_max),
@@ -248,9 +273,10 @@ class QuotaSettings(TenantQuota):
     tenants_max: Count = 10_000
     """Tenants counted; others are refused what counts."""
     running_max: Count = 16
-    """Calls that run at the same time; the rest wait for their turn, tenant by tenant."""
+    """Calls that run at the same time, those longer than ``turn_hold_s`` not counted; the rest wait for their turn,
+    tenant by tenant."""
     tenant_running_max: Count = 8
-    """Running calls of one tenant, so that another finds room at once."""
+    """Running calls of one tenant, long ones too, so that another finds room at once."""
     shared_running_max: Count = 1
     """Running calls of all tenants while more than one is active; calls longer than ``turn_hold_s`` are not counted.
     Python runs one call at a time, so each further one adds its time to that of all others."""

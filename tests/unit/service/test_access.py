@@ -139,7 +139,9 @@ def test_each_role_may_do_what_those_before_it_may_and_no_more(path: Path) -> No
                 if role.includes(needed):
                     assert refused is None
                 else:
-                    expected = f"{call.value} needs the role {needed.value}"
+                    # What a clear needs follows from its message, but no reader is asked for one.
+                    least = Role.WRITER if role is Role.READER else needed
+                    expected = f"{call.value} needs the role {least.value}"
                     assert refused == (grpc.StatusCode.PERMISSION_DENIED, expected)
         assert set(server.kinds) == {"permission_denied"}
 

@@ -42,7 +42,7 @@ def known() -> Known:
     settings = load_settings(None, {"storage": "memory:"})
     registry, names = CollectorRegistry(), BoundedLabels(10)
     metrics = ServiceMetrics(registry, names, names, Log(StringIO(), LogRateLimit(1, 1.0, ManualClock()), lambda: 0.0))
-    scheduler, stored = FairScheduler(settings.quota), StoredBytes(settings.quota)
+    scheduler, stored = FairScheduler(settings.quota, settings.limits.calls_max), StoredBytes(settings.quota)
     registry.register(UsageCollector(scheduler, stored, names))
     store = GuardedStore.open(settings, registry)
     tiered = TieredStore(store.guard.breaker, HostTier(1 << 20), TenantUsage(stored, 100, None), metrics)
@@ -54,7 +54,7 @@ def known() -> Known:
     metrics.anomaly("odd", "x")
     metrics.stale.labels("tokens").set(0)
     stored.reserve("acme", 1)
-    scheduler.enter("acme", 1)
+    assert scheduler.enter("acme") is not None
     store.guard.breaker.put([sealed_page(label(1))], Level.CACHED)
     with pytest.raises(StorageError):
         store.guard.breaker.put([sealed_page(label(1))], Level.DURABLE)

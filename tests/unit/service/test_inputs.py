@@ -39,7 +39,7 @@ from unified_cache.service.access.tokens import add_token, new_token
 from unified_cache.service.settings import Role
 from unified_cache.wire.calls import Call
 
-LIMITS = {"pages_max": 100, "tokens_max": 1000, "lease_s_max": 60.0, "calls_max": 4, "reflection_calls_max": 1}
+LIMITS = {"pages_max": 100, "tokens_max": 1000, "lease_s_max": 60.0, "calls_max": 8, "public_calls_max": 1}
 CALLERS = {
     "writer": Caller("acme", Role.WRITER),
     "reader": Caller("acme", Role.READER),

@@ -108,9 +108,13 @@ def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) ->
 
 def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorRegistry) -> None:
     quota = load_settings(None, {"quota": {"running_max": 1, "tenant_running_max": 1}}).quota
-    scheduler, stored = FairScheduler(quota), StoredBytes(quota)
+    scheduler, stored = FairScheduler(quota, 128), StoredBytes(quota)
     registry.register(UsageCollector(scheduler, stored, BoundedLabels(1)))
-    tickets = [scheduler.enter(tenant, 10) for tenant in ("acme", "acme", "b", "c")]
+    tickets = [scheduler.enter(tenant) for tenant in ("acme", "acme", "b", "c", "acme")]
+    for ticket in tickets[:4]:
+        assert ticket is not None
+        assert ticket.hold(10)
+        ticket.wait(0)
     for tenant in ("acme", "b", "c"):
         stored.reserve(tenant, 5)
 
@@ -119,6 +123,7 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
 
     assert value("calls_in_flight", tenant="acme", state="running") == 1
     assert value("calls_in_flight", tenant="acme", state="waiting") == 1
+    assert value("calls_in_flight", tenant="acme", state="half_open") == 1
     assert value("calls_in_flight", tenant=OTHER, state="waiting") == 2
     assert value("request_bytes_in_flight", tenant=OTHER) == 20
     assert value("stored_bytes", tenant=OTHER) == 10

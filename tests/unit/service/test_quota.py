@@ -17,9 +17,15 @@ def quota(**settings: object) -> QuotaSettings:
     return load_settings(None, {"quota": settings}).quota
 
 
-def entered(scheduler: FairScheduler, tenant: str, request_bytes: int = 0) -> Ticket:
-    ticket = scheduler.enter(tenant, request_bytes)
+def fair(clock: ManualClock | None = None, places_max: int = 128, **settings: object) -> FairScheduler:
+    return FairScheduler(quota(**settings), places_max, clock or ManualClock())
+
+
+def entered(scheduler: FairScheduler, tenant: str) -> Ticket:
+    """Let a call in, and have it wait for its turn."""
+    ticket = scheduler.enter(tenant)
     assert ticket is not None
+    ticket.wait(0)
     return ticket
 
 
@@ -51,21 +57,23 @@ def test_tenants_that_are_counted_are_few() -> None:
 
 
 def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
-    scheduler = FairScheduler(quota(calls_max=2, bytes_in_flight_max=100))
-    first = entered(scheduler, "acme", 60)
-    assert scheduler.enter("acme", 41) is None
-    second = entered(scheduler, "acme", 40)
-    assert scheduler.enter("acme", 0) is None
-    assert scheduler.enter("other", 100) is not None
+    scheduler = fair(calls_max=2, bytes_in_flight_max=100)
+    first, second = entered(scheduler, "acme"), entered(scheduler, "acme")
+    assert scheduler.enter("acme") is None
+    assert first.hold(60)
+    assert not second.hold(41)
+    assert second.hold(40)
+    assert entered(scheduler, "other").hold(100)
     first.leave()
-    assert scheduler.enter("acme", 61) is None
-    entered(scheduler, "acme", 60).leave()
+    assert not second.hold(61)
+    assert second.hold(60)
     second.leave()
+    assert not second.hold(1)
     assert set(scheduler.by_tenant()) == {"other"}
 
 
 def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
-    scheduler = FairScheduler(quota(running_max=2, tenant_running_max=2, shared_running_max=4))
+    scheduler = fair(running_max=2, tenant_running_max=2, shared_running_max=4)
     flood = [entered(scheduler, "flood") for _ in range(10)]
     assert [ticket.wait(0) for ticket in flood] == [True] * 2 + [False] * 8
     late = entered(scheduler, "late")
@@ -78,7 +86,7 @@ def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
 
 
 def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
-    scheduler = FairScheduler(quota(running_max=1, tenant_running_max=1, shared_running_max=9))
+    scheduler = fair(running_max=1, tenant_running_max=1, shared_running_max=9)
     tickets = {name: [entered(scheduler, name) for _ in range(2)] for name in ("a", "b", "c")}
     served: list[str] = []
     while len(served) < 6:
@@ -89,7 +97,7 @@ def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
 
 
 def test_no_tenant_takes_every_turn() -> None:
-    scheduler = FairScheduler(quota(running_max=4, tenant_running_max=3, shared_running_max=9))
+    scheduler = fair(running_max=4, tenant_running_max=3, shared_running_max=9)
     flood = [entered(scheduler, "flood") for _ in range(8)]
     assert sum(ticket.wait(0) for ticket in flood) == 3
     assert entered(scheduler, "other").wait(0)
@@ -97,7 +105,7 @@ def test_no_tenant_takes_every_turn() -> None:
 
 def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active() -> None:
     clock = ManualClock()
-    scheduler = FairScheduler(quota(running_max=8, tenant_running_max=4, shared_running_max=1, active_s=1.0), clock)
+    scheduler = fair(clock, running_max=8, tenant_running_max=4, shared_running_max=1, active_s=1.0)
     flood = [entered(scheduler, "flood") for _ in range(12)]
     assert sum(ticket.wait(0) for ticket in flood) == 4
     quiet = [entered(scheduler, "quiet") for _ in range(2)]
@@ -118,7 +126,7 @@ def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active(
 
 def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
     clock = ManualClock()
-    scheduler = FairScheduler(quota(shared_running_max=1, turn_hold_s=0.1, active_s=1.0), clock)
+    scheduler = fair(clock, shared_running_max=1, turn_hold_s=0.1, active_s=1.0)
     slow, quiet, fast = (entered(scheduler, tenant) for tenant in ("acme", "quiet", "acme"))
     assert [ticket.wait(0) for ticket in (slow, quiet, fast)] == [True, False, False]
     clock.sleep(0.2)
@@ -129,7 +137,7 @@ def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
 
 
 def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() -> None:
-    scheduler = FairScheduler(quota(running_max=1, tenant_running_max=1, shared_running_max=9))
+    scheduler = fair(running_max=1, tenant_running_max=1, shared_running_max=9)
     running, waiting = entered(scheduler, "acme"), entered(scheduler, "acme")
     running.give_up()
     assert running.wait(0)
@@ -145,7 +153,7 @@ def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() 
 
 
 def test_idle_is_when_no_call_holds_a_place() -> None:
-    scheduler = FairScheduler(quota())
+    scheduler = fair()
     ticket = entered(scheduler, "acme")
     assert not scheduler.wait_idle(0)
     leaver = Thread(target=ticket.leave)
@@ -154,32 +162,78 @@ def test_idle_is_when_no_call_holds_a_place() -> None:
     leaver.join()
 
 
+def test_calls_that_have_outlived_their_turn_hold_no_place() -> None:
+    clock = ManualClock()
+    scheduler = fair(clock)
+    slow = [entered(scheduler, tenant) for tenant in ("a", "b") for _ in range(8)]
+    for _ in slow:
+        clock.sleep(0.1)
+        scheduler.recheck()
+    assert all(ticket.wait(0) for ticket in slow)
+    assert entered(scheduler, "c").wait(0)
+
+
+def test_a_call_without_a_message_takes_no_turn_and_counts_in_its_tenants_quota() -> None:
+    scheduler = fair(calls_max=2, running_max=1, tenant_running_max=1)
+    half_open = [scheduler.enter("acme") for _ in range(2)]
+    assert None not in half_open
+    assert scheduler.enter("acme") is None
+    assert entered(scheduler, "other").wait(0)
+    assert scheduler.by_tenant()["acme"].half_open_count == 2
+    for ticket in half_open:
+        assert ticket is not None
+        ticket.give_up()
+    assert set(scheduler.by_tenant()) == {"other"}
+
+
+@pytest.mark.parametrize("flooding_count", [1, 2, 4, 8])
+def test_tenants_that_take_all_they_may_leave_places_to_others(flooding_count: int) -> None:
+    scheduler = fair(places_max=1024, calls_max=10_000)
+    for _ in range(1024):
+        for number in range(flooding_count):
+            scheduler.enter(f"flood-{number}")
+    held = [calls.half_open_count for calls in scheduler.by_tenant().values()]
+    equal_share = 1024 // (flooding_count + 1)
+    assert all(abs(count - equal_share) <= 1 for count in held)
+    assert scheduler.enter("other") is not None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_places_and_turns_are_never_lost(seed: int) -> None:
     rng = random.Random(seed)
     settings = quota(
         calls_max=5, running_max=4, tenant_running_max=rng.randint(1, 4), bytes_in_flight_max=50, shared_running_max=100
     )
-    scheduler = FairScheduler(settings, ManualClock())
-    tickets: list[Ticket] = []
+    scheduler = FairScheduler(settings, 12, ManualClock())
+    half_open: list[Ticket] = []
+    queued: list[Ticket] = []
     for _ in range(500):
-        if rng.random() < 0.5:
-            ticket = scheduler.enter(rng.choice("abc"), rng.randint(0, 20))
-            tickets += [] if ticket is None else [ticket]
-        elif tickets:
+        chosen = rng.random()
+        if chosen < 0.5:
+            entering = scheduler.enter(rng.choice("abc"))
+            half_open += [] if entering is None else [entering]
+        elif chosen < 0.75 and half_open:
+            ticket = half_open.pop(rng.randrange(len(half_open)))
+            ticket.hold(rng.randint(0, 20))
+            ticket.wait(0)
+            queued.append(ticket)
+        elif half_open or queued:
+            tickets = rng.choice([each for each in (half_open, queued) if each])
             ticket = tickets.pop(rng.randrange(len(tickets)))
             ticket.give_up() if rng.random() < 0.2 else None
             ticket.leave()
         by_tenant = scheduler.by_tenant()
         running_count = sum(calls.running_count for calls in by_tenant.values())
-        assert sum(ticket.wait(0) for ticket in tickets) == running_count
+        assert sum(ticket.wait(0) for ticket in queued) == running_count
+        assert sum(calls.half_open_count for calls in by_tenant.values()) == len(half_open)
+        assert len(half_open) + len(queued) < 12
         assert running_count <= settings.running_max
         for calls in by_tenant.values():
             assert calls.running_count <= settings.tenant_running_max
-            assert calls.running_count + calls.waiting_count <= settings.calls_max
+            assert calls.half_open_count + calls.running_count + calls.waiting_count <= settings.calls_max
             assert calls.bytes_in_flight <= settings.bytes_in_flight_max
             # Nobody waits while a turn is free.
             assert not calls.waiting_count or running_count == 4 or calls.running_count == settings.tenant_running_max
-    for ticket in tickets:
+    for ticket in half_open + queued:
         ticket.leave()
     assert scheduler.by_tenant() == {}

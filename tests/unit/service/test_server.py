@@ -40,12 +40,12 @@ class OpenPut:
         self._go_on = Event()
         put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
         self._answer = put.future(self._messages(), timeout=CALL_S)
-        while not any(value and "calls_in_flight" in name for name, value in server.metrics().items()):
+        while not any(value and 'state="running"' in name for name, value in server.metrics().items()):
             assert not self._answer.done()
 
     def _messages(self) -> Iterator[bytes]:
-        self._go_on.wait(CALL_S)
         yield pb.PutPart(start=pb.PutStart()).SerializeToString()
+        self._go_on.wait(CALL_S)
 
     def end(self) -> grpc.StatusCode:
         self._go_on.set()
@@ -72,7 +72,7 @@ def test_reflection_tells_the_service_to_a_few_at_a_time() -> None:
         yield request
         stopped.wait(CALL_S)
 
-    with running(limits={"reflection_calls_max": 2}) as server, grpc.insecure_channel(server.address) as channel:
+    with running(limits={"public_calls_max": 2}) as server, grpc.insecure_channel(server.address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         streams = [stub.ServerReflectionInfo(asked(), timeout=CALL_S) for _ in range(2)]
         for stream in streams:

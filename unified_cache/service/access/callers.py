@@ -12,7 +12,7 @@ import grpc
 from unified_cache.service.settings import Role
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = ["ByteQuota", "Caller", "Gate", "Observer", "Role"]
+__all__ = ["ByteQuota", "CallPlace", "Caller", "Gate", "Observer", "Role"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,44 @@ class Caller:
     role: Role
 
 
+class CallPlace(Protocol):
+    """The place of one admitted call, until it ends."""
+
+    @property
+    def caller(self) -> Caller:
+        """The caller that the transport vouches for."""
+        ...
+
+    def check_role(self, needs: Role) -> None:
+        """Check the caller's role once more, where what a call needs follows from its message.
+
+        Raises:
+            Refused: it is too low.
+        """
+        ...
+
+    def hold(self, count_bytes: int) -> None:
+        """Count memory that the call takes until it ends.
+
+        Raises:
+            Refused: it is more than the tenant may have in flight.
+        """
+        ...
+
+    def take_turn(self) -> None:
+        """Wait until the call may run.
+
+        Raises:
+            Refused: its turn did not come in time, or the client has gone.
+        """
+        ...
+
+
 class Gate(Protocol):
-    """Admission of calls: authentication, role and a place in flight."""
+    """CallPlace of calls: authentication, role and a place in flight, before any message is waited for."""
 
-    def admitted(
-        self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
-    ) -> AbstractContextManager[Caller]:
+    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> AbstractContextManager[CallPlace]:
         """Authenticate the caller, check its role, and count the call as in flight during the with block.
-
-        ``request_bytes`` is the memory that the request holds meanwhile.
 
         Raises:
             Refused: not authenticated, not allowed, over a quota, or draining. Nothing is held.

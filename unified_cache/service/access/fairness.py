@@ -1,12 +1,16 @@
 """Fair scheduling of calls: tenants take turns, so that no tenant waits for the queue of another.
 
-A call holds a ticket from when it is let in until it ends. Of those that hold one, a few run at a time. The next call
-is chosen by tenant: the one with the fewest calls running, and among equals the one served longest ago. So what a
-tenant waits for is bounded by what others have running, and not by how many of their calls wait.
+A call holds a ticket from when it is let in until it ends. It is half open until its first message has come, then it
+waits for its turn. A tenant is let in as long as it has fewer calls in flight than places are left: however many
+tenants take all that they may, places for others remain.
+
+Of the calls that hold a ticket, a few run at a time. The next call is chosen by tenant: the one with the fewest calls
+running, and among equals the one served longest ago. So what a tenant waits for is bounded by what others have
+running, and not by how many of their calls wait.
 
 A tenant that is alone may use most of the server. As soon as a second is active, fewer calls run at a time, since they
 all share one interpreter. A call that takes long, such as a stream to a slow client, soon stops counting among those
-that run, so nobody waits for it.
+that run, so no other tenant waits for it.
 """
 
 import itertools
@@ -23,6 +27,8 @@ __all__ = ["FairScheduler", "TenantCalls", "Ticket"]
 
 
 class _State(Enum):
+    HALF_OPEN = "half open"
+    """No message has come."""
     WAITING = "waiting"
     RUNNING = "running"
     LEFT = "left"
@@ -32,11 +38,17 @@ class _State(Enum):
 class _Tenant:
     """Calls in flight of one tenant."""
 
+    half_open_count: int = 0
     waiting: deque["Ticket"] = field(default_factory=deque)
     running: dict["Ticket", float] = field(default_factory=dict)
     """Start of each running call, in seconds; the first is the oldest."""
     bytes_count: int = 0
     served_last: int = 0
+
+    @property
+    def in_flight_count(self) -> int:
+        """Calls that hold a ticket."""
+        return self.half_open_count + len(self.waiting) + len(self.running)
 
     def fresh_count(self, since_s: float) -> int:
         """Return how many calls started after ``since_s``."""
@@ -47,6 +59,8 @@ class _Tenant:
 class TenantCalls:
     """Number and bytes of one tenant's calls at this moment."""
 
+    half_open_count: int
+    """Calls without a message so far."""
     running_count: int
     waiting_count: int
     bytes_in_flight: int
@@ -55,48 +69,67 @@ class TenantCalls:
 class FairScheduler:
     """Admission of calls up to their tenant's quota, and the choice of those that run. Thread-safe.
 
-    ``clock`` gives seconds.
+    ``calls_max`` is the number of places for calls of all tenants; ``clock`` gives seconds.
     """
 
-    def __init__(self, quota: QuotaSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, quota: QuotaSettings, calls_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.recheck_s = quota.turn_hold_s / 2
         """Seconds between two checks, by a waiting call, for calls that have run for long."""
         self._quota = quota
+        self._calls_max = calls_max
         self._clock = clock
         self._active: OrderedDict[str, float] = OrderedDict()
         """Last time at which each tenant started or ended a call, the longest ago first."""
         self._tenants: dict[str, _Tenant] = {}
-        self._running_count = 0
+        self._in_flight_count = 0
         self._servings = itertools.count(1)
         self._guard = Lock()
         self._idle = Condition(self._guard)
 
-    def enter(self, tenant: str, request_bytes: int) -> "Ticket | None":
-        """Let a call in; None where its tenant has as many calls or bytes in flight as it may.
+    def enter(self, tenant: str) -> "Ticket | None":
+        """Let a call in, half open; None where its tenant has as many in flight as it may.
 
         The caller must ``leave`` with the ticket in the end.
         """
-        quota = self._quota.of(tenant)
         with self._guard:
-            found = self._tenants.get(tenant)
-            if found is None:
-                found = self._tenants[tenant] = _Tenant()
-            in_flight = len(found.running) + len(found.waiting)
-            if in_flight >= quota.calls_max or found.bytes_count + request_bytes > quota.bytes_in_flight_max:
-                self._forget_if_idle(tenant, found)
+            found = self._tenants.get(tenant) or _Tenant()
+            places_left = self._calls_max - self._in_flight_count
+            if found.in_flight_count >= min(self._quota.of(tenant).calls_max, places_left):
                 return None
-            ticket = Ticket(self, tenant, request_bytes)
-            found.bytes_count += request_bytes
-            found.waiting.append(ticket)
+            self._tenants[tenant] = found
+            found.half_open_count += 1
+            self._in_flight_count += 1
             self._note_active(tenant)
+            return Ticket(self, tenant)
+
+    def hold(self, ticket: "Ticket", count_bytes: int) -> bool:
+        """Count memory of a call, as ``Ticket.hold`` does."""
+        with self._guard:
+            if ticket.state is _State.LEFT:
+                return False
+            tenant = self._tenants[ticket.tenant]
+            if tenant.bytes_count + count_bytes > self._quota.of(ticket.tenant).bytes_in_flight_max:
+                return False
+            tenant.bytes_count += count_bytes
+            ticket.held_bytes += count_bytes
+            return True
+
+    def queue(self, ticket: "Ticket") -> None:
+        """Let a half-open call wait for its turn."""
+        with self._guard:
+            if ticket.state is not _State.HALF_OPEN:
+                return
+            tenant = self._tenants[ticket.tenant]
+            tenant.half_open_count -= 1
+            tenant.waiting.append(ticket)
+            ticket.state = _State.WAITING
             self._start_waiting()
-            return ticket
 
     def by_tenant(self) -> dict[str, TenantCalls]:
         """Return the number of calls of every tenant that has any."""
         with self._guard:
             return {
-                name: TenantCalls(len(each.running), len(each.waiting), each.bytes_count)
+                name: TenantCalls(each.half_open_count, len(each.running), len(each.waiting), each.bytes_count)
                 for name, each in self._tenants.items()
             }
 
@@ -105,18 +138,20 @@ class FairScheduler:
         with self._idle:
             return self._idle.wait_for(lambda: not self._tenants, timeout_s)
 
-    def leave(self, ticket: "Ticket", *, only_waiting: bool) -> None:
+    def leave(self, ticket: "Ticket", *, unless_running: bool) -> None:
         """End a call, as ``Ticket.leave`` and ``Ticket.give_up`` do."""
         with self._guard:
-            if ticket.state is _State.LEFT or (only_waiting and ticket.state is _State.RUNNING):
+            if ticket.state is _State.LEFT or (unless_running and ticket.state is _State.RUNNING):
                 return
             tenant = self._tenants[ticket.tenant]
             if ticket.state is _State.RUNNING:
                 del tenant.running[ticket]
-                self._running_count -= 1
-            else:
+            elif ticket.state is _State.WAITING:
                 tenant.waiting.remove(ticket)
-            tenant.bytes_count -= ticket.request_bytes
+            else:
+                tenant.half_open_count -= 1
+            tenant.bytes_count -= ticket.held_bytes
+            self._in_flight_count -= 1
             ticket.state = _State.LEFT
             self._note_active(ticket.tenant)
             self._forget_if_idle(ticket.tenant, tenant)
@@ -137,7 +172,8 @@ class FairScheduler:
         while self._active and next(iter(self._active.values())) < now_s - self._quota.active_s:
             self._active.popitem(last=False)
         active_count = len(self._tenants.keys() | self._active.keys())
-        return self._quota.running_max if active_count <= 1 else self._quota.shared_running_max
+        alone_max, shared_max = self._quota.running_max, self._quota.shared_running_max
+        return alone_max if active_count <= 1 else min(alone_max, shared_max)
 
     def _start_waiting(self) -> None:
         """Start the calls whose turn it is, as many as may run."""
@@ -145,7 +181,7 @@ class FairScheduler:
         since_s = now_s - self._quota.turn_hold_s
         fresh_count = sum(tenant.fresh_count(since_s) for tenant in self._tenants.values())
         fresh_max = self._fresh_max(now_s)
-        while self._running_count < self._quota.running_max and fresh_count < fresh_max:
+        while fresh_count < fresh_max:
             eligible = [
                 tenant
                 for tenant in self._tenants.values()
@@ -157,32 +193,36 @@ class FairScheduler:
             ticket = tenant.waiting.popleft()
             tenant.running[ticket] = now_s
             tenant.served_last = next(self._servings)
-            self._running_count += 1
             fresh_count += 1
             ticket.state = _State.RUNNING
             ticket.woken.set()
 
     def _forget_if_idle(self, name: str, tenant: _Tenant) -> None:
-        if not tenant.waiting and not tenant.running:
+        if not tenant.in_flight_count:
             self._tenants.pop(name, None)
             if not self._tenants:
                 self._idle.notify_all()
 
 
 class Ticket:
-    """The right of one call to be in flight, waiting or running."""
+    """The right of one call to be in flight: half open, waiting or running."""
 
-    __slots__ = ("_scheduler", "request_bytes", "state", "tenant", "woken")
+    __slots__ = ("_scheduler", "held_bytes", "state", "tenant", "woken")
 
-    def __init__(self, scheduler: FairScheduler, tenant: str, request_bytes: int) -> None:
+    def __init__(self, scheduler: FairScheduler, tenant: str) -> None:
         self._scheduler = scheduler
         self.tenant = tenant
-        self.request_bytes = request_bytes
-        self.state = _State.WAITING
+        self.held_bytes = 0
+        self.state = _State.HALF_OPEN
         self.woken = Event()
+
+    def hold(self, count_bytes: int) -> bool:
+        """Count memory that the call takes until it ends; False, and nothing counted, beyond what its tenant may."""
+        return self._scheduler.hold(self, count_bytes)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` for the call's turn; False if it did not come in time."""
+        self._scheduler.queue(self)
         waited_s = 0.0
         while waited_s < timeout_s and not self.woken.wait(min(self._scheduler.recheck_s, timeout_s - waited_s)):
             waited_s += self._scheduler.recheck_s
@@ -190,9 +230,9 @@ class Ticket:
         return self.state is _State.RUNNING
 
     def give_up(self) -> None:
-        """Stop waiting, as when the client has gone; a running call goes on. From any thread."""
-        self._scheduler.leave(self, only_waiting=True)
+        """Leave unless the call runs, as when the client has gone. From any thread."""
+        self._scheduler.leave(self, unless_running=True)
 
     def leave(self) -> None:
         """End the call; the second time does nothing."""
-        self._scheduler.leave(self, only_waiting=False)
+        self._scheduler.leave(self, unless_running=False)

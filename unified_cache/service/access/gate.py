@@ -1,4 +1,4 @@
-"""The one way into every call: authenticate the caller, check its role, wait for its turn."""
+"""The one way into every call: authenticate the caller, check its role, count the call, wait for its turn."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ import grpc
 from unified_cache.service.access.callers import Caller, Observer
 from unified_cache.service.access.clients import CertifiedClients
 from unified_cache.service.access.errors import Refused
-from unified_cache.service.access.fairness import FairScheduler
+from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.tokens import Tokens
 from unified_cache.service.settings import QuotaSettings, Role
 from unified_cache.wire.calls import RETRY_AFTER
 
-__all__ = ["RETRY_KEYS", "Authenticator", "ServiceGate"]
+__all__ = ["RETRY_KEYS", "AdmittedCall", "Authenticator", "ServiceGate"]
 
 RETRY_KEYS = (RETRY_AFTER, "grpc-retry-pushback-ms")
 """Trailing metadata that says when to come back; the second is what gRPC's own retries obey."""
@@ -70,50 +70,89 @@ class ServiceGate:
         return self._scheduler.wait_idle(timeout_s)
 
     @contextmanager
-    def admitted(
-        self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
-    ) -> Iterator[Caller]:
-        """Authenticate the caller, check its role, wait for its turn, and hold it for the length of the with block.
+    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator["AdmittedCall"]:
+        """Authenticate the caller, check its role, and count the call in flight for the length of the with block.
 
         Raises:
             Refused: not authenticated, not allowed, over a quota, or closed. Nothing is held.
         """
         if self._closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "this server is draining; another may do")
-        caller = self._permitted(context, needs, method)
-        ticket = self._scheduler.enter(caller.tenant, request_bytes)
-        if ticket is None:
-            self._exhausted(method, caller, "the tenant has as many calls in flight as it may")
-        try:
-            if not context.add_callback(ticket.give_up):
-                raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
-            if not ticket.wait(self._patience_s(context)):
-                if not context.is_active():
-                    raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
-                self._exhausted(method, caller, "the call's turn did not come in time")
-            yield caller
-        finally:
-            ticket.leave()
-
-    def _permitted(self, context: grpc.ServicerContext, needs: Role, method: str) -> Caller:
         caller = self._callers.caller(context)
         if caller is None:
             self._observer.anomaly("unauthenticated", f"{method} from {context.peer()} without valid credentials")
             raise Refused(grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")
+        self.check_role(caller, needs, method)
+        ticket = self._scheduler.enter(caller.tenant)
+        if ticket is None:
+            self.refuse(caller, method, "the tenant has as many calls in flight as it may")
+        try:
+            if not context.add_callback(ticket.give_up):
+                raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
+            yield AdmittedCall(self, caller, ticket, context, method)
+        finally:
+            ticket.leave()
+
+    def check_role(self, caller: Caller, needs: Role, method: str) -> None:
+        """Check that a caller may do what ``needs`` may.
+
+        Raises:
+            Refused: it may not.
+        """
         if not caller.role.includes(needs):
             self._observer.anomaly("permission_denied", f"{method} by a {caller.role.value} of {caller.tenant}")
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} needs the role {needs.value}")
-        return caller
 
-    def _patience_s(self, context: grpc.ServicerContext) -> float:
+    def patience_s(self, context: grpc.ServicerContext) -> float:
+        """Return how long a call may wait for its turn."""
         remaining_s = context.time_remaining()
         return self._quota.turn_s_max if remaining_s is None else min(self._quota.turn_s_max, remaining_s)
 
-    def _exhausted(self, method: str, caller: Caller, reason: str) -> NoReturn:
+    def refuse(self, caller: Caller, method: str, reason: str) -> NoReturn:
+        """Refuse a call that is over a quota, and say when to come back.
+
+        Raises:
+            Refused: always.
+        """
         self._observer.anomaly("over_quota", f"{method} by {caller.tenant}: {reason}")
         retry_ms = str(round(self._quota.retry_s * 1000))
         hints = [(key, retry_ms) for key in RETRY_KEYS]
         raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {retry_ms} ms", hints)
+
+
+class AdmittedCall:
+    """The place of a call that a ``ServiceGate`` admitted; an ``CallPlace``."""
+
+    def __init__(
+        self, gate: ServiceGate, caller: Caller, ticket: Ticket, context: grpc.ServicerContext, method: str
+    ) -> None:
+        self._gate = gate
+        self._caller = caller
+        self._ticket = ticket
+        self._context = context
+        self._method = method
+
+    @property
+    def caller(self) -> Caller:
+        """The caller that the transport vouches for."""
+        return self._caller
+
+    def check_role(self, needs: Role) -> None:
+        """Check the caller's role once more, see ``CallPlace``."""
+        self._gate.check_role(self._caller, needs, self._method)
+
+    def hold(self, count_bytes: int) -> None:
+        """Count memory until the call ends, see ``CallPlace``."""
+        if not self._ticket.hold(count_bytes):
+            self._gate.refuse(self._caller, self._method, "the tenant has as many bytes in flight as it may")
+
+    def take_turn(self) -> None:
+        """Wait until the call may run, see ``CallPlace``."""
+        if self._ticket.wait(self._gate.patience_s(self._context)):
+            return
+        if not self._context.is_active():
+            raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
+        self._gate.refuse(self._caller, self._method, "the call's turn did not come in time")
 
 
 def _token_in(context: grpc.ServicerContext) -> str | None:

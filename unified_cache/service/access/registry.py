@@ -37,7 +37,7 @@ class Registration:
     """One identity of one tenant, as a client registered it by Hello."""
 
     manifest: Manifest
-    """Manifest as the client has it."""
+    """Manifest as the client has it, without fields that are unknown here."""
     layout: ModelLayout
     object_bytes: Mapping[str, int]
     """Length of a page by pool, header included; pools without bytes have no objects."""
@@ -145,6 +145,8 @@ class Registry:
         object_bytes = {pool.name: HEADER_BYTES + pool.page_bytes for pool in layout.pools if pool.page_bytes}
         if max(object_bytes.values(), default=0) > self._limits.page_bytes_max:
             raise InputError(f"a page has at most {self._limits.page_bytes_max} bytes in one pool")
+        # What is kept is made anew from what was understood: a message keeps fields that nobody knows, however long.
+        plain = manifest_of(described.identity, layout)
         # No tenant's name has a slash, so where the model begins is certain.
         scoped = replace(described.identity, model=f"@{tenant}/{described.identity.model}")
-        return Registration(manifest, layout, object_bytes, manifest_of(scoped, layout), vocabulary)
+        return Registration(plain, layout, object_bytes, manifest_of(scoped, layout), vocabulary)

@@ -129,6 +129,7 @@ class UsageCollector:
         yield stored
         calls = self._scheduler.by_tenant()
         counts = {
+            "half_open": {tenant: each.half_open_count for tenant, each in calls.items()},
             "running": {tenant: each.running_count for tenant, each in calls.items()},
             "waiting": {tenant: each.waiting_count for tenant, each in calls.items()},
         }

@@ -1,48 +1,26 @@
-"""Reflection for tools such as grpcurl, bounded: it is open to everybody, and each of its streams takes a thread."""
+"""Reflection for tools such as grpcurl."""
 
-from collections.abc import Callable, Iterator
-from threading import BoundedSemaphore
-from typing import TypeVar
+from collections.abc import Iterator
 
 import grpc
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
-__all__ = ["BoundedReflection"]
+from unified_cache.service.operations.public_calls import PublicCalls
 
-_PREFIX = "/grpc.reflection."
-
-Request = TypeVar("Request")
-Answer = TypeVar("Answer")
+__all__ = ["reflection_methods"]
 
 
-class BoundedReflection(grpc.ServerInterceptor):
-    """Refuse reflection beyond ``calls_max`` streams at a time."""
+def reflection_methods(places: PublicCalls, *services: str) -> grpc.GenericRpcHandler:
+    """Return what a ``grpc.Server`` is given, to tell about these services and itself."""
+    servicer = reflection.ReflectionServicer((*services, reflection.SERVICE_NAME))
 
-    def __init__(self, calls_max: int) -> None:
-        self._free = BoundedSemaphore(calls_max)
+    def answer(messages: Iterator[object], context: grpc.ServicerContext) -> Iterator[object]:
+        with places.admitted(context) as call:
+            yield from servicer.ServerReflectionInfo(call.received(messages), context)
 
-    @staticmethod
-    def add_to(server: grpc.Server, *services: str) -> None:
-        """Let ``server`` tell about services, itself included."""
-        reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), server)
-
-    def intercept_service(  # pyright: ignore[reportIncompatibleMethodOverride]  # gRPC passes both by position
-        self,
-        continuation: "Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Request, Answer] | None]",
-        details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Request, Answer] | None":
-        """Pass everything on; a stream of reflection only while one is free."""
-        found = continuation(details)
-        if found is None or found.stream_stream is None or not details.method.startswith(_PREFIX):
-            return found
-        answer = found.stream_stream
-
-        def bounded(requests: Iterator[Request], context: grpc.ServicerContext) -> Iterator[Answer]:
-            if not self._free.acquire(blocking=False):
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many reflection streams")
-            try:
-                yield from answer(requests, context)
-            finally:
-                self._free.release()
-
-        return grpc.stream_stream_rpc_method_handler(bounded, found.request_deserializer, found.response_serializer)
+    method = grpc.stream_stream_rpc_method_handler(
+        answer,
+        reflection_pb2.ServerReflectionRequest.FromString,
+        reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": method})

@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import Caller, Gate
+from unified_cache.service.access.callers import CallPlace, Gate
 from unified_cache.service.settings import Role, TracingExporter, TracingSettings
 
 __all__ = ["TracedGate", "open_provider"]
@@ -31,9 +31,7 @@ class TracedGate:
         self._propagator = TraceContextTextMapPropagator()
 
     @contextmanager
-    def admitted(
-        self, context: grpc.ServicerContext, needs: Role, *, method: str, request_bytes: int = 0
-    ) -> Iterator[Caller]:
+    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator[CallPlace]:
         """Admit as the gate does, in a span named after the method.
 
         Raises:
@@ -41,17 +39,13 @@ class TracedGate:
         """
         metadata = ((key, value) for key, value in context.invocation_metadata() if key in _TRACE_KEYS)
         parent = self._propagator.extract({key: value for key, value in metadata if isinstance(value, str)})
-        attributes: dict[str, str | int] = {
-            "rpc.system": "grpc",
-            "rpc.method": method,
-            "rpc.request.bytes": request_bytes,
-        }
+        attributes = {"rpc.system": "grpc", "rpc.method": method}
         # A response stream is made by several threads' turns, so its span is never the thread's current one.
         span = self._tracer.start_span(method, parent, SpanKind.SERVER, attributes)
         try:
-            with self._gate.admitted(context, needs, method=method, request_bytes=request_bytes) as caller:
-                span.set_attribute("unified_cache.tenant", caller.tenant)
-                yield caller
+            with self._gate.admitted(context, needs, method=method) as place:
+                span.set_attribute("unified_cache.tenant", place.caller.tenant)
+                yield place
         except Exception as error:
             span.record_exception(error)
             span.set_status(StatusCode.ERROR)

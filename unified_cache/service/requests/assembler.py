@@ -45,6 +45,11 @@ class PageAssembler:
         self._pieces: list[memoryview] = []
         self._held_bytes = 0
 
+    @property
+    def next_bytes(self) -> int:
+        """Length of the page under way, or to come; 0 where all have come."""
+        return self._announced[self._done_count].object_bytes if self._done_count < len(self._announced) else 0
+
     def take(self, part: Chunk) -> Iterator[ArrivedPage]:
         """Yield the pages that a part completes.
 

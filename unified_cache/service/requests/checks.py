@@ -107,10 +107,10 @@ def named(
     found: list[NamedRun] = []
     pages_count = 0
     for run in runs:
-        labels = labels_in(run)
-        pages_count += len(labels)
-        if not labels or pages_count > limits.pages_max:
+        pages_count += len(run.keys)
+        if not run.keys or pages_count > limits.pages_max:
             raise InputError(f"a request names 1 to {limits.pages_max} pages, and a run at least one")
+        labels = labels_in(run)
         registration = registry.find(tenant, run.identity)
         registration.scoped(labels[0])
         found.append(NamedRun(registration, run.pool, labels, list(run.parents), run.object_bytes))
@@ -145,27 +145,45 @@ def prefix(
     """Return the keys that a lookup asks about, root first, and the pools that must be there.
 
     Raises:
-        InputError: malformed keys or tokens, too many of them, or a pool that the layout does not have.
+        InputError: malformed keys or tokens, too many of them, or pools that the layout does not have, or twice.
     """
+    pools = _pools_of(request, registration)
+    if request.WhichOneof("prefix") == "tokens":
+        pages_count = len(request.tokens.ids) // registration.layout.page_size
+        _check_pages(pages_count, pools, limits)
+        return _keys_of(request.tokens, registration, limits), pools
+    if len(request.keys.keys) > limits.pages_max:
+        raise InputError(f"a lookup names at most {limits.pages_max} pages, found {len(request.keys.keys)}")
+    _check_pages(len(request.keys.keys), pools, limits)
+    keys = list(request.keys.keys)
+    check_digests(keys, "a key")
+    return keys, pools
+
+
+def _pools_of(request: service_pb2.LookupRequest, registration: Registration) -> list[PoolSpan]:
     spans = {
         pool.name: component.span
         for component in registration.layout.components
         for pool in component.pools
         if pool.page_bytes
     }
-    pools = [PoolSpan(name, span) for name, span in spans.items()]
-    if request.pools:
-        unknown = {pool.name for pool in request.pools} - spans.keys()
-        if unknown:
-            raise InputError(f"a pool is one of {', '.join(spans)}, found {min(unknown)!r}")
-        pools = [PoolSpan(pool.name, pool.span or spans[pool.name]) for pool in request.pools]
-    if request.WhichOneof("prefix") == "tokens":
-        return _keys_of(request.tokens, registration, limits), pools
-    keys = list(request.keys.keys)
-    check_digests(keys, "a key")
-    if len(keys) > limits.pages_max:
-        raise InputError(f"a lookup names at most {limits.pages_max} pages, found {len(keys)}")
-    return keys, pools
+    if not request.pools:
+        return [PoolSpan(name, span) for name, span in spans.items()]
+    names = {pool.name for pool in request.pools}
+    unknown = names - spans.keys()
+    if unknown:
+        raise InputError(f"a pool is one of {', '.join(spans)}, found {min(unknown)!r}")
+    if len(names) < len(request.pools):
+        raise InputError(f"a lookup names each pool once, found {len(names)} pools named {len(request.pools)} times")
+    return [PoolSpan(pool.name, pool.span or spans[pool.name]) for pool in request.pools]
+
+
+def _check_pages(pages_count: int, pools: Sequence[PoolSpan], limits: LimitSettings) -> None:
+    if pages_count * len(pools) > limits.lookup_pages_max:
+        raise InputError(
+            f"a lookup asks for at most {limits.lookup_pages_max} pages of all its pools, "
+            f"found {pages_count} of {len(pools)} pools each"
+        )
 
 
 def checked_lease(lease_s: float, limits: LimitSettings) -> float:

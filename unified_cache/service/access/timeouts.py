@@ -1,0 +1,127 @@
+"""Limits in time of every call: until its first message, between two movements, and in all."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import TypeVar
+
+import grpc
+
+from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.sweep import PeriodicSweep
+from unified_cache.service.settings import LimitSettings
+
+__all__ = ["CallTimeouts", "TimedCall"]
+
+Message = TypeVar("Message")
+
+
+class TimedCall:
+    """An open call and the time until which something must move on it. Its own thread moves it, any may cut it off."""
+
+    def __init__(self, context: grpc.ServicerContext, limits: LimitSettings, clock: Callable[[], float]) -> None:
+        self._context = context
+        self._limits = limits
+        self._clock = clock
+        self._ends_s = clock() + limits.call_s_max
+        self.is_half_open = True
+        """True until its first message has come."""
+        self.late_s = min(clock() + limits.first_message_s, self._ends_s)
+        """Time at which it is cut off unless something moves before."""
+        self.why_cut = ""
+        """Reason for which this server cut it off; empty where it did not."""
+
+    def first(self, messages: Iterator[Message]) -> Message | None:
+        """Wait for the first message; None where the client ends the call without one.
+
+        Raises:
+            Refused, grpc.RpcError: none came in time, or the client has gone.
+        """
+        message = next(messages, None)
+        self._check_uncut()
+        self.is_half_open = False
+        self.late_s = self._ends_s
+        return message
+
+    def received(self, messages: Iterator[Message]) -> Iterator[Message]:
+        """Yield messages, each of which must come in time, from the first or after it.
+
+        Raises:
+            Refused, grpc.RpcError: one did not come in time, or the client has gone.
+        """
+        if not self.is_half_open:
+            self.moved()
+        for message in messages:
+            self.is_half_open = False
+            self.moved()
+            yield message
+        self._check_uncut()
+
+    def moved(self) -> None:
+        """Begin the time anew in which something must move.
+
+        Raises:
+            Refused: the call was cut off, or its client has gone: whatever is still to be done for it is in vain.
+        """
+        if not self._context.is_active():
+            raise Refused(grpc.StatusCode.CANCELLED, "the call is over")
+        self.late_s = min(self._clock() + self._limits.stream_idle_s, self._ends_s)
+
+    def _check_uncut(self) -> None:
+        """Tell a call that was cut off from one that its client has ended: gRPC ends the messages of either."""
+        if self.why_cut:
+            raise Refused(grpc.StatusCode.CANCELLED, self.why_cut)
+
+    def cut(self, reason: str) -> None:
+        """Cut the call off. From any thread."""
+        self.why_cut = reason
+        self._context.cancel()
+
+    def cut_if_late(self, now_s: float) -> None:
+        """Cut the call off if its time is over. From any thread."""
+        if now_s <= self.late_s:
+            return
+        if now_s > self._ends_s:
+            self.cut(f"it took longer than {self._limits.call_s_max:g} s")
+        elif self.is_half_open:
+            self.cut(f"no message in {self._limits.first_message_s:g} s")
+        else:
+            self.cut(f"nothing moved in {self._limits.stream_idle_s:g} s")
+
+
+class CallTimeouts:
+    """Periodic check of the open calls: those whose time is over are cut off. Thread-safe."""
+
+    def __init__(self, limits: LimitSettings, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._calls: set[TimedCall] = set()
+        self._guard = Lock()
+        shortest_s = min(limits.first_message_s, limits.stream_idle_s, limits.call_s_max)
+        self._sweeper = PeriodicSweep(self.sweep, shortest_s, "call-timeouts")
+
+    @contextmanager
+    def over(self, context: grpc.ServicerContext) -> Iterator[TimedCall]:
+        """Watch a call for the length of the with block."""
+        call = TimedCall(context, self._limits, self._clock)
+        with self._guard:
+            self._calls.add(call)
+        self._sweeper.start()
+        try:
+            yield call
+        finally:
+            with self._guard:
+                self._calls.discard(call)
+
+    def close(self) -> None:
+        """Watch no more; calls that are still open end with their server."""
+        self._sweeper.close()
+
+    def sweep(self) -> bool:
+        """Cut off the calls whose time is over; tell whether any is open."""
+        now_s = self._clock()
+        with self._guard:
+            calls = list(self._calls)
+        for call in calls:
+            call.cut_if_late(now_s)
+        return bool(calls)
