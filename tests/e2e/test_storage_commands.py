@@ -239,20 +239,25 @@ def test_gc_of_a_store_that_does_not_shrink_is_a_failure(ask: Ask, tmp_path: Pat
     assert "must shrink to 1024 bytes" in err
 
 
-def test_an_identity_without_a_manifest_is_shown_and_fails_verify_and_backup(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{")], ids=["absent", "damaged"])
+def test_an_identity_without_a_manifest_is_shown_fails_verify_scrub_and_backup_and_its_engine_mends_it(
+    damage: Callable[[Path], object], ask: Ask, tmp_path: Path
+) -> None:
     layout = LAYOUTS["full"]
     url, target = url_of("file", tmp_path / "store"), tmp_path / "target"
     fill(open_store("file", tmp_path / "store"), layout, PROMPTS)
-    (tmp_path / "store" / TOY.digest(layout).hex() / "manifest.json").unlink()
+    damage(tmp_path / "store" / TOY.digest(layout).hex() / "manifest.json")
     status, out, _ = ask("storage", "stat", url)
     assert status == 0
     assert f"identity {TOY.digest(layout).hex()} has no manifest" in out
-    for command in (("storage", "verify", url), ("backup", url, url_of("file", target))):
+    for command in (("storage", "verify", url), ("storage", "scrub", url), ("backup", url, url_of("file", target))):
         status, _, err = ask(*command)
         assert status == 1
         assert "has no manifest" in err
     assert not target.exists()
     assert "left alone" in ask("storage", "gc", url)[1]
+    fill(open_store("file", tmp_path / "store"), layout, PROMPTS)
+    assert ask("storage", "scrub", url)[0] == ask("storage", "verify", url)[0] == 0
 
 
 def test_what_cannot_be_asked_for_is_refused_in_one_line_and_makes_no_target(

@@ -133,7 +133,8 @@ class VerifyCommand:
 class ScrubCommand:
     """Verify every object of a store and remove the flawed ones, so that an engine can store those pages again.
 
-    Objects that cannot be read stay: the fault may be the disk's.
+    Objects that cannot be read stay: the fault may be the disk's. A damaged manifest is named, and written anew by the
+    engine whose pages it describes.
     """
 
     url: StoreArgument
@@ -145,12 +146,14 @@ class ScrubCommand:
 
         Raises:
             ConfigError: there is no such store or identity.
-            CacheError: something cannot be read.
+            CacheError: an object or a manifest cannot be read.
         """
-        _, results = _examined("scrub", open_existing, scrub, self.url, self.identity, self.as_json)
+        found, results = _examined("scrub", open_existing, scrub, self.url, self.identity, self.as_json)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if unreadable:
             raise CacheError(f"every object of {self.url} must be readable, found {unreadable} that are not; see above")
+        for kept in found:
+            kept.described()
 
 
 @dataclass(frozen=True, slots=True)

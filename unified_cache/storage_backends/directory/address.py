@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from unified_cache.errors import ConfigError
 
-__all__ = ["FREE_BYTES_MIN", "DirectoryAddress", "parse_address"]
+__all__ = ["FREE_BYTES_MIN", "DirectoryAddress", "check_limits", "parse_address"]
 
 FREE_BYTES_MIN = 64 << 20
 """Free space that a store leaves on the file system, unless the caller says otherwise."""
@@ -27,6 +27,17 @@ class DirectoryAddress(NamedTuple):
 
     path: Path
     free_bytes_min: int
+
+
+def check_limits(bytes_max: int | None, free_bytes_min: int) -> None:
+    """Refuse a cap or a floor that cannot be.
+
+    Raises:
+        ConfigError: one of them is negative.
+    """
+    for name, value in (("bytes_max", bytes_max), ("free_bytes_min", free_bytes_min)):
+        if value is not None and value < 0:
+            raise ConfigError(f"{name} must not be negative, found {value}")
 
 
 def parse_address(rest: str, scheme: str = "file") -> DirectoryAddress:

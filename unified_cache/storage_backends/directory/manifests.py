@@ -1,5 +1,6 @@
 """Manifests of the identities in a store in a directory: protobuf as JSON, so that people can read them too."""
 
+import errno
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,21 +18,26 @@ from unified_cache.storage_backends.directory.descriptors import (
     write_all,
 )
 from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE
 from unified_cache.storage_backends.directory.layout import MANIFEST_NAME, identities_in
 from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.manifest import described_by
 
 __all__ = ["read_manifests", "write_manifest"]
 
 MANIFEST_BYTES_MAX = 1 << 20
 """A larger manifest is not one of ours."""
 
+_IN_ITS_PLACE = NOT_A_FILE | UNREADABLE | {errno.ENOENT}
+"""Errors that say of one file that it is not there, is none or cannot be read."""
+
 
 def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
-    """Write a manifest beside its pages, durably, unless the same is there.
+    """Write a manifest beside its pages, durably, unless the same is there; what is damaged is written anew.
 
     Raises:
         InputError: the identity in the manifest is not a digest.
-        StorageError: what is there says something else under the same digest, or a fault.
+        StorageError: what is there has this digest and says something else, or a fault.
     """
     check_identity(manifest.identity)
     identity_name = manifest.identity.hex()
@@ -41,20 +47,17 @@ def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
             root.disk.mkdir(identity_name, 0o700, dir_fd=root.fd)
         identity_fd = root.disk.open(identity_name, DIRECTORY_FLAGS, dir_fd=root.fd)
         try:
-            text = _read(root.disk, identity_fd)
-            if text is None:
+            found = _read(root.disk, identity_fd)
+            if found == manifest:
+                return
+            if found is None or not _is_sound(found, manifest.identity):
                 _write(root, identity_fd, manifest, root.new_temp())
                 return
         finally:
             close_quietly(root.disk, identity_fd)
     except OSError as error:
         raise storage_error(error, f"cannot keep {path}") from error
-    try:
-        found = Parse(text, Manifest())
-    except (ParseError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} must hold a manifest, found something else: {error}", retryable=False) from error
-    if found != manifest:
-        raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
+    raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
 
 
 def read_manifests(disk: Disk, path: Path, root_fd: int) -> dict[bytes, Manifest | None]:
@@ -78,24 +81,36 @@ def _read_manifests(disk: Disk, root_fd: int) -> dict[bytes, Manifest | None]:
             continue
         found[identity] = None
         try:
-            text = _read(disk, identity_fd)
-            found[identity] = None if text is None else Parse(text, Manifest())
-        except (OSError, ParseError, UnicodeDecodeError):
-            continue  # What is in its place says nothing of whose pages these are.
+            found[identity] = _read(disk, identity_fd)
+        except OSError:
+            continue  # Nobody knows whose pages these are.
         finally:
             close_quietly(disk, identity_fd)
     return found
 
 
-def _read(disk: Disk, identity_fd: int) -> bytes | None:
+def _read(disk: Disk, identity_fd: int) -> Manifest | None:
+    """Read what stands under the name of a manifest, None where it is none or cannot be read."""
     try:
         fd = disk.open(MANIFEST_NAME, READ_FLAGS, dir_fd=identity_fd)
-    except FileNotFoundError:
+        try:
+            return Parse(disk.read(fd, MANIFEST_BYTES_MAX), Manifest())
+        finally:
+            close_quietly(disk, fd)
+    except (ParseError, UnicodeDecodeError, RecursionError):
         return None
+    except OSError as error:
+        if error.errno not in _IN_ITS_PLACE:
+            raise
+        return None
+
+
+def _is_sound(found: Manifest, identity: bytes) -> bool:
+    """Tell whether a manifest describes what has the digest under which it stands."""
     try:
-        return disk.read(fd, MANIFEST_BYTES_MAX)
-    finally:
-        close_quietly(disk, fd)
+        return found.identity == identity and described_by(found) is not None
+    except StorageError:
+        return False
 
 
 def _write(root: StoreRoot, identity_fd: int, manifest: Manifest, temp: str) -> None:

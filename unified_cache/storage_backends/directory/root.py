@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from unified_cache.errors import StorageError
+from unified_cache.errors import ConfigError, StorageError
 from unified_cache.storage_backends.directory.descriptors import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
@@ -74,9 +74,11 @@ def open_root(disk: Disk, path: Path, expected: StoreFormat, new_writer: Callabl
     """Open the directory of a store, made if absent, sweep what dead processes left, and enter a temp directory.
 
     Raises:
+        ConfigError: no system takes the path.
         StorageError: it cannot be made or written, belongs to somebody else, may be written by others, holds
             something else than a store, or a store of another format. It was not changed.
     """
+    _check_path(path)
     opened: list[int] = []
     try:
         with suppress(FileExistsError):
@@ -109,8 +111,10 @@ def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Director
     """Open the directory of a store and change nothing in it; whoever may read the directory may.
 
     Raises:
+        ConfigError: no system takes the path.
         StorageError: it is not there, cannot be read, holds something else than a store, or one of another format.
     """
+    _check_path(path)
     try:
         root = Directory(disk, disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
@@ -122,6 +126,15 @@ def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Director
     except OSError as error:
         raise storage_error(error, f"cannot open a {expected.name} in {path}") from error
     return root
+
+
+def _check_path(path: Path) -> None:
+    try:
+        is_path = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_path = False
+    if not is_path:
+        raise ConfigError(f"the directory of a store must have a name that the system can read, found {str(path)!r}")
 
 
 def _sync_parents(disk: Disk, path: Path) -> None:

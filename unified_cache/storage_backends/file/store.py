@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from unified_cache.errors import ConfigError, StorageError
+from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
-from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, parse_address
+from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, check_limits, parse_address
 from unified_cache.storage_backends.directory.descriptors import (
     storage_error,
 )
@@ -113,12 +113,10 @@ class FileStorage:
         ``new_writer`` gives a name that no other process uses, ``disk`` the calls of the operating system.
 
         Raises:
-            ConfigError: bytes_max or free_bytes_min is negative.
+            ConfigError: bytes_max or free_bytes_min is negative, or no system takes the path.
             StorageError: the directory cannot be used or is not ours, see its message. It was not changed.
         """
-        for name, value in (("bytes_max", bytes_max), ("free_bytes_min", free_bytes_min)):
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} must not be negative, found {value}")
+        check_limits(bytes_max, free_bytes_min)
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
         try:
             journal = Journal.open(root.disk, root.fd)
@@ -177,11 +175,11 @@ class FileStorage:
             return Capability("file", durable=True, bytes_max=self._quota.bytes_max)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Write the manifest beside the pages, durably, unless it is there already. The slabs are not needed.
+        """Write the manifest beside the pages, durably, unless it is there and sound. The slabs are not needed.
 
         Raises:
             InputError: the identity in the manifest is not a digest.
-            StorageError: the manifest that is there says something else under the same digest, or a fault.
+            StorageError: the manifest that is there has this digest and says something else, or a fault.
         """
         with self._calls:
             write_manifest(self._root, manifest)

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from unified_cache.errors import ConfigError, StorageError
+from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_scan
-from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, parse_address
+from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, check_limits, parse_address
 from unified_cache.storage_backends.directory.descriptors import missing_bytes, storage_error
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import UNREADABLE
@@ -107,12 +107,11 @@ class PackedStorage:
         gives a name that no other process uses, ``disk`` the calls of the operating system.
 
         Raises:
-            ConfigError: bytes_max or free_bytes_min is negative.
+            ConfigError: bytes_max or free_bytes_min is negative, or no system takes the path.
             StorageError: the directory cannot be used, is not ours, or is open already, see its message.
         """
+        check_limits(bytes_max, free_bytes_min)
         index = PageIndex(StoreLru(bytes_max))
-        if free_bytes_min < 0:
-            raise ConfigError(f"free_bytes_min must not be negative, found {free_bytes_min}")
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
         segments = SegmentFiles(root)
         try:
@@ -162,11 +161,11 @@ class PackedStorage:
             return Capability("packed", durable=True, bytes_max=self._index.bytes_max, call_bytes=CALL_BYTES)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Write the manifest beside the pages, durably, unless it is there already. The slabs are not needed.
+        """Write the manifest beside the pages, durably, unless it is there and sound. The slabs are not needed.
 
         Raises:
             InputError: the identity in the manifest is not a digest.
-            StorageError: the manifest that is there says something else under the same digest, or a fault.
+            StorageError: the manifest that is there has this digest and says something else, or a fault.
         """
         with self._calls:
             write_manifest(self._root, manifest)

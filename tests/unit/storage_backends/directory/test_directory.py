@@ -9,8 +9,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from google.protobuf.json_format import MessageToJson
 
-from tests.support.files import descriptors, put
+from tests.support.files import FaultyDisk, descriptors, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError
 from unified_cache.pool import Identity
@@ -205,9 +206,54 @@ def test_a_manifest_is_written_once_and_a_differing_one_is_refused(storage: Dire
     other.identity = manifest.identity
     with pytest.raises(StorageError, match="describes another identity or layout"):
         storage.register(other, {})
-    path.write_text("{")
-    with pytest.raises(StorageError, match="must hold a manifest"):
-        storage.register(manifest, {})
+    assert path.stat() == before
+
+
+def check_mended(storage: DirectoryStorage, root: Path, damage: bytes) -> None:
+    manifest = manifest_of(MODEL, LAYOUT)
+    (root / manifest.identity.hex() / "manifest.json").write_bytes(damage)
+    storage.register(manifest, {})
+    assert storage.manifests() == {manifest.identity: manifest}
+
+
+def test_a_manifest_that_does_not_have_its_digest_is_written_anew(storage: DirectoryStorage, root: Path) -> None:
+    storage.register(manifest_of(MODEL, LAYOUT), {})
+    sound = (root / manifest_of(MODEL, LAYOUT).identity.hex() / "manifest.json").read_bytes()
+    for bit in range(0, len(sound) * 8, 7):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        check_mended(storage, root, bytes(damaged))
+    other = MessageToJson(manifest_of(Identity("contract/other"), LAYOUT)).encode()
+    for damage in (b"", b"{", b"\xff", b"[" * 100_000, bytes(len(sound)), sound[:-9], other):
+        check_mended(storage, root, damage)
+
+
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_a_manifest_that_cannot_be_read_is_written_anew(call: str, kind: StoreKind, root: Path) -> None:
+    disk = FaultyDisk(only=call)
+    with closing(kind.open(root, disk=disk)) as storage:
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+        # Of the files that are opened, the first is the directory.
+        at = len(disk.calls) + (call == "open")
+        disk.failing = range(at, at + 1)
+        path = root / manifest_of(MODEL, LAYOUT).identity.hex() / "manifest.json"
+        before = path.stat().st_ino
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+        assert path.stat().st_ino != before
+        assert list(storage.manifests().values()) == [manifest_of(MODEL, LAYOUT)]
+
+
+@pytest.mark.parametrize("name", ["with\0nul", "lone \ud800"])
+def test_what_no_system_takes_for_a_path_is_refused(name: str, kind: StoreKind, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a name that the system can read"):
+        kind.open(tmp_path / name)
+
+
+def test_a_marker_nested_thousands_deep_is_none(kind: StoreKind, root: Path) -> None:
+    kind.open(root).close()
+    (root / "store.json").write_text("[" * 4000)
+    with pytest.raises(StorageError, match=r"must be of a .* store .*, found none"):
+        kind.open(root)
 
 
 def test_closing_gives_back_every_descriptor_and_temp_directory(kind: StoreKind, root: Path) -> None:
