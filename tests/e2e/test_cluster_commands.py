@@ -17,6 +17,7 @@ from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
 from unified_cache.cluster.host_port import HostPort
+from unified_cache.cluster.supervisor import CHECK_INTERVAL_S
 
 READY_MAX_S = 3.0
 SMALL = ("--nodes", "2", "--segment-bytes", "16MiB")
@@ -118,6 +119,18 @@ def test_a_dead_node_and_a_dead_master_are_started_again(place: Path) -> None:
     assert ask("cluster", "status", "--dir", place).status == 0
     log = (place / "supervisor.log").read_text(encoding="utf-8")
     assert [json.loads(line)["event"] for line in log.splitlines()].count("restarted") == 2
+
+
+@needs_mooncake
+def test_a_supervisor_that_was_stopped_and_continued_goes_on_restarting(place: Path) -> None:
+    up(place)
+    supervisor, *cluster = processes_of(place)
+    supervisor.suspend()
+    time.sleep(2 * CHECK_INTERVAL_S)  # it awaits signals for one of them at a time
+    cluster[-1].kill()
+    supervisor.resume()
+    assert wait_until(lambda: sum(member.restarts_count for member in state_of(place).members) == 1, TIMEOUT_S)
+    assert ClusterDirectory(place).is_supervised
 
 
 @needs_mooncake

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.cluster import (
@@ -25,6 +26,8 @@ from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.host_port import LOOPBACK, HostPort, claim, free_ports
 from unified_cache.cluster.local import LocalCluster
+from unified_cache.cluster.master import MasterSettings
+from unified_cache.cluster.production import CHECK_INTERVAL_S
 
 NO_MASTER_MAX_S = 5.0
 SMALL = ("--segment-bytes", "16MiB")
@@ -101,6 +104,25 @@ def test_a_node_says_when_its_master_is_lost_and_back() -> None:
         assert wait_until(lambda: ready["node"] in mounted(own.admin), TIMEOUT_S)
         running.popen.terminate()
         assert running.end() == 0
+
+
+def test_a_node_that_was_stopped_and_continued_goes_on(cluster: LocalCluster) -> None:
+    running = RunningCommand(*node(cluster.rpc))
+    ready = running.logged("ready")
+    processes = [psutil.Process(running.popen.pid), *descendants(running.popen.pid)]
+    for process in processes:
+        process.suspend()
+    # The master forgets a node that is silent for so long, and the node's own waits are over by then.
+    assert wait_until(lambda: ready["node"] not in mounted(cluster.admin), TIMEOUT_S)
+    time.sleep(CHECK_INTERVAL_S - MasterSettings().client_ttl_s)
+    for process in processes:
+        process.resume()
+    assert wait_until(lambda: ready["node"] in mounted(cluster.admin), TIMEOUT_S)
+    assert all(process.is_running() for process in processes)
+    running.popen.terminate()
+    assert running.end() == 0
+    stopping = next(event for event in running.events if event["event"] == "stopping")
+    assert stopping["signal"] == "SIGTERM"
 
 
 def test_a_node_waits_for_its_master_as_long_as_it_is_told(cluster: LocalCluster, nobody: HostPort) -> None:

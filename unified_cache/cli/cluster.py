@@ -104,9 +104,10 @@ class StatusCommand:
         """Ask and show.
 
         Raises:
+            ConfigError: the directory is not this user's alone.
             CacheError: no cluster runs there, or not all of it is well.
         """
-        directory = ClusterDirectory(self.directory or default_directory())
+        directory = ClusterDirectory.at(self.directory or default_directory())
         supervised = directory.is_supervised
         state = directory.read()
         if state is None or not supervised:
@@ -137,9 +138,10 @@ class DownCommand:
         """End it, or say that there is none.
 
         Raises:
+            ConfigError: the directory is not this user's alone.
             CacheError: it does not end.
         """
-        directory = ClusterDirectory(self.directory or default_directory())
+        directory = ClusterDirectory.at(self.directory or default_directory())
         ended = end_supervisor(directory)
         console_on(sys.stdout).print(
             f"{'the cluster has ended' if ended else 'no cluster runs'} in {directory.path}", soft_wrap=True

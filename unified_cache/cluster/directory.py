@@ -9,6 +9,7 @@ master.log, node-0.log, round_trip.log and so on: output of Mooncake
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -68,14 +69,35 @@ class ClusterDirectory:
         """
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mode = path.stat().st_mode
         except OSError as error:
             raise ConfigError(f"--dir must be a directory that can be made, found {path}: {error.strerror}") from error
         if not os.access(path, os.W_OK | os.X_OK):
             raise ConfigError(f"--dir must be a directory that can be written, found {path}")
-        if mode & 0o002:
-            raise ConfigError(f"--dir must be a directory that only its owner writes to, found {path}")
-        return cls(path.resolve())
+        return cls.at(path.resolve())
+
+    @classmethod
+    def at(cls, path: Path) -> "ClusterDirectory":
+        """Name a directory, whether it is there or not: what it says, and which process it names, is believed.
+
+        Raises:
+            ConfigError: it belongs to another user, or others may write to it.
+        """
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return cls(path)
+        except OSError as error:
+            raise ConfigError(f"--dir must be a directory that can be read, found {path}: {error.strerror}") from error
+        if status.st_uid != os.geteuid():
+            raise ConfigError(
+                f"--dir must be a directory of user {os.geteuid()}, who runs this, found owner {status.st_uid}: {path}"
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"--dir must be a directory that only its owner writes to, found mode "
+                f"{stat.S_IMODE(status.st_mode):04o} of {path}"
+            )
+        return cls(path)
 
     @property
     def is_supervised(self) -> bool:
@@ -144,9 +166,14 @@ class ClusterDirectory:
             return None
 
     def empty_logs(self) -> None:
-        """Truncate all logs; a process that has one open goes on at its start."""
+        """Truncate all logs; a process that has one open goes on at its start. What is a link stays as it is."""
         for log in self.path.glob("*.log"):
-            os.truncate(log, 0)
+            with suppress(OSError):  # a log is opened in the same way when it is written, and says then what is wrong
+                descriptor = os.open(log, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    os.ftruncate(descriptor, 0)
+                finally:
+                    os.close(descriptor)
 
     def _forget(self) -> None:
         for path in (self._state_path, self._draft_path):

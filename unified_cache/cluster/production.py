@@ -10,6 +10,7 @@ from pathlib import Path
 from unified_cache.cluster.child import STOP_SIGNALS, Child
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.node import NodeSettings, check_round_trip, start_node
+from unified_cache.cluster.signals import await_signal
 from unified_cache.errors import StorageError
 from unified_cache.files import write_whole
 
@@ -81,7 +82,7 @@ def _join(settings: NodeSettings, patience_s: float, log: EventLog) -> Child | N
         if time.monotonic() + delay_s >= deadline_s:
             break
         log.write("waiting", {"attempt": attempt, "reason": reason})
-        if signal.sigtimedwait(STOP_SIGNALS, delay_s) is not None:
+        if await_signal(STOP_SIGNALS, delay_s) is not None:
             log.write("stopped", {"status": 0})
             return None
     raise StorageError(f"no master at {settings.master} within {patience_s:g} s: {reason}", retryable=True)
@@ -94,9 +95,9 @@ def _next_stop(node: Child) -> str:
         StorageError: the node died first.
     """
     while node.is_alive:
-        came = signal.sigtimedwait({*STOP_SIGNALS, signal.SIGCHLD}, CHECK_INTERVAL_S)
-        if came is not None and came.si_signo != signal.SIGCHLD:
-            return signal.Signals(came.si_signo).name
+        came = await_signal((*STOP_SIGNALS, signal.SIGCHLD), CHECK_INTERVAL_S)
+        if came is not None and came is not signal.SIGCHLD:
+            return came.name
     raise StorageError(node.ending(), retryable=True)
 
 

@@ -13,6 +13,7 @@ from unified_cache.cluster.child import STOP_SIGNALS, StartReport, report_stream
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.host_port import claim
 from unified_cache.cluster.node import NodeSettings
+from unified_cache.cluster.signals import await_signal
 from unified_cache.errors import ConfigError
 from unified_cache.storage_backends.mooncake.native import METADATA, NativeStore, load_store
 
@@ -23,7 +24,7 @@ HEALTH_INTERVAL_S = 1.0
 
 def main(settings: NodeSettings) -> int:
     """Serve until told to stop; return the exit status."""
-    # Before Mooncake starts its threads, which inherit it: signals are for ``sigtimedwait`` alone.
+    # Before Mooncake starts its threads, which inherit it: signals are for ``await_signal`` alone.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     stream = report_stream()
     try:
@@ -62,7 +63,7 @@ def _watch(store: NativeStore, log: EventLog, settings: NodeSettings) -> None:
     """Say when the master is lost and back, until a signal comes. The node joins again by itself."""
     fields = {"node": str(settings.address), "master": str(settings.master)}
     healthy = True
-    while signal.sigtimedwait(STOP_SIGNALS, HEALTH_INTERVAL_S) is None:
+    while await_signal(STOP_SIGNALS, HEALTH_INTERVAL_S) is None:
         now_healthy = store.health_check() == 0
         if now_healthy != healthy:
             log.write("master_back" if now_healthy else "master_lost", fields)

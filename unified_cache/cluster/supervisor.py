@@ -18,6 +18,7 @@ from unified_cache.cluster.directory import ClusterDirectory, ClusterState, Memb
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.local import ClusterPlan, LocalCluster
 from unified_cache.cluster.restarts import ProcessPhase, Restarts
+from unified_cache.cluster.signals import await_signal
 from unified_cache.errors import CacheError, InputError, StorageError
 
 __all__ = ["Supervisor", "end_supervisor", "main", "start_supervisor", "supervise"]
@@ -115,11 +116,11 @@ def supervise(plan: ClusterPlan, directory: ClusterDirectory, log: EventLog, ann
         supervisor.publish()
         log.write("ready", {"url": cluster.url, "nodes": plan.nodes_count, "segment_bytes": plan.segment_bytes})
         announce(cluster.url)
-        while (came := signal.sigtimedwait({*STOP_SIGNALS, signal.SIGCHLD}, CHECK_INTERVAL_S)) is None or (
-            came.si_signo == signal.SIGCHLD
-        ):
+        came: signal.Signals | None = None
+        while came is None or came is signal.SIGCHLD:
             supervisor.check_members(time.monotonic())
-        log.write("stopped", {"signal": signal.Signals(came.si_signo).name})
+            came = await_signal((*STOP_SIGNALS, signal.SIGCHLD), CHECK_INTERVAL_S)
+        log.write("stopped", {"signal": came.name})
 
 
 def start_supervisor(plan: ClusterPlan, directory: ClusterDirectory) -> ClusterState:

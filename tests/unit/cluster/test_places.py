@@ -1,6 +1,7 @@
 """Addresses, ports, plans and the directory of a cluster, without a process of it."""
 
 import json
+import os
 import random
 from io import StringIO
 from pathlib import Path
@@ -109,16 +110,39 @@ def test_what_a_dead_supervisor_left_is_cleaned_away(tmp_path: Path) -> None:
     ClusterDirectory(tmp_path / "never").clean()
 
 
-def test_a_directory_that_cannot_be_made_or_that_all_may_write_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.touch()
     with pytest.raises(ConfigError, match="--dir must be a directory that can be made"):
         ClusterDirectory.create(taken / "below")
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    with pytest.raises(ConfigError, match="only its owner writes to"):
-        ClusterDirectory.create(shared)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o702])
+def test_a_directory_that_others_may_write_is_refused(mode: int, tmp_path: Path) -> None:
+    tmp_path.chmod(mode)
+    for named in (ClusterDirectory.create, ClusterDirectory.at):
+        with pytest.raises(ConfigError, match="only its owner writes to"):
+            named(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_directory_of_another_user_is_refused_to_root_too(tmp_path: Path) -> None:
+    os.chown(tmp_path, 54321, 54321)
+    for named in (ClusterDirectory.create, ClusterDirectory.at):
+        with pytest.raises(ConfigError, match="found owner 54321"):
+            named(tmp_path)
+    os.chown(tmp_path, 0, 0)
+
+
+def test_logs_are_emptied_and_what_a_link_leads_to_is_not(tmp_path: Path) -> None:
+    directory = ClusterDirectory.create(tmp_path / "cluster")
+    log, letter = directory.path / "node-0.log", tmp_path / "letter"
+    for path in (log, letter):
+        path.write_text("dear", encoding="utf-8")
+    (directory.path / "master.log").symlink_to(letter)
+    os.mkfifo(directory.path / "pipe.log")
+    directory.empty_logs()
+    assert (log.read_text(encoding="utf-8"), letter.read_text(encoding="utf-8")) == ("", "dear")
 
 
 def test_an_event_is_one_line_of_json() -> None:
