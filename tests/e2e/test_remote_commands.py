@@ -73,6 +73,26 @@ def test_what_is_put_can_be_looked_up_and_got_again(
     assert run(lookup[:-1]) == 0
 
 
+def test_what_is_got_is_its_owners_alone_and_follows_no_link(
+    server: RunningService, like: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, (name, page) = f"grpc://{server.address}", next(iter(objects_in(tmp_path).items()))
+    source, back, letter, link = (tmp_path / each for each in ("object", "back", "letter", "link"))
+    source.write_bytes(page)
+    back.write_bytes(b"former")
+    back.chmod(0o644)
+    letter.write_bytes(b"dear")
+    link.symlink_to(letter)
+    assert run(["put", url, name, "--like", like, "--input", str(source)]) == 0
+    get = ["get", url, name, "--like", like, "--output"]
+    assert run([*get, str(back)]) == 0
+    assert (back.read_bytes(), back.stat().st_mode & 0o777) == (page, 0o600)
+    for other in (link, tmp_path, Path("/dev/null")):
+        assert run([*get, str(other)]) == 2
+        assert "--output must name a file, or nothing yet" in capsys.readouterr().err
+    assert (letter.read_bytes(), link.is_symlink()) == (b"dear", True)
+
+
 def test_what_goes_wrong_is_one_line(
     server: RunningService, like: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,9 @@ from tests.support.offline import (
 from unified_cache.cli.main import run
 from unified_cache.cli.progress import objects_watched, progress_on
 from unified_cache.page import Namespace, Prompt
+from unified_cache.pool import Identity
 from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.shards import NamedShard
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -230,6 +232,29 @@ def test_a_packed_store_that_is_open_elsewhere_is_read_and_fails_what_would_chan
         assert ask(*command)[0] == 0
     storage.close()
     assert ask("storage", "scrub", url)[0] == 0
+
+
+def test_names_in_a_manifest_do_not_reach_the_terminal_as_commands(ask: Ask, tmp_path: Path) -> None:
+    layout = LAYOUTS["full"]
+    hostile = Identity(
+        "model\x1b[2J\x9b31m\u202eledom\nroot: all is well", "rev\x07", "dt\rype", NamedShard("sh\u2066ard")
+    )
+    storage = FileStorage.open(tmp_path / "store")
+    storage.register(manifest_of(hostile, layout), {})
+    storage.close()
+    url = url_of("file", tmp_path / "store")
+    for verb in ("stat", "verify", "scrub", "gc"):
+        status, out, _ = ask("storage", verb, url)
+        assert status == 0
+        assert all(line.isprintable() for line in out.splitlines())
+        assert "\nroot" not in out
+    _, out, _ = ask("storage", "stat", url)
+    assert r"model\x1b[2J\x9b31m\u202eledom\nroot: all is well" in out
+    _, out, _ = ask("storage", "stat", url, "--json")
+    assert json.loads(out)["identities"][0]["model"] == hostile.model
+    status, _, err = ask("storage", "verify", url, "--identity", "ff\x1b[2J")
+    assert status == 2
+    assert err.isprintable()
 
 
 def test_gc_of_a_store_that_does_not_shrink_is_a_failure(ask: Ask, tmp_path: Path) -> None:

@@ -190,11 +190,10 @@ def _check_complete(results: Iterable[CopyResult], source: str, target: str) -> 
 def _print_copied(copies: Iterable[tuple[StoredIdentity, CopyResult]]) -> None:
     console = console_on(sys.stdout)
     for kept, result in copies:
-        console.print(
+        console.print_line(
             f"{short_name(kept)}: copied {result.copied.objects_count:,} objects, "
             f"{size_text(result.copied.object_bytes)}; {result.skipped.objects_count:,} were there; "
-            f"{len(result.findings):,} flawed, {result.declined_count:,} without room, {result.gone_count:,} gone",
-            soft_wrap=True,
+            f"{len(result.findings):,} flawed, {result.declined_count:,} without room, {result.gone_count:,} gone"
         )
         print_findings(console, list(result.findings.values()))
 

@@ -86,10 +86,9 @@ class UpCommand:
             return
         started_s = time.monotonic()
         _print_url(start_supervisor(plan, directory).url)
-        console_on(sys.stderr).print(
+        console_on(sys.stderr).print_line(
             f"{plan.nodes_count} nodes of {size_text(plan.segment_bytes)} ready in "
-            f"{time.monotonic() - started_s:.1f} s; state and logs in {directory.path}",
-            soft_wrap=True,
+            f"{time.monotonic() - started_s:.1f} s; state and logs in {directory.path}"
         )
 
 
@@ -143,8 +142,8 @@ class DownCommand:
         """
         directory = ClusterDirectory.at(self.directory or default_directory())
         ended = end_supervisor(directory)
-        console_on(sys.stdout).print(
-            f"{'the cluster has ended' if ended else 'no cluster runs'} in {directory.path}", soft_wrap=True
+        console_on(sys.stdout).print_line(
+            f"{'the cluster has ended' if ended else 'no cluster runs'} in {directory.path}"
         )
 
 
@@ -176,7 +175,7 @@ def _print_state(state: ClusterState, well: set[str]) -> None:
         shown.add_row(member.name, member.address, phase, str(member.pid), str(member.restarts_count))
     console_on(sys.stdout).print(shown)
     up = timedelta(seconds=int(time.time() - state.started_s))
-    console_on(sys.stdout).print(f"segments of {size_text(state.segment_bytes)}, up for {up}")
+    console_on(sys.stdout).print_line(f"segments of {size_text(state.segment_bytes)}, up for {up}")
 
 
 for _name, _command, _options in (

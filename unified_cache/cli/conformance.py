@@ -113,7 +113,7 @@ class ConformanceCommand:
         console.print(shown)
         for each in tried:
             if each.reason:
-                console.print(f"{each.verdict.value}: {each.promise}: {each.reason}", soft_wrap=True)
+                console.print_line(f"{each.verdict.value}: {each.promise}: {each.reason}")
 
 
 def promises_of(contract: type) -> dict[str, _Test]:

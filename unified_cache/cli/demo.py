@@ -99,10 +99,10 @@ def print_demo(stream: TextIO, result: "DemoResult") -> None:
     """Print the first user's conversation, the table by tier, and whether all answers are what they are cold."""
     console = console_on(stream)
     for line in result.transcript():
-        console.print(line, soft_wrap=True)
+        console.print_line(line)
     tiers = table(*result.columns)
     for row in result.rows:
         tiers.add_row(*row.cells())
     console.print(tiers)
-    console.print(f"tokens are means, times medians; forwards: {result.forwards_text()}")
-    console.print(result.verdict(), soft_wrap=True)
+    console.print_line(f"tokens are means, times medians; forwards: {result.forwards_text()}")
+    console.print_line(result.verdict())

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from unified_cache.cli.text import size_text, table
+from unified_cache.cli.text import console_on, size_text, table
 from unified_cache.components.layouts import COST_TOKENS, PRESETS, SizedLayout, is_preset, size_hf_config, size_preset
 from unified_cache.errors import LayoutError
 from unified_cache.window import SPAN_ALL
@@ -98,16 +97,16 @@ def layout_as_json(sized: SizedLayout) -> dict[str, object]:
 
 def print_layout(stream: TextIO, sized: SizedLayout) -> None:
     """Print the pools, the components, and the cost by tier."""
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_MIN)
+    console = console_on(stream, WIDTH_MIN)
     title = f"{sized.architecture}, pages of {sized.layout.page_size:,} tokens"
     if sized.window_tokens is not None:
         title += f", windows of {sized.window_tokens:,} tokens"
-    console.print(title, style="bold")
+    console.print_line(title, style="bold")
     console.print(_pools(sized))
     console.print(_components(sized))
     console.print(_cost(sized))
     if len(sized.layout.components) > 1:
-        console.print(
+        console.print_line(
             "full: every page since the root. dense: the component kept at every page. "
             "trailing: kept only where one prompt of this length ends."
         )

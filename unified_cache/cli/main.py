@@ -18,7 +18,7 @@ from unified_cache.cli.remote import REMOTE_COMMANDS
 from unified_cache.cli.replay import ReplayCommand
 from unified_cache.cli.serve import SERVE_EPILOG, ServeCommand, token_app
 from unified_cache.cli.storage import storage_app
-from unified_cache.cli.text import example
+from unified_cache.cli.text import example, printable
 from unified_cache.errors import CacheError, InputError
 
 __all__ = ["Command", "app", "main", "run"]
@@ -166,5 +166,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _refused(reason: str, status: int) -> int:
-    sys.stderr.write(f"error: {' '.join(reason.split())}\n")
+    sys.stderr.write(f"error: {printable(' '.join(reason.split()))}\n")
     return status

@@ -4,6 +4,7 @@ What a page is like, its pools and their sizes, is taken from a store that has t
 or a copy of its manifest. The service's client is imported when it is needed: it brings gRPC, an extra.
 """
 
+import stat
 import sys
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ from unified_cache.cli.storage_tables import print_json
 from unified_cache.cli.text import console_on, size_text, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
+from unified_cache.files import write_whole
 from unified_cache.offline.prompts import read_prompts
 from unified_cache.offline.stores import choose, identities_of, open_to_read
 from unified_cache.page import Namespace, PageKey
@@ -150,7 +152,7 @@ class LookupCommand:
 
 @dataclass(frozen=True, slots=True)
 class GetCommand:
-    """Get one object of a service, verified, into a file: header and payload as stores keep them."""
+    """Get one object of a service, verified, into a file of its owner alone: header and payload as stores keep them."""
 
     url: ServiceArgument
     name: ObjectArgument
@@ -161,10 +163,11 @@ class GetCommand:
         """Get and write.
 
         Raises:
-            InputError: no such service, identity or pool, or no name of an object.
+            InputError: no such service, identity or pool, no name of an object, or --output is no file.
             CacheError: the service does not have it, does not answer, or refuses.
         """
         label = _label_of(self.name)
+        _check_output(self.output)
         described = _described(self.like, label.identity.hex())
         sizes = {pool.name: pool.page_bytes for pool in described.layout.pools}
         if label.pool not in sizes:
@@ -174,7 +177,7 @@ class GetCommand:
             (answer,) = storage.get([PageIO(label, None, (memoryview(page),))])
             if not answer:
                 raise CacheError(f"{self.url} must have {self.name}, found a {answer.value}")
-        self.output.write_bytes(page)
+        write_whole(self.output, bytes(page), mode=0o600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,16 @@ def _opened(url: str) -> "AbstractContextManager[Inquiry]":
     module = import_with_extra("unified_cache.storage_backends.remote.inquiry", "remote", "a service")
     opened: AbstractContextManager[Inquiry] = module.open_inquiry(url)
     return opened
+
+
+def _check_output(path: Path) -> None:
+    """Refuse a link, a directory or a device: the object would go elsewhere, or replace what is none of ours."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"--output must name a file, or nothing yet, found something else: {path}")
 
 
 def _store_at(url: str, described: Description) -> StorageBackend:

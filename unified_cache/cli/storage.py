@@ -92,11 +92,10 @@ class StatCommand:
         console = console_on(sys.stdout)
         durable = "durable" if capability.durable else "not durable"
         cap = "no cap" if capability.bytes_max is None else f"at most {size_text(capability.bytes_max)}"
-        console.print(
+        console.print_line(
             f"{self.url}: {capability.name}, {durable}, {cap}; "
             f"{total.objects_count:,} objects, {size_text(total.object_bytes)}",
             style="bold",
-            soft_wrap=True,
         )
         for each in zip(found, counts, used, strict=True):
             print_stat(sys.stdout, *each)
@@ -184,14 +183,13 @@ class GcCommand:
         with closing(open_existing(self.url)) as storage:
             for kept in selected(storage, self.url, self.identity):
                 if isinstance(kept.description, Undescribed):
-                    console.print(f"{short_name(kept)}: left alone, {kept.description.reason}", soft_wrap=True)
+                    console.print_line(f"{short_name(kept)}: left alone, {kept.description.reason}")
                     continue
                 garbage = find_garbage(storage, kept.digest, kept.description.layout)
                 collect(storage, garbage)
-                console.print(
+                console.print_line(
                     f"{short_name(kept)}: removed {len(garbage.misfits):,} objects that fit no pool and "
-                    f"{len(garbage.incomplete):,} of incomplete pages, {size_text(garbage.bytes_count)}",
-                    soft_wrap=True,
+                    f"{len(garbage.incomplete):,} of incomplete pages, {size_text(garbage.bytes_count)}"
                 )
             before = _everything(storage)
         if cap is not None:
@@ -199,7 +197,7 @@ class GcCommand:
             with closing(open_to_read(self.url)) as storage:
                 after = _everything(storage)
             evicted = ObjectCount(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
-            console.print(f"evicted {evicted.objects_count:,} objects, {size_text(evicted.object_bytes)}")
+            console.print_line(f"evicted {evicted.objects_count:,} objects, {size_text(evicted.object_bytes)}")
             if after.object_bytes > cap:
                 raise CacheError(f"{self.url} must shrink to {cap} bytes when opened so, found {after.object_bytes}")
 
@@ -234,7 +232,7 @@ class ClearCommand:
             with objects_watched(sys.stderr, "clear", total.objects_count) as watch:
                 for kept in found:
                     removed_count += clear(storage, kept.digest, watch)
-        console_on(sys.stdout).print(f"removed {removed_count:,} of {going}", soft_wrap=True)
+        console_on(sys.stdout).print_line(f"removed {removed_count:,} of {going}")
 
 
 def _examined(

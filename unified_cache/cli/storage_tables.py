@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
-from rich.console import Console
-
-from unified_cache.cli.text import console_on, size_text, table
+from unified_cache.cli.text import LineConsole, console_on, size_text, table
 from unified_cache.offline.listing import ObjectCount, total_of
 from unified_cache.offline.reading import FlawedObject, ReadOutcome
 from unified_cache.offline.stores import StoredIdentity, Undescribed
@@ -53,7 +51,7 @@ def print_results(stream: TextIO, found: Sequence[StoredIdentity], results: Sequ
     print_findings(console, [finding for result in results for finding in result.findings])
     for kept in found:
         if isinstance(kept.description, Undescribed):
-            console.print(kept.description.reason, soft_wrap=True)
+            console.print_line(kept.description.reason)
 
 
 def finding_as_json(finding: FlawedObject) -> dict[str, str]:
@@ -61,12 +59,12 @@ def finding_as_json(finding: FlawedObject) -> dict[str, str]:
     return {"object": finding.label.object_name, "outcome": finding.outcome.value, "reason": finding.reason}
 
 
-def print_findings(console: Console, findings: Sequence[FlawedObject]) -> None:
+def print_findings(console: LineConsole, findings: Sequence[FlawedObject]) -> None:
     """Print the first few flawed objects with their reasons."""
     for finding in findings[:FINDINGS_SHOWN_MAX]:
-        console.print(f"{finding.outcome.value}: {finding.label.object_name}: {finding.reason}", soft_wrap=True)
+        console.print_line(f"{finding.outcome.value}: {finding.label.object_name}: {finding.reason}")
     if len(findings) > FINDINGS_SHOWN_MAX:
-        console.print(f"and {len(findings) - FINDINGS_SHOWN_MAX:,} more; --json names all")
+        console.print_line(f"and {len(findings) - FINDINGS_SHOWN_MAX:,} more; --json names all")
 
 
 def print_json(value: object) -> None:
@@ -135,9 +133,9 @@ def print_stat(
     console = console_on(stream)
     shown = table("pool", "component", "a resume needs", "payload bytes", "objects", "bytes", left=3)
     rest = dict(counts)
-    title = f"\n{short_name(kept)}  {kept.name}"
+    title = f"{short_name(kept)}  {kept.name}"
     if isinstance(kept.description, Undescribed):
-        title = f"\n{kept.description.reason}"
+        title = kept.description.reason
     else:
         identity, layout = kept.description.identity, kept.description.layout
         named = [("revision", identity.revision), ("dtype", identity.dtype), ("shard", identity.shard.text)]
@@ -152,7 +150,8 @@ def print_stat(
         title += f"  used {_time_text(used.oldest_ns)} to {_time_text(used.newest_ns)}"
     for name, count in rest.items():
         shown.add_row(name, "none", "", "", *_count_cells(count))
-    console.print(title, soft_wrap=True)
+    console.print_line("")
+    console.print_line(title)
     console.print(shown)
 
 

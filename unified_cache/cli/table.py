@@ -2,9 +2,7 @@
 
 from typing import TextIO
 
-from rich.console import Console
-
-from unified_cache.cli.text import table
+from unified_cache.cli.text import console_on, table
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.summary import COLUMNS, COMPONENT_COLUMNS, component_rows, tier_rows, verdict
 
@@ -16,7 +14,7 @@ WIDTH_MIN = 80
 
 def print_result(stream: TextIO, result: ReplayResult) -> None:
     """Print the table by tier, then the verdict."""
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else WIDTH_MIN)
+    console = console_on(stream, WIDTH_MIN)
     rows = tier_rows(result)
     tiers = table(*COLUMNS)
     for row in rows[:-1]:
@@ -31,4 +29,4 @@ def print_result(stream: TextIO, result: ReplayResult) -> None:
             components.add_row(*row)
         console.print(components)
     for line in verdict(result):
-        console.print(line, soft_wrap=True)
+        console.print_line(line)

@@ -3,15 +3,45 @@
 from typing import TextIO
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.style import Style
 from rich.table import Table
 
-__all__ = ["console_on", "example", "size_text", "table"]
+__all__ = ["LineConsole", "console_on", "example", "printable", "size_text", "table"]
 
 WIDTH_MIN = 128
 """Columns assumed where the output is no terminal; the tables fit."""
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class LineConsole(Console):
+    """Console for text that others may have written: a line is one line, and none of it commands the terminal."""
+
+    def print_line(self, text: str, style: str = "") -> None:
+        """Print one line, however long; see ``printable``."""
+        self.print(printable(text), style=style, soft_wrap=True)
+
+
+class _PrintableTable(Table):
+    """Table whose cells are ``printable``."""
+
+    def add_row(
+        self, *renderables: RenderableType | None, style: str | Style | None = None, end_section: bool = False
+    ) -> None:
+        """Add a row of cells."""
+        cells = (printable(each) if isinstance(each, str) else each for each in renderables)
+        super().add_row(*cells, style=style, end_section=end_section)
+
+
+def printable(text: str) -> str:
+    """Write escapes in the place of characters that a terminal would obey: controls, line ends, changes of direction.
+
+    Names of models come from manifests, and messages from servers: whoever wrote them shall not write on a terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def size_text(count: int) -> str:
@@ -29,14 +59,16 @@ def example(*command_lines: str) -> str:
 
 def table(*columns: str, left: int = 1) -> Table:
     """Make a table of which the first ``left`` columns are words and the rest numbers."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = _PrintableTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
         made.add_column(name, justify="left" if number < left else "right")
     return made
 
 
-def console_on(stream: TextIO) -> Console:
-    """Make a console that prints to a stream and reads no markup in names and reasons."""
-    return Console(
-        file=stream, highlight=False, markup=False, emoji=False, width=None if stream.isatty() else WIDTH_MIN
-    )
+def console_on(stream: TextIO, width_min: int = WIDTH_MIN) -> LineConsole:
+    """Make a console that prints to a stream and reads no markup in names and reasons.
+
+    ``width_min`` is how many columns are assumed where the stream is no terminal.
+    """
+    width = None if stream.isatty() else width_min
+    return LineConsole(file=stream, highlight=False, markup=False, emoji=False, width=width)

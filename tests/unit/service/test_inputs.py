@@ -31,12 +31,15 @@ from tests.unit.service.test_requests import (
     run,
     start,
 )
+from unified_cache.pool import Identity
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
 from unified_cache.service.settings import Role
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.testing.storage_contract import LAYOUT
 from unified_cache.wire.calls import Call
 
 LIMITS = {"pages_max": 100, "tokens_max": 1000, "lease_s_max": 60.0, "calls_max": 8, "public_calls_max": 1}
@@ -267,6 +270,10 @@ ROWS: Rows = {
             "of a lookup": look_up(keys=pb.Keys(keys=[key(0)]), pools=[pb.RequiredPool(name="../kv")]),
             "of no manifest": ask(Call.HELLO, pb.HelloRequest(manifest=Manifest(format_version=1, model="model"))),
             "of another identity": ask(Call.HELLO, renamed(identity=bytes(32))),
+            **{
+                f"with {sign!r}": ask(Call.HELLO, pb.HelloRequest(manifest=manifest_of(Identity(f"m{sign}"), LAYOUT)))
+                for sign in ("\x1b", "\x9b", "\n", "\u202e", "\u2066", "\u2028")
+            },
         },
     ),
     22: (BAD, {name: put(*messages) for name, messages in STREAMS.items()}),

@@ -4,7 +4,6 @@ The digest of an identity covers the model's name, revision, dtype, shard and th
 bf16 and fp8 pages, or two page sizes, of one model at the same time, as in a rolling upgrade.
 """
 
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,8 +27,6 @@ POOLS_MAX = 256
 
 TEXT_CHARS_MAX = 256
 """Names of models, revisions, dtypes, shards and components."""
-
-_TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +130,7 @@ class Registry:
             )
         texts = [manifest.model, manifest.revision, manifest.dtype, manifest.shard]
         texts += [component.name for component in manifest.components]
-        if not manifest.model or not all(len(text) <= TEXT_CHARS_MAX and _TEXT.fullmatch(text) for text in texts):
+        if not manifest.model or not all(len(text) <= TEXT_CHARS_MAX and text.isprintable() for text in texts):
             raise InputError(f"names in a manifest are printable and at most {TEXT_CHARS_MAX} long; a model has one")
         if sum(len(component.pools) for component in manifest.components) > POOLS_MAX:
             raise InputError(f"a layout has at most {POOLS_MAX} pools")
