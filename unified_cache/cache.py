@@ -30,11 +30,13 @@ from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
+from unified_cache.prefetches import PrefetchProgress
 from unified_cache.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.slots import PairedAllocator
 from unified_cache.stats import LookupCounts, Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
-from unified_cache.transfers import Traffic, Transfers
+from unified_cache.traffic import Traffic
+from unified_cache.transfers import Transfers
 from unified_cache.tree import UNNAMED, Lock, Match, Preference
 
 __all__ = ["UnifiedCache"]
@@ -346,17 +348,29 @@ class UnifiedCache:
     def prefetch(self, prompt: Prompt) -> Operation | None:
         """Start reading what storage can add to a prompt; None without storage, or if it is not worth it now.
 
-        That is, if fewer than ``config.prefetching.threshold_tokens`` are missing, or too much is under way. Where its
-        patience ends before it does, what has come by then is kept as far as it can be resumed from.
+        That is, if fewer than ``config.prefetching.threshold_tokens`` are missing, or too much is under way; if storage
+        adds fewer, nothing is read. What has come is kept however the reading ends, by the end of its patience too: as
+        far as the prompt can be resumed from then, and Full pages also for a later prefetch.
         """
         self._enter()
         if self._storage is None:
             return None
-        tokens = (prompt.pages_count - self._ledger.tree.match(prompt).host_end) * self.layout.page_size
-        if tokens < self.config.prefetching.threshold_tokens:
+        prefetching, page_size = self.config.prefetching, self.layout.page_size
+        missing_pages = prompt.pages_count - self._ledger.tree.match(prompt).host_end
+        if missing_pages * page_size < prefetching.threshold_tokens:
             return None
-        steps = self._transfers.prefetch(prompt, self._storage)
-        return self._controller.start(TransferKind.PREFETCH, steps, self.config.prefetching.patience(tokens))
+        worth_pages = max(1, -(-prefetching.threshold_tokens // page_size))
+        steps = self._transfers.prefetches.prefetch(prompt, self._storage, worth_pages)
+        patience_s = prefetching.patience(missing_pages * page_size)
+        return self._controller.start(TransferKind.PREFETCH, steps, patience_s)
+
+    def prefetch_progress(self, operation: Operation) -> PrefetchProgress | None:
+        """Return how far a prefetch has come that is reading now, as this rank sees it; None for any other operation.
+
+        For an engine that may not want to wait any longer: ``finish_early`` keeps what has come.
+        """
+        self._enter()
+        return self._transfers.prefetches.progress(operation)
 
     def begin_layerwise(self, operation: Operation) -> LayerwiseLoad | None:
         """Begin to read what a load brings, layer by layer, before it is in the tree; ``end_layerwise`` ends it.
@@ -485,7 +499,7 @@ class UnifiedCache:
     def traffic(self) -> dict[TransferKind, Traffic]:
         """Count what has moved since the cache was opened; copies, the caller's own."""
         self._enter()
-        return self._transfers.moved()
+        return self._transfers.traffic.copy()
 
     def stats(self) -> Stats:
         """Count what is where and what has moved."""

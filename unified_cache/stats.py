@@ -7,7 +7,8 @@ from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.transfers import Traffic, Transfers
+from unified_cache.traffic import Traffic
+from unified_cache.transfers import Transfers
 
 __all__ = ["LookupCounts", "Occupancy", "Stats"]
 
@@ -100,7 +101,7 @@ class Stats:
         storage = transfers.storage
         return cls(
             occupancy=Occupancy.of(ledger),
-            traffic=transfers.moved(),
+            traffic=transfers.traffic.copy(),
             lookups=replace(lookups),
             operations={kind: replace(counts) for kind, counts in controller.counts.items()},
             operations_live=controller.live_count,

@@ -31,8 +31,9 @@ OPERATIONS_EACH = 5_000
 
 TRANSFERS_SHARE_MIN = 0.3
 NODES_MEDIAN_MIN = 85
-FILL_MEDIAN_MIN = 0.6
-"""Of four seeds; of many, the median tree has 105 nodes and the emptiest tier is nine tenths full."""
+FILL_MEDIAN_MIN = 0.5
+"""Of three seeds, of which one may have cleared its store; of many, the median tree has 105 nodes and the emptiest
+tier is nine tenths full."""
 
 FAULTY_SEEDS = (10, 8, 9, 11, 7, 6)
 """One of every component set."""

@@ -11,7 +11,7 @@ from tests.support.cache_model import Census
 from tests.support.components import SPAN_SETS
 from tests.support.ranks import SETTLE_S, Declining, digest_of, head_of, out_pages, ranked
 from unified_cache.config import WritePolicy
-from unified_cache.controller import InlineWorkers, Operation, OperationState
+from unified_cache.controller import InlineWorkers, Operation, OperationState, TransferKind
 from unified_cache.controller.jobs import FetchJob, ProbeJob
 from unified_cache.controller.operation import Job, JobQueue
 from unified_cache.controller.workers import Finished
@@ -89,8 +89,8 @@ class Probed:
     pages_count: int
     known_end: int
     """What memory alone can resume."""
-    host: list[list[int]]
-    """By component: pages that the host holds."""
+    held: list[list[int]]
+    """By component: pages that memory holds, on the host or on the device."""
     present: list[list[int]]
     """By component: pages asked for that this rank's store has."""
     fetched: list[list[int]]
@@ -98,12 +98,14 @@ class Probed:
     reached_end: int = 0
     """What memory alone can resume when the prefetch is told."""
     cancelled: bool = False
+    is_decided: bool = False
+    """Whether it has gone on after its look into the store."""
 
     def wanted(self, spans: Sequence[int], end: int) -> list[list[int]] | None:
         """Return by component the pages to read for a resume at ``end``; None if this rank could not."""
         wanted = [
             [page for page in range(window(end, span), end) if page not in held]
-            for span, held in zip(spans, self.host, strict=True)
+            for span, held in zip(spans, self.held, strict=True)
         ]
         if any(set(pages) - set(there) for pages, there in zip(wanted, self.present, strict=True)):
             return None
@@ -127,9 +129,12 @@ class WatchedWorkers:
             probed = self.probed[operation] = self.rank.probed(job)
             self.prompts[operation] = job._prompt
             watched = Watched(job, lambda: self.rank.look_into_store(job, probed))
-        elif isinstance(job, FetchJob):
+        elif operation.kind is TransferKind.PREFETCH:
             probed = self.probed[operation]
-            probed.known_end, probed.host = self.rank.held(job._batches._prompt)
+            if not probed.is_decided:
+                probed.known_end, probed.held = self.rank.held(self.prompts[operation])
+                probed.is_decided = True
+        if isinstance(job, FetchJob):
             probed.fetched = [part.pages.tolist() for part in job._batches._parts]
         self._workers.submit(operation, watched)
 
@@ -281,10 +286,16 @@ class Rank:
         return Probed(job._prompt.pages_count, *self.held(job._prompt), nothing, [])
 
     def held(self, prompt: Prompt) -> tuple[int, list[list[int]]]:
-        """Return what memory alone can resume of a prompt, and by component the pages that the host holds."""
+        """Return what memory alone can resume of a prompt, and by component the pages that it holds."""
         census = Census.take(self.cache._ledger.tree)
-        host = [census.held[census.lane(Tier.HOST, component)] for component in range(len(self.spans))]
-        held = [[page for page, key in enumerate(prompt.keys) if key in pages] for pages in host]
+        held = [
+            [
+                page
+                for page, key in enumerate(prompt.keys)
+                if any(key in census.held[census.lane(tier, component)] for tier in Tier)
+            ]
+            for component in range(len(self.spans))
+        ]
         return census.longest(prompt, list(Tier)), held
 
     def look_into_store(self, job: ProbeJob, probed: Probed) -> None:
@@ -324,10 +335,15 @@ class Rank:
             "counts": self.counts,
             "spans": list(self.spans),
             "probed": [
-                [*astuple(probed)[:-1], operation.state is OperationState.CANCELLED]
+                [*astuple(probed)[:-2], operation.state is OperationState.CANCELLED]
                 for operation, probed in self.workers.probed.items()
             ],
         }
+
+
+def covers(fetched: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> bool:
+    """Tell whether all wanted pages are among those fetched, component by component."""
+    return all(set(pages) <= set(read) for pages, read in zip(wanted, fetched, strict=True))
 
 
 def compare(reports: Sequence[dict[str, object]], *, troubled: bool) -> dict[str, int]:
@@ -356,10 +372,16 @@ def compare(reports: Sequence[dict[str, object]], *, troubled: bool) -> dict[str
         common = set.intersection(*sets)
         fetched = probes[0].fetched
         assert all(probe.fetched == fetched for probe in probes), "ranks fetch different pages"
-        assert not fetched or fetched in [views_of[0][end] for end in common], "some rank could not resume there"
+        wanted = {end: pages for end, pages in views_of[0].items() if end in common and pages is not None}
+        whole = [end for end, pages in wanted.items() if fetched and covers(fetched, pages)]
+        assert bool(fetched) == bool(whole), "some rank could not resume there"
+        if fetched:
+            useful = [set().union(*(pages[number] for pages in wanted.values())) for number in range(len(spans))]
+            assert all(set(pages) <= used for pages, used in zip(fetched, useful, strict=True)), "of use to nobody"
+            assert fetched[0] == wanted[max(whole)][0], "pages after the end that is read for"
         if not troubled and not probes[0].cancelled and common:
             reached = probes[0].reached_end >= max(common)  # another prefetch has brought it
-            assert reached if not fetched else fetched == views_of[0][max(common)], "not the longest"
+            assert reached if not fetched else max(common) in whole, "not the longest"
         happened["prefetches"] += 1
         happened["fetches"] += bool(fetched)
         happened["disagreed"] += len({max(each, default=0) for each in sets}) > 1

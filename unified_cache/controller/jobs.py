@@ -34,7 +34,6 @@ class BackupJob:
     """Copy pages device to host, KV before sidecars, and seal each as soon as its pool is complete."""
 
     queue = JobQueue.COPY
-    is_urgent = False
     guard = None
 
     def __init__(
@@ -44,7 +43,11 @@ class BackupJob:
         owners: Mapping[str, bytes],
         prompt: Prompt,
         parts: Sequence[PageCopies],
+        *,
+        is_urgent: bool = False,
     ) -> None:
+        """``is_urgent`` where a request waits for it: a prefetch that goes on from what the device holds."""
+        self.is_urgent = is_urgent
         self._memory = memory
         self._layout = layout
         self._owners = owners

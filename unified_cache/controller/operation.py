@@ -143,6 +143,11 @@ class Operation:
         self._stopping = False
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether it was told to make do with what has come."""
+        return self._stopping
+
+    @property
     def is_woken(self) -> bool:
         """Whether it waits for another operation and need not any longer."""
         return self.awaited is not None and (self._stopping or self.awaited.state is not OperationState.RUNNING)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from threading import Lock
 
 import numpy as np
@@ -25,7 +26,7 @@ from unified_cache.storage_backends.wrappers.method import Method
 __all__ = ["PoolOrder", "StorageTier"]
 
 PoolOrder = tuple[tuple[int, PoolSpec], ...]
-"""(component, pool) in the order in which a transfer moves them: KV before sidecars."""
+"""(component, pool) in the order in which a transfer moves those of a page: KV before sidecars."""
 
 
 class AnswerCounts:
@@ -120,10 +121,11 @@ class StorageTier:
     def pages(self, prompt: Prompt, parts: Sequence[PageCopies], order: PoolOrder) -> list[tuple[int, int, PageIO]]:
         """List every object of ``parts`` in these pools, as (part, index in part, page to read or write).
 
-        The host slots are the parts' ``target``.
+        Page by page as in the prompt, and of each page pool by pool in their order: wherever the transfer ends, what
+        has been moved by then is a prefix. The host slots are the parts' ``target``.
         """
         by_component = {part.component: number for number, part in enumerate(parts)}
-        listed: list[tuple[int, int, PageIO]] = []
+        listed: list[tuple[int, tuple[int, int, PageIO]]] = []
         keys = prompt.keys
         for component, pool in order:
             if component not in by_component:
@@ -134,8 +136,9 @@ class StorageTier:
             labels = self.labels([keys[page] for page in pages], pool)
             for index, (page, slot, label) in enumerate(zip(pages, slots, labels, strict=True)):
                 parent = keys[page - 1] if page else None
-                listed.append((number, index, PageIO(label, parent, self.memory.buffers(pool, slot))))
-        return listed
+                listed.append((page, (number, index, PageIO(label, parent, self.memory.buffers(pool, slot)))))
+        listed.sort(key=itemgetter(0))
+        return [listed_object for _, listed_object in listed]
 
 
 def whole_pages(

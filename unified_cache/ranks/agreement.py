@@ -3,15 +3,26 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 
 from unified_cache.config import CacheConfig
 from unified_cache.errors import CacheError, ConfigError, RankError
-from unified_cache.pool import Identity, ModelLayout
+from unified_cache.pool import Identity, ModelLayout, Pages
 from unified_cache.ranks.group import RankGroup
 
-__all__ = ["check_alike", "check_configuration", "failed_ranks", "pools_to_store", "together"]
+__all__ = [
+    "check_alike",
+    "check_configuration",
+    "failed_ranks",
+    "held_by_all",
+    "pools_to_store",
+    "together",
+    "true_for_all",
+]
+
+Held = TypeVar("Held")
 
 DIGEST_BYTES = 32
 
@@ -97,6 +108,18 @@ def _gather_rows(ranks: RankGroup, row: bytes) -> list[bytes]:
     bits[ranks.rank] = np.unpackbits(np.frombuffer(row, np.uint8))
     agreed = ranks.agree(bits.reshape(-1)).reshape(bits.shape)
     return [np.packbits(each).tobytes() for each in agreed]
+
+
+def held_by_all(ranks: RankGroup, held: Held | None) -> Held | None:
+    """Return ``held`` if every rank could allocate it, else None; the caller gives it back in either case."""
+    return held if ranks.agree(np.array([held is not None]))[0] else None
+
+
+def true_for_all(ranks: RankGroup, masks: Sequence[Pages]) -> list[Pages]:
+    """Return where masks, of the same lengths on every rank, are True on all of them."""
+    if not masks:
+        return []
+    return np.split(ranks.agree(np.concatenate(masks)), np.cumsum([len(mask) for mask in masks])[:-1])
 
 
 @contextmanager

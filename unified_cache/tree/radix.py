@@ -12,7 +12,7 @@ import numpy as np
 from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
 from unified_cache.page import Prompt
-from unified_cache.pool import Component, Slots, Tier
+from unified_cache.pool import Component, Pages, Slots, Tier
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import transfer as transfers
 from unified_cache.tree.check import check
@@ -23,7 +23,7 @@ from unified_cache.tree.match import Match, match, node_at, path_slots
 from unified_cache.tree.node import Node
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference, Preferences
-from unified_cache.tree.room import fitting_end
+from unified_cache.tree.room import evictable_mask, fitting_end
 from unified_cache.tree.state import Freed, TreeState
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -225,6 +225,15 @@ class RadixTree:
         """
         self._check_alive(found)
         return fitting_end(self._state, found, source, target, available_pages)
+
+    def evictable_mask(self, found: Match, tier: Tier, component: int) -> Pages:
+        """Tell of each page of a match that stands in the tree whether ``evict`` could give it back on ``tier`` now.
+
+        Raises:
+            StaleMatchError: the tree has changed since.
+        """
+        self._check_alive(found)
+        return evictable_mask(self._state, found.path, self._lane(tier, component), found.tree_end)
 
     def begin(self, found: Match, end: int, source: Tier, target: Tier) -> Transfer:
         """Pin ``end`` pages of a match on both tiers and say what ``target`` lacks. The match is dead afterwards.

@@ -21,7 +21,7 @@ from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import restorable_ends, window_counts
 
-__all__ = ["evictable_pages", "fitting_end"]
+__all__ = ["evictable_mask", "fitting_end"]
 
 
 def fitting_end(tree: TreeState, found: Match, source: Tier, target: Tier, available_pages: Sequence[int]) -> int:
@@ -40,13 +40,13 @@ def fitting_end(tree: TreeState, found: Match, source: Tier, target: Tier, avail
         takes = path_slots(found.path, int(source) * components + component, 0, end) >= 0
         takes &= path_slots(found.path, lane, 0, end) < 0
         takes &= ~_in_flight(found.path, lane, end)
-        takes |= evictable_pages(tree, found.path, lane, end)
+        takes |= evictable_mask(tree, found.path, lane, end)
         fits &= window_counts(takes, tree.spans[component])[1:] <= available
     ends = np.flatnonzero(fits)
     return int(ends[-1]) + 1 if ends.size else 0
 
 
-def evictable_pages(tree: TreeState, path: Sequence[Node], lane: int, end: int) -> Pages:
+def evictable_mask(tree: TreeState, path: Sequence[Node], lane: int, end: int) -> Pages:
     """Tell of each of the first ``end`` pages of a path whether a lane holds it and eviction could give it back."""
     tree.counts.count_changed()
     evictable = np.zeros(end, np.bool_)

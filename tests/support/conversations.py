@@ -1,0 +1,118 @@
+"""Conversations that lie in storage turn by turn, and a store of which some of it does not come."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.support.cache import ToyEngine
+from unified_cache.cache import UnifiedCache
+from unified_cache.controller import InlineWorkers, Workers
+from unified_cache.page import Prompt
+from unified_cache.pool import ModelLayout, Tier
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, PageIO
+
+ROOM = 60
+"""Pages that each component can hold on each tier."""
+
+
+class VanishingStorage(MemoryStorage):
+    """Says of some objects that it has them, and does not bring them; tells what came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vanishing: set[Label] = set()
+        self.came: list[Label] = []
+        """Objects read, in that order."""
+        self.calls_count = 0
+        """Calls of get."""
+        self.before_get: Callable[[int], None] = lambda number: None
+        """Called before each get with its number, from 0."""
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        self.before_get(self.calls_count)
+        self.calls_count += 1
+        there = [page for page in pages if page.label not in self.vanishing]
+        found = dict(zip((page.label for page in there), super().get(there), strict=True))
+        answers = [found.get(page.label, Answer.MISS) for page in pages]
+        self.came += [page.label for page, answer in zip(pages, answers, strict=True) if answer]
+        return answers
+
+
+def conversation(cache: UnifiedCache, pages: int) -> Prompt:
+    """Return the first pages of the one conversation."""
+    return cache.prompt(np.arange(pages * cache.layout.page_size, dtype=np.int32))
+
+
+def remembered(layout: ModelLayout, store: MemoryStorage, workers: Workers | None = None) -> ToyEngine:
+    """Return a cache over a store; its memory holds nothing yet."""
+    sizes = tuple(ROOM for _ in layout.components)
+    return ToyEngine(layout, sizes, sizes, store, InlineWorkers() if workers is None else workers)
+
+
+def store_turns(layout: ModelLayout, store: MemoryStorage, turns: Iterable[int]) -> None:
+    """Have another cache serve and store the conversation as it was after each turn, in pages."""
+    toy = remembered(layout, store)
+    for end in turns:
+        prompt = compute(toy, end)
+        toy.cache.backup(prompt)
+        toy.cache.wait_all(5)
+    toy.cache.wait_all(5)
+
+
+def compute(toy: ToyEngine, pages: int) -> Prompt:
+    """Have the device hold the first pages of the conversation, with the windows at their end."""
+    prompt = conversation(toy.cache, pages)
+    lock = toy.serve(prompt)
+    assert lock is not None
+    toy.cache.release(lock)
+    return prompt
+
+
+@dataclass(frozen=True)
+class HostModel:
+    """Pages that a host must hold, by component: told from the objects that came, page by page."""
+
+    layout: ModelLayout
+    prompt: Prompt
+    pages: list[set[int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, layout: ModelLayout, prompt: Prompt, objects: Collection[Label], memory: list[set[int]]) -> "HostModel":
+        """Take what came of storage and, by component, the pages that were in memory before."""
+        names = {(label.key, label.pool) for label in objects}
+        pages: list[set[int]] = []
+        for component, had in zip(layout.components, memory, strict=True):
+            pools = [pool.name for pool in component.pools if pool.page_bytes]
+            pages.append(
+                had | {page for page, key in enumerate(prompt.keys) if all((key, pool) in names for pool in pools)}
+            )
+        full_end = next(page for page in range(prompt.pages_count + 1) if page not in pages[0])
+        return cls(layout, prompt, [{page for page in held if page < full_end} for held in pages])
+
+    @property
+    def end(self) -> int:
+        """The longest end at which every component has its window."""
+        return next(end for end in range(self.prompt.pages_count, -1, -1) if self.resumable(end))
+
+    def resumable(self, end: int) -> bool:
+        return all(
+            set(range(max(0, end - component.span), end)) <= held
+            for component, held in zip(self.layout.components, self.pages, strict=True)
+        )
+
+
+def pages_on(cache: UnifiedCache, prompt: Prompt, *tiers: Tier) -> list[set[int]]:
+    """Return by component the pages of a prompt that the tree holds on any of these tiers."""
+    tree = cache._ledger.tree
+    found = tree.match(prompt)
+    return [
+        {
+            page
+            for tier in tiers
+            for page in np.flatnonzero(tree.slots(found, tier, component, 0, found.tree_end) >= 0).tolist()
+        }
+        for component in range(len(cache.layout.components))
+    ]

@@ -1,0 +1,297 @@
+"""Prefetches that end early, or of which part did not come: what came is used to the longest end that it allows."""
+
+import pytest
+
+from tests.support.components import COMPONENT_SETS
+from tests.support.conversations import (
+    HostModel,
+    VanishingStorage,
+    compute,
+    conversation,
+    pages_on,
+    remembered,
+    store_turns,
+)
+from tests.support.operations import Stepped, started
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import CacheConfig, Prefetching
+from unified_cache.controller import Operation, OperationState, TransferKind
+from unified_cache.errors import StorageError
+from unified_cache.pool import ModelLayout, Tier
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+
+LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
+HYBRID = {name: layout for name, layout in LAYOUTS.items() if name != "full"}
+TURNS = (4, 8, 12, 16)
+"""Pages of the conversation after each turn: where windows and states are kept."""
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+every_hybrid = pytest.mark.parametrize("layout", HYBRID.values(), ids=HYBRID)
+
+
+def stored(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> VanishingStorage:
+    store = VanishingStorage()
+    store_turns(layout, store, turns)
+    return store
+
+
+def prefetched(cache: UnifiedCache, pages: int) -> Operation:
+    operation = started(cache.prefetch(conversation(cache, pages)))
+    cache.wait_all(5)
+    return operation
+
+
+def labels_of(cache: UnifiedCache, page: int, component: int) -> list[Label]:
+    tier = cache._storage
+    assert tier is not None
+    key = conversation(cache, page + 1).keys[page]
+    return [label for pool in tier.pools(component) for label in tier.labels([key], pool)]
+
+
+def one_object_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
+
+
+@every_layout
+def test_pages_travel_in_the_order_of_the_prompt_all_pools_of_one_together_kv_first(layout: ModelLayout) -> None:
+    store = stored(layout)
+    cache = remembered(layout, store).cache
+    assert prefetched(cache, 16).pages_count == 16
+    page_of = {key: page for page, key in enumerate(conversation(cache, 16).keys)}
+    order = [pool.name for _, pool in layout.transfer_order]
+    came = [(page_of[label.key], order.index(label.pool)) for label in store.came]
+    assert came == sorted(came)
+    kept = pages_on(cache, conversation(cache, 16), Tier.HOST)
+    for end in TURNS[:-1]:
+        for held, component in zip(kept, layout.components, strict=True):
+            assert set(range(max(0, end - component.span), end)) <= held, "windows of ends in between come too"
+
+
+@every_layout
+@pytest.mark.parametrize("share", [0.3, 0.6, 8 / 9, 0.99])
+def test_a_prefetch_that_is_concluded_gains_the_longest_turn_that_came(
+    layout: ModelLayout, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_object_a_call(monkeypatch)
+    store = stored(layout)
+    whole = remembered(layout, store).cache
+    assert prefetched(whole, 16).pages_count == 16
+    calls_max = int(store.calls_count * share)
+    workers = Stepped()
+    toy = remembered(layout, store, workers)
+    cache = toy.cache
+    store.came.clear()
+    store.calls_count = 0
+    operation = started(cache.prefetch(conversation(cache, 16)))
+    store.before_get = lambda number: cache.finish_early(operation) if number == calls_max - 1 else None
+    while workers.waiting:
+        workers.run()
+        cache.poll()
+    assert len(store.came) == calls_max
+    nothing: list[set[int]] = [set() for _ in layout.components]
+    model = HostModel.of(layout, conversation(cache, 16), store.came, nothing)
+    assert model.end >= max((turn for turn in (0, *TURNS) if turn <= 16 * share - 2), default=0)
+    assert (operation.state, operation.pages_count) == (OperationState.DONE, model.end)
+    assert pages_on(cache, conversation(cache, 16), Tier.HOST) == model.pages
+    cache.check()
+
+
+@every_hybrid
+def test_one_sidecar_missing_of_the_last_window_leaves_the_next_end(layout: ModelLayout) -> None:
+    turns = tuple(range(1, 9))
+    store = stored(layout, turns)
+    cache = remembered(layout, store).cache
+    store.vanishing = {labels_of(cache, 7, 1)[-1]}
+    operation = prefetched(cache, 8)
+    assert (operation.error, operation.pages_count) == (None, 7)
+    assert cache.match(conversation(cache, 8)).host_end == 7
+    assert cache._ledger.tree.full_end(cache.match(conversation(cache, 8)), Tier.HOST) == 8, "Full came, and stays"
+    came = [label for label in store.came if label.pool == layout.components[0].pools[-1].name]
+    assert len(came) == len(set(came)) == 8, "and is not read again"
+
+
+@every_hybrid
+def test_a_flawed_page_is_a_page_that_did_not_come(layout: ModelLayout) -> None:
+    store = stored(layout, (6, 8))
+    cache = remembered(layout, store).cache
+    (label, *_) = labels_of(cache, 7, 1)
+    store._pages[label] = store._pages[label][:-1] + bytes([store._pages[label][-1] ^ 1])
+    came = set(store._pages) - {label}
+    model = HostModel.of(layout, conversation(cache, 8), came, [set() for _ in layout.components])
+    assert prefetched(cache, 8).pages_count == model.end >= 6
+    assert cache.stats().flawed_pages == 1
+
+
+@every_hybrid
+def test_full_pages_without_a_window_stay_and_are_not_read_again(layout: ModelLayout) -> None:
+    store = stored(layout, (8,))
+    cache = remembered(layout, store).cache
+    store.vanishing = {labels_of(cache, 7, 1)[-1]}
+    assert prefetched(cache, 8).pages_count == 0
+    assert cache._ledger.tree.full_end(cache.match(conversation(cache, 8)), Tier.HOST) == 8
+    store.vanishing = set()
+    store.came.clear()
+    assert prefetched(cache, 8).pages_count == 8
+    anchors = {pool.name for pool in layout.components[0].pools}
+    assert not [label for label in store.came if label.pool in anchors]
+
+
+@every_layout
+def test_a_store_that_fails_leaves_what_came_before(layout: ModelLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_object_a_call(monkeypatch)
+    store = stored(layout)
+    cache = remembered(layout, store).cache
+
+    def fail_late(number: int) -> None:
+        if len(store.came) == 2 * len(store._pages) // 3:
+            raise StorageError("gone", retryable=False)
+
+    store.before_get = fail_late
+    operation = prefetched(cache, 16)
+    model = HostModel.of(layout, conversation(cache, 16), store.came, [set() for _ in layout.components])
+    assert operation.state is OperationState.FAILED
+    assert model.end >= 8
+    assert cache.match(conversation(cache, 16)).host_end == model.end
+    assert pages_on(cache, conversation(cache, 16), Tier.HOST) == model.pages
+
+
+@every_layout
+def test_what_the_device_holds_is_not_read_again(layout: ModelLayout) -> None:
+    store = stored(layout, (8,))
+    toy = remembered(layout, store)
+    cache = toy.cache
+    compute(toy, 4)
+    on_device = pages_on(cache, conversation(cache, 4), Tier.DEVICE)
+    operation = prefetched(cache, 8)
+    assert (operation.error, operation.pages_count) == (None, 4)
+    read = {(label.key, label.pool) for label in store.came}
+    for number, pages in enumerate(on_device):
+        for page in pages:
+            assert not {(label.key, label.pool) for label in labels_of(cache, page, number)} & read
+    prompt = conversation(cache, 8)
+    assert cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST) == 8, "the device's pages were copied"
+    cache.load(prompt)
+    cache.wait_all(5)
+    lock = cache.lock(cache.match(prompt))
+    assert lock.end == 8
+    toy.verify(prompt, lock)
+    cache.release(lock)
+    cache.check()
+
+
+@every_layout
+def test_storage_that_lacks_only_what_the_device_holds_adds_all_the_rest(layout: ModelLayout) -> None:
+    store = stored(layout, (8,))
+    toy = remembered(layout, store)
+    cache = toy.cache
+    compute(toy, 4)
+    store.remove(
+        [
+            label
+            for page in range(4)
+            for number in range(len(layout.components))
+            for label in labels_of(cache, page, number)
+        ]
+    )
+    assert prefetched(cache, 8).pages_count == 4
+    assert cache.match(conversation(cache, 8)).host_end == 8
+    cache.check()
+
+
+def with_threshold(layout: ModelLayout, store: MemoryStorage, pages: int) -> UnifiedCache:
+    toy = remembered(layout, store)
+    config = CacheConfig(
+        toy.device_pages,
+        toy.host_pages,
+        guard=None,
+        prefetching=Prefetching(threshold_tokens=pages * layout.page_size),
+    )
+    toy.cache.config = config
+    return toy.cache
+
+
+@every_layout
+def test_a_hit_below_the_threshold_is_not_read(layout: ModelLayout) -> None:
+    store = stored(layout, (4,))
+    for threshold, gained in ((5, 0), (4, 4)):
+        store.calls_count = 0
+        cache = with_threshold(layout, store, threshold)
+        operation = prefetched(cache, 8)
+        assert (operation.state, operation.pages_count, store.calls_count > 0) == (
+            OperationState.DONE,
+            gained,
+            gained > 0,
+        )
+
+
+def squeeze(cache: UnifiedCache, component: int) -> None:
+    """Have others need all the host's room for a component."""
+    ledger = cache._ledger
+    slots = ledger.allocate(Tier.HOST, component, ledger.available_pages(Tier.HOST, component))
+    assert slots is not None
+    ledger.free(Tier.HOST, component, slots)
+
+
+@every_hybrid
+@pytest.mark.parametrize("fails", [False, True])
+def test_windows_that_a_prefetch_counts_on_stay_while_it_reads(layout: ModelLayout, fails: bool) -> None:
+    """Once it has said one page more, and four pages that could be resumed became none."""
+    store = stored(layout, (4, 8))
+    workers = Stepped()
+    cache = remembered(layout, store, workers).cache
+    prompt = conversation(cache, 8)
+    windows = range(1, len(layout.components))
+
+    def finish() -> Operation:
+        operation = started(cache.prefetch(prompt))
+        while workers.waiting:
+            workers.run()
+            cache.poll()
+        return operation
+
+    assert finish().pages_count == 8
+    for component in windows:
+        squeeze(cache, component)
+        store.remove([label for page in range(4, 8) for label in labels_of(cache, page, component)])
+    assert finish().pages_count == 4
+    store_turns(layout, store, (5,))
+    operation = started(cache.prefetch(prompt))
+    workers.run()
+    cache.poll()
+    for component in windows:
+        squeeze(cache, component)
+    if fails:
+        cache.finish_early(operation)
+    workers.run()
+    cache.poll()
+    assert (operation.state, operation.pages_count) == (OperationState.DONE, 0 if fails else 1)
+    assert cache.match(prompt).host_end == 4 + operation.pages_count
+    cache.check()
+
+
+def test_progress_of_a_prefetch_is_what_it_would_gain_if_it_ended_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_object_a_call(monkeypatch)
+    layout = LAYOUTS["full-swa"]
+    store = stored(layout)
+    workers = Stepped()
+    cache = remembered(layout, store, workers).cache
+    operation = started(cache.prefetch(conversation(cache, 16)))
+    assert cache.prefetch_progress(operation) is None, "storage has not been asked"
+    workers.run()
+    cache.poll()
+    seen: list[tuple[int, int]] = []
+
+    def note(number: int) -> None:
+        progress = cache.prefetch_progress(operation)
+        assert progress is not None
+        seen.append((progress.gained_pages, progress.expected_pages))
+
+    note(0)
+    store.before_get = note
+    workers.run()
+    note(0)
+    cache.poll()
+    assert cache.prefetch_progress(operation) is None, "it is over"
+    assert [*dict.fromkeys(seen)] == [(gained, 16) for gained in (0, *TURNS)]
+    assert cache.traffic()[TransferKind.PREFETCH].component_pages[0] == 16
