@@ -19,11 +19,12 @@ from unified_cache.demo.opening import TierSizes, opened
 from unified_cache.demo.session import Session
 from unified_cache.demo.write_locator import PagedWriteLocator, WriteLocator, WriteLocs
 from unified_cache.forward import (
-    DecodeGraphBuffers,
     ForwardBatch,
     ForwardMode,
+    GraphBucket,
+    GraphBuffers,
     HybridAttentionMetadata,
-    HybridDecodeGraphBuffers,
+    HybridGraphBuffers,
     LayerKind,
     SwaTranslation,
     init_metadata,
@@ -42,7 +43,7 @@ USERS, TURNS = 2, 3
 ROOMY, TIGHT, HOST = 60, 11, 200
 """Pages that hold all conversations, one of them, and all of them again."""
 SETTLE_S = 30.0
-GRAPH_REQUESTS = 4
+GRAPH_BUCKETS = [GraphBucket.decode(4, ROOMY), GraphBucket.prefill(4, 256, ROOMY)]
 
 Place = Callable[[SwaTranslation | None], WriteLocator]
 unlike_families = pytest.mark.parametrize("family", UNLIKE)
@@ -274,47 +275,57 @@ def test_what_the_forward_before_left_behind_a_batch_shows_when_padding_believes
     assert not is_exact(talk(lambda translation: PaddedLate(translation, is_stale=True), family), family)
 
 
-# ---- decode graphs -----------------------------------------------------------------------------------------------
+# ---- graphs ------------------------------------------------------------------------------------------------------
 
 
-class DecodeGraph:
-    """Decode batches are replays: a graph, captured where there is CUDA, reads the locations at fixed addresses."""
+class Graphs:
+    """Forwards are replays: a graph, captured where there is CUDA, reads the locations at fixed addresses."""
 
     def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
         given = hybrid(translation)
         self._others = PagedWriteLocator(given)
         self._is_stale = is_stale
-        self._buffers = HybridDecodeGraphBuffers(GRAPH_REQUESTS, ROOMY, given)
-        batch, metadata = self._buffers.rows(GRAPH_REQUESTS)
-        full, swa = (write_locs(kind, batch, metadata, given) for kind in (LayerKind.FULL, LayerKind.SWA))
-        self._read = WriteLocs(torch.zeros_like(full), torch.zeros_like(swa))
-        self._replay = captured(lambda: self._copy(full, swa), full.device)
-
-    def _copy(self, full: torch.Tensor, swa: torch.Tensor) -> None:
-        assert self._read.swa is not None
-        self._read.full.copy_(full)
-        self._read.swa.copy_(swa)
+        self._graphs = [CapturedWrites(bucket, given) for bucket in GRAPH_BUCKETS]
 
     def __call__(self, batch: ForwardBatch) -> WriteLocs:
-        refill = DecodeGraphBuffers.refill if self._is_stale else HybridDecodeGraphBuffers.refill
-        if not refill(self._buffers, batch):
-            return self._others(batch)
+        for graph in self._graphs:
+            refill = GraphBuffers.refill if self._is_stale else HybridGraphBuffers.refill
+            if refill(graph.buffers, batch):
+                return graph.replayed()
+        return self._others(batch)
+
+
+class CapturedWrites:
+    """A graph of the largest size of a bucket: it copies the locations that layers of both kinds write to."""
+
+    def __init__(self, bucket: GraphBucket, translation: SwaTranslation) -> None:
+        self.buffers = HybridGraphBuffers(bucket, translation)
+        batch, metadata = self.buffers.views(bucket.tokens_max)
+        full, swa = (write_locs(kind, batch, metadata, translation) for kind in (LayerKind.FULL, LayerKind.SWA))
+        self._read = torch.zeros_like(full), torch.zeros_like(swa)
+        self._replay = captured(lambda: self._copy(full, swa), full.device)
+
+    def _copy(self, *locs: torch.Tensor) -> None:
+        for read, written in zip(self._read, locs, strict=True):
+            read.copy_(written)
+
+    def replayed(self) -> WriteLocs:
         self._replay()
-        assert self._read.swa is not None
-        return WriteLocs(self._read.full.clone(), self._read.swa.clone())
+        full, swa = (read.clone() for read in self._read)
+        return WriteLocs(full, swa)
 
 
 def stale_graph(translation: SwaTranslation | None) -> WriteLocator:
-    return DecodeGraph(translation, is_stale=True)
+    return Graphs(translation, is_stale=True)
 
 
 @unlike_families
-def test_decode_graphs_write_where_their_buffers_were_refilled_to(family: str) -> None:
-    assert is_exact(talk(DecodeGraph, family), family)
+def test_graphs_write_where_their_buffers_were_refilled_to(family: str) -> None:
+    assert is_exact(talk(Graphs, family), family)
 
 
 @unlike_families
-def test_a_decode_graph_whose_translation_was_not_refilled_shows(family: str) -> None:
+def test_a_graph_whose_translation_was_not_refilled_shows(family: str) -> None:
     assert not is_exact(talk(stale_graph, family), family)
 
 
@@ -324,7 +335,7 @@ def test_captured_cuda_graphs_write_where_their_buffers_were_refilled_to() -> No
     torch.nn.Module.to(model, "cuda")
     kept = KeptState.of(model, TINY_MODELS[GEMMA].page_size)
     expected = talk(PagedWriteLocator, device_pages=ROOMY, kept=kept)
-    found = talk(DecodeGraph, kept=kept)
+    found = talk(Graphs, kept=kept)
     assert all(found.from_host[USERS:])
     assert found.reused == expected.reused
     assert is_equal(found.logits, expected.logits)

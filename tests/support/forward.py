@@ -79,7 +79,10 @@ def batch_of(
     mode: ForwardMode = ForwardMode.DECODE,
     device: torch.device = CPU,
 ) -> ForwardBatch:
-    """Return a batch of requests with these pages; lengths are whole pages, which nothing here reads."""
+    """Return a batch of requests with these pages; lengths are whole pages, which nothing here reads.
+
+    Requests have as many new tokens each, and the last one what is left over.
+    """
     pages_max = max((len(row) for row in rows), default=1)
     table = np.zeros((len(rows), pages_max), np.int32)
     for row, full in zip(table, rows, strict=True):
@@ -89,7 +92,15 @@ def batch_of(
         torch.tensor(locs, dtype=torch.int64, device=device),
         torch.tensor([len(row) * PAGE_SIZE for row in rows], dtype=torch.int32, device=device),
         torch.from_numpy(table).to(device),
+        shared_out(len(locs), len(rows)),
     )
+
+
+def shared_out(tokens_count: int, requests_count: int) -> tuple[int, ...]:
+    if not requests_count:
+        return ()
+    each = tokens_count // requests_count
+    return (*[each] * (requests_count - 1), tokens_count - each * (requests_count - 1))
 
 
 def idle(locs: torch.Tensor) -> ForwardBatch:
@@ -100,6 +111,7 @@ def idle(locs: torch.Tensor) -> ForwardBatch:
         locs,
         torch.zeros(count, dtype=torch.int32, device=locs.device),
         torch.zeros((count, 1), dtype=torch.int32, device=locs.device),
+        (1,) * count,
     )
 
 

@@ -204,6 +204,7 @@ class DemoEngine:
             torch.cat([chunk.running.locs(0, chunk.start, chunk.end) for chunk in chunks]).to(device),
             torch.tensor([chunk.end for chunk in chunks], dtype=torch.int32, device=device),
             torch.nn.utils.rnn.pad_sequence(tables, batch_first=True, padding_value=SINK).to(device),
+            tuple(chunk.end - chunk.start for chunk in chunks),
         )
 
     def _run(self, chunks: list[PrefillChunk], locs: WriteLocs) -> WriteLocs:

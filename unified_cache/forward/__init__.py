@@ -1,7 +1,7 @@
 """Slots that a forward reads and writes, in every pool, translated once per forward between scheduler and kernels."""
 
 from unified_cache.forward.batch import PADDING_LOC, ForwardBatch, ForwardMode
-from unified_cache.forward.graph import DecodeGraphBuffers, HybridDecodeGraphBuffers
+from unified_cache.forward.graph import GraphBucket, GraphBuffers, HybridGraphBuffers
 from unified_cache.forward.metadata import (
     AttentionMetadata,
     HybridAttentionMetadata,
@@ -14,11 +14,12 @@ from unified_cache.forward.translation import SwaTranslation
 __all__ = [
     "PADDING_LOC",
     "AttentionMetadata",
-    "DecodeGraphBuffers",
     "ForwardBatch",
     "ForwardMode",
+    "GraphBucket",
+    "GraphBuffers",
     "HybridAttentionMetadata",
-    "HybridDecodeGraphBuffers",
+    "HybridGraphBuffers",
     "LayerKind",
     "SwaTranslation",
     "init_metadata",

@@ -31,6 +31,9 @@ class ForwardMode(Enum):
 ONE_TOKEN_MODES = frozenset({ForwardMode.DECODE, ForwardMode.IDLE})
 """Modes in which a request and a token are one row."""
 
+EVEN_MODES = ONE_TOKEN_MODES | {ForwardMode.TARGET_VERIFY}
+"""Modes in which every request has the same number of new tokens."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
@@ -46,6 +49,8 @@ class ForwardBatch:
     """Tokens of each request once this forward is done, int32, shape (requests,)."""
     page_table: torch.Tensor
     """Full page slots of each request, int32, shape (requests, pages_max); 0 or -1 behind the last page."""
+    query_lens: tuple[int, ...]
+    """New tokens of each request, in the order of the tokens. Tokens behind those of the last request are padding."""
 
     def __post_init__(self) -> None:
         """Check shapes, dtypes and devices; none of it waits for a device.
@@ -57,10 +62,17 @@ class ForwardBatch:
         _check("seq_lens", self.seq_lens, torch.int32, 1)
         _check("page_table", self.page_table, torch.int32, 2)
         requests_count, tokens_count = len(self.seq_lens), len(self.out_cache_loc)
-        if len(self.page_table) != requests_count:
-            raise InputError(f"page_table must have {requests_count} rows, found {len(self.page_table)}")
-        if self.mode in ONE_TOKEN_MODES and tokens_count != requests_count:
+        if len(self.page_table) != requests_count or len(self.query_lens) != requests_count:
+            raise InputError(
+                f"page_table must have {requests_count} rows and query_lens as many numbers, found "
+                f"{len(self.page_table)} and {len(self.query_lens)}"
+            )
+        if min(self.query_lens, default=0) < 0 or sum(self.query_lens) > tokens_count:
+            raise InputError(f"query_lens must share out at most {tokens_count} tokens, found {self.query_lens}")
+        if self.mode in ONE_TOKEN_MODES and (tokens_count != requests_count or sum(self.query_lens) != tokens_count):
             raise InputError(f"{self.mode.value} has a token per request, found {tokens_count} for {requests_count}")
+        if self.mode in EVEN_MODES and len(set(self.query_lens)) > 1:
+            raise InputError(f"{self.mode.value} has as many tokens of each request, found {self.query_lens}")
         if not self.out_cache_loc.device == self.seq_lens.device == self.page_table.device:
             raise InputError("out_cache_loc, seq_lens and page_table must be on one device")
 
@@ -72,6 +84,7 @@ class ForwardBatch:
             torch.zeros(0, dtype=torch.int64, device=device),
             torch.zeros(0, dtype=torch.int32, device=device),
             torch.zeros((0, pages_max), dtype=torch.int32, device=device),
+            (),
         )
 
     @property
@@ -87,8 +100,9 @@ class ForwardBatch:
     def padded(self, tokens_count: int) -> "ForwardBatch":
         """Return this batch with padding behind, ``tokens_count`` tokens long, in tensors of its own.
 
-        Padding tokens go to ``PADDING_LOC``. Where a token is a request, so is padding: length 0, every page the
-        sink. Metadata of this batch does not fit the new one.
+        Padding tokens go to ``PADDING_LOC``. In modes where all requests have as many tokens, so have requests of
+        padding: length 0, every page the sink. Other padding belongs to no request. Metadata of this batch does not
+        fit the new one.
 
         Raises:
             InputError: the batch has more tokens than that.
@@ -96,7 +110,8 @@ class ForwardBatch:
         extra_count = tokens_count - self.tokens_count
         if extra_count < 0:
             raise InputError(f"a batch of {self.tokens_count} tokens cannot be padded to {tokens_count}")
-        rows_count = extra_count if self.mode in ONE_TOKEN_MODES else 0
+        query_len = max(self.query_lens, default=1)
+        rows_count = extra_count // query_len if self.mode in EVEN_MODES and query_len else 0
         locs = self.out_cache_loc.new_full((extra_count,), PADDING_LOC)
         lens = self.seq_lens.new_zeros((rows_count,))
         rows = self.page_table.new_zeros((rows_count, self.page_table.shape[1]))
@@ -105,6 +120,7 @@ class ForwardBatch:
             torch.cat((self.out_cache_loc, locs)),
             torch.cat((self.seq_lens, lens)),
             torch.cat((self.page_table, rows)),
+            self.query_lens + (query_len,) * rows_count,
         )
 
 

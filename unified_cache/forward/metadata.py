@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from unified_cache.errors import InputError
 from unified_cache.forward.batch import ForwardBatch, ForwardMode
-from unified_cache.forward.translation import SwaTranslation
+from unified_cache.forward.translation import SwaTranslation, sent
 from unified_cache.pool import ModelLayout
 
 __all__ = ["AttentionMetadata", "HybridAttentionMetadata", "LayerKind", "init_metadata", "write_locs"]
@@ -49,6 +51,10 @@ class AttentionMetadata:
     """Full page slots, int32, shape (requests, pages_max)."""
     cache_lens: torch.Tensor
     """Tokens that attention reads for each request, those written now included, int32, shape (requests,)."""
+    query_starts: torch.Tensor
+    """Where the new tokens of each request begin, and where those of the last one end, int32, shape (requests + 1,).
+
+    As cu_seqlens_q of FlashAttention."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,12 +105,14 @@ def init_metadata(batch: ForwardBatch, translation: SwaTranslation | None) -> At
 
     Call it after every allocation and load of this forward has changed the map, and for each forward anew.
     """
+    starts = sent(query_starts(batch, batch.requests_count), batch.seq_lens.device)
     if translation is None:
-        return AttentionMetadata(batch.out_cache_loc, batch.page_table, batch.seq_lens)
+        return AttentionMetadata(batch.out_cache_loc, batch.page_table, batch.seq_lens, starts)
     return HybridAttentionMetadata(
         batch.out_cache_loc,
         batch.page_table,
         batch.seq_lens,
+        starts,
         swa_out_cache_loc=translation.translate_locs(batch.out_cache_loc),
         swa_page_table=translation.translate_pages(batch.page_table),
         writes_count=writes_count_of(batch.out_cache_loc),
@@ -129,6 +137,13 @@ def write_locs(
     if metadata is not None and batch.mode is not ForwardMode.IDLE and metadata.is_current(batch, translation):
         return metadata.swa_out_cache_loc
     return translation.translate_locs(batch.out_cache_loc)
+
+
+def query_starts(batch: ForwardBatch, requests_count: int) -> npt.NDArray[np.int32]:
+    """Return where the tokens of ``requests_count`` requests begin and end, those past the batch's having none."""
+    starts = np.zeros(requests_count + 1, np.int32)
+    starts[1 : batch.requests_count + 1] = batch.query_lens
+    return np.cumsum(starts, dtype=np.int32)
 
 
 def writes_count_of(tensor: torch.Tensor) -> int:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from unified_cache.errors import CaptureError, ConfigError, InputError
-from unified_cache.pool import Slots
 from unified_cache.slots import PageMap, PairedAllocator
 
 __all__ = ["SwaTranslation"]
@@ -103,20 +103,11 @@ class SwaTranslation:
                 )
             changed = None if self._version < 0 else self._map.changed_since(self._version)
             if changed is None:
-                self._table.copy_(self._sent(self._map.table))
+                self._table.copy_(sent(self._map.table, self._table.device))
             else:
-                slots, peers = self._sent(np.stack((changed, self._map.peers(changed))))
+                slots, peers = sent(np.stack((changed, self._map.peers(changed))), self._table.device)
                 self._table.index_copy_(0, slots.to(torch.int64), peers)
         self._version = self._map.version
-
-    def _sent(self, entries: Slots) -> torch.Tensor:
-        """Return a snapshot of ``entries`` on the table's device, without waiting for the stream."""
-        sent = torch.from_numpy(entries)
-        if not self._table.is_cuda:
-            return sent
-        # From pageable memory the copy would wait. The pinned snapshot is torch's: its block is not reused before the
-        # copy out of it is done.
-        return sent.pin_memory().to(self._table.device, non_blocking=True)
 
     def translate_locs(self, locs: torch.Tensor) -> torch.Tensor:
         """Return the SWA token loc of each Full token loc: int32, same shape, same device, the caller's.
@@ -132,7 +123,8 @@ class SwaTranslation:
         self.refresh()
         pages = torch.div(wide, self.page_size, rounding_mode="floor")
         # Page -1 reads the table's last entry, -1: -page_size + (page_size - 1) is -1 again.
-        return (self._table[pages] * self.page_size + wide.remainder(self.page_size)).to(torch.int32)
+        offsets = wide.remainder(self.page_size)
+        return torch.add(offsets, self._table[pages], alpha=self.page_size).to(torch.int32)
 
     def translate_pages(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the SWA page slot of each Full page slot: int32, same shape, same device, the caller's.
@@ -146,6 +138,19 @@ class SwaTranslation:
         wide = _signed(slots)
         self.refresh()
         return self._table[wide]
+
+
+def sent(numbers: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """Return numbers of the host on ``device``, ordered on the current stream, which is not waited for.
+
+    On the CPU it shares memory with ``numbers``; elsewhere it is a snapshot.
+    """
+    found = torch.from_numpy(numbers)
+    if device.type != "cuda":
+        return found.to(device)
+    # From pageable memory the copy would wait. The pinned snapshot is torch's: its block is not reused before the copy
+    # out of it is done.
+    return found.pin_memory().to(device, non_blocking=True)
 
 
 def _signed(numbers: torch.Tensor) -> torch.Tensor:

@@ -346,7 +346,7 @@ def test_a_draft_extend_with_fewer_tokens_than_metadata_was_built_for_is_transla
     batch = batch_of(token_locs(full, 0, 8), [full], ForwardMode.DRAFT_EXTEND)
     metadata = init_metadata(batch, translation)
     for start, end in ((5, 8), (0, 3)):  # the second at the very address that was translated
-        shorter = replace(batch, out_cache_loc=batch.out_cache_loc[start:end])
+        shorter = replace(batch, out_cache_loc=batch.out_cache_loc[start:end], query_lens=(end - start,))
         chosen = write_locs(LayerKind.SWA, shorter, metadata, translation)
         assert chosen.tolist() == naive_locs(allocator, token_locs(full, start, end))
 
@@ -441,6 +441,26 @@ def test_padding_adds_rows_where_a_token_is_a_request_and_tokens_alone_elsewhere
     extend = batch_of([18, 19, 23], rows, ForwardMode.EXTEND).padded(4)
     assert (extend.tokens_count, extend.requests_count) == (4, 2)
     assert (extend.out_cache_loc.dtype, extend.seq_lens.dtype) == (torch.int64, torch.int32)
+    assert (decode.query_lens, extend.query_lens) == ((1, 1, 1, 1), (1, 2))
+
+
+def test_padding_of_verified_drafts_has_as_many_tokens_per_request_as_they() -> None:
+    verify = batch_of([16, 17, 20, 21], [slots(3, 4), slots(5)], ForwardMode.TARGET_VERIFY).padded(9)
+    assert (verify.tokens_count, verify.requests_count) == (9, 4)
+    assert verify.query_lens == (2, 2, 2, 2)
+    assert verify.page_table.tolist() == [[3, 4], [5, 0], [0, 0], [0, 0]]
+
+
+def test_metadata_says_where_the_tokens_of_each_request_begin_and_end() -> None:
+    rows = [slots(3, 4), slots(5), slots(6)]
+    extend = replace(batch_of([16, 17, 18, 20, 24, 25], rows, ForwardMode.EXTEND), query_lens=(3, 1, 2))
+    metadata = init_metadata(extend, None)
+    assert (metadata.query_starts.tolist(), metadata.query_starts.dtype) == ([0, 3, 4, 6], torch.int32)
+    # What pads it belongs to no request.
+    assert init_metadata(extend.padded(9), None).query_starts.tolist() == [0, 3, 4, 6]
+    decode = batch_of([19, 23], rows[:2]).padded(4)
+    assert init_metadata(decode, shared(diverged())).query_starts.tolist() == [0, 1, 2, 3, 4]
+    assert init_metadata(ForwardBatch.idle(CPU, 1), None).query_starts.tolist() == [0]
 
 
 def test_a_layers_place_in_the_layout_says_by_which_locations_it_writes() -> None:
@@ -474,6 +494,12 @@ def test_a_batch_with_wrong_shapes_or_dtypes_is_an_error() -> None:
         lambda: replace(good, page_table=good.page_table[:1]),
         lambda: replace(good, page_table=good.page_table.to(torch.int64)),
         lambda: replace(good, page_table=good.page_table.to("meta")),
+        lambda: replace(good, query_lens=(1,)),
+        lambda: replace(good, query_lens=(2, 0)),
+        lambda: replace(good, query_lens=(1, 0)),
+        lambda: replace(good, mode=ForwardMode.EXTEND, query_lens=(1, 2)),
+        lambda: replace(good, mode=ForwardMode.EXTEND, query_lens=(3, -1)),
+        lambda: replace(good, mode=ForwardMode.TARGET_VERIFY, query_lens=(2, 0)),
     )
     for change in changes:
         with pytest.raises(InputError):

@@ -1,13 +1,17 @@
-"""Decode graph buffers: fixed addresses, refilled before each replay. With a CUDA device the graph is a real one.
+"""Graph buffers: fixed addresses, refilled before each replay. With a CUDA device the graph is a real one.
 
 Without one a "replay" runs the same operations again on the tensors that the "capture" chose, which is what a graph
 does with addresses; that a stream keeps the order is then not shown.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.forward import (
     CPU,
@@ -26,13 +30,15 @@ from tests.support.forward import (
 )
 from unified_cache.errors import ConfigError, InputError
 from unified_cache.forward import (
-    DecodeGraphBuffers,
     ForwardBatch,
     ForwardMode,
+    GraphBucket,
+    GraphBuffers,
     HybridAttentionMetadata,
-    HybridDecodeGraphBuffers,
+    HybridGraphBuffers,
     LayerKind,
     SwaTranslation,
+    init_metadata,
     write_locs,
 )
 from unified_cache.pool import Slots
@@ -43,6 +49,15 @@ both = pytest.mark.parametrize("make", [shared, mirrored])
 
 REQUESTS_MAX = 4
 PAGES_MAX = 3
+DECODE = GraphBucket.decode(REQUESTS_MAX, PAGES_MAX)
+QUERY_LEN = 3
+BUCKETS = {
+    "decode": DECODE,
+    "target verify": GraphBucket.target_verify(REQUESTS_MAX, QUERY_LEN, PAGES_MAX),
+    "draft extend": GraphBucket.draft_extend(REQUESTS_MAX, QUERY_LEN, PAGES_MAX),
+    "prefill": GraphBucket.prefill(REQUESTS_MAX, 12, PAGES_MAX),
+}
+every_bucket = pytest.mark.parametrize("bucket", BUCKETS.values(), ids=BUCKETS)
 
 
 def decode(rows: list[Slots], device: torch.device = CPU) -> ForwardBatch:
@@ -52,12 +67,12 @@ def decode(rows: list[Slots], device: torch.device = CPU) -> ForwardBatch:
     )
 
 
-def addresses(buffers: HybridDecodeGraphBuffers) -> list[int]:
+def addresses(buffers: HybridGraphBuffers) -> list[int]:
     tensors = (buffers.out_cache_loc, buffers.seq_lens, buffers.page_table)
     return [tensor.data_ptr() for tensor in (*tensors, buffers.out_cache_loc_swa, buffers.page_table_swa)]
 
 
-def contents(buffers: HybridDecodeGraphBuffers) -> list[object]:
+def contents(buffers: HybridGraphBuffers) -> list[object]:
     tensors = (buffers.out_cache_loc, buffers.seq_lens, buffers.page_table)
     return [tensor.tolist() for tensor in (*tensors, buffers.out_cache_loc_swa, buffers.page_table_swa)]
 
@@ -69,7 +84,7 @@ def padding() -> list[object]:
 
 
 def test_buffers_have_the_dtypes_that_kernels_take_and_start_as_padding_r19_r20() -> None:
-    buffers = HybridDecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, shared(diverged()))
+    buffers = HybridGraphBuffers(DECODE, shared(diverged()))
     assert buffers.out_cache_loc.dtype == torch.int64
     assert buffers.out_cache_loc_swa.dtype == torch.int32
     assert {buffers.seq_lens.dtype, buffers.page_table.dtype, buffers.page_table_swa.dtype} == {torch.int32}
@@ -77,11 +92,11 @@ def test_buffers_have_the_dtypes_that_kernels_take_and_start_as_padding_r19_r20(
 
 
 def test_a_model_without_windows_has_no_swa_buffers() -> None:
-    buffers = DecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, CPU)
-    assert not isinstance(buffers, HybridDecodeGraphBuffers)
+    buffers = GraphBuffers(DECODE, CPU)
+    assert not isinstance(buffers, HybridGraphBuffers)
     assert buffers.refill(decode([slots(3), slots(5)]))
     assert buffers.out_cache_loc.tolist() == [15, 23, 0, 0]
-    batch, metadata = buffers.rows(2)
+    batch, metadata = buffers.views(2)
     assert not isinstance(metadata, HybridAttentionMetadata)
     assert metadata.out_cache_loc is batch.out_cache_loc
 
@@ -89,7 +104,7 @@ def test_a_model_without_windows_has_no_swa_buffers() -> None:
 @both
 def test_a_refill_copies_n_entries_and_zeroes_the_tail_r20(make: MakeTranslation) -> None:
     allocator = diverged()
-    buffers = HybridDecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, make(allocator))
+    buffers = HybridGraphBuffers(DECODE, make(allocator))
     rows = [allocate(allocator, count) for count in (3, 2, 1, 1)]
     assert buffers.refill(decode(rows))
     assert 0 not in buffers.page_table_swa[0].tolist()
@@ -107,7 +122,7 @@ def test_a_refill_copies_n_entries_and_zeroes_the_tail_r20(make: MakeTranslation
 def test_addresses_stay_through_every_refill_and_clear_r20(make: MakeTranslation) -> None:
     allocator = diverged()
     translation = make(allocator)
-    buffers = HybridDecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, translation)
+    buffers = HybridGraphBuffers(DECODE, translation)
     before = [*addresses(buffers), translation.table.data_ptr()]
     for count in (1, 3, 2):
         rows = [allocate(allocator, 1) for _ in range(count)]
@@ -122,7 +137,7 @@ def test_addresses_stay_through_every_refill_and_clear_r20(make: MakeTranslation
 @both
 def test_an_idle_batch_fills_everything_with_padding_r21(make: MakeTranslation) -> None:
     allocator = diverged()
-    buffers = HybridDecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, make(allocator))
+    buffers = HybridGraphBuffers(DECODE, make(allocator))
     assert buffers.refill(decode([allocate(allocator, 2)]))
     idle = ForwardBatch.idle(CPU, PAGES_MAX)
     assert buffers.refill(idle.padded(3))
@@ -135,7 +150,7 @@ def test_an_idle_batch_fills_everything_with_padding_r21(make: MakeTranslation) 
 @both
 def test_a_batch_that_does_not_fit_leaves_the_buffers_alone_and_says_so_r20(make: MakeTranslation) -> None:
     allocator = diverged()
-    buffers = HybridDecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, make(allocator))
+    buffers = HybridGraphBuffers(DECODE, make(allocator))
     row = allocate(allocator, 1)
     assert buffers.refill(decode([row]))
     before = contents(buffers)
@@ -153,9 +168,9 @@ def test_a_batch_that_does_not_fit_leaves_the_buffers_alone_and_says_so_r20(make
 def test_during_capture_swa_layers_get_the_buffer_itself_r20(make: MakeTranslation) -> None:
     allocator = diverged()
     translation = make(allocator)
-    buffers = HybridDecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, translation)
+    buffers = HybridGraphBuffers(DECODE, translation)
     buffers.clear()
-    batch, metadata = buffers.rows(2)
+    batch, metadata = buffers.views(2)
     assert write_locs(LayerKind.SWA, batch, metadata, translation).data_ptr() == buffers.out_cache_loc_swa.data_ptr()
     assert write_locs(LayerKind.FULL, batch, metadata, translation).data_ptr() == buffers.out_cache_loc.data_ptr()
     # Used in Python after a refill, where no graph has fixed the choice, they are translated like any other batch.
@@ -164,20 +179,168 @@ def test_during_capture_swa_layers_get_the_buffer_itself_r20(make: MakeTranslati
     assert chosen.tolist() == buffers.out_cache_loc_swa[:2].tolist()
 
 
-@pytest.mark.parametrize(("requests_max", "pages_max"), [(0, 1), (1, 0), (-1, 1)])
-def test_buffers_without_rows_or_pages_are_an_error(requests_max: int, pages_max: int) -> None:
+# ---- every kind of forward ---------------------------------------------------------------------------------------
+
+
+def batch_in(bucket: GraphBucket, allocator: PairedAllocator, query_lens: tuple[int, ...]) -> ForwardBatch:
+    """Return a batch of requests of two pages that writes the last tokens of each, in the order of the requests."""
+    rows = [allocate(allocator, 2) for _ in query_lens]
+    end = 2 * PAGE_SIZE
+    locs = [token_locs(row, end - count, end) for row, count in zip(rows, query_lens, strict=True)]
+    return replace(batch_of([loc for each in locs for loc in each], rows, bucket.mode), query_lens=query_lens)
+
+
+def lens_in(bucket: GraphBucket, requests_count: int) -> tuple[int, ...]:
+    return (4, 1, 2, 5)[:requests_count] if bucket.is_prefill else (bucket.query_len,) * requests_count
+
+
+def starts_in(bucket: GraphBucket, query_lens: tuple[int, ...]) -> list[int]:
+    rest = 0 if bucket.is_prefill else bucket.query_len
+    return [0, *accumulate((*query_lens, *[rest] * (REQUESTS_MAX - len(query_lens))))]
+
+
+@every_bucket
+@both
+def test_a_replay_of_any_kind_reads_the_batch_in_front_and_padding_behind(
+    bucket: GraphBucket, make: MakeTranslation
+) -> None:
+    allocator = diverged(32, 24)
+    buffers = HybridGraphBuffers(bucket, make(allocator))
+    fixed = [*addresses(buffers), buffers.query_starts.data_ptr()]
+    for requests_count in (4, 2, 1, 3):
+        query_lens = lens_in(bucket, requests_count)
+        batch = batch_in(bucket, allocator, query_lens)
+        assert buffers.refill(batch)
+        locs, rows = batch.out_cache_loc.tolist(), batch.page_table.tolist()
+        token_padding, row_padding = [0] * (bucket.tokens_max - len(locs)), REQUESTS_MAX - requests_count
+        assert buffers.out_cache_loc.tolist() == locs + token_padding
+        assert buffers.out_cache_loc_swa.tolist() == naive_locs(allocator, locs) + token_padding
+        assert buffers.seq_lens.tolist() == [8] * requests_count + [0] * row_padding
+        assert buffers.page_table.tolist() == [[*row, 0] for row in rows] + [[0] * 3] * row_padding
+        peers = [[*allocator.map.peers(slots(*row)).tolist(), 0] for row in rows]
+        assert buffers.page_table_swa.tolist() == peers + [[0] * 3] * row_padding
+        assert buffers.query_starts.tolist() == starts_in(bucket, query_lens)
+        for row in rows:
+            free(allocator, slots(*row))
+    assert [*addresses(buffers), buffers.query_starts.data_ptr()] == fixed
+
+
+@every_bucket
+def test_a_graph_of_any_size_reads_the_front_of_the_buffers(bucket: GraphBucket) -> None:
+    allocator = diverged(32, 24)
+    translation = shared(allocator)
+    buffers = HybridGraphBuffers(bucket, translation)
+    buffers.clear()
+    batch = batch_in(bucket, allocator, lens_in(bucket, 2))
+    size = bucket.size_of(batch)
+    view, metadata = buffers.views(size)
+    requests_count, tokens_count = bucket.shape(size)
+    assert (view.mode, view.requests_count, view.tokens_count) == (bucket.mode, requests_count, tokens_count)
+    assert (view.requests_count >= batch.requests_count, tokens_count) == (True, batch.tokens_count)
+    assert write_locs(LayerKind.SWA, view, metadata, translation) is metadata.swa_out_cache_loc
+    front = {
+        metadata.out_cache_loc: buffers.out_cache_loc,
+        metadata.swa_out_cache_loc: buffers.out_cache_loc_swa,
+        metadata.page_table: buffers.page_table,
+        metadata.swa_page_table: buffers.page_table_swa,
+        metadata.cache_lens: buffers.seq_lens,
+        metadata.query_starts: buffers.query_starts,
+    }
+    assert buffers.refill(batch)
+    for read, buffer in front.items():
+        assert read.data_ptr() == buffer.data_ptr()
+        assert torch.equal(read, buffer[: len(read)])
+    eager = init_metadata(batch, translation)
+    assert metadata.swa_out_cache_loc.tolist() == eager.swa_out_cache_loc.tolist()
+    assert metadata.query_starts.tolist()[: len(eager.query_starts)] == eager.query_starts.tolist()
+
+
+@every_bucket
+def test_an_idle_forward_replays_the_graph_of_its_peers_over_padding(bucket: GraphBucket) -> None:
+    allocator = diverged(32, 24)
+    buffers = HybridGraphBuffers(bucket, shared(allocator))
+    untouched = [*contents(buffers), buffers.query_starts.tolist()]
+    peers = batch_in(bucket, allocator, lens_in(bucket, 3))
+    idle = ForwardBatch.idle(CPU, PAGES_MAX).padded(peers.tokens_count)
+    assert bucket.size_of(idle) == bucket.size_of(peers)
+    assert buffers.refill(peers)
+    assert buffers.refill(idle)
+    assert [*contents(buffers), buffers.query_starts.tolist()] == untouched
+
+
+@pytest.mark.parametrize("name", ["target verify", "draft extend"])
+def test_requests_with_other_numbers_of_tokens_do_not_fit_even_where_their_sum_does(name: str) -> None:
+    bucket, allocator = BUCKETS[name], diverged(32, 24)
+    buffers = HybridGraphBuffers(bucket, shared(allocator))
+    before = contents(buffers)
+    mode = ForwardMode.DRAFT_EXTEND  # verified drafts are even by their mode
+    ragged = replace(batch_in(bucket, allocator, (3, 3)), mode=mode, query_lens=(4, 2))
+    assert not GraphBucket.draft_extend(REQUESTS_MAX, QUERY_LEN, PAGES_MAX).fits(ragged)
+    assert not buffers.refill(ragged)
+    assert not buffers.refill(replace(ragged, mode=bucket.mode, query_lens=(2, 2)))
+    assert contents(buffers) == before
+
+
+def test_a_draft_that_is_padded_to_the_length_of_other_ranks_fits_as_far_as_there_are_tokens() -> None:
+    bucket, allocator = BUCKETS["draft extend"], diverged(32, 24)
+    buffers = GraphBuffers(bucket, CPU)
+    batch = batch_in(bucket, allocator, (QUERY_LEN,) * 2)
+    assert buffers.refill(batch.padded(bucket.tokens_max))
+    assert buffers.out_cache_loc.tolist() == batch.out_cache_loc.tolist() + [0] * 6
+    assert not buffers.refill(batch.padded(bucket.tokens_max + 1))
+
+
+@every_bucket
+def test_a_refill_takes_few_operations(bucket: GraphBucket) -> None:
+    allocator = diverged(32, 24)
+    buffers = HybridGraphBuffers(bucket, mirrored(allocator))
+    batch = batch_in(bucket, allocator, lens_in(bucket, 3))
+    assert buffers.refill(batch)
+    with CountedOperations() as counted:
+        assert buffers.refill(batch)
+    # Each is a kernel on a GPU: padding takes 3, copies 5, the translation of locations 6 and of pages 3.
+    assert counted.count <= 17 + 2 * bucket.is_prefill
+
+
+@pytest.mark.parametrize(
+    "make_bucket",
+    [
+        lambda: GraphBucket.decode(0, 1),
+        lambda: GraphBucket.decode(-1, 1),
+        lambda: GraphBucket.decode(1, 0),
+        lambda: GraphBucket.target_verify(2, 0, 1),
+        lambda: GraphBucket.prefill(2, 0, 1),
+        lambda: GraphBucket(ForwardMode.TARGET_VERIFY, 2, 3, 1),
+        lambda: GraphBucket(ForwardMode.IDLE, 2, 2, 1),
+    ],
+)
+def test_a_bucket_without_room_or_mode_is_an_error(make_bucket: Callable[[], GraphBucket]) -> None:
     with pytest.raises(ConfigError):
-        DecodeGraphBuffers(requests_max, pages_max, CPU)
+        make_bucket()
 
 
 @pytest.mark.parametrize("count", [0, -1, REQUESTS_MAX + 1])
 def test_a_graph_of_more_requests_than_rows_is_an_error(count: int) -> None:
     for buffers in (
-        DecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, CPU),
-        HybridDecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, shared(diverged())),
+        GraphBuffers(DECODE, CPU),
+        HybridGraphBuffers(DECODE, shared(diverged())),
     ):
         with pytest.raises(InputError, match=str(count)):
-            buffers.rows(count)
+            buffers.views(count)
+
+
+class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations that compute or copy; views cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
 def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
@@ -204,10 +367,10 @@ def replay_across_a_load(make: MakeTranslation, device: torch.device) -> list[in
     allocator = diverged()
     pool = ToyPool(allocator, device)
     translation = make(allocator)
-    buffers = HybridDecodeGraphBuffers(REQUESTS_MAX, PAGES_MAX, translation)
+    buffers = HybridGraphBuffers(DECODE, translation)
     values = torch.full((REQUESTS_MAX,), 99, dtype=torch.int64, device=device)
     buffers.clear()
-    batch, metadata = buffers.rows(REQUESTS_MAX)
+    batch, metadata = buffers.views(REQUESTS_MAX)
     locs = write_locs(LayerKind.SWA, batch, metadata, translation)
     replay = captured(lambda: pool.write(locs, values), device)
     assert pool.tokens[PAGE_SIZE:].count_nonzero() == 0, "the capture wrote outside the sink"

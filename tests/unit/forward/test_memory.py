@@ -21,8 +21,9 @@ from tests.sources import python_sources
 from tests.support.forward import CPU, PAGE_SIZE, allocate, batch_of, diverged, mirrored, shared
 from unified_cache import slots as slots_module
 from unified_cache.forward import (
-    DecodeGraphBuffers,
-    HybridDecodeGraphBuffers,
+    GraphBucket,
+    GraphBuffers,
+    HybridGraphBuffers,
     LayerKind,
     SwaTranslation,
     batch,
@@ -35,6 +36,7 @@ from unified_cache.forward import (
 from unified_cache.pool import Slots
 from unified_cache.slots import PairedAllocator
 
+BUCKET = GraphBucket.decode(8, 1)
 MakeTranslation = Callable[[PairedAllocator], SwaTranslation]
 
 MODULES: tuple[ModuleType, ...] = (batch, graph, metadata, translation, slots_module)
@@ -42,7 +44,7 @@ MODULES: tuple[ModuleType, ...] = (batch, graph, metadata, translation, slots_mo
 HOLDS_ONE_FORWARD = {
     "AttentionMetadata": "made for one forward and dropped with it; asks whether it is current before it is used",
     "HybridAttentionMetadata": "the same; this is where a forward's translation lives",
-    "HybridDecodeGraphBuffers": "a graph reads a fixed address; all of it is overwritten before each replay",
+    "HybridGraphBuffers": "a graph reads a fixed address; all of it is overwritten before each replay",
 }
 """Classes that may hold a translation, with the reason."""
 
@@ -68,9 +70,9 @@ def scene(made: SwaTranslation, allocator: PairedAllocator, full: Slots) -> Scen
         write_locs(LayerKind.SWA, rebound, built, made),
         made.translate_pages(forward.page_table[:, 0]),
     )
-    buffers = DecodeGraphBuffers(8, 1, CPU)
+    buffers = GraphBuffers(BUCKET, CPU)
     buffers.refill(forward)
-    residents = (made, allocator, allocator.map, allocator.full, forward, buffers)
+    residents = (made, allocator, allocator.map, allocator.full, forward, buffers, BUCKET)
     return Scene(residents, translated)
 
 
@@ -256,7 +258,7 @@ def test_what_may_hold_a_translation_for_one_forward_is_found_as_well() -> None:
     made = shared(allocator)
     full = spread(allocator)
     after = scene(made, allocator, full)
-    buffers = HybridDecodeGraphBuffers(8, 1, made)
+    buffers = HybridGraphBuffers(BUCKET, made)
     assert not keeps((buffers,), after.translated)
     buffers.refill(batch_of([int(slot) * PAGE_SIZE + 3 for slot in full], [full[i : i + 1] for i in range(len(full))]))
     assert keeps((buffers,), after.translated)
