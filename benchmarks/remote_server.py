@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from unified_cache.service.access.callers import Caller
+from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.service.servicer import CacheService
@@ -80,6 +80,9 @@ class OpenGate:
         return None
 
     def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+        return None
+
+    def audited(self, entry: AuditEntry) -> None:
         return None
 
     def anomaly(self, kind: str, text: str) -> None:

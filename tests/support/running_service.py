@@ -49,8 +49,13 @@ class RunningService:
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of the lines it has logged."""
-        return [str(json.loads(line)["kind"]) for line in self.log.getvalue().splitlines()]
+        """Kinds of the lines it has logged, those of the audit log aside."""
+        return [str(line["kind"]) for line in self.lines if line["level"] != "audit"]
+
+    @property
+    def lines(self) -> list[dict[str, object]]:
+        """Lines that it has logged, and those of the audit log among them."""
+        return [json.loads(line) for line in self.log.getvalue().splitlines()]
 
     def metrics(self) -> dict[str, float]:
         """Read every series over HTTP."""

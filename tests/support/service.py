@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from unified_cache.service.access.callers import Caller
+from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
@@ -103,6 +103,7 @@ class Notes:
     codes: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, tenant, code."""
     anomalies: list[tuple[str, str]] = field(default_factory=list)
+    audits: list[AuditEntry] = field(default_factory=list)
     puts_count: Counter[tuple[str, Answer]] = field(default_factory=Counter)
     """Pages that were put, by tier and answer."""
 
@@ -119,6 +120,9 @@ class Notes:
 
     def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
         self.puts_count[tier, answer] += count
+
+    def audited(self, entry: AuditEntry) -> None:
+        self.audits.append(entry)
 
     def anomaly(self, kind: str, text: str) -> None:
         self.anomalies.append((kind, text))

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.service.access.callers import Caller, Gate
-from unified_cache.service.access.clients import CertifiedClients, ClientTrust, read_trust
+from unified_cache.service.access.clients import CertifiedClients, ClientTrust, audit_trust, read_trust
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.quota import StoredBytes, promised_bytes
@@ -23,16 +23,19 @@ from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.tls import (
     Certificates,
     MetricsReaders,
+    audit_certificates,
+    audit_metrics,
     metrics_context,
     read_certificates,
     server_credentials,
 )
-from unified_cache.service.access.tokens import Tokens, read_tokens
+from unified_cache.service.access.tokens import Tokens, audit_tokens, read_tokens
 from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.operations.audit import open_audit
 from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.drain import Drain
 from unified_cache.service.operations.health import HealthService
-from unified_cache.service.operations.logs import Log
+from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.metrics_listener import MetricsDoor, MetricsListener
 from unified_cache.service.operations.public_calls import PublicCalls
@@ -89,7 +92,7 @@ class Service:
         """
         check_memory(settings.host_bytes)
         with ExitStack() as opened:
-            observed = _observed(settings, log)
+            observed = _observed(settings, log, opened)
             access = _Access.read(settings, observed.metrics)
             listener = _metrics_listener(settings, observed, access)
             if listener is not None:
@@ -161,17 +164,19 @@ class _Access:
         if access.tokens is not None:
             read = partial(read_tokens, access.tokens, access.tokens_max)
             pace = ReloadPace(access.tokens_check_s, access.tokens_stale_s_max)
-            entries = Reloaded([access.tokens], read, pace, time.monotonic, metrics)
+            entries = Reloaded([access.tokens], read, pace, time.monotonic, metrics, audit_tokens)
             metrics.stale.labels("tokens").set_function(entries.stale_s)
             tokens = Tokens(entries, time.time)
         if tls is not None:
             own = partial(read_certificates, tls)
-            certificates = Reloaded([tls.certificate, tls.key], own, _pace_of(tls), time.monotonic, metrics)
+            files = [tls.certificate, tls.key]
+            certificates = Reloaded(files, own, _pace_of(tls), time.monotonic, metrics, audit_certificates)
             metrics.stale.labels("certificates").set_function(certificates.stale_s)
             metrics.certificate_expiry.set_function(partial(_certificate_expiry_s, certificates))
         if tls is not None and tls.client_ca is not None:
             files = [path for path in (tls.client_ca, tls.client_crl) if path is not None]
-            trust = Reloaded(files, partial(read_trust, tls, time.time), _pace_of(tls), time.monotonic, metrics)
+            read_clients = partial(read_trust, tls, time.time)
+            trust = Reloaded(files, read_clients, _pace_of(tls), time.monotonic, metrics, audit_trust)
             metrics.stale.labels("client_ca").set_function(trust.stale_s)
             metrics.crl_expiry.set_function(partial(_crl_expiry_s, trust))
             clients = CertifiedClients(trust, tls.trust_domain, access.certificate_role, time.time, metrics)
@@ -180,7 +185,7 @@ class _Access:
     def authenticator(self, settings: ServiceSettings) -> Authenticator:
         """Return the authentication of callers; on a server that has none everybody is the local tenant."""
         access = settings.access
-        local = Caller(access.local_tenant, access.local_role)
+        local = Caller(access.local_tenant, access.local_role, "none")
         return Authenticator(self.tokens, self.clients, local if self.tokens is None and self.clients is None else None)
 
     def credentials(self) -> grpc.ServerCredentials | None:
@@ -188,10 +193,12 @@ class _Access:
         return None if self.certificates is None else server_credentials(self.certificates, self.trust)
 
 
-def _observed(settings: ServiceSettings, log: Log) -> _Observed:
+def _observed(settings: ServiceSettings, log: Log, opened: ExitStack) -> _Observed:
     registry = CollectorRegistry()
     tenants = BoundedLabels(settings.metrics.tenants_max)
-    metrics = ServiceMetrics(registry, tenants, BoundedLabels(settings.metrics.pools_max), log)
+    pace = LogRateLimit(settings.audit.burst, settings.audit.every_s, time.monotonic)
+    audit = open_audit(settings.audit, log, pace, opened)
+    metrics = ServiceMetrics(registry, tenants, BoundedLabels(settings.metrics.pools_max), log, audit)
     return _Observed(registry, tenants, metrics)
 
 
@@ -205,7 +212,7 @@ def _metrics_listener(settings: ServiceSettings, observed: _Observed, access: _A
         client_ca = own_ca or tls.client_ca
         files = [path for path in (tls.certificate, tls.key, client_ca) if path is not None]
         made = partial(metrics_context, tls, client_ca)
-        context = Reloaded(files, made, _pace_of(tls), time.monotonic, observed.metrics).latest
+        context = Reloaded(files, made, _pace_of(tls), time.monotonic, observed.metrics, audit_metrics).latest
     readers = MetricsReaders(access.clients, has_authority=own_ca is not None)
     door = MetricsDoor(context, readers.admits, settings.metrics.request_s_max, time.monotonic)
     return MetricsListener.open(address, observed.registry, door)

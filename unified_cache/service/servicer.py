@@ -98,7 +98,8 @@ class CacheService:
 
     def _hello(self, call: ServedCall, request: pb.HelloRequest) -> pb.HelloReply:
         if request.HasField("manifest"):
-            self._registry.add(call.tenant, request.manifest, request.vocabulary)
+            registered = self._registry.add(call.caller, request.manifest, request.vocabulary)
+            call.about = _described(registered)
         return pb.HelloReply(
             format_version=FORMAT_VERSION,
             tenant=call.tenant,
@@ -267,13 +268,16 @@ class CacheService:
         if request.identity:
             check_digests((request.identity,), "an identity")
             chosen = [self._registry.find(call.tenant, request.identity)]
+            call.about = _described(chosen[0])
         else:
+            call.about = "every identity"
             call.check_role(Role.ADMIN)
             chosen = self._registry.of(call.tenant)
         removed_count = 0
         for registration in chosen:
             removed_count += self._cleared(call.tenant, registration)
             call.moved()
+        call.about = f"{call.about}: {removed_count} pages"
         return pb.ClearReply(removed_count=removed_count)
 
     def _cleared(self, tenant: str, registration: Registration) -> int:
@@ -310,3 +314,8 @@ def _put_reply(kept: Sequence[KeptTier]) -> pb.PutReply:
     answers = [Answer.UNAVAILABLE if where is KeptTier.UNAVAILABLE else Answer.STORED for where in kept]
     declined = {KeptTier.UNAVAILABLE: KeptTier.DECLINED}
     return pb.PutReply(stored=bytes(declined.get(where, where) for where in kept), reasons=reasons_of(answers))
+
+
+def _described(registration: Registration) -> str:
+    """Name an identity for the audit log."""
+    return f"identity {registration.manifest.identity.hex()} of {registration.manifest.model}"

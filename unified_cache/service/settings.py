@@ -29,6 +29,7 @@ from unified_cache.wire.calls import PART_BYTES
 __all__ = [
     "ENVIRONMENT_PREFIX",
     "AccessSettings",
+    "AuditSettings",
     "DrainSettings",
     "LimitSettings",
     "ListenAddress",
@@ -329,6 +330,16 @@ class LogSettings(_Section):
     """Beyond a burst, one line of a kind in so long; it says how many were left out."""
 
 
+class AuditSettings(LogSettings):
+    """Lines of JSON that say who asked for what, and the outcome."""
+
+    file: Path | None = None
+    """File of its own, opened anew when it is moved away; without one the lines are among those of the log."""
+    burst: Count = 100
+    """Hellos and refusals of one tenant that are written at once; what clears or ends is always written."""
+    every_s: Seconds = 1.0
+
+
 class TracingExporter(Enum):
     """Destination of spans."""
 
@@ -387,6 +398,7 @@ class ServiceSettings(BaseSettings):
     """How the store behind the service is guarded."""
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
+    audit: AuditSettings = AuditSettings()
     tracing: TracingSettings = TracingSettings()
     drain: DrainSettings = DrainSettings()
 

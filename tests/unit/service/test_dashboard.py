@@ -13,6 +13,7 @@ from unified_cache.errors import StorageError
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
 from unified_cache.service.settings import load_settings
@@ -41,7 +42,9 @@ def known() -> Known:
     """Let everything that counts count something, as a server does."""
     settings = load_settings(None, {"storage": "memory:"})
     registry, names = CollectorRegistry(), BoundedLabels(10)
-    metrics = ServiceMetrics(registry, names, names, Log(StringIO(), LogRateLimit(1, 1.0, ManualClock()), lambda: 0.0))
+    pace = LogRateLimit(1, 1.0, ManualClock())
+    log = Log(StringIO(), pace, lambda: 0.0)
+    metrics = ServiceMetrics(registry, names, names, log, AuditLog(log.lines, pace))
     scheduler, stored = FairScheduler(settings.quota, settings.limits.calls_max), StoredBytes(settings.quota)
     registry.register(UsageCollector(scheduler, stored, names))
     store = GuardedStore.open(settings, registry)

@@ -19,6 +19,7 @@ from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
+from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import (
     OTHER,
@@ -52,8 +53,10 @@ def listener(registry: CollectorRegistry) -> Iterator[MetricsListener]:
 
 
 def metrics_in(registry: CollectorRegistry, tenants_max: int = 10, pools_max: int = 10) -> ServiceMetrics:
-    log = Log(StringIO(), LogRateLimit(10, 1.0, ManualClock()), lambda: 0.0)
-    return ServiceMetrics(registry, BoundedLabels(tenants_max), BoundedLabels(pools_max), log)
+    pace = LogRateLimit(10, 1.0, ManualClock())
+    log = Log(StringIO(), pace, lambda: 0.0)
+    audit = AuditLog(log.lines, pace)
+    return ServiceMetrics(registry, BoundedLabels(tenants_max), BoundedLabels(pools_max), log, audit)
 
 
 def asked(listener: MetricsListener, request: bytes) -> bytes:

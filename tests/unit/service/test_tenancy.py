@@ -23,6 +23,7 @@ from unified_cache.components import Full, SlidingWindow
 from unified_cache.offline.stores import identities_of
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.settings import LimitSettings
@@ -30,6 +31,12 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import REASON, REASON_HELLO, Call
+
+READER, WRITER, OTHER_WRITER = (
+    Caller("acme", Role.READER),
+    Caller("acme", Role.WRITER),
+    Caller("other", Role.WRITER),
+)
 
 
 @pytest.fixture
@@ -90,7 +97,10 @@ def test_two_tenants_store_the_same_page_each_for_itself(running: LoopbackServer
 def test_a_tenant_whose_name_and_model_read_like_anothers_shares_nothing() -> None:
     named = [("a", "model"), ("b", "model"), ("a", "@b/model"), ("b", "@a/model"), ("a", "a/model")]
     registry = Registry(LimitSettings())
-    digests = {registry.add(tenant, manifest_of(Identity(model), LAYOUT), 0).stored.identity for tenant, model in named}
+    digests = {
+        registry.add(Caller(tenant, Role.WRITER), manifest_of(Identity(model), LAYOUT), 0).stored.identity
+        for tenant, model in named
+    }
     assert len(digests) == len(named)
 
 
@@ -169,7 +179,7 @@ def test_a_reader_who_registers_an_identity_first_restricts_nobody(running: Loop
     reader, owner = Wire(running, "acme:reader"), Wire(running, "acme:writer")
     reader.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=1))
     owner.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=32_000))
-    reader.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=1))
+    reader.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[31_999] * 16)))
     with refused(grpc.StatusCode.INVALID_ARGUMENT, "less than 32000"):
         owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[32_000] * 16)))
@@ -177,18 +187,56 @@ def test_a_reader_who_registers_an_identity_first_restricts_nobody(running: Loop
     owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[32_000] * 16)))
 
 
+def test_readers_that_name_more_than_may_be_known_displace_nothing_that_a_writer_registered() -> None:
+    registry = Registry(limits_with(identities_max=3))
+    owned = [manifest_of(Identity("model", f"r{number}"), LAYOUT) for number in range(3)]
+    for manifest in owned:
+        registry.add(WRITER, manifest, 100)
+    asked = [manifest_of(Identity("asked", f"r{number}"), LAYOUT) for number in range(10)]
+    for manifest in (*asked, owned[0]):
+        registry.add(READER, manifest, 0)
+    for manifest in (*owned, *asked[-3:]):
+        assert registry.find("acme", manifest.identity).vocabulary == (100 if manifest in owned else 0)
+    for manifest in asked[:-3]:
+        with pytest.raises(Refused, match="say Hello"):
+            registry.find("acme", manifest.identity)
+
+
+def test_an_identity_that_a_reader_named_first_is_the_writers_with_what_that_says() -> None:
+    registry = Registry(limits_with(identities_max=1))
+    registry.add(READER, MANIFEST, 0)
+    registry.add(WRITER, MANIFEST, 100)
+    registry.add(READER, manifest_of(Identity("asked"), LAYOUT), 0)
+    assert registry.find("acme", IDENTITY).vocabulary == 100
+    assert len(registry.of("acme")) == 2
+    registry.forget("acme", IDENTITY)
+    with pytest.raises(Refused, match="say Hello"):
+        registry.find("acme", IDENTITY)
+
+
+def test_a_reader_alone_reads_after_a_restart_what_its_tenant_stored(tmp_path: Path) -> None:
+    before = LoopbackServer.start(FileStorage.open(tmp_path / "store"))
+    put(tenant(before, "acme"), 0)
+    before.stop()
+    after = LoopbackServer.start(FileStorage.open(tmp_path / "store"))
+    reader = tenant(after, "acme", "reader")
+    (answer,) = map(pb.GetPart.FromString, reader.get(pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)])))
+    assert answer.content == page(0)
+    after.stop()
+
+
 def test_a_full_registry_forgets_the_identity_that_nobody_used_for_longest() -> None:
     registry = Registry(limits_with(identities_max=3))
     manifests = [manifest_of(Identity("model", f"r{number}"), LAYOUT) for number in range(5)]
     for manifest in manifests[:3]:
-        registry.add("acme", manifest, 0)
+        registry.add(WRITER, manifest, 0)
     registry.find("acme", manifests[0].identity)
-    registry.add("acme", manifests[1], 0)
-    registry.add("other", manifests[4], 0)
-    registry.add("acme", manifests[3], 0)
+    registry.add(WRITER, manifests[1], 0)
+    registry.add(OTHER_WRITER, manifests[4], 0)
+    registry.add(WRITER, manifests[3], 0)
     known = {registration.manifest.identity for registration in registry.of("acme")}
     assert known == {manifests[number].identity for number in (0, 1, 3)}
     with pytest.raises(Refused, match="say Hello") as forgotten:
         registry.find("acme", manifests[2].identity)
     assert forgotten.value.trailing == ((REASON, REASON_HELLO),)
-    assert registry.add("acme", manifests[2], 0).manifest == manifests[2]
+    assert registry.add(WRITER, manifests[2], 0).manifest == manifests[2]

@@ -4,7 +4,7 @@ The tenant comes from the transport, a client certificate or a token, and never 
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
@@ -12,7 +12,7 @@ import grpc
 from unified_cache.service.settings import Role
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = ["ByteQuota", "CallPlace", "Caller", "Gate", "Observer", "Role"]
+__all__ = ["AuditEntry", "ByteQuota", "CallPlace", "Caller", "Gate", "Observer", "Role"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,24 @@ class Caller:
 
     tenant: str
     role: Role
+    credential: str = field(default="", compare=False)
+    """Public name of what vouches for them, for the audit log: a token's ID, a certificate's serial number."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """A line of the audit log: a call or a change of who may call, who asked for it, and the outcome."""
+
+    kind: str
+    """Method of a call, or one of few words for a change."""
+    caller: Caller | None
+    """None where nobody is known to have asked."""
+    peer: str
+    """Address that asked; empty for a change that was found in a file."""
+    outcome: str
+    """Name of a status."""
+    about: str
+    """Object of the call or the change, in words for the operator."""
 
 
 class CallPlace(Protocol):
@@ -97,6 +115,10 @@ class Observer(Protocol):
 
     def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
         """Count pages of one pool that a tier was to store."""
+        ...
+
+    def audited(self, entry: AuditEntry) -> None:
+        """Write down what those who are responsible for the server must be able to look up later."""
         ...
 
     def anomaly(self, kind: str, text: str) -> None:

@@ -21,13 +21,13 @@ from cryptography import x509
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import Caller, Observer
+from unified_cache.service.access.callers import AuditEntry, Caller, Observer
 from unified_cache.service.access.pem import certificates_in, read_pem
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tokens import TENANT_NAME
 from unified_cache.service.settings import Role, TlsSettings
 
-__all__ = ["CertifiedClients", "ClientTrust", "read_trust"]
+__all__ = ["CertifiedClients", "ClientTrust", "audit_trust", "read_trust"]
 
 _SERVICE_PATH = "unified-cache"
 _PEM_CERTIFICATE = "x509_pem_cert"
@@ -97,12 +97,12 @@ class CertifiedClients:
             return None
         if self._trust_domain is None:
             tenant, slash, role = _only(names.common_names).partition("/")
-            return _caller(tenant, role if slash else self._role.value)
+            return _caller(tenant, role if slash else self._role.value, names)
         scheme, _, rest = _only(names.uris).partition("://")
         parts = rest.split("/")
         if scheme != "spiffe" or len(parts) != 4 or parts[:2] != [self._trust_domain, _SERVICE_PATH]:
             return None
-        return _caller(parts[2], parts[3])
+        return _caller(parts[2], parts[3], names)
 
     def _names_trusted(self, certificate: bytes) -> _Named | None:
         trust = self._trust.current()
@@ -145,6 +145,16 @@ def read_trust(tls: TlsSettings, wall_clock: Callable[[], float]) -> ClientTrust
     if expires_s < wall_clock():
         raise ConfigError(f"{tls.client_crl} must hold lists that are not over yet; publish a new one")
     return ClientTrust(authorities, frozenset(revoked), expires_s)
+
+
+def audit_trust(observer: Observer, before: ClientTrust, after: ClientTrust) -> None:
+    """Tell the audit log which certificates were revoked, or are no longer, and that authorities changed."""
+    changes = [("certificate_revoked", f"{serial:x}") for _, serial in sorted(after.revoked - before.revoked)]
+    changes += [("certificate_restored", f"{serial:x}") for _, serial in sorted(before.revoked - after.revoked)]
+    if before.authorities != after.authorities:
+        changes.append(("client_ca_changed", "authorities of client certificates"))
+    for kind, about in changes:
+        observer.audited(AuditEntry(kind, None, "", "OK", about))
 
 
 def _checked_list(block: bytes, place: str, issuers: list[x509.Certificate]) -> x509.CertificateRevocationList:
@@ -196,6 +206,8 @@ def _only(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def _caller(tenant: str, role: str) -> Caller | None:
+def _caller(tenant: str, role: str, names: _Named) -> Caller | None:
     roles = {each.value: each for each in Role}
-    return Caller(tenant, roles[role]) if TENANT_NAME.fullmatch(tenant) and role in roles else None
+    if not TENANT_NAME.fullmatch(tenant) or role not in roles:
+        return None
+    return Caller(tenant, roles[role], f"certificate {names.serial[1]:x}")

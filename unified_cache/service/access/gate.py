@@ -101,7 +101,7 @@ class ServiceGate:
         """
         if not caller.role.includes(needs):
             self._observer.anomaly("permission_denied", f"{method} by a {caller.role.value} of {caller.tenant}")
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} needs the role {needs.value}")
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} needs the role {needs.value}", (), caller)
 
     def patience_s(self, context: grpc.ServicerContext) -> float:
         """Return how long a call may wait for its turn."""
@@ -117,7 +117,7 @@ class ServiceGate:
         self._observer.anomaly("over_quota", f"{method} by {caller.tenant}: {reason}")
         retry_ms = str(round(self._quota.retry_s * 1000))
         hints = [(key, retry_ms) for key in RETRY_KEYS]
-        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {retry_ms} ms", hints)
+        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {retry_ms} ms", hints, caller)
 
 
 class AdmittedCall:

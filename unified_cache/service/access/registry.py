@@ -15,6 +15,7 @@ from unified_cache.errors import InputError, StorageError
 from unified_cache.pool import ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES, Label
+from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.manifest import described_by, manifest_of
@@ -59,68 +60,65 @@ class Registration:
 
 
 class Registry:
-    """Identities that clients registered by Hello, a bounded number for each tenant. Thread-safe.
+    """Identities that clients named by Hello, a bounded number for each tenant. Thread-safe.
 
-    Registrations are soft state. A restart loses them, and beyond the bound the one that was unused for longest is
-    dropped; a client that still uses it is told to say Hello again. So a reader cannot fill the registry against the
-    owner of a model.
+    Those of a tenant's writers are registered, those of its readers are known beside them: no reader changes, delays or
+    displaces what a writer registered. Both are soft state. A restart loses them, and beyond the bound the one that was
+    unused for longest is dropped; a client that still uses it is told to say Hello again.
     """
 
     def __init__(self, limits: LimitSettings) -> None:
+        self._registered = _RecentIdentities(limits.identities_max)
+        self._known_to_readers = _RecentIdentities(limits.identities_max)
         self._limits = limits
-        self._known: dict[str, OrderedDict[bytes, Registration]] = {}
-        """By tenant, the identity that was unused for longest first."""
         self._guard = Lock()
 
-    def add(self, tenant: str, manifest: Manifest, vocabulary: int) -> Registration:
-        """Check a manifest and register it; idempotent.
+    def add(self, caller: Caller, manifest: Manifest, vocabulary: int) -> Registration:
+        """Check a manifest and register it, or know it for readers; idempotent.
 
-        Of two clients that say different vocabularies the larger holds, and none is larger than any: no client can
+        Of two writers that say different vocabularies the larger holds, and none is larger than any: no client can
         narrow what another may look up.
 
         Raises:
             InputError: the manifest makes no sense, or its digest is not that of its content.
             Refused: its pages have another format version.
         """
-        registration = self._checked(tenant, manifest, vocabulary)
+        tenant = caller.tenant
+        said = self._checked(tenant, manifest, vocabulary)
         with self._guard:
-            known = self._known.setdefault(tenant, OrderedDict())
-            earlier = known.get(manifest.identity)
-            if earlier is not None:
-                bounds = (earlier.vocabulary, vocabulary)
-                registration = replace(registration, vocabulary=max(bounds) if all(bounds) else 0)
-            known[manifest.identity] = registration
-            known.move_to_end(manifest.identity)
-            if len(known) > self._limits.identities_max:
-                known.popitem(last=False)
-            return registration
+            registered = self._registered.find(tenant, manifest.identity)
+            if caller.role.includes(Role.WRITER):
+                self._known_to_readers.forget(tenant, manifest.identity)
+                return self._registered.keep(tenant, _merged(registered, said))
+            if registered is not None:
+                return registered
+            known = self._known_to_readers.find(tenant, manifest.identity)
+            return self._known_to_readers.keep(tenant, _merged(known, said))
 
     def find(self, tenant: str, identity: bytes) -> Registration:
-        """Return what a tenant registered under a digest; it is then the most recently used.
+        """Return what a tenant's clients named by a digest; it is then the most recently used.
 
         Raises:
             Refused: the tenant must say Hello for it, for the first time or again.
         """
         with self._guard:
-            known = self._known.get(tenant, OrderedDict[bytes, Registration]())
-            registration = known.get(identity)
-            if registration is not None:
-                known.move_to_end(identity)
-        if registration is None:
+            found = self._registered.find(tenant, identity) or self._known_to_readers.find(tenant, identity)
+        if found is None:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION, "say Hello for this identity first", [(REASON, REASON_HELLO)]
             )
-        return registration
+        return found
 
     def of(self, tenant: str) -> list[Registration]:
-        """Return the registrations of a tenant."""
+        """Return all of a tenant, the registered ones first."""
         with self._guard:
-            return list(self._known.get(tenant, {}).values())
+            return [*self._registered.of(tenant), *self._known_to_readers.of(tenant)]
 
     def forget(self, tenant: str, identity: bytes) -> None:
-        """Drop a registration; a client that still uses the identity is told to say Hello again."""
+        """Drop an identity; a client that still uses it is told to say Hello again."""
         with self._guard:
-            self._known.get(tenant, OrderedDict[bytes, Registration]()).pop(identity, None)
+            self._registered.forget(tenant, identity)
+            self._known_to_readers.forget(tenant, identity)
 
     def _checked(self, tenant: str, manifest: Manifest, vocabulary: int) -> Registration:
         if manifest.format_version != FORMAT_VERSION:
@@ -147,3 +145,45 @@ class Registry:
         # No tenant's name has a slash, so where the model begins is certain.
         scoped = replace(described.identity, model=f"@{tenant}/{described.identity.model}")
         return Registration(plain, layout, object_bytes, manifest_of(scoped, layout), vocabulary)
+
+
+class _RecentIdentities:
+    """The identities of each tenant that were used last, a bounded number. Not thread-safe."""
+
+    def __init__(self, identities_max: int) -> None:
+        self._identities_max = identities_max
+        self._kept: dict[str, OrderedDict[bytes, Registration]] = {}
+        """By tenant, the identity that was unused for longest first."""
+
+    def keep(self, tenant: str, registration: Registration) -> Registration:
+        """Keep an identity as the most recently used, and drop the one unused for longest where they are too many."""
+        kept = self._kept.setdefault(tenant, OrderedDict())
+        kept[registration.manifest.identity] = registration
+        kept.move_to_end(registration.manifest.identity)
+        if len(kept) > self._identities_max:
+            kept.popitem(last=False)
+        return registration
+
+    def find(self, tenant: str, identity: bytes) -> Registration | None:
+        """Return an identity, which is then the most recently used; None if it is not kept."""
+        kept = self._kept.get(tenant)
+        if kept is None or identity not in kept:
+            return None
+        kept.move_to_end(identity)
+        return kept[identity]
+
+    def of(self, tenant: str) -> list[Registration]:
+        """Return all of a tenant."""
+        return list(self._kept.get(tenant, {}).values())
+
+    def forget(self, tenant: str, identity: bytes) -> None:
+        """Drop an identity, if it is kept."""
+        self._kept.get(tenant, OrderedDict[bytes, Registration]()).pop(identity, None)
+
+
+def _merged(earlier: Registration | None, said: Registration) -> Registration:
+    """Return what was said last, with the larger vocabulary of both; 0 is larger than any."""
+    if earlier is None:
+        return said
+    bounds = (earlier.vocabulary, said.vocabulary)
+    return replace(said, vocabulary=max(bounds) if all(bounds) else 0)

@@ -41,8 +41,9 @@ class Reloaded(Generic[Value]):
         pace: ReloadPace,
         clock: Callable[[], float],
         observer: Observer,
+        audit: Callable[[Observer, Value, Value], None],
     ) -> None:
-        """Read the value.
+        """Read the value; ``audit`` is told of every later one, after the one before it.
 
         Raises:
             ConfigError: it cannot be read, or makes no sense.
@@ -52,6 +53,7 @@ class Reloaded(Generic[Value]):
         self._pace = pace
         self._clock = clock
         self._observer = observer
+        self._audit = audit
         self._stamp = self._stamp_now()
         self._value = read()
         self._looked_s = self._good_s = clock()
@@ -83,8 +85,10 @@ class Reloaded(Generic[Value]):
         try:
             stamp = self._stamp_now()
             if self._is_failing or stamp != self._stamp:
-                self._value = self._read()
+                before, self._value = self._value, self._read()
                 self._stamp = stamp
+                if before != self._value:
+                    self._audit(self._observer, before, self._value)
             self._good_s, self._is_failing = now_s, False
         except ConfigError as error:
             self._is_failing = True

@@ -4,6 +4,7 @@ import socket
 import ssl
 import stat
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -11,13 +12,21 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import Role
+from unified_cache.service.access.callers import AuditEntry, Observer, Role
 from unified_cache.service.access.clients import CertifiedClients, ClientTrust
 from unified_cache.service.access.pem import certificates_in, read_pem
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.settings import TlsSettings
 
-__all__ = ["Certificates", "MetricsReaders", "metrics_context", "read_certificates", "server_credentials"]
+__all__ = [
+    "Certificates",
+    "MetricsReaders",
+    "audit_certificates",
+    "audit_metrics",
+    "metrics_context",
+    "read_certificates",
+    "server_credentials",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,17 @@ def read_certificates(tls: TlsSettings) -> Certificates:
     if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
         raise ConfigError(f"{tls.key} must be the key of {tls.certificate}, found another's")
     return Certificates(chain, key, certificate.not_valid_after_utc.timestamp())
+
+
+def audit_certificates(observer: Observer, before: Certificates, after: Certificates) -> None:
+    """Tell the audit log that the server shows another certificate."""
+    expires = datetime.fromtimestamp(after.expires_s, UTC).isoformat(timespec="seconds")
+    observer.audited(AuditEntry("certificate_changed", None, "", "OK", f"the server's, good until {expires}"))
+
+
+def audit_metrics(observer: Observer, before: ssl.SSLContext, after: ssl.SSLContext) -> None:
+    """Tell the audit log that the metrics show another certificate, or trust other authorities."""
+    observer.audited(AuditEntry("metrics_tls_changed", None, "", "OK", "certificate or authorities of the metrics"))
 
 
 def server_credentials(

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -24,11 +24,20 @@ from pathlib import Path
 
 from unified_cache.errors import ConfigError
 from unified_cache.files import replace_whole
-from unified_cache.service.access.callers import Caller
+from unified_cache.service.access.callers import AuditEntry, Caller, Observer
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.settings import Role
 
-__all__ = ["TENANT_NAME", "TokenEntry", "Tokens", "add_token", "new_token", "read_tokens", "remove_token"]
+__all__ = [
+    "TENANT_NAME",
+    "TokenEntry",
+    "Tokens",
+    "add_token",
+    "audit_tokens",
+    "new_token",
+    "read_tokens",
+    "remove_token",
+]
 
 TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 """Names that a tenant may have, from a token or a certificate."""
@@ -122,6 +131,19 @@ def read_tokens(path: Path, entries_max: int) -> dict[str, TokenEntry]:
     return entries
 
 
+def audit_tokens(observer: Observer, before: Mapping[str, TokenEntry], after: Mapping[str, TokenEntry]) -> None:
+    """Tell the audit log which tokens came and went from one reading of a file to the next."""
+    changes = (
+        ("token_revoked", [entry for token_id, entry in before.items() if token_id not in after]),
+        ("token_added", [entry for token_id, entry in after.items() if token_id not in before]),
+        ("token_changed", [after[each] for each in before.keys() & after.keys() if before[each] != after[each]]),
+    )
+    for kind, entries in changes:
+        for entry in entries:
+            about = f"{entry.token_id} of {entry.caller.tenant}, {entry.caller.role.value}"
+            observer.audited(AuditEntry(kind, None, "", "OK", about))
+
+
 def add_token(path: Path, entry: TokenEntry) -> None:
     """Add a token to a file, made with mode 0600 if absent.
 
@@ -186,4 +208,4 @@ def _entry(line: str, place: str) -> TokenEntry:
         last_day = None if expires == _NEVER else date.fromisoformat(expires)
     except ValueError as error:
         raise ConfigError(f"{place} must end with a date as in 2026-11-21 or never, found {expires!r}") from error
-    return TokenEntry(token_id, bytes.fromhex(digest), Caller(tenant, roles[role]), last_day)
+    return TokenEntry(token_id, bytes.fromhex(digest), Caller(tenant, roles[role], f"token {token_id}"), last_day)

@@ -1,7 +1,7 @@
 """Operation of a server: metrics, logs, traces, reflection, drain.
 
 metrics     counters for Prometheus; ``metrics_listener`` serves them
-logs        one line of JSON for each event
+logs        one line of JSON for each event; ``audit``: who asked for what, and the outcome
 tracing     OpenTelemetry spans around calls
 reflection  gRPC reflection, bounded
 drain       the orderly end of a server

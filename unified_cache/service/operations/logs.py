@@ -3,15 +3,15 @@
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Lock
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from unified_cache.service.settings import LogSettings
 
-__all__ = ["Log", "LogRateLimit", "log_to"]
+__all__ = ["JsonLines", "LineStream", "Log", "LogRateLimit", "log_to"]
 
 KINDS_MAX = 256
 """Kinds paced by themselves; any further ones are paced together."""
@@ -53,18 +53,53 @@ class LogRateLimit:
             return left_out_count
 
 
-class Log:
-    """Write lines of JSON to a stream: ``time``, ``level``, ``kind``, ``text``, and ``left_out`` where lines were.
+class LineStream(Protocol):
+    """Destination of lines."""
 
-    Thread-safe, and never raises: a stream that is gone is no reason to stop serving. ``wall_clock`` gives seconds
-    since the epoch.
+    def write(self, text: str, /) -> int:
+        """Take a text."""
+        ...
+
+    def flush(self) -> None:
+        """Pass on what was taken."""
+        ...
+
+
+class JsonLines:
+    """Lines of JSON on a stream, each with its ``time`` and ``level``. Thread-safe, and never raises.
+
+    A stream that is gone is no reason to stop serving. ``wall_clock`` gives seconds since the epoch.
     """
 
-    def __init__(self, stream: TextIO, pace: LogRateLimit, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, stream: LineStream, wall_clock: Callable[[], float]) -> None:
         self._stream = stream
-        self._pace = pace
         self._wall_clock = wall_clock
         self._guard = Lock()
+
+    def to(self, stream: LineStream) -> "JsonLines":
+        """Return lines of the same clock on another stream."""
+        return JsonLines(stream, self._wall_clock)
+
+    def write(self, level: str, fields: Mapping[str, object]) -> bool:
+        """Write one line; False where it could not be."""
+        now = datetime.fromtimestamp(self._wall_clock(), UTC)
+        line = {"time": now.isoformat(timespec="milliseconds"), "level": level, **fields}
+        try:
+            with self._guard:
+                self._stream.write(json.dumps(line) + "\n")
+                self._stream.flush()
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+class Log:
+    """The log of a server: ``time``, ``level``, ``kind``, ``text``, and ``left_out`` where lines were. Thread-safe."""
+
+    def __init__(self, stream: LineStream, pace: LogRateLimit, wall_clock: Callable[[], float]) -> None:
+        self.lines = JsonLines(stream, wall_clock)
+        """Lines as the log writes them, for others to write among its own."""
+        self._pace = pace
 
     def event(self, kind: str, text: str) -> None:
         """Write what is meant to happen: started, draining, stopped."""
@@ -77,21 +112,10 @@ class Log:
             self._write("warning", kind, text, left_out_count)
 
     def _write(self, level: str, kind: str, text: str, left_out_count: int) -> None:
-        now = datetime.fromtimestamp(self._wall_clock(), UTC)
-        line: dict[str, object] = {
-            "time": now.isoformat(timespec="milliseconds"),
-            "level": level,
-            "kind": kind,
-            "text": text[:LINE_CHARACTERS_MAX],
-        }
+        fields: dict[str, object] = {"kind": kind, "text": text[:LINE_CHARACTERS_MAX]}
         if left_out_count:
-            line["left_out"] = left_out_count
-        try:
-            with self._guard:
-                self._stream.write(json.dumps(line) + "\n")
-                self._stream.flush()
-        except (OSError, ValueError):
-            return
+            fields["left_out"] = left_out_count
+        self.lines.write(level, fields)
 
 
 class _Forwarding(logging.Handler):

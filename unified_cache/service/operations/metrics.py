@@ -8,8 +8,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Plat
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from unified_cache.seal import Flaw
+from unified_cache.service.access.callers import AuditEntry
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
+from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log
 from unified_cache.service.store.tiered import TieredStore
 from unified_cache.storage_backends.protocol import Answer
@@ -54,10 +56,13 @@ class BoundedLabels:
 class ServiceMetrics:
     """Counters of calls, pages and anomalies in ``registry``, which must not have them yet; an ``Observer``."""
 
-    def __init__(self, registry: CollectorRegistry, tenants: BoundedLabels, pools: BoundedLabels, log: Log) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, tenants: BoundedLabels, pools: BoundedLabels, log: Log, audit: AuditLog
+    ) -> None:
         self._tenants = tenants
         self._pools = pools
         self._log = log
+        self._audit = audit
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"{_PREFIX}_{name}", text, labels, registry=registry)
@@ -102,6 +107,11 @@ class ServiceMetrics:
     def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
         """Count pages of one pool that a tier was to store, by its answer."""
         self.put_pages.labels(self._pool(pool, answer), tier, answer.value).inc(count)
+
+    def audited(self, entry: AuditEntry) -> None:
+        """Write an entry of the audit log; that one cannot be written is an anomaly."""
+        if not self._audit.write(entry):
+            self.anomaly("audit_failed", f"a line about {entry.kind} could not be written")
 
     def anomaly(self, kind: str, text: str) -> None:
         """Count and log what should not happen."""

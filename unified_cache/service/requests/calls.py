@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from unified_cache.errors import ClosedError, InputError, StorageError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.access.callers import CallPlace, Gate, Observer
+from unified_cache.service.access.callers import AuditEntry, Caller, CallPlace, Gate, Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 from unified_cache.service.requests.checks import check_asserted, parsed
@@ -24,7 +24,11 @@ __all__ = ["CallBoundary", "ServedCall"]
 FAULT_ID_BYTES = 6
 """Length of the random number that names a fault both in the log and in the answer."""
 
+AUDITED = frozenset({Call.HELLO, Call.CLEAR, Call.DRAIN})
+"""Methods whose every call is in the audit log; of others, those that are not admitted or not permitted."""
+
 OK = grpc.StatusCode.OK.name
+DENIED = grpc.StatusCode.PERMISSION_DENIED.name
 CANCELLED = grpc.StatusCode.CANCELLED.name
 
 Request = TypeVar("Request", bound=Message)
@@ -36,7 +40,10 @@ class ServedCall:
     def __init__(self, place: CallPlace, timed: TimedCall) -> None:
         self._place = place
         self._timed = timed
+        self.caller = place.caller
         self.tenant = place.caller.tenant
+        self.about = ""
+        """Object of the call, for the audit log."""
         self.bytes_in = 0
         self.bytes_out = 0
 
@@ -147,6 +154,7 @@ class CallBoundary:
         """Admit a call whose headers have come; what the with block raises becomes its status."""
         started_s = self._clock()
         call: ServedCall | None = None
+        caller: Caller | None = None
         code = CANCELLED
         try:
             with (
@@ -154,6 +162,7 @@ class CallBoundary:
                 self._timeouts.over(context) as timed,
             ):
                 call = ServedCall(place, timed)
+                caller = call.caller
                 try:
                     yield call
                 finally:
@@ -166,12 +175,16 @@ class CallBoundary:
         except Exception as error:
             refused = self._refusal(method, error)
             code = refused.code.name
+            caller = caller or refused.caller
             context.set_trailing_metadata(refused.trailing)
             context.abort(refused.code, refused.message)
             raise
         finally:
             tenant, bytes_in, bytes_out = ("", 0, 0) if call is None else (call.tenant, call.bytes_in, call.bytes_out)
             self._observer.call_ended(method.value, tenant, code, self._clock() - started_s, bytes_in, bytes_out)
+            if call is None or method in AUDITED or code == DENIED:
+                about = "" if call is None else call.about
+                self._observer.audited(AuditEntry(method.value, caller, context.peer(), code, about))
 
     def _refusal(self, method: Call, error: Exception) -> Refused:
         if isinstance(error, Refused):

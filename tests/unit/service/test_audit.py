@@ -1,0 +1,205 @@
+"""The audit log: who asked for what, when, and the outcome."""
+
+import json
+import stat
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.certificates import Authority, serial_of
+from tests.support.clock import ManualClock
+from tests.support.running_service import RunningService, called, credentials, refusal, running
+from tests.support.service import LoopbackServer, Wire, refused
+from tests.unit.service.test_access import given
+from tests.unit.service.test_requests import IDENTITY, MANIFEST
+from tests.unit.service.test_revocation import id_of
+from tests.unit.service.test_tenancy import put, tenant
+from unified_cache.errors import ConfigError
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.service.access.callers import AuditEntry, Caller
+from unified_cache.service.access.tokens import remove_token
+from unified_cache.service.operations.audit import AuditFile, AuditLog
+from unified_cache.service.operations.logs import JsonLines, LogRateLimit
+from unified_cache.service.settings import Role
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.wire.calls import Call
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tokens"
+
+
+def audited(server: RunningService) -> list[dict[str, object]]:
+    """Return the audit log as far as it was written, without times."""
+    lines = [line for line in server.lines if line["level"] == "audit"]
+    for line in lines:
+        assert line.pop("time")
+        assert line.pop("level")
+        if "peer" in line:
+            assert str(line.pop("peer")).startswith("ipv4:127.0.0.1:")
+    return lines
+
+
+def entry(kind: str, tenant: str = "acme", outcome: str = "OK") -> AuditEntry:
+    return AuditEntry(kind, Caller(tenant, Role.ADMIN, "none"), "ipv4:127.0.0.1:1", outcome, "")
+
+
+def test_hello_clear_and_drain_say_who_asked_by_which_credential_and_for_what(path: Path) -> None:
+    token = given(path, "acme", Role.ADMIN)
+    who = {"tenant": "acme", "role": "admin", "credential": f"token {id_of(token)}"}
+    model = f"identity {IDENTITY.hex()} of model"
+    with running(access={"tokens": str(path)}) as server, grpc.insecure_channel(server.address) as channel:
+        called(channel, Call.HELLO, pb.HelloRequest(manifest=MANIFEST), token)
+        called(channel, Call.STATS, token=token)
+        called(channel, Call.CLEAR, pb.ClearRequest(identity=IDENTITY), token)
+        called(channel, Call.CLEAR, token=token)
+        called(channel, Call.DRAIN, token=token)
+        assert audited(server) == [
+            {"kind": "Hello", **who, "outcome": "OK", "about": model},
+            {"kind": "Clear", **who, "outcome": "OK", "about": f"{model}: 0 pages"},
+            {"kind": "Clear", **who, "outcome": "OK", "about": "every identity: 0 pages"},
+            {"kind": "Drain", **who, "outcome": "OK", "about": ""},
+        ]
+        assert token not in server.log.getvalue()
+
+
+def test_a_clear_says_how_many_pages_went() -> None:
+    server = LoopbackServer.start(MemoryStorage())
+    put(tenant(server, "acme"), 0, 1, 2)
+    Wire(server, "acme:writer").ask(Call.CLEAR, pb.ClearRequest(identity=IDENTITY))
+    (cleared,) = [entry for entry in server.notes.audits if entry.kind == "Clear"]
+    assert cleared.about.endswith(": 3 pages")
+    assert (cleared.caller, cleared.outcome) == (Caller("acme", Role.WRITER), "OK")
+    server.stop()
+
+
+def test_whoever_is_not_admitted_or_not_permitted_is_in_the_log_whatever_was_called(path: Path) -> None:
+    reader = given(path, "acme", Role.READER)
+    who = {"tenant": "acme", "role": "reader", "credential": f"token {id_of(reader)}"}
+    with running(access={"tokens": str(path)}) as server, grpc.insecure_channel(server.address) as channel:
+        refusal(channel, Call.STATS)
+        refusal(channel, Call.STATS, token="uc1_secret")
+        refusal(channel, Call.DRAIN, token=reader)
+        refusal(channel, Call.STATS, pb.StatsRequest(tenant="other"), reader)
+        assert audited(server) == [
+            {"kind": "Stats", "outcome": "UNAUTHENTICATED", "about": ""},
+            {"kind": "Stats", "outcome": "UNAUTHENTICATED", "about": ""},
+            {"kind": "Drain", **who, "outcome": "PERMISSION_DENIED", "about": ""},
+            {"kind": "Stats", **who, "outcome": "PERMISSION_DENIED", "about": ""},
+        ]
+        assert "secret" not in server.log.getvalue()
+
+
+def test_a_clear_that_fails_says_so() -> None:
+    server = LoopbackServer.start(MemoryStorage())
+    writer = Wire(server, "acme:writer")
+    with refused(grpc.StatusCode.PERMISSION_DENIED):
+        writer.ask(Call.CLEAR, pb.ClearRequest())
+    with refused(grpc.StatusCode.FAILED_PRECONDITION):
+        writer.ask(Call.CLEAR, pb.ClearRequest(identity=IDENTITY))
+    assert [(each.kind, each.outcome) for each in server.notes.audits] == [
+        ("Clear", "PERMISSION_DENIED"),
+        ("Clear", "FAILED_PRECONDITION"),
+    ]
+    server.stop()
+
+
+def test_tokens_that_come_and_go_are_in_the_log_when_the_server_learns_of_it(path: Path) -> None:
+    first = given(path, "acme", Role.ADMIN)
+    access = {"tokens": str(path), "tokens_check_s": 1e-6}
+    with running(access=access) as server, grpc.insecure_channel(server.address) as channel:
+        second = given(path, "other", Role.READER)
+        remove_token(path, id_of(first))
+        called(channel, Call.STATS, token=second)
+        assert audited(server) == [
+            {"kind": "token_revoked", "outcome": "OK", "about": f"{id_of(first)} of acme, admin"},
+            {"kind": "token_added", "outcome": "OK", "about": f"{id_of(second)} of other, reader"},
+        ]
+
+
+def test_revoked_certificates_and_new_ones_of_the_server_are_in_the_log(tmp_path: Path) -> None:
+    authority = Authority()
+    certificate, key = authority.issue("server").write(tmp_path, "server")
+    ca, crl = tmp_path / "ca.pem", tmp_path / "crl.pem"
+    ca.write_bytes(authority.pem)
+    crl.write_bytes(authority.revoked())
+    files = {"certificate": certificate, "key": key, "client_ca": ca, "client_crl": crl}
+    issued, other = authority.issue("acme"), authority.issue("other")
+    with running(tls={**{name: str(file) for name, file in files.items()}, "check_s": 1e-6}) as server:
+        crl.write_bytes(authority.revoked(issued))
+        with grpc.secure_channel(server.address, credentials(authority, other)) as channel:
+            called(channel, Call.HELLO)
+        authority.issue("server").write(tmp_path, "server")
+        with grpc.secure_channel(server.address, credentials(authority, other)) as channel:
+            called(channel, Call.HELLO)
+        lines = audited(server)
+    (revoked,) = [line for line in lines if line["kind"] == "certificate_revoked"]
+    (hello, _) = [line for line in lines if line["kind"] == "Hello"]
+    assert revoked["about"] == f"{serial_of(issued):x}"
+    assert hello["credential"] == f"certificate {serial_of(other):x}"
+    assert "certificate_changed" in {line["kind"] for line in lines}
+
+
+def lines_in(path: Path) -> Sequence[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_file_of_its_own_is_opened_anew_once_it_was_moved_away(tmp_path: Path) -> None:
+    file = tmp_path / "audit.log"
+    with running(audit={"file": str(file)}) as server, grpc.insecure_channel(server.address) as channel:
+        called(channel, Call.HELLO)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        file.replace(tmp_path / "audit.log.1")
+        called(channel, Call.HELLO)
+        called(channel, Call.HELLO)
+        assert audited(server) == []
+    assert len(lines_in(tmp_path / "audit.log.1")) == 1
+    assert len(lines_in(file)) == 2
+    with running(audit={"file": str(file)}) as server, grpc.insecure_channel(server.address) as channel:
+        called(channel, Call.HELLO)
+    assert len(lines_in(file)) == 3
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_an_anomaly_later(tmp_path: Path) -> None:
+    file = tmp_path / "audit.log"
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="must be a file that can be written"), running(audit={"file": str(file)}):
+        pass
+    file.unlink()
+    with running(audit={"file": str(file)}) as server, grpc.insecure_channel(server.address) as channel:
+        file.unlink()
+        file.mkdir()
+        for _ in range(2):
+            assert refusal(channel, Call.HELLO) is None
+        file.rmdir()
+        assert refusal(channel, Call.HELLO) is None
+        assert server.kinds == ["audit_failed"] * 2
+    assert len(lines_in(file)) == 1
+
+
+def test_a_flood_of_hellos_and_refusals_is_counted_and_what_clears_or_ends_is_always_written() -> None:
+    written, clock = StringIO(), ManualClock()
+    log = AuditLog(JsonLines(written, lambda: 0.0), LogRateLimit(3, 1.0, clock))
+    for _ in range(100):
+        for each in (entry("Hello"), entry("Stats", outcome="PERMISSION_DENIED"), entry("Clear"), entry("Drain")):
+            assert log.write(each)
+    log.write(entry("Hello", tenant="other"))
+    clock.sleep(1.0)
+    log.write(entry("Hello"))
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    counts = {kind: sum(line["kind"] == kind for line in lines) for kind in ("Hello", "Stats", "Clear", "Drain")}
+    assert counts == {"Hello": 5, "Stats": 3, "Clear": 100, "Drain": 100}
+    assert lines[-1]["left_out"] == 97
+    assert lines[-2]["tenant"] == "other"
+
+
+def test_a_line_is_on_its_file_whole_whatever_is_in_it(tmp_path: Path) -> None:
+    file = AuditFile(tmp_path / "audit.log")
+    assert JsonLines(file, lambda: 0.0).write("audit", {"kind": "odd\n\u202e\x9b"})
+    (line,) = (tmp_path / "audit.log").read_bytes().splitlines()
+    assert line.isascii()
+    file.close()
