@@ -175,7 +175,7 @@ class StorageBackend(StorageReader, Protocol):
     def clear(self, identity: bytes) -> int:
         """Remove every object of one identity, also those that the store has in memory; return how many there were.
 
-        One that lay in several places may count for each. What had been put before the call is a miss after it; what is
-        being put meanwhile may stay.
+        One that lay in several places may count for each. What had been put before the call is a miss after it, in a
+        durable store after a crash too; what is being put meanwhile may stay.
         """
         ...

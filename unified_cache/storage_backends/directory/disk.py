@@ -89,6 +89,16 @@ class Disk:
         return os.listdir(fd)
 
     @staticmethod
+    def has_data(fd: int, start: int, end: int) -> bool:
+        """Tell whether a range of a file takes room; where nobody knows, it does. It moves the offset of the file."""
+        if "SEEK_DATA" not in vars(os):
+            return start < end
+        try:
+            return os.lseek(fd, start, os.SEEK_DATA) < end
+        except OSError as error:
+            return start < end and error.errno != errno.ENXIO
+
+    @staticmethod
     def punch(fd: int, start: int, count: int) -> None:
         """Give the blocks of a range of a file back to the file system; it reads as zeros from now on.
 

@@ -13,6 +13,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     sync_or_distrust,
 )
 from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.file.layout import FANS
 
 __all__ = ["OpenDirectories"]
 
@@ -84,6 +85,13 @@ class OpenDirectories:
             self._disk.fsync(self._root_fd)
         for directory in touched:
             directory.anchored = True
+
+    def sync_all(self, identity: bytes) -> None:
+        """Make the names in every directory of one identity, and those that are gone from it, survive a crash."""
+        for fan in FANS:
+            directory = self.find(identity, fan)
+            if directory is not None:
+                sync_or_distrust(self._disk, directory.fd)
 
     def close(self) -> None:
         """Close every directory; no call may be in flight."""

@@ -18,10 +18,13 @@ from unified_cache.storage_backends.common.names import check_label, parse_page_
 from unified_cache.storage_backends.directory.descriptors import DIRECTORY_FLAGS, close_quietly
 from unified_cache.storage_backends.directory.disk import Disk
 
-__all__ = ["ListedObject", "objects_in", "place_of"]
+__all__ = ["FANS", "ListedObject", "objects_in", "place_of"]
 
 _FAN_DIGITS = 1
 """Leading digits of a key that name its directory."""
+
+FANS = tuple(f"{number:0{_FAN_DIGITS}x}" for number in range(16**_FAN_DIGITS))
+"""Names of all directories that an identity may have."""
 
 _FAN_NAME = re.compile(rf"[0-9a-f]{{{_FAN_DIGITS}}}")
 

@@ -233,20 +233,23 @@ class FileStorage:
             return removed_count
 
     def clear(self, identity: bytes) -> int:
-        """Remove every object of one identity, a page of the listing at a time, as ``remove``.
+        """Remove every object of one identity, a page of the listing at a time. No crash undoes it.
 
         Raises:
             InputError: the identity is not a digest.
-            StorageError: a directory cannot be listed or an object cannot be removed.
+            StorageError: a directory cannot be listed or synced, or an object cannot be removed.
         """
         with self._calls:
-            removed_count, cursor = 0, ""
-            while True:
+            removed_count, cursor, is_over = 0, "", False
+            while not is_over:
                 found = self.scan(identity, cursor)
                 removed_count += self.remove([each.label for each in found.objects])
-                cursor = found.cursor
-                if not cursor:
-                    return removed_count
+                cursor, is_over = found.cursor, not found.cursor
+            try:
+                self._directories.sync_all(identity)
+            except OSError as error:
+                raise storage_error(error, f"cannot sync {self._root.path}/{identity.hex()}") from error
+            return removed_count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed.

@@ -163,10 +163,13 @@ class Segment:
                 raise
 
     def punch(self, slots: Sequence[int]) -> None:
-        """Give the room of free slots back to the file system. Slots in ascending order."""
+        """Give the room of free slots back to the file system, where they have any. Slots in ascending order."""
         for first, count in _runs(slots):
             start = self._pages_offset + first * self._slot_bytes
-            self._disk.punch(self._fd, start, count * self._slot_bytes)
+            end = start + count * self._slot_bytes
+            # A hole costs the file system as much again where there is one; a slot that shares its blocks has no room.
+            if self._disk.has_data(self._fd, -(-start // BLOCK_BYTES) * BLOCK_BYTES, end // BLOCK_BYTES * BLOCK_BYTES):
+                self._disk.punch(self._fd, start, end - start)
 
     def entries(self) -> list[TableEntry]:
         """Read the table: slots that hold pages, as far as the file reaches."""

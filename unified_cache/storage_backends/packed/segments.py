@@ -1,8 +1,9 @@
 """Segments of a packed store on the disk: found, made, emptied, and given back to the file system."""
 
+import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import NamedTuple
@@ -15,13 +16,15 @@ from unified_cache.storage_backends.directory.descriptors import (
     close_quietly,
     is_distrusted,
 )
-from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, ForeignFiles
+from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles
 from unified_cache.storage_backends.directory.layout import identities_in
 from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.packed.free_slots import FreeSlots
 from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, by_segment, parse_file_name
 
 __all__ = ["IDLE_BYTES_MAX", "SegmentFiles", "StoredPage"]
+
+logger = logging.getLogger(__name__)
 
 IDLE_BYTES_MAX = 64 << 20
 """Room on the disk that free slots keep for the next pages; what is beyond goes back to the file system."""
@@ -51,6 +54,8 @@ class SegmentFiles:
         self._idle_bytes_max = IDLE_BYTES_MAX
         self._opened: WeakSet[Segment] = WeakSet()
         """Those too that were removed, as long as somebody refers to them."""
+        self._set_aside: list[tuple[SegmentKey, int]] = []
+        """Files that could not be read when the store was opened; nobody touches them until it is opened again."""
         self._guard = Lock()
 
     @property
@@ -58,11 +63,16 @@ class SegmentFiles:
         """Links, FIFOs and directories found in the place of a file."""
         return self._foreign.count
 
+    @property
+    def set_aside_count(self) -> int:
+        """Files that could not be read when the store was opened."""
+        return len(self._set_aside)
+
     def find(self) -> list[StoredPage]:
         """Open every file that is there, and list the pages in them. Before any other call.
 
         Raises:
-            OSError: a directory or a file cannot be read.
+            OSError: a directory cannot be read, or something fails that is not one file's fault.
         """
         found: list[StoredPage] = []
         for identity in identities_in(self._disk, self._root.fd):
@@ -141,6 +151,31 @@ class SegmentFiles:
         if fault is not None:
             raise fault
 
+    def remove_all(self, identity: bytes) -> None:
+        """Remove the files of an identity, none of whose pages is known any more, so that no crash brings one back.
+
+        Files with a page that was stored meanwhile are synced. Those that were set aside go too.
+
+        Raises:
+            OSError: one cannot be removed or synced.
+        """
+        with self._guard:
+            free_slots = [free for key, free in self._free.items() if key.identity == identity]
+            removed = [(each.key, each.number) for free in free_slots for each in free.take_empty_segments()]
+            removed += [each for each in self._set_aside if each[0].identity == identity]
+            left = [segment for free in free_slots for segment in free.segments]
+        for key, number in removed:
+            with suppress(FileNotFoundError):
+                self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
+            with self._guard:
+                self._free[key].drop(number)
+        with self._guard:
+            self._set_aside = [each for each in self._set_aside if each not in removed]
+        self.sync(left)
+        if free_slots:
+            with suppress(FileNotFoundError):
+                self._anchor(identity)
+
     def sync(self, segments: Iterable[Segment]) -> None:
         """Let what is in files survive a crash. One that fails gets no page any more, and its pages are not trusted.
 
@@ -212,28 +247,35 @@ class SegmentFiles:
     def _idle_bytes(self) -> int:
         return sum(free.idle_count * key.slot_bytes for key, free in self._free.items())
 
-    def _pages_in(self, directory: Directory, name: str, key: SegmentKey, number: int) -> Iterator[StoredPage]:
+    def _pages_in(self, directory: Directory, name: str, key: SegmentKey, number: int) -> list[StoredPage]:
+        """Take in a file and list its pages; clear away what is none, set aside what cannot be read."""
         free = self._free.setdefault(key, FreeSlots(key))
         free.keep(number)
         try:
             fd = self._disk.open(name, _OPEN_FLAGS, dir_fd=directory.fd)
+            segment = self._adopt(fd, key, number)
+            status = self._disk.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                self._foreign.clear(directory, name, -1)
+                return []
+            entries = segment.entries()
         except OSError as error:
-            if error.errno not in NOT_A_FILE:
+            if error.errno in NOT_A_FILE:
+                self._foreign.clear(directory, name, -1)
+            elif error.errno in UNREADABLE:
+                logger.warning("a file of pages cannot be read and is set aside: %s: %s", _path_of(key, number), error)
+                self._set_aside.append((key, number))
+            else:
                 raise
-            self._foreign.clear(directory, name, -1)
-            return
-        segment = self._adopt(fd, key, number)
-        status = self._disk.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            self._foreign.clear(directory, name, -1)
-            return
-        entries = segment.entries()
+            return []
         free.add(segment, [entry.slot for entry in entries], segment.reach(1))
         if is_distrusted(status):
             segment.is_trusted = False
             free.withdraw(segment)
-        for entry in entries:
-            yield StoredPage(Label(key.identity, entry.key, key.pool), SegmentSlot(segment, entry.slot), entry.stamp)
+        return [
+            StoredPage(Label(key.identity, entry.key, key.pool), SegmentSlot(segment, entry.slot), entry.stamp)
+            for entry in entries
+        ]
 
     def _make_segment(self, free: FreeSlots) -> Segment:
         """Make a file whose name survives a crash."""
@@ -252,7 +294,7 @@ class SegmentFiles:
                 continue
             segment = self._adopt(fd, key, number)
             try:
-                self._anchor(key)
+                self._anchor(key.identity)
             except OSError:
                 with suppress(OSError):
                     self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
@@ -268,8 +310,9 @@ class SegmentFiles:
             self._opened.add(segment)
         return segment
 
-    def _anchor(self, key: SegmentKey) -> None:
-        fd = self._disk.open(key.identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
+    def _anchor(self, identity: bytes) -> None:
+        """Let the names of files, and of their directory, be or be gone after a crash as they are now."""
+        fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
         try:
             self._disk.fsync(fd)
         finally:

@@ -63,6 +63,8 @@ class PackedCounts:
     """Links, FIFOs and directories found in the place of a file."""
     unreadable_count: int
     """Objects that were there and could not be read."""
+    set_aside_count: int
+    """Files that could not be read when the store was opened: their pages are misses until the next time."""
 
 
 class PackedStorage:
@@ -153,6 +155,7 @@ class PackedStorage:
             declined_count=self._index.declined_count,
             foreign_count=self._segments.foreign_count,
             unreadable_count=self._index.unreadable_count,
+            set_aside_count=self._segments.set_aside_count,
         )
 
     def capability(self) -> Capability:
@@ -259,13 +262,19 @@ class PackedStorage:
             return count
 
     def clear(self, identity: bytes) -> int:
-        """Remove every object of one identity, unreadable ones too, as ``remove``; what is being put is declined.
+        """Remove every object of one identity, unreadable ones too; what is being put is declined. No crash undoes it.
 
         Raises:
-            StorageError: a table cannot be written; what is in it is gone until the store is opened again.
+            StorageError: a table cannot be written or a file cannot be removed; what is in it is gone until the store
+                is opened again.
         """
         with self._calls:
-            return self.remove(self._index.drop_identity(identity))
+            count = self.remove(self._index.drop_identity(identity))
+            try:
+                self._segments.remove_all(identity)
+            except OSError as error:
+                raise storage_error(error, f"cannot clear {self._root.path}/{identity.hex()}") from error
+            return count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed.

@@ -21,6 +21,7 @@ from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
+    OTHER_MODEL,
     PAGE_BYTES,
     blank_page,
     bytes_of,
@@ -138,6 +139,22 @@ def test_a_page_that_cannot_be_written_anew_is_not_said_to_be_durable_and_stays(
         assert all(put(storage, PAGES, Level.DURABLE))
         check_hits(storage, PAGES)
     kind.check_room(root, 6 * PAGE_BYTES)
+
+
+def test_no_loss_of_power_brings_back_a_page_that_was_cleared(kind: StoreKind, tmp_path: Path) -> None:
+    top = tmp_path / "before"
+    top.mkdir()
+    with PowerDisk.over(top, NEVER, set()) as disk, closing(kind.open(top / STORE, disk=disk)) as storage:
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+        others = [sealed_page(label(number, model=OTHER_MODEL)) for number in PAGES]
+        storage.put([*chain(PAGES, sealed_page), *others], Level.DURABLE)
+        assert storage.clear(label(0).identity) == 6
+        photograph = disk.photograph()
+    for number, choice in enumerate((Pessimist(), random.Random(1), random.Random(2))):
+        photograph.develop(tmp_path / f"{number}", choice)
+        with closing(kind.open(tmp_path / f"{number}" / STORE, disk=FaultyDisk())) as storage:
+            assert storage.get([blank_page(label(number)) for number in PAGES]) == [Answer.MISS] * 6
+            assert storage.get([blank_page(page.label) for page in others]) == [Answer.HIT] * 6
 
 
 def play(kind: StoreKind, top: Path, disk: PowerDisk, failing: int, *, restarts: bool) -> Photograph:

@@ -1,5 +1,6 @@
 """A packed store whose files rot, shrink or change places, and on whose disk calls fail: never a wrong page."""
 
+import errno
 import os
 import random
 import shutil
@@ -422,6 +423,44 @@ def test_a_store_that_cannot_be_read_is_not_opened_and_not_harmed(root: Path) ->
             assert descriptors(root) == []
             with closing(opened(root)) as storage:
                 assert hits(storage) == [True] * 3, (number, right.calls[number])
+
+
+@pytest.mark.parametrize("call", ["open", "preadv"])
+def test_a_table_that_cannot_be_read_costs_its_file_alone_until_the_store_is_opened_again(
+    call: str, root: Path, pack: Path
+) -> None:
+    with closing(opened(root)) as storage:
+        put(storage, range(3, 20))  # in two more files
+    first = pack.stat()
+
+    class BadBlock(FaultyDisk):
+        """A disk that does not give the first file."""
+
+        def open(self, path: str, *given: int, **named: int) -> int:  # type: ignore[override]
+            fd = os.open(path, *given, **named)
+            if call == "open" and path == pack.name:
+                os.close(fd)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return fd
+
+        def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+            if call == "preadv" and os.fstat(fd).st_ino == first.st_ino:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return os.preadv(fd, buffers, offset)
+
+    with closing(opened(root, BadBlock())) as storage:
+        assert storage.counts.set_aside_count == 1
+        assert hits(storage, range(20)) == [False] * 8 + [True] * 12
+        assert put(storage, [0, 30], Level.DURABLE) == [True, True]
+        assert hits(storage, [0, 30]) == [True, True]
+    with closing(opened(root)) as storage:
+        assert storage.counts.set_aside_count == 0
+        assert hits(storage, [*range(20), 30]) == [True] * 21
+        assert storage.bytes_used == 21 * PAGE_BYTES
+    with closing(opened(root, BadBlock())) as storage:
+        storage.clear(label(0).identity)
+    with closing(opened(root)) as storage:
+        assert hits(storage, range(20)) == [False] * 20
 
 
 def test_a_store_is_closed_whatever_fails(root: Path) -> None:

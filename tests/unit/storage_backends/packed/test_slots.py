@@ -319,6 +319,22 @@ def test_a_file_all_of_whose_slots_are_free_is_removed(root: Path, monkeypatch: 
         assert len(descriptors(root)) == 2 + 4
 
 
+def test_a_hole_is_made_once_whoever_opens_the_store_how_often(root: Path) -> None:
+    object_bytes = 2 * BLOCK_BYTES
+    pages = [sealed_page(label(number), object_bytes) for number in range(32)]
+    with closing(PackedStorage.open(root)) as storage:
+        storage.put(pages, Level.CACHED)
+        storage.remove([page.label for page in pages[::2]])
+    for removed_count in (0, 1):
+        disk = FaultyDisk()
+        with closing(PackedStorage.open(root, disk=disk)) as storage:
+            storage.remove([page.label for page in pages[1 : 1 + removed_count]])
+        assert disk.calls.count("punch") == removed_count
+    with closing(PackedStorage.open(root)) as storage:
+        assert all(storage.put(pages, Level.CACHED))
+        assert all(storage.get([blank_page(page.label, object_bytes) for page in pages]))
+
+
 def test_slots_are_used_again_the_lowest_first(root: Path) -> None:
     with closing(opened(root)) as storage:
         put(storage, range(10))
