@@ -40,6 +40,7 @@ from unified_cache.service.operations.metrics import BoundedLabels, LossCollecto
 from unified_cache.service.operations.metrics_listener import MetricsDoor, MetricsListener
 from unified_cache.service.operations.public_calls import PublicCalls
 from unified_cache.service.operations.reflection import reflection_methods
+from unified_cache.service.operations.unix_socket import held_socket
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.settings import ListenAddress, ServiceSettings, TlsSettings, TracingExporter
 from unified_cache.service.store.guarded import GuardedStore
@@ -112,6 +113,8 @@ class Service:
             timeouts = CallTimeouts(settings.limits, time.monotonic)
             opened.callback(timeouts.close)
             healthy = HealthService([SERVICE], settings.limits.public_calls_max, timeouts)
+            if settings.address.socket is not None:
+                opened.enter_context(held_socket(settings.address.socket))
             server = _new_server(settings, cache, healthy, timeouts)
             port = _listen(server, settings.address, access.credentials())
             observed.metrics.insecure.set(float(not _is_guarded(settings)))

@@ -106,9 +106,14 @@ class ListenAddress:
         return cls(text, host[1:-1] if bracketed else host, int(port))
 
     @property
+    def socket(self) -> Path | None:
+        """Path of a Unix socket; None for a host and port."""
+        return Path(self.text.removeprefix(_UNIX)) if self.text.startswith(_UNIX) else None
+
+    @property
     def is_local(self) -> bool:
         """True if no other machine can reach it; a name other than localhost counts as reachable."""
-        if self.text.startswith(_UNIX) or self.host == "localhost":
+        if self.socket is not None or self.host == "localhost":
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback

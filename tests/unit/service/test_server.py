@@ -193,6 +193,39 @@ def test_a_socket_of_this_machine_is_for_its_owner_alone(tmp_path: Path) -> None
         assert refusal(channel, Call.HELLO) is None
 
 
+def test_a_socket_has_one_server_who_goes_on_when_another_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    listen = f"unix:{path}"
+    with running(listen=listen):
+        with pytest.raises(ConfigError, match="found a server that holds it"), running(listen=listen):
+            pass
+        with grpc.insecure_channel(listen) as channel:
+            assert refusal(channel, Call.HELLO) is None
+    assert list(tmp_path.iterdir()) == []
+    with running(listen=listen), grpc.insecure_channel(listen) as channel:
+        assert refusal(channel, Call.HELLO) is None
+
+
+def test_a_socket_that_a_killed_server_left_is_taken_and_one_that_another_program_listens_at_is_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "socket"
+    listen = f"unix:{path}"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(ConfigError, match="found somebody who listens there"), running(listen=listen):
+            pass
+        assert path.is_socket()
+    (tmp_path / "socket.lock").touch()
+    with running(listen=listen), grpc.insecure_channel(listen) as channel:
+        assert refusal(channel, Call.HELLO) is None
+    path.write_text("dear", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be listened at"), running(listen=listen):
+        pass
+    assert path.read_text(encoding="utf-8") == "dear"
+
+
 def test_connections_that_say_nothing_are_closed() -> None:
     with running(limits={"handshake_s": 0.2}) as server, grpc.insecure_channel(server.address) as channel:
         idle = [socket.create_connection(("127.0.0.1", server.service.port), timeout=CALL_S) for _ in range(100)]

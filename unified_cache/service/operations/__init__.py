@@ -5,5 +5,6 @@ logs        one line of JSON for each event; ``audit``: who asked for what, and 
 tracing     OpenTelemetry spans around calls
 reflection  gRPC reflection, bounded
 drain       the orderly end of a server
+unix_socket a Unix socket, held against other servers
 allocator   malloc told to reuse freed memory
 """
