@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from unified_cache.arguments import check_kind
 from unified_cache.backup_scheduler import BackupScheduler
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import (
@@ -20,7 +21,6 @@ from unified_cache.controller import (
 )
 from unified_cache.errors import (
     ClosedError,
-    ConfigError,
     OwnerThreadError,
     RankLostError,
     StateError,
@@ -172,6 +172,7 @@ class UnifiedCache:
             StaleMatchError: the tree has changed since; match again.
         """
         self._enter()
+        check_kind(found, Match, "a match")
         self._ledger.tree.use(found, found.device_end)
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE)
         self._locks.add(lock)
@@ -181,9 +182,13 @@ class UnifiedCache:
         return lock
 
     def slots(self, lock: Lock, component: int = 0) -> Slots:
-        """Return the device slots that a lock pins for a component: all pages for Full, else its window."""
+        """Return the device slots that a lock pins for a component: all pages for Full, else its window.
+
+        Raises:
+            LockError, InputError: released already, or another cache's; there is no such component.
+        """
         self._enter()
-        return self._ledger.tree.lock_slots(lock, component)
+        return self._ledger.lock_slots(lock, component)
 
     # ---- computing -------------------------------------------------------------------------------------------
 
@@ -210,6 +215,7 @@ class UnifiedCache:
         succeeds. ``stats`` has the same for all components and tiers, with the protected pages.
         """
         self._enter()
+        self._ledger.check_component(component)
         return self._ledger.available_pages(Tier.DEVICE, component)
 
     def allocate(self, masks: Sequence[Pages]) -> list[Slots] | None:
@@ -332,7 +338,8 @@ class UnifiedCache:
             ConfigError: there is no host tier.
         """
         self._enter()
-        self._check_host()
+        self._ledger.tree.check_prompt(prompt)
+        self.config.check_host()
         return self._controller.start(TransferKind.LOAD, self._transfers.load(prompt))
 
     def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | None:
@@ -342,7 +349,8 @@ class UnifiedCache:
             ConfigError: there is no host tier.
         """
         self._enter()
-        self._check_host()
+        self._ledger.tree.check_prompt(prompt)
+        self.config.check_host()
         return self._controller.start(TransferKind.BACKUP, self._transfers.backup(prompt, level))
 
     def prefetch(self, prompt: Prompt) -> Operation | None:
@@ -353,6 +361,7 @@ class UnifiedCache:
         far as the prompt can be resumed from then, and Full pages also for a later prefetch.
         """
         self._enter()
+        self._ledger.tree.check_prompt(prompt)
         if self._storage is None:
             return None
         prefetching, page_size = self.config.prefetching, self.layout.page_size
@@ -443,7 +452,7 @@ class UnifiedCache:
         self._enter()
         if self._storage is not None:
             raise StateError("a store is attached; detach it first")
-        self._check_host()
+        self.config.check_host()
         written = pools_to_store(self._ranks, self.identity, self.layout)
         with together(self._ranks, "taking a store over"):
             tier = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory, written)
@@ -461,10 +470,7 @@ class UnifiedCache:
         tier = self._storage
         self._storage = self._transfers.storage = None
         self._controller.stop_all()
-        was_loss_told = self._controller.is_loss_told
-        with suppress(WaitTimeoutError, RankLostError):  # the store is closed once it has returned
-            self._controller.wait_all(self.config.close_timeout_s)
-        self._controller.is_loss_told = was_loss_told  # of what is suppressed here the next poll tells
+        self._controller.try_wait_all(self.config.close_timeout_s)  # the store is closed once it has returned
         hanging = tier.close(self.config.close_timeout_s)
         logger.info("detached the store%s", _hanging(hanging))
         return hanging
@@ -585,10 +591,6 @@ class UnifiedCache:
         for prompt in due:
             self.backup(prompt)
         return bool(due)
-
-    def _check_host(self) -> None:
-        if not self.config.host_pages[0]:
-            raise ConfigError(f"host pages are needed to move pages, found {self.config.host_pages}")
 
 
 def _hanging(names: Sequence[str]) -> str:

@@ -3,7 +3,9 @@
 import math
 from dataclasses import asdict, dataclass
 from enum import Enum
+from numbers import Integral
 
+from unified_cache.arguments import check_each
 from unified_cache.errors import ConfigError
 from unified_cache.pool import Tier
 
@@ -194,6 +196,8 @@ class CacheConfig:
     """How long ``close`` waits for transfers under way."""
 
     def __post_init__(self) -> None:
+        for name, pages in (("device_pages", self.device_pages), ("host_pages", self.host_pages)):
+            check_each(pages, Integral, f"{name} as a number of pages for each component, such as (100,)", ConfigError)
         if max(len(self.eviction.device), len(self.eviction.host)) > len(self.device_pages):
             raise ConfigError(f"eviction names more policies than the {len(self.device_pages)} components")
         if len(self.device_pages) != len(self.host_pages):
@@ -219,3 +223,12 @@ class CacheConfig:
                 raise ConfigError(f"{name} must be positive, found {value}")
         if not 0 < self.dirty_share <= 1:
             raise ConfigError(f"dirty_share must be in (0, 1], found {self.dirty_share}")
+
+    def check_host(self) -> None:
+        """Refuse to move pages where there is no host tier.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if not self.host_pages[0]:
+            raise ConfigError(f"host pages are needed to move pages, found {self.host_pages}")

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
+from unified_cache.arguments import check_each
 from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.memory import PageMemory
@@ -308,13 +309,45 @@ class Ledger:
             assert self.paired.full.is_out(mapped[~ours]), "a free Full slot is mapped"
             assert self.paired.peer.is_out(peers[~ours]), "a Full slot is mapped to a slot that is not out"
 
+    def lock_slots(self, lock: Lock, component: int) -> Slots:
+        """Return a component's slots of the pages that a lock pins; see ``RadixTree.lock_slots``.
+
+        Raises:
+            LockError: released already, or another tree's.
+            InputError: as ``check_component``.
+        """
+        self.tree.check_lock(lock)
+        self.check_component(component)
+        return self.tree.lock_slots(lock, component)
+
+    def check_component(self, component: int) -> None:
+        """Refuse a number that no component has.
+
+        Raises:
+            InputError: it is no index of the layout's components.
+        """
+        names = [each.name for each in self.layout.components]
+        if component not in range(len(names)):
+            raise InputError(
+                f"a component is a number in [0, {len(names)}), for {', '.join(names)}, found {component!r}"
+            )
+
     def _check_masks(self, masks: Sequence[Pages]) -> None:
-        names = [component.name for component in self.layout.components]
-        if len(masks) != len(names) or len({len(mask) for mask in masks}) != 1 or not masks[0].all():
-            raise InputError(f"expected one array for each of {', '.join(names)}, of one length, the first all True")
+        names = ", ".join(component.name for component in self.layout.components)
+        check_each(masks, np.ndarray, f"one array of bool for each of {names}")
+        is_flat = all(mask.dtype == np.bool_ and mask.ndim == 1 for mask in masks)
+        lengths = [len(mask) for mask in masks] if is_flat else []
+        if len(lengths) != len(self.layout.components) or len(set(lengths)) != 1 or not masks[0].all():
+            raise InputError(
+                f"expected one array for each of {names}, of bool and of one length, the first all True, "
+                f"found {_shapes(masks)}"
+            )
 
     def _check_out(self, slots: Sequence[Slots], tier: Tier) -> None:
         """Refuse slots that are not out, and mapped ones that belong to other Full slots."""
+        check_each(slots, np.ndarray, "an array of slots for each component")
+        if not all(given.dtype.kind == "i" and given.ndim == 1 for given in slots):
+            raise InputError(f"expected slots as flat arrays of int32, found {_shapes(slots)}")
         if len(slots) != len(self.layout.components):
             raise InputError(f"expected slots for {len(self.layout.components)} components, found {len(slots)}")
         for component, allocator, given in zip(self.layout.components, self._allocators[tier], slots, strict=True):
@@ -342,6 +375,10 @@ class Ledger:
             if arrays:
                 slots = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
                 self._allocators[lane // components][lane % components].drop(slots)
+
+
+def _shapes(arrays: Sequence[Slots] | Sequence[Pages]) -> str:
+    return ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
 
 
 class TierTransfer:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from unified_cache.arguments import check_each, check_kind
 from unified_cache.config import CacheConfig
 from unified_cache.errors import ConfigError, CopyError, LayoutError
 from unified_cache.pool import ModelLayout, PoolSpec, Slots
@@ -105,6 +106,8 @@ class DevicePool:
         Raises:
             LayoutError: layers that are not contiguous, differ in slots, or do not add up to ``spec.page_bytes``.
         """
+        check_kind(spec, PoolSpec, "a PoolSpec for a device pool", LayoutError)
+        check_each(layers, torch.Tensor, f"the layers of pool {spec.name} as a list, a tensor for each", LayoutError)
         if not layers:
             raise LayoutError(f"pool {spec.name} needs at least one layer")
         for layer in layers:
@@ -186,6 +189,12 @@ class TieredMemory:
         Raises:
             ConfigError: pools, layout and sizes do not fit each other, or the slabs do not fit into memory.
         """
+        check_each(device_pools, DevicePool, "device_pools as a list, a DevicePool for each pool", ConfigError)
+        if len(config.device_pages) != len(layout.components):
+            names = ", ".join(component.name for component in layout.components)
+            raise ConfigError(
+                f"device_pages and host_pages need an entry for each of {names}, found {config.device_pages}"
+            )
         pools = {pool.spec.name: pool for pool in device_pools}
         host_pages: dict[str, int] = {}
         for number, component in enumerate(layout.components):

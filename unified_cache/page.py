@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.arguments import check_kind, check_text
 from unified_cache.errors import ConfigError, TokenError
 
 __all__ = [
@@ -55,6 +56,16 @@ class Namespace:
     bigrams: bool = field(default=False, kw_only=True)
     """Whether a page is of pairs, each token with the one after it: for engines whose draft model (EAGLE) reads the
     next token along, so that state depends on it. Keys are those of SGLang 0.5.23 under EAGLE."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("extra_key", self.extra_key),
+            ("cache_salt", self.cache_salt),
+            ("lora_id", self.lora_id),
+            ("tenant", self.tenant),
+        ):
+            if value is not None:
+                check_text(f"{name} of a namespace", value)
 
     @property
     def seed(self) -> bytes:
@@ -150,9 +161,11 @@ class Prompt:
 
         Raises:
             TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
+            InputError: ``namespace`` is none.
         """
         if namespace is DEFAULT_NAMESPACE:
             return cls(encode_tokens(tokens, page_size), page_size, b"")
+        check_kind(namespace, Namespace, "a Namespace")
         ahead = int(namespace.bigrams)
         encoded = encode_tokens(tokens, page_size, ahead)
         cut = ahead * TOKEN_BYTES

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.arguments import check_each, check_kind, check_text
 from unified_cache.errors import InputError, LayoutError
 from unified_cache.shards import WHOLE_MODEL, NamedShard, Shard
 from unified_cache.window import SPAN_ALL, needed_pages
@@ -79,6 +81,8 @@ class PoolSpec:
     hold the same heads of the same layers share its objects. See ``of_units``."""
 
     def __post_init__(self) -> None:
+        check_kind(self.name, str, "the name of a pool as text", LayoutError)
+        check_kind(self.page_bytes, Integral, f"page_bytes of pool {self.name} as a whole number", LayoutError)
         if not _POOL_NAME.fullmatch(self.name) or len(self.name) > POOL_NAME_BYTES_MAX:
             raise LayoutError(f"a pool name is at most {POOL_NAME_BYTES_MAX} of a-z, 0-9 and _, found {self.name!r}")
         if self.page_bytes < 0:
@@ -115,6 +119,7 @@ class Component:
     """Tokens per page that the span was counted in; None where the span is right for pages of any size."""
 
     def __post_init__(self) -> None:
+        check_each(self.pools, PoolSpec, f"the pools of {self.name} as a tuple, such as (PoolSpec(...),)", LayoutError)
         if not 1 <= self.span <= SPAN_ALL:
             raise LayoutError(f"the span of {self.name} must be in [1, {SPAN_ALL}], found {self.span}")
         if not self.pools:
@@ -156,13 +161,18 @@ class ModelLayout:
     Two layouts that differ in this alone are equal. As layers_mapping in SGLang 0.5.23."""
 
     def __post_init__(self) -> None:
+        check_kind(self.page_size, Integral, "page_size as a whole number of tokens", LayoutError)
+        check_each(self.components, Component, "components as a tuple, such as (Full(...),)", LayoutError)
         if self.page_size <= 0:
             raise LayoutError(f"page_size must be positive, found {self.page_size}")
         if not self.components:
             raise LayoutError("a layout needs at least one component")
         first = self.components[0]
         if first.span != SPAN_ALL:
-            raise LayoutError(f"the first component must need all pages, found {first.name} with span {first.span}")
+            raise LayoutError(
+                f"the first component must need all pages, as Full does, found {first.name}, which needs "
+                f"the last {first.span}; put Full before it"
+            )
         mapped = [component.name for component in self.components if component.mapped]
         if len(mapped) > 1 or first.mapped:
             raise LayoutError(f"at most one component, and not the first, may be mapped, found {mapped}")
@@ -257,10 +267,13 @@ class Identity:
     """Pages of another generation are never found: raise it where a store could not be cleared of all of them."""
 
     def __post_init__(self) -> None:
+        for name, value in (("model", self.model), ("revision", self.revision), ("dtype", self.dtype)):
+            check_text(f"{name} of an identity", value)
         if not self.model:
             raise InputError("an identity needs the name of a model, found none")
         if not isinstance(self.shard, Shard | NamedShard):
             raise InputError(f"an identity's shard must be a Shard, such as Shard.of_rank makes, found {self.shard!r}")
+        check_text("name of a shard", self.shard.text)
         if self.generation < 0:
             raise InputError(f"a generation is 0 or more, found {self.generation}")
 

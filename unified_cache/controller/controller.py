@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 
@@ -92,13 +93,13 @@ class Controller:
         "_clock",
         "_completed",
         "_ended",
+        "_is_loss_told",
         "_live",
         "_operations_max",
         "_ranks",
         "_timeout_s",
         "_workers",
         "counts",
-        "is_loss_told",
     )
 
     def __init__(
@@ -122,7 +123,7 @@ class Controller:
         """Those whose outcome has become known since the last poll."""
         self.counts = {kind: OperationCounts() for kind in TransferKind}
         """Operations by kind and outcome: those that ``take_completed`` has returned, and those that never began."""
-        self.is_loss_told = False
+        self._is_loss_told = False
         """Whether the caller knows that a rank is lost."""
 
     @property
@@ -211,6 +212,13 @@ class Controller:
             if not has_all_time and self._live:
                 kinds = sorted(operation.kind.value for operation in self._live)
                 raise WaitTimeoutError(f"{len(kinds)} operations still run after {timeout_s} s: {', '.join(kinds)}")
+
+    def try_wait_all(self, timeout_s: float) -> None:
+        """Wait as ``wait_all`` does and raise nothing; of a rank that is lost meanwhile the next poll tells."""
+        was_loss_told = self._is_loss_told
+        with suppress(WaitTimeoutError, RankLostError):
+            self.wait_all(timeout_s)
+        self._is_loss_told = was_loss_told
 
     def close(self, timeout_s: float) -> list[str]:
         """Let running jobs end, give back what operations hold, stop the workers; name those that are stuck.
@@ -314,8 +322,8 @@ class Controller:
 
     def _tell_loss(self) -> None:
         """Raise what a group says that has lost a rank, wherever that was found out; once."""
-        if self._ranks.is_lost and not self.is_loss_told:
-            self.is_loss_told = True
+        if self._ranks.is_lost and not self._is_loss_told:
+            self._is_loss_told = True
             try:
                 self._ranks.agree(np.empty(0, np.bool_))
             except RankLostError as error:

@@ -87,6 +87,8 @@ class StorageTier:
             ConfigError: the layout has nothing with bytes that all prefixes share, which a look-up could go by.
             StorageError: the store does not take the layout.
         """
+        if isinstance(store, str):
+            raise ConfigError(f"a store is an object, such as open_storage({store!r}) returns, found its URL")
         first = layout.components[0]
         if not any(pool.page_bytes for pool in first.pools):
             raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")

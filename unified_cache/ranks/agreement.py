@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from unified_cache.arguments import check_kind
 from unified_cache.config import CacheConfig
 from unified_cache.errors import CacheError, ConfigError, RankError
 from unified_cache.pool import Identity, ModelLayout, Pages
@@ -53,6 +54,7 @@ def check_configuration(
         LayoutError: a rank's pools cannot be those of its shard; RankError on the others.
     """
     with together(ranks, "naming what a rank stores"):
+        check_kind(identity, Identity, 'an Identity, such as Identity("my-model")', ConfigError)
         identity.owners(layout)
     shape = [(component.name, component.span) for component in layout.components]
     check_alike(ranks, "the configuration", f"{layout.page_size} {shape} {config} {has_storage}")

@@ -6,9 +6,11 @@ outside checks it before it changes anything.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 
 import numpy as np
 
+from unified_cache.arguments import check_kind
 from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
 from unified_cache.page import Prompt
@@ -94,10 +96,10 @@ class RadixTree:
         is what pages have that nobody named one for.
 
         Raises:
-            InputError: the prompt was cut into pages of another size.
+            InputError: as ``check_prompt``, or the priority is no whole number.
         """
-        self._check_prompt(prompt)
-        return match(self._state, prompt, priority)
+        self.check_prompt(prompt)
+        return match(self._state, prompt, _whole(priority))
 
     def use(self, found: Match, end: int) -> None:
         """Count that a request takes ``end`` pages of a match, for policies that ask how often pages are used.
@@ -161,6 +163,7 @@ class RadixTree:
         Raises:
             LockError: released already, or another tree's.
         """
+        check_kind(held, Lock, "a lock", LockError)
         if held.released:
             raise LockError(f"the lock on {held.end} pages was released already")
         if held.tree.lineage is not self._lineage:
@@ -205,11 +208,12 @@ class RadixTree:
         Where pages go by priority, the prompt's have at least ``priority`` from now on.
 
         Raises:
-            InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.
+            InputError: as ``match``, the lengths do not fit, or component 0 is not held up to ``start``. Nothing was
+                changed.
             SlotError: component 0 lacks a slot for a page. Nothing was changed.
         """
-        self._check_prompt(prompt)
-        return insert(self._state, prompt, start, slots, tier, priority)
+        self.check_prompt(prompt)
+        return insert(self._state, prompt, start, slots, tier, _whole(priority))
 
     def evict(self, tier: Tier, component: int, pages: int) -> Freed:
         """Give up to ``pages`` slots of a component back, in the order of its policy; see ``tree.evict``."""
@@ -323,9 +327,23 @@ class RadixTree:
         if found.version != self._state.version or found.tree is not self._state:
             raise StaleMatchError("the tree has changed since this match; match again")
 
-    def _check_prompt(self, prompt: Prompt) -> None:
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Refuse what is no prompt of this tree's pages.
+
+        Raises:
+            InputError: it is none, or was cut into pages of another size.
+        """
+        check_kind(prompt, Prompt, "a prompt, such as UnifiedCache.prompt makes of token ids")
         if prompt.page_size != self.page_size:
             raise InputError(f"expected a prompt of {self.page_size}-token pages, found {prompt.page_size}")
+
+
+def _whole(priority: int) -> int:
+    """Return a priority as an int of any size: one of numpy's would overflow in a rank."""
+    try:
+        return index(priority)
+    except TypeError as error:
+        raise InputError(f"a priority must be a whole number, found {priority!r}") from error
 
 
 def _joined(arrays: list[Slots]) -> Slots:

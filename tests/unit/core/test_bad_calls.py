@@ -1,21 +1,25 @@
 """Calls that cannot be served: a typed error that says why, and a cache that is what it was before."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.cache import ToyEngine
 from unified_cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import DeepSeekV4
-from unified_cache.config import CacheConfig
+from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.controller import InlineWorkers
 from unified_cache.errors import ConfigError, InputError, LayoutError, LockError, SlotError, StaleMatchError, TokenError
-from unified_cache.memory import NoBytes
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
+from unified_cache.memory import DevicePool, NoBytes
+from unified_cache.page import Namespace, Prompt
+from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots, Tier
+from unified_cache.storage_backends.directory.address import parse_address
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.url import open_storage
 from unified_cache.tree import Lock
 
 PAGE = 16
@@ -72,6 +76,10 @@ def foreign_lock(used: Used) -> None:
 def insert_over_a_foreign_lock(used: Used) -> None:
     other = Used()
     used.cache.insert(used.longer, used.mine, other.lock)
+
+
+def allocate_masks_of(kind: str) -> Callable[[Used], object]:
+    return lambda used: used.cache.allocate([np.ones(2, kind)] * 3)
 
 
 TREES = "is the tree's, not out"
@@ -144,7 +152,7 @@ CALLS: dict[str, tuple[Callable[[Used], object], type[Exception], str]] = {
     "masks for other components": (
         lambda u: u.cache.allocate(u.cache.pages_to_allocate(3, 5, [5])[:2]),
         InputError,
-        "one array for each of full, swa, mamba",
+        "one array for each of full, swa, mamba, of bool",
     ),
     "a prompt of other pages": (
         lambda u: u.cache.match(Prompt.of(tokens(1), 8)),
@@ -152,6 +160,84 @@ CALLS: dict[str, tuple[Callable[[Used], object], type[Exception], str]] = {
         "expected a prompt of 16-token pages, found 8",
     ),
     "tokens that are none": (lambda u: u.cache.prompt([1.5] * PAGE), TokenError, "integers"),
+    "a namespace that is a name": (
+        lambda u: u.cache.prompt(tokens(1), "tenant"),  # type: ignore[arg-type]
+        InputError,
+        "expected a Namespace, found 'tenant'",
+    ),
+    "tokens without a prompt": (
+        lambda u: u.cache.match([1, 2, 3]),  # type: ignore[arg-type]
+        InputError,
+        "expected a prompt, such as UnifiedCache.prompt makes of token ids, found list",
+    ),
+    **{
+        f"no prompt to {name}": (call, InputError, "expected a prompt, .*, found list")
+        for name, call in {
+            "load": lambda u: u.cache.load([1]),
+            "back up": lambda u: u.cache.backup([1]),
+            "prefetch": lambda u: u.cache.prefetch([1]),
+            "prefer": lambda u: u.cache.prefer([1], Tier.DEVICE),
+            "insert": lambda u: u.cache.insert([1], u.mine, u.lock),
+        }.items()
+    },
+    "a prompt in place of its match": (
+        lambda u: u.cache.lock(u.longer),  # type: ignore[arg-type]
+        InputError,
+        "expected a match, found Prompt",
+    ),
+    "no lock": (lambda u: u.cache.release(None), LockError, "expected a lock, found None"),  # type: ignore[arg-type]
+    "slots of a lock given back": (lambda u: u.cache.slots(u.released), LockError, "released already"),
+    "slots of a component that there is not": (
+        lambda u: u.cache.slots(u.lock, 3),
+        InputError,
+        r"a component is a number in \[0, 3\), for full, swa, mamba, found 3",
+    ),
+    "slots of a component from the end": (lambda u: u.cache.slots(u.lock, -1), InputError, "found -1"),
+    "room of a component that there is not": (lambda u: u.cache.available(3), InputError, "found 3"),
+    "a number of pages": (
+        lambda u: u.cache.allocate(4),  # type: ignore[arg-type]
+        InputError,
+        "expected one array of bool for each of full, swa, mamba, found 4",
+    ),
+    "masks that are lists": (
+        lambda u: u.cache.allocate([[True]] * 3),  # type: ignore[list-item]
+        InputError,
+        "expected one array of bool for each of full, swa, mamba, found list",
+    ),
+    **{
+        f"masks of {kind}": (allocate_masks_of(kind), InputError, f"of bool and .*, found {kind}")
+        for kind in ("int64", "uint8", "float32")
+    },
+    "masks of numbers to trim": (
+        lambda u: u.cache.trim(u.mine, [np.ones(2, np.int64)] * 3),
+        InputError,
+        "of bool and .*, found int64",
+    ),
+    "masks with a side of their own": (
+        lambda u: u.cache.allocate([np.ones((2, 1), np.bool_)] * 3),
+        InputError,
+        r"found bool \(2, 1\)",
+    ),
+    "slots that are lists": (
+        lambda u: u.cache.free([given.tolist() for given in u.mine]),
+        InputError,
+        "an array of slots for each component, found list",
+    ),
+    "slots that are fractions": (
+        lambda u: u.cache.insert(u.longer, [given.astype(np.float64) for given in u.mine], u.lock),
+        InputError,
+        "flat arrays of int32, found float64",
+    ),
+    "a priority that is a fraction": (
+        lambda u: u.cache.insert(u.longer, u.mine, u.lock, priority=1.5),  # type: ignore[arg-type]
+        InputError,
+        "a priority must be a whole number, found 1.5",
+    ),
+    "a fraction as a match's priority": (
+        lambda u: u.cache.match(u.longer, priority=1.0),  # type: ignore[arg-type]
+        InputError,
+        "a priority must be a whole number, found 1.0",
+    ),
 }
 
 
@@ -166,6 +252,157 @@ def test_a_bad_call_is_a_typed_error_and_changes_nothing(name: str) -> None:
     lock = used.cache.insert(used.longer, used.mine, used.lock)
     used.cache.release(lock)
     used.cache.check()
+
+
+KV = PoolSpec("kv", 64)
+LAYERS = torch.zeros((5, 64), dtype=torch.uint8)
+CONFIG = CacheConfig((4,), (4,))
+
+
+def opened(
+    layout: object = ModelLayout(PAGE, (Full((KV,)),)),
+    config: object = CONFIG,
+    pools: object = (DevicePool(KV, [LAYERS]),),
+    identity: object = Identity("m"),
+    storage: object = None,
+) -> UnifiedCache:
+    """Open a cache of anything."""
+    return UnifiedCache.open(layout, config, pools, identity=identity, storage=storage)  # type: ignore[arg-type]
+
+
+PARTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "a count in place of counts": (
+        lambda: CacheConfig(100, (4,)),  # type: ignore[arg-type]
+        ConfigError,
+        r"device_pages as a number of pages for each component, such as \(100,\), found 100",
+    ),
+    "counts that are none": (
+        lambda: CacheConfig((4,), ("4",)),  # type: ignore[arg-type]
+        ConfigError,
+        "host_pages as a number of pages for each component, .* found '4'",
+    ),
+    "one count for two components": (
+        lambda: opened(ModelLayout(PAGE, (Full((KV,)), STATE))),
+        ConfigError,
+        r"an entry for each of full, mamba, found \(4,\)",
+    ),
+    "a name for an identity": (
+        lambda: opened(identity="m"),
+        ConfigError,
+        r'expected an Identity, such as Identity\("my-model"\), found \'m\'',
+    ),
+    "a URL for a store": (
+        lambda: opened(storage="file:x"),
+        ConfigError,
+        r"open_storage\('file:x'\) returns, found its",
+    ),
+    "a tensor for a pool's layers": (
+        lambda: DevicePool(KV, LAYERS),  # type: ignore[arg-type]
+        LayoutError,
+        "the layers of pool kv as a list, a tensor for each, found Tensor",
+    ),
+    "tensors for pools": (lambda: opened(pools=[LAYERS]), ConfigError, "a DevicePool for each pool, found Tensor"),
+    "a pool for pools": (
+        lambda: Full(KV),  # type: ignore[arg-type]
+        LayoutError,
+        r"the pools of full as a tuple, such as \(PoolSpec\(...\),\), found PoolSpec",
+    ),
+    "names for pools": (
+        lambda: RecurrentState(("state",)),  # type: ignore[arg-type]
+        LayoutError,
+        "the pools of mamba as a tuple, .*, found 'state'",
+    ),
+    "a component for components": (
+        lambda: ModelLayout(PAGE, Full((KV,))),  # type: ignore[arg-type]
+        LayoutError,
+        r"components as a tuple, such as \(Full\(...\),\), found Component",
+    ),
+    "a window first": (
+        lambda: ModelLayout(PAGE, (WINDOW, FULL)),
+        LayoutError,
+        "must need all pages, as Full does, found swa, which needs the last 2; put Full before it",
+    ),
+    "a page size that is a fraction": (
+        lambda: ModelLayout(16.0, (FULL,)),  # type: ignore[arg-type]
+        LayoutError,
+        "page_size as a whole number of tokens, found 16.0",
+    ),
+    "page bytes that are a fraction": (
+        lambda: PoolSpec("kv", 64.0),  # type: ignore[arg-type]
+        LayoutError,
+        "page_bytes of pool kv as a whole number, found 64.0",
+    ),
+    "an identity without a model": (lambda: Identity(""), InputError, "needs the name of a model, found none"),
+    "a text for a shard": (
+        lambda: Identity("m", shard="rank 0"),  # type: ignore[arg-type]
+        InputError,
+        "must be a Shard, such as Shard.of_rank makes, found 'rank 0'",
+    ),
+    "a path for a model": (
+        lambda: Identity(Path("m")),  # type: ignore[arg-type]
+        InputError,
+        "model of an identity as text, found PosixPath",
+    ),
+    "a model that no text can hold": (
+        lambda: Identity("m\ud800"),
+        InputError,
+        r"that UTF-8 can encode, found 'm\\ud800'",
+    ),
+    "a salt that no text can hold": (
+        lambda: Namespace(cache_salt="\udcff"),
+        InputError,
+        r"cache_salt of a namespace must be text that UTF-8 can encode, found '\\udcff'",
+    ),
+    "a number for a tenant": (
+        lambda: Namespace(tenant=5),  # type: ignore[arg-type]
+        InputError,
+        "tenant of a namespace as text, found 5",
+    ),
+    "a host in a store's path": (
+        lambda: open_storage("file://tmp/x"),
+        ConfigError,
+        "expected file:tmp/x or, from the root, file:/tmp/x, found file://tmp/x",
+    ),
+    "a host in a packed store's path": (
+        lambda: open_storage("packed://tmp/x"),
+        ConfigError,
+        "or, from the root, packed:/",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_fits_nowhere_is_refused_by_name(name: str) -> None:
+    make, error, message = PARTS[name]
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_three_slashes_name_a_path_from_the_root() -> None:
+    assert parse_address("///var/cache").path == Path("/var/cache")
+
+
+PRIORITIES: tuple[int, ...] = (np.int64(3), 1, np.int32(2), 4)  # type: ignore[assignment]  # of no type, but integers
+
+
+def test_numpys_integers_are_priorities_like_others() -> None:
+    sizes = (4,)
+    eviction = EvictionConfig(device=(EvictionPolicy.PRIORITY,))
+    layout = ModelLayout(PAGE, (Full((KV,)),))
+    cache = UnifiedCache.assemble(
+        layout, CacheConfig(sizes, (0,), eviction=eviction), NoBytes(), InlineWorkers(), Identity("m"), None
+    )
+    for content, priority in enumerate(PRIORITIES):
+        prompt = cache.prompt(tokens(content))
+        slots = cache.allocate(cache.pages_to_allocate(0, 1, [1]))
+        assert slots is not None
+        cache.release(cache.insert(prompt, slots, cache.lock(cache.match(prompt)), priority))
+    gone: list[int] = []
+    for _ in range(4):
+        assert cache.allocate(cache.pages_to_allocate(0, 1, [1])) is not None
+        held = {content for content in range(4) if cache.match(cache.prompt(tokens(content))).device_end}
+        gone += [content for content in range(4) if content not in held and content not in gone]
+    assert gone == [1, 2, 0, 3]
 
 
 def test_a_match_that_the_tree_has_outlived_locks_nothing() -> None:

@@ -17,7 +17,7 @@ FACADE = "__init__"
 
 LIBRARY: tuple[tuple[str, ...], ...] = (
     ("errors", "files"),
-    ("extras",),
+    ("extras", "arguments"),
     ("page",),
     ("window", "shards"),
     ("pool",),

@@ -44,13 +44,19 @@ def parse_address(rest: str, scheme: str = "file") -> DirectoryAddress:
     """Read the text after ``file:``, or after another scheme with the same forms.
 
     Raises:
-        ConfigError: there is no directory, an option is unknown, or a size is none.
+        ConfigError: there is no directory or a host, an option is unknown, or a size is none.
     """
     directory, mark, options = rest.rpartition("?")
     if not mark:
         directory, options = rest, ""
     if not directory:
         raise ConfigError(f"{scheme}: needs a directory after the colon, as in {scheme}:/var/cache/pages")
+    if directory.startswith("//") and not directory.startswith("///"):
+        bare = directory.lstrip("/")
+        raise ConfigError(
+            f"{scheme}: names no host: expected {scheme}:{bare} or, from the root, {scheme}:/{bare}, "
+            f"found {scheme}:{directory}"
+        )
     return DirectoryAddress(Path(directory), _free_bytes_in(options, scheme) if options else FREE_BYTES_MIN)
 
 
