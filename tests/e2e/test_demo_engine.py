@@ -134,6 +134,25 @@ def test_a_turn_of_bigrams_resumes_from_the_pages_whose_next_token_is_known(extr
         assert_at_rest(made)
 
 
+def test_an_answer_that_has_filled_the_windows_lets_go_of_those_it_began_with() -> None:
+    with engine(sizes=TierSizes(60)) as made:
+        asked = request(1, 4 * PAGE, 5 * PAGE)
+        assert made.submit(asked)
+        while len(asked.tokens) <= 4 * PAGE:
+            made.step()
+        components = made.cache.layout.components
+        spans = [component.span for component in components[1:]]
+        assert spans == [3]
+        pinned: dict[int, list[int]] = {}
+        while asked.outcome is None:
+            made.step()
+            lanes = made.cache.stats().occupancy[: len(components)]
+            pinned.setdefault((len(asked.tokens) - 2) // PAGE, [lane.protected for lane in lanes])
+        # From the page on before which three are the request's own; Full stays pinned until its end.
+        assert pinned == {4: [4, 3], 5: [4, 3], 6: [4, 3], 7: [4, 0], 8: [4, 0]}
+        assert_at_rest(made)
+
+
 def test_without_keeping_answers_only_prompts_are_resumed() -> None:
     with engine(settings=DETERMINISTIC) as made:
         session = Session(list(tokens_of(1, 2 * PAGE)))

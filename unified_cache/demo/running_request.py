@@ -19,6 +19,7 @@ from unified_cache.demo.request import DemoRequest
 from unified_cache.integrations.transformers import DevicePages, PrefixRestore, Stage
 from unified_cache.pool import Slots
 from unified_cache.tree import Lock
+from unified_cache.window import SPAN_ALL
 
 __all__ = ["PrefillChunk", "RunningRequest"]
 
@@ -182,8 +183,14 @@ class RunningRequest:
         self._renew_table()
 
     def _trim(self, end: int) -> None:
-        """Free the pages that no resume after ``end`` pages needs, because every window has moved past them."""
+        """Free the pages that no resume after ``end`` pages needs, because every window has moved past them.
+
+        Once the windows have moved past all that the request's lock pins, it lets go of those of the lock, too.
+        """
         cache = self._cache
+        spans = [component.span for component in self._pages.layout.components[1:]]
+        if self._lock is not None and end - self._locked_end >= max(spans, default=SPAN_ALL):
+            cache.release_windows(self._lock)
         count = self._locked_end + len(self._fresh[0])
         ends = cache.config.retention.ends(end, 0, self._page_size)
         cache.trim(self._fresh, cache.pages_to_allocate(self._locked_end, count, ends))

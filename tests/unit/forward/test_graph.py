@@ -28,7 +28,7 @@ from tests.support.forward import (
     slots,
     token_locs,
 )
-from unified_cache.errors import ConfigError, InputError
+from unified_cache.errors import CaptureError, ConfigError, InputError
 from unified_cache.forward import (
     ForwardBatch,
     ForwardMode,
@@ -441,3 +441,17 @@ def test_a_translation_inside_a_captured_graph_reads_the_map_as_it_was_refreshed
     translation.refresh()
     replay()
     assert result.tolist() == [28, 29, 30, 31]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a graph cannot be captured")
+def test_a_map_that_changed_is_not_copied_into_a_cuda_graph() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    allocator = diverged()
+    translation = SwaTranslation.of(allocator, PAGE_SIZE, device)
+    full = allocate(allocator, 1)
+    locs = torch.tensor(token_locs(full, 0, 4), device=device)
+    translation.refresh()
+    free_peers(allocator, full)
+    with pytest.raises(CaptureError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        translation.translate_locs(locs)
+    assert translation.translate_locs(locs).tolist() == [0, 1, 2, 3]
