@@ -34,13 +34,15 @@ class TurnAtOnce:
 
     caller: Caller
     method: str
+    held: list[int]
+    """Told of what calls hold."""
 
     def check_role(self, needs: Role) -> None:
         if not self.caller.role.includes(needs):
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{self.method} needs the role {needs.value}")
 
     def hold(self, count_bytes: int) -> None:
-        assert count_bytes >= 0
+        self.held.append(count_bytes)
 
     def take_turn(self) -> None:
         return None
@@ -53,6 +55,8 @@ class TokenGate:
         self.is_closed = False
         """Whether the server answers nobody."""
         self.in_flight_count = 0
+        self.held: list[int] = []
+        """Bytes that calls said to hold, one by one."""
         self._guard = threading.Lock()
 
     @contextmanager
@@ -64,7 +68,7 @@ class TokenGate:
         if isinstance(said, str):
             tenant, _, role = said.removeprefix("Bearer ").partition(":")
             caller = Caller(tenant, Role(role))
-        place = TurnAtOnce(caller, method)
+        place = TurnAtOnce(caller, method, self.held)
         place.check_role(needs)
         with self._guard:
             self.in_flight_count += 1

@@ -31,6 +31,7 @@ from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
 from unified_cache.service.requests.shared_memory import LentRegions
 from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.leases import Leases
+from unified_cache.service.store.pages import charged_bytes
 from unified_cache.service.store.tiered import ArrivedPage, KeptTier, TieredStore
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
@@ -126,7 +127,9 @@ class CacheService:
             reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()
         if lease_s is not None and found.end:
             spans = [(pool.name, window(found.end, pool.span), found.end) for pool in pools]
-            leased_bytes = sum(registration.object_bytes[name] * (end - start) for name, start, end in spans)
+            leased_bytes = sum(
+                charged_bytes(registration.object_bytes[name]) * (end - start) for name, start, end in spans
+            )
             leased = labels(spans)
             reply.lease = self._leases.grant(call.tenant, leased, leased_bytes, lease_s)
             reply.leased_count = sum(self._store.held(call.tenant, leased)) if reply.lease else 0

@@ -13,6 +13,7 @@ from unified_cache.errors import StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.service.settings import LimitSettings
+from unified_cache.service.store.pages import charged_bytes
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 from unified_cache.storage_backends.wrappers import DeadlineStorage
@@ -129,7 +130,7 @@ def test_a_store_that_hangs_is_waited_for_in_bounds(store: RaisingStorage, serve
 
 
 def test_pages_put_are_counted_by_tier_and_answer() -> None:
-    running = LoopbackServer.start(MemoryStorage(OBJECT_BYTES), host_bytes=2 * OBJECT_BYTES)
+    running = LoopbackServer.start(MemoryStorage(OBJECT_BYTES), host_bytes=2 * charged_bytes(OBJECT_BYTES))
     wire = Wire(running)
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     put(wire, 0, 1)

@@ -1,6 +1,7 @@
 """Leases and the host tier: what is pinned, what goes, and for whom room is made."""
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import grpc
@@ -12,9 +13,10 @@ from tests.unit.service.test_requests import IDENTITY, MANIFEST, OBJECT_BYTES, k
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.service.requests.lookup import PrefixLabels
+from unified_cache.service.store import host_tier
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.leases import Leases
-from unified_cache.service.store.pages import HeldPage, blank_page, page_in
+from unified_cache.service.store.pages import HeldPage, blank_page, charged_bytes, page_in
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
 
@@ -27,7 +29,9 @@ class LeasedPages:
     def __init__(self) -> None:
         self.clock = ManualClock(1000.0)
         limits = limits_with(leased_share=0.8, lease_s_max=60.0, leases_max=2)
-        self.running = LoopbackServer.start(MemoryStorage(), limits, host_bytes=10 * OBJECT_BYTES, clock=self.clock)
+        self.running = LoopbackServer.start(
+            MemoryStorage(), limits, host_bytes=10 * charged_bytes(OBJECT_BYTES), clock=self.clock
+        )
         self.wire = Wire(self.running)
         self.wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
 
@@ -149,27 +153,84 @@ def held(payload_bytes: int = 100) -> HeldPage:
     return blank_page(HEADER_BYTES + payload_bytes)
 
 
+HELD_BYTES = charged_bytes(HEADER_BYTES + 100)
+
+
 def test_room_is_made_by_the_tenant_that_holds_most() -> None:
-    tier = HostTier(10 * held().object_bytes)
+    tier = HostTier(10 * HELD_BYTES)
     for number in range(3):
         assert tier.admit("quiet", label(number), held(), tier.epoch)
     for number in range(100, 200):
         assert tier.admit("loud", label(number), held(), tier.epoch)
-    assert tier.used("quiet") == (3, 3 * held().object_bytes)
-    assert tier.used("loud") == (7, 7 * held().object_bytes)
+    assert tier.used("quiet") == (3, 3 * HELD_BYTES)
+    assert tier.used("loud") == (7, 7 * HELD_BYTES)
 
 
 def test_a_page_that_finds_no_room_beside_pinned_ones_is_not_admitted() -> None:
-    tier = HostTier(2 * held().object_bytes)
-    tier.pin([label(0), label(1)])
+    tier = HostTier(2 * HELD_BYTES)
+    tier.pin("a", [label(0), label(1)])
     assert tier.admit("a", label(0), held(), tier.epoch)
     assert tier.admit("a", label(1), held(), tier.epoch)
     assert not tier.admit("b", label(2), held(), tier.epoch)
     assert not tier.admit("b", label(3), held(10_000), tier.epoch)
     assert tier.contains("a", [label(0), label(1)]) == [True, True]
-    tier.unpin([label(0)])
+    tier.unpin("a", [label(0)])
     assert tier.admit("b", label(2), held(), tier.epoch)
     assert tier.contains("a", [label(0), label(1)]) == [False, True]
+
+
+def test_a_victim_is_found_without_a_look_at_pinned_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned_count, victims_count = 2_000, 50
+    compared: list[Label] = []
+
+    class CountedLabels(OrderedDict[Label, HeldPage]):
+        def __iter__(self) -> Iterator[Label]:
+            for each in super().__iter__():
+                compared.append(each)
+                yield each
+
+    monkeypatch.setattr(host_tier, "OrderedDict", CountedLabels)
+    tier = HostTier((pinned_count + victims_count) * HELD_BYTES)
+    pinned = [label(number) for number in range(pinned_count)]
+    for each in pinned:
+        assert tier.admit("a", each, held(), tier.epoch)
+    tier.pin("a", pinned)
+    for number in range(pinned_count, pinned_count + 2 * victims_count):
+        assert tier.admit("a", label(number), held(), tier.epoch)
+    assert tier.evicted_count == victims_count
+    assert len(compared) == victims_count
+    assert all(tier.contains("a", pinned))
+
+
+def test_a_page_that_leases_let_go_is_the_last_to_be_evicted_and_pins_are_counted() -> None:
+    tier = HostTier(3 * HELD_BYTES)
+    for number in range(3):
+        tier.admit("a", label(number), held(), tier.epoch)
+    tier.pin("a", [label(0), label(0)])
+    tier.unpin("a", [label(0)])
+    for number in (3, 4):
+        assert tier.admit("a", label(number), held(), tier.epoch)
+    assert tier.contains("a", [label(0), label(1), label(2)]) == [True, False, False]
+    tier.unpin("a", [label(0)])
+    for number in (5, 6):
+        assert tier.admit("a", label(number), held(), tier.epoch)
+    assert tier.contains("a", [label(number) for number in (0, 3, 4)]) == [True, False, False]
+    assert [page is not None for page in tier.find("a", [label(0), label(3)])] == [True, False]
+
+
+def test_small_pages_count_with_what_they_take_beyond_their_bytes() -> None:
+    tier = HostTier(1 << 20)
+    for number in range(10_000):
+        tier.admit("a", label(number), held(1), tier.epoch)
+    pages_count, used_bytes = tier.used("a")
+    assert pages_count < (1 << 20) / 1024
+    assert used_bytes == pages_count * charged_bytes(HEADER_BYTES + 1)
+
+
+def test_a_lease_counts_small_pages_with_what_they_take_beyond_their_bytes(server: LeasedPages) -> None:
+    server.put(*range(4))
+    assert server.lease(*range(4)).lease
+    assert server.lease(*range(4)).lease == ""  # a tenant's half of 8 pages in 10, overhead included
 
 
 def test_leases_of_all_tenants_together_keep_no_more_than_their_share() -> None:

@@ -30,6 +30,7 @@ from unified_cache.service.operations.metrics import (
 from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, MetricsDoor, MetricsListener
 from unified_cache.service.settings import ListenAddress, load_settings
 from unified_cache.service.store.guarded import GuardedStore
+from unified_cache.service.store.pages import charged_bytes
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, sealed_page
 from unified_cache.wire.calls import Call
@@ -164,7 +165,10 @@ def test_a_store_of_files_tells_what_made_room_and_what_found_none(
 
 
 def test_pages_that_leave_memory_for_others_are_counted() -> None:
-    with running(host_bytes=2 * OBJECT_BYTES) as server, grpc.insecure_channel(server.address) as channel:
+    with (
+        running(host_bytes=2 * charged_bytes(OBJECT_BYTES)) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
         called(channel, Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
         put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
         for number in range(3):

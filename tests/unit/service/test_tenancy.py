@@ -27,6 +27,7 @@ from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.settings import LimitSettings
+from unified_cache.service.store.pages import charged_bytes
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -42,7 +43,9 @@ READER, WRITER, OTHER_WRITER = (
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[LoopbackServer]:
     running = LoopbackServer.start(
-        FileStorage.open(tmp_path / "store"), host_bytes=4 * OBJECT_BYTES, usage=CappedQuota(10 * OBJECT_BYTES)
+        FileStorage.open(tmp_path / "store"),
+        host_bytes=4 * charged_bytes(OBJECT_BYTES),
+        usage=CappedQuota(10 * OBJECT_BYTES),
     )
     yield running
     running.stop()

@@ -4,29 +4,65 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from threading import Lock
 
 from unified_cache.seal import Label
-from unified_cache.service.store.pages import HeldPage
+from unified_cache.service.store.pages import HeldPage, charged_bytes
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.protocol import Scan, StoredObject
 
 __all__ = ["HostTier"]
 
 
+class _TenantPages:
+    """Pages of one tenant: those that may be evicted, and those that are pinned, which no search for a victim meets."""
+
+    __slots__ = ("evictable", "pinned", "used_bytes")
+
+    def __init__(self) -> None:
+        self.evictable: OrderedDict[Label, HeldPage] = OrderedDict()
+        """The least recently used first."""
+        self.pinned: dict[Label, HeldPage] = {}
+        self.used_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.evictable) + len(self.pinned)
+
+    def __contains__(self, label: Label) -> bool:
+        return label in self.evictable or label in self.pinned
+
+    def get(self, label: Label) -> HeldPage | None:
+        """Return a page that is here."""
+        return self.evictable.get(label) or self.pinned.get(label)
+
+    def labels(self) -> Iterator[Label]:
+        """Return the names of all pages."""
+        return chain(self.evictable, self.pinned)
+
+    def pop(self, label: Label) -> HeldPage:
+        """Take out a page that is here."""
+        found = self.evictable.pop(label, None)
+        return self.pinned.pop(label) if found is None else found
+
+
+_NOTHING = _TenantPages()
+"""Pages of a tenant that has none."""
+
+
 class HostTier:
     """LRU pages under a cap in bytes; the tenant that holds most bytes evicts, its least recently used page first.
 
     So a tenant that holds less than an equal share loses no page to the flood of another. A pin is a reference count
-    on a label that forbids eviction; it holds also for a page that is admitted later. Thread-safe.
+    on a label that forbids eviction; it holds also for a page that is admitted later. A page counts with what it takes
+    beyond its bytes, see ``charged_bytes``. Thread-safe.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self._pages: dict[str, OrderedDict[Label, HeldPage]] = {}
-        """By tenant, the least recently used first. Labels are those of the store, so no two tenants share one."""
-        self._bytes_used: Counter[str] = Counter()
-        self._bytes_total = 0
+        self._tenants: dict[str, _TenantPages] = {}
+        """Those that have any. Labels are those of the store, so no two tenants share one."""
+        self._used_bytes = 0
         self._pins_count: Counter[Label] = Counter()
         self._evicted_count = 0
         self._clears_count: Counter[bytes] = Counter()
@@ -42,31 +78,29 @@ class HostTier:
     def used(self, tenant: str) -> tuple[int, int]:
         """Return pages and bytes that a tenant holds."""
         with self._guard:
-            return len(self._pages.get(tenant, ())), self._bytes_used[tenant]
+            pages = self._tenants.get(tenant, _NOTHING)
+            return len(pages), pages.used_bytes
 
     def contains(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
         """Tell for each label whether its page is in memory; changes no recency."""
         with self._guard:
-            pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
-            return list(map(pages.__contains__, labels))
+            return list(map(self._tenants.get(tenant, _NOTHING).__contains__, labels))
 
     def find(self, tenant: str, labels: Sequence[Label]) -> list[HeldPage | None]:
         """Return the pages that are in memory; the first become the most recent, so a prefix is evicted tail first."""
         with self._guard:
-            pages = self._pages.get(tenant)
-            if pages is None:
-                return [None] * len(labels)
-            found = [pages.get(label) for label in labels]
-            for label, page in zip(reversed(labels), reversed(found), strict=True):
-                if page is not None:
-                    pages.move_to_end(label)
-            return found
+            pages = self._tenants.get(tenant, _NOTHING)
+            for label in reversed(labels):
+                if label in pages.evictable:
+                    pages.evictable.move_to_end(label)
+            return list(map(pages.get, labels))
 
     def scan(self, tenant: str, identity: bytes, cursor: str) -> Scan:
         """List pages of one identity in the order of their names, after the name in ``cursor``. Linear in all."""
         with self._guard:
-            pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
-            sizes = {label: page.object_bytes for label, page in pages.items() if label.identity == identity}
+            pages = self._tenants.get(tenant, _NOTHING)
+            mine = [label for label in pages.labels() if label.identity == identity]
+            sizes = {label: page.object_bytes for label in mine if (page := pages.get(label)) is not None}
         names = ((label.page_name, label) for label in sizes)
         first = heapq.nsmallest(SCAN_OBJECTS_MAX, (pair for pair in names if pair[0] > cursor))
         objects = [StoredObject(label, sizes[label]) for _, label in first]
@@ -83,10 +117,9 @@ class HostTier:
         with self._guard:
             self._clears_count[identity] += 1
             self._epoch += 1
-            pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
-            dropped = [label for label in pages if label.identity == identity]
+            dropped = [label for label in self._tenants.get(tenant, _NOTHING).labels() if label.identity == identity]
             for label in dropped:
-                self._forget(tenant, pages, label)
+                self._forget(tenant, label)
         try:
             yield dropped
         finally:
@@ -101,61 +134,71 @@ class HostTier:
 
         Nor is a page taken in whose way here began at an ``epoch`` that is over: it may be one that was cleared.
         """
-        object_bytes = page.object_bytes
         with self._guard:
             if epoch != self._epoch or label.identity in self._clears_count:
                 return False
-            pages = self._pages.setdefault(tenant, OrderedDict[Label, HeldPage]())
-            if label in pages:
+            if label in self._tenants.get(tenant, _NOTHING):
                 return True
-            if not self._make_room(object_bytes):
+            page_bytes = charged_bytes(page.object_bytes)
+            if not self._make_room(page_bytes):
                 return False
-            pages[label] = page
-            self._bytes_used[tenant] += object_bytes
-            self._bytes_total += object_bytes
+            pages = self._tenants.setdefault(tenant, _TenantPages())
+            (pages.pinned if label in self._pins_count else pages.evictable)[label] = page
+            pages.used_bytes += page_bytes
+            self._used_bytes += page_bytes
             return True
 
     def drop(self, tenant: str, labels: Iterable[Label]) -> None:
         """Remove pages, pinned or not."""
         with self._guard:
-            pages = self._pages.get(tenant, OrderedDict[Label, HeldPage]())
             for label in labels:
-                if label in pages:
-                    self._forget(tenant, pages, label)
+                if label in self._tenants.get(tenant, _NOTHING):
+                    self._forget(tenant, label)
 
-    def pin(self, labels: Iterable[Label]) -> None:
+    def pin(self, tenant: str, labels: Iterable[Label]) -> None:
         """Add one reference to each label: its page is not evicted while it has any."""
         with self._guard:
-            self._pins_count.update(labels)
-
-    def unpin(self, labels: Iterable[Label]) -> None:
-        """Drop one reference of each label."""
-        with self._guard:
+            pages = self._tenants.get(tenant, _NOTHING)
             for label in labels:
-                left_count = self._pins_count.pop(label) - 1
-                if left_count:
-                    self._pins_count[label] = left_count
+                self._pins_count[label] += 1
+                if label in pages.evictable:
+                    pages.pinned[label] = pages.evictable.pop(label)
+
+    def unpin(self, tenant: str, labels: Iterable[Label]) -> None:
+        """Drop one reference of each label; a page without any is then the tenant's most recently used."""
+        with self._guard:
+            pages = self._tenants.get(tenant, _NOTHING)
+            for label in labels:
+                self._pins_count[label] -= 1
+                if not self._pins_count[label]:
+                    del self._pins_count[label]
+                    if label in pages.pinned:
+                        pages.evictable[label] = pages.pinned.pop(label)
 
     def _make_room(self, needed_bytes: int) -> bool:
-        short_bytes = self._bytes_total + needed_bytes - self.bytes_max
+        """Evict what is short. The cost is one step for each tenant and each victim, however many pages are pinned."""
+        short_bytes = self._used_bytes + needed_bytes - self.bytes_max
         if short_bytes <= 0 or needed_bytes > self.bytes_max:
             return short_bytes <= 0
-        waiting = dict(self._bytes_used)
-        while waiting and short_bytes > 0:
-            tenant = max(waiting, key=waiting.__getitem__)
-            pages = self._pages[tenant]
-            victim = next((label for label in pages if label not in self._pins_count), None)
-            if victim is None:
-                del waiting[tenant]
-                continue
-            freed_bytes = self._forget(tenant, pages, victim)
+        largest_first = [(-pages.used_bytes, tenant) for tenant, pages in self._tenants.items() if pages.evictable]
+        heapq.heapify(largest_first)
+        while largest_first and short_bytes > 0:
+            tenant = largest_first[0][1]
+            pages = self._tenants[tenant]
+            short_bytes -= self._forget(tenant, next(iter(pages.evictable)))
             self._evicted_count += 1
-            waiting[tenant] -= freed_bytes
-            short_bytes -= freed_bytes
+            if pages.evictable:
+                heapq.heapreplace(largest_first, (-pages.used_bytes, tenant))
+            else:
+                heapq.heappop(largest_first)
         return short_bytes <= 0
 
-    def _forget(self, tenant: str, pages: OrderedDict[Label, HeldPage], label: Label) -> int:
-        object_bytes = pages.pop(label).object_bytes
-        self._bytes_used[tenant] -= object_bytes
-        self._bytes_total -= object_bytes
-        return object_bytes
+    def _forget(self, tenant: str, label: Label) -> int:
+        """Take a page out; return the memory that this gives back."""
+        pages = self._tenants[tenant]
+        freed_bytes = charged_bytes(pages.pop(label).object_bytes)
+        pages.used_bytes -= freed_bytes
+        self._used_bytes -= freed_bytes
+        if not pages:
+            del self._tenants[tenant]
+        return freed_bytes

@@ -63,7 +63,7 @@ class Leases:
                 return ""
             name = self._new_id()
             self._leases[name] = _Lease(tenant, tuple(labels), leased_bytes, self._clock() + lease_s)
-            self._host.pin(labels)
+            self._host.pin(tenant, labels)
             return name
 
     def release(self, tenant: str, name: str) -> bool:
@@ -85,4 +85,4 @@ class Leases:
 
     def _end(self, name: str, lease: _Lease) -> None:
         del self._leases[name]
-        self._host.unpin(lease.labels)
+        self._host.unpin(lease.tenant, lease.labels)
