@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill, objects_of, open_store, url_of
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, objects_of, open_store, url_of
 from tests.support.running_service import RunningService, running
 from unified_cache.cli.main import run
+from unified_cache.offline.stores import identities_of, open_to_read
 from unified_cache.page import Prompt
+from unified_cache.seal import verify
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.testing.storage_contract import listing
 
 TOKENS = list(range(PAGES * PAGE_SIZE))
 LAYOUT = LAYOUTS["full"]
@@ -91,6 +96,56 @@ def test_what_is_got_is_its_owners_alone_and_follows_no_link(
         assert run([*get, str(other)]) == 2
         assert "--output must name a file, or nothing yet" in capsys.readouterr().err
     assert (letter.read_bytes(), link.is_symlink()) == (b"dear", True)
+
+
+@pytest.mark.parametrize("kind", ["file", "packed"])
+def test_the_services_own_store_tells_what_pages_are_like(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, tokens, back = f"{kind}:{tmp_path / 'own'}", tmp_path / "tokens.json", tmp_path / "back"
+    tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
+    with running(storage=own) as server:
+        url = f"grpc://{server.address}"
+        fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE)])
+        assert run(["lookup", url, "--like", own, "--tokens", str(tokens), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["restorable_tokens"] == PAGES * PAGE_SIZE
+        with closing(open_to_read(own)) as storage:
+            (identity,) = identities_of(storage)
+            stored = [found.label for found in listing(storage, identity.digest)]
+        assert identity.name == "@default/toy"
+        plain = TOY.digest(LAYOUT)
+        for name in (stored[0].object_name, stored[0]._replace(identity=plain).object_name):
+            assert run(["get", url, name, "--like", own, "--output", str(back)]) == 0
+            assert verify(memoryview(back.read_bytes()), stored[0]._replace(identity=plain)) is None
+            assert run(["put", url, name, "--like", own, "--input", str(back)]) == 0
+        for digest in (identity.digest, plain):
+            command = ["lookup", url, "--like", own, "--identity", digest.hex()[:9], "--tokens", str(tokens)]
+            assert run(command) == 0
+
+
+def test_clear_removes_what_one_identity_has_and_says_what_it_would_remove_first(
+    like: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(access={"local_role": "admin"}) as server:
+        url = f"grpc://{server.address}"
+        for options in (["--like", like], ["--all"]):
+            fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE)])
+            assert run(["clear", url, *options]) == 2
+            assert "say so with --yes" in capsys.readouterr().err
+            assert run(["clear", url, *options, "--yes", "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)[server.address]["removed"] == len(objects_in(tmp_path))
+        assert run(["clear", url, "--yes"]) == 2
+        assert "either --like STORE" in capsys.readouterr().err
+
+
+def test_drain_ends_a_service_for_an_admin_alone(server: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["drain", f"grpc://{server.address}"]) == 1
+    assert "PERMISSION_DENIED" in capsys.readouterr().err
+    assert not server.drain.is_asked
+    with running(access={"local_role": "admin"}) as other:
+        assert run(["drain", f"grpc://{other.address}"]) == 0
+        assert capsys.readouterr().out == f"{other.address}: draining\n"
+        assert other.drain.wait(0)
 
 
 def test_what_goes_wrong_is_one_line(

@@ -1,13 +1,14 @@
-"""``unified-cache ping``, ``stat``, ``lookup``, ``get`` and ``put``: a service asked by a person.
+"""``unified-cache ping``, ``stat``, ``lookup``, ``get``, ``put``, ``clear`` and ``drain``: a service asked by a person.
 
-What a page is like, its pools and their sizes, is taken from a store that has the identity: a file store of an engine,
-or a copy of its manifest. The service's client is imported when it is needed: it brings gRPC, an extra.
+What a page is like, its pools and their sizes, is taken from a store that has the identity: an engine's, or the
+service's own, where its name has the tenant in it. The service's client is imported when it is needed: it brings gRPC,
+an extra.
 """
 
 import stat
 import sys
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,11 +29,11 @@ from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import write_whole
 from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.stores import choose, identities_of, open_to_read
+from unified_cache.offline.stores import StoredIdentity, Undescribed, choose, identities_of, open_to_read
 from unified_cache.page import Namespace, PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Label, verify
-from unified_cache.storage_backends.manifest import Description, manifest_of
+from unified_cache.storage_backends.manifest import Description, manifest_of, model_without_tenant
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -40,12 +41,22 @@ from unified_cache.storage_backends.verified import VerifiedStorage
 if TYPE_CHECKING:
     from unified_cache.storage_backends.remote.inquiry import Inquiry
 
-__all__ = ["REMOTE_COMMANDS", "GetCommand", "LookupCommand", "PingCommand", "PutCommand", "RemoteStatCommand"]
+__all__ = [
+    "REMOTE_COMMANDS",
+    "DrainCommand",
+    "GetCommand",
+    "LookupCommand",
+    "PingCommand",
+    "PutCommand",
+    "RemoteClearCommand",
+    "RemoteStatCommand",
+]
 
 DIGEST_BYTES = 32
 
 ServiceArgument = Annotated[str, typer.Argument(metavar="URL", help="Service: grpc://HOST:PORT or grpcs://HOST:PORT.")]
-LikeOption = Annotated[str, typer.Option(metavar="STORE", help="A store that has the identity, as file:DIR.")]
+LIKE_HELP = "A store that has the identity, as file:DIR: an engine's, or the service's own."
+LikeOption = Annotated[str, typer.Option(metavar="STORE", help=LIKE_HELP)]
 ObjectArgument = Annotated[str, typer.Argument(metavar="OBJECT", help="IDENTITY/KEY.POOL, as stores list it.")]
 
 
@@ -169,6 +180,7 @@ class GetCommand:
         label = _label_of(self.name)
         _check_output(self.output)
         described = _described(self.like, label.identity.hex())
+        label = label._replace(identity=_manifest(described).identity)
         sizes = {pool.name: pool.page_bytes for pool in described.layout.pools}
         if label.pool not in sizes:
             raise ConfigError(f"{self.name} must name a pool of {', '.join(sizes)}, found {label.pool!r}")
@@ -198,15 +210,71 @@ class PutCommand:
             CacheError: the service declined it, does not answer, or refuses.
         """
         label = _label_of(self.name)
+        described = _described(self.like, label.identity.hex())
+        label = label._replace(identity=_manifest(described).identity)
         page = memoryview(self.source.read_bytes())
         flaw = verify(page, label)
         if flaw is not None:
             raise ConfigError(f"{self.source} must hold {self.name}: {flaw.value}")
         level = Level.DURABLE if self.durable else Level.CACHED
-        with closing(_store_at(self.url, _described(self.like, label.identity.hex()))) as storage:
+        with closing(_store_at(self.url, described)) as storage:
             (answer,) = storage.put([PageIO(label, None, (page,))], level)
             if not answer:
                 raise CacheError(f"{self.url} must take {self.name}, found a {answer.value}")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteClearCommand:
+    """Remove every page of one identity of yours from a service, its memory included. Without --yes nothing is removed.
+
+    With --all in the place of --like: of every identity of yours that the servers know, which is an admin's to do.
+    """
+
+    url: ServiceArgument
+    like: Annotated[str | None, typer.Option(metavar="STORE", help=LIKE_HELP)] = None
+    identity: IdentityOption = None
+    everything: Annotated[bool, typer.Option("--all", help="Every identity that the servers know of you.")] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False
+    as_json: JsonOption = False
+
+    def run(self) -> None:
+        """Ask and show.
+
+        Raises:
+            InputError: neither or both of --like and --all, no --yes, or no such service or identity.
+            StorageError: a server does not answer, or refuses; those before it are cleared.
+        """
+        if self.everything == (self.like is not None):
+            raise ConfigError("clear needs either --like STORE, a store that has the identity, or --all")
+        described = None if self.like is None else _described(self.like, self.identity)
+        if not self.yes:
+            going = "every identity of yours" if described is None else described.identity.model
+            raise ConfigError(f"clear would remove all pages of {going} from {self.url}; say so with --yes")
+        with _opened(self.url) as inquiry:
+            removed_counts = inquiry.clear(None if described is None else _manifest(described))
+        if self.as_json:
+            print_json({server: {"removed": count} for server, count in removed_counts.items()})
+            return
+        for server, count in removed_counts.items():
+            console_on(sys.stdout).print_line(f"{server}: removed {count:,} objects")
+
+
+@dataclass(frozen=True, slots=True)
+class DrainCommand:
+    """End a service as SIGTERM does: its servers refuse new calls and let those in flight finish. An admin's to do."""
+
+    url: ServiceArgument
+
+    def run(self) -> None:
+        """Ask and show.
+
+        Raises:
+            ConfigError: no URL of a service.
+            StorageError: a server does not answer, or refuses; those before it are ending.
+        """
+        with _opened(self.url) as inquiry:
+            for server in inquiry.drain():
+                console_on(sys.stdout).print_line(f"{server}: draining")
 
 
 def _opened(url: str) -> "AbstractContextManager[Inquiry]":
@@ -240,9 +308,26 @@ def _store_at(url: str, described: Description) -> StorageBackend:
     return VerifiedStorage(storage)
 
 
-def _described(like: str, identity: str | None) -> Description:
+def _described(like: str, wanted: str | None) -> Description:
+    """Return what the service's clients call an identity of a store: by either of its digests, or the only one."""
     with closing(open_to_read(like)) as storage:
-        return choose(identities_of(storage), like, identity).described()
+        found = identities_of(storage)
+    if wanted is not None and any(kept.digest.hex().startswith(wanted.lower()) for kept in found):
+        return _without_tenant(choose(found, like, wanted).described())
+    plain = [_as_clients_call_it(kept) for kept in found]
+    return choose(plain, like, wanted).described()
+
+
+def _as_clients_call_it(kept: StoredIdentity) -> StoredIdentity:
+    if isinstance(kept.description, Undescribed):
+        return kept
+    described = _without_tenant(kept.description)
+    return StoredIdentity(_manifest(described).identity, described)
+
+
+def _without_tenant(described: Description) -> Description:
+    model = model_without_tenant(described.identity.model)
+    return Description(replace(described.identity, model=model), described.layout)
 
 
 def _manifest(described: Description) -> Manifest:
@@ -267,5 +352,7 @@ REMOTE_COMMANDS = {
     "lookup": (LookupCommand, " --like file:/var/cache/kv --tokens prompts.jsonl"),
     "get": (GetCommand, " IDENTITY/KEY.POOL --like file:/var/cache/kv --output page"),
     "put": (PutCommand, " IDENTITY/KEY.POOL --like file:/var/cache/kv --input page"),
+    "clear": (RemoteClearCommand, " --like file:/var/cache/kv --yes"),
+    "drain": (DrainCommand, ""),
 }
 """Commands by name, each with the arguments of an example after the URL."""

@@ -8,7 +8,7 @@ from unified_cache.proto import manifest_pb2 as proto
 from unified_cache.seal import FORMAT_VERSION
 from unified_cache.shards import NamedShard
 
-__all__ = ["Description", "described_by", "manifest_of"]
+__all__ = ["Description", "described_by", "manifest_of", "model_of_tenant", "model_without_tenant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,19 @@ class Description:
 
     identity: Identity
     layout: ModelLayout
+
+
+def model_of_tenant(tenant: str, model: str) -> str:
+    """Return the name under which a service stores pages of a tenant's model, so that no two tenants share a digest."""
+    return f"@{tenant}/{model}"
+
+
+def model_without_tenant(model: str) -> str:
+    """Return a model's name as its tenant has it; a name that no service gave is returned as it is.
+
+    No tenant's name has a slash, so where the model begins is certain.
+    """
+    return model.partition("/")[2] or model if model.startswith("@") else model
 
 
 def manifest_of(identity: Identity, layout: ModelLayout) -> proto.Manifest:

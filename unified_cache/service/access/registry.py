@@ -18,7 +18,7 @@ from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES, Label
 from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.settings import LimitSettings
-from unified_cache.storage_backends.manifest import described_by, manifest_of
+from unified_cache.storage_backends.manifest import described_by, manifest_of, model_of_tenant
 from unified_cache.wire.calls import REASON, REASON_HELLO
 
 __all__ = ["Registration", "Registry"]
@@ -142,8 +142,7 @@ class Registry:
             raise InputError(f"a page has at most {self._limits.page_bytes_max} bytes in one pool")
         # What is kept is made anew from what was understood: a message keeps fields that nobody knows, however long.
         plain = manifest_of(described.identity, layout)
-        # No tenant's name has a slash, so where the model begins is certain.
-        scoped = replace(described.identity, model=f"@{tenant}/{described.identity.model}")
+        scoped = replace(described.identity, model=model_of_tenant(tenant, described.identity.model))
         return Registration(plain, layout, object_bytes, manifest_of(scoped, layout), vocabulary)
 
 

@@ -93,6 +93,31 @@ class Inquiry:
             found.append(PromptCoverage(reply.end_max, reply.pages_count, reply.bound_by))
         return found
 
+    def clear(self, manifest: Manifest | None) -> dict[str, int]:
+        """Clear one identity at every server, None for all that it knows of the caller; return counts by server.
+
+        Raises:
+            StorageError: a server does not answer, or refuses; those before it are cleared.
+        """
+        removed_counts: dict[str, int] = {}
+        for server in self._servers:
+            request = pb.ClearRequest(tenant=server.tenant)
+            if manifest is not None:
+                _ask(server, Call.HELLO, pb.HelloRequest(tenant=server.tenant, manifest=manifest), pb.HelloReply)
+                request.identity = manifest.identity
+            removed_counts[server.name] = _ask(server, Call.CLEAR, request, pb.ClearReply).removed_count
+        return removed_counts
+
+    def drain(self) -> list[str]:
+        """Let every server finish the calls in flight and end; return their names.
+
+        Raises:
+            StorageError: a server does not answer, or refuses; those before it are ending.
+        """
+        for server in self._servers:
+            _ask(server, Call.DRAIN, pb.DrainRequest(tenant=server.tenant), pb.DrainReply)
+        return [server.name for server in self._servers]
+
 
 @contextmanager
 def open_inquiry(url: str) -> Iterator[Inquiry]:
