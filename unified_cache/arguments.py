@@ -1,13 +1,14 @@
 """Checks of what callers pass: a value of another kind is an error of ours that says what was expected."""
 
 from collections.abc import Sequence
+from types import UnionType
 
 from unified_cache.errors import InputError
 
 __all__ = ["check_each", "check_kind", "check_text"]
 
 
-def check_kind(value: object, kind: type, expected: str, error: type[InputError] = InputError) -> None:
+def check_kind(value: object, kind: type | UnionType, expected: str, error: type[InputError] = InputError) -> None:
     """Refuse a value that is no instance of ``kind``; ``expected`` says what it should be.
 
     Raises:

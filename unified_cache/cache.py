@@ -350,6 +350,7 @@ class UnifiedCache:
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
+        check_kind(level, Level, "a level, such as Level.DURABLE")
         self.config.check_host()
         return self._controller.start(TransferKind.BACKUP, self._transfers.backup(prompt, level))
 

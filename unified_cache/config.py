@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from numbers import Integral
 
-from unified_cache.arguments import check_each
+from unified_cache.arguments import check_each, check_kind
 from unified_cache.errors import ConfigError
 from unified_cache.pool import Tier
 
@@ -73,6 +73,8 @@ class EvictionConfig:
     """Pages not touched for so long go before others, whatever the policy; None for no such bias."""
 
     def __post_init__(self) -> None:
+        for name, policies in (("device", self.device), ("host", self.host)):
+            check_each(policies, EvictionPolicy, f"the policies of {name} as a tuple of EvictionPolicy", ConfigError)
         if self.lfu_half_life_touches < 1:
             raise ConfigError(f"lfu_half_life_touches must be positive, found {self.lfu_half_life_touches}")
         if not 0 <= self.slru_protected_share <= 1:
@@ -198,6 +200,11 @@ class CacheConfig:
     def __post_init__(self) -> None:
         for name, pages in (("device_pages", self.device_pages), ("host_pages", self.host_pages)):
             check_each(pages, Integral, f"{name} as a number of pages for each component, such as (100,)", ConfigError)
+        check_kind(self.retention, Retention, "retention as a Retention", ConfigError)
+        check_kind(self.eviction, EvictionConfig, "eviction as an EvictionConfig", ConfigError)
+        check_kind(self.write, WritePolicy, "write as a WritePolicy, such as WritePolicy.THROUGH", ConfigError)
+        check_kind(self.prefetching, Prefetching, "prefetching as a Prefetching", ConfigError)
+        check_kind(self.guard, GuardConfig | None, "guard as a GuardConfig or None", ConfigError)
         if max(len(self.eviction.device), len(self.eviction.host)) > len(self.device_pages):
             raise ConfigError(f"eviction names more policies than the {len(self.device_pages)} components")
         if len(self.device_pages) != len(self.host_pages):

@@ -185,6 +185,11 @@ CALLS: dict[str, tuple[Callable[[Used], object], type[Exception], str]] = {
         InputError,
         "expected a match, found Prompt",
     ),
+    "a text for a level": (
+        lambda u: u.cache.backup(u.longer, "durable"),  # type: ignore[arg-type]
+        InputError,
+        "expected a level, such as Level.DURABLE, found 'durable'",
+    ),
     "no lock": (lambda u: u.cache.release(None), LockError, "expected a lock, found None"),  # type: ignore[arg-type]
     "slots of a lock given back": (lambda u: u.cache.slots(u.released), LockError, "released already"),
     "slots of a component that there is not": (
@@ -280,6 +285,21 @@ PARTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: CacheConfig((4,), ("4",)),  # type: ignore[arg-type]
         ConfigError,
         "host_pages as a number of pages for each component, .* found '4'",
+    ),
+    "a text for a write policy": (
+        lambda: CacheConfig((4,), (4,), write="through"),  # type: ignore[arg-type]
+        ConfigError,
+        "write as a WritePolicy, such as WritePolicy.THROUGH, found 'through'",
+    ),
+    "a policy for policies": (
+        lambda: EvictionConfig(device=EvictionPolicy.LFU),  # type: ignore[arg-type]
+        ConfigError,
+        "the policies of device as a tuple of EvictionPolicy, found EvictionPolicy",
+    ),
+    "a deadline for a guard": (
+        lambda: CacheConfig((4,), (4,), guard=5.0),  # type: ignore[arg-type]
+        ConfigError,
+        "guard as a GuardConfig or None, found 5.0",
     ),
     "one count for two components": (
         lambda: opened(ModelLayout(PAGE, (Full((KV,)), STATE))),
