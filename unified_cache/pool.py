@@ -213,7 +213,7 @@ class ModelLayout:
 
     @property
     def transfer_order(self) -> tuple[tuple[int, PoolSpec], ...]:
-        """Every (component, pool) in the order of every transfer: KV before sidecars.
+        """Every (component, pool) in the order of every transfer, or of each page of one: KV before sidecars.
 
         First all of Full's pools, then the other components' anchors, then their sidecars.
         """

@@ -235,7 +235,7 @@ class Prefetches:
             fits &= rooms[component] >= 0
         length = _last(fits)
         if not length:
-            return FetchPlan(known_end, copies=False, reads=())
+            return FetchPlan(known_end, copies=False, reads=missing.reads([]))
         end = known_end + length
         left = [int(room[length - 1]) for room in rooms]
         between = self._ends_between(missing, ends[: length - 1], end, left)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.support.cache import ToyEngine
+from tests.support.cache import IDENTITY, ToyEngine
 from unified_cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Workers
 from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, Tier
+from unified_cache.pool import Identity, ModelLayout, Tier
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
@@ -46,15 +46,22 @@ def conversation(cache: UnifiedCache, pages: int) -> Prompt:
     return cache.prompt(np.arange(pages * cache.layout.page_size, dtype=np.int32))
 
 
-def remembered(layout: ModelLayout, store: MemoryStorage, workers: Workers | None = None) -> ToyEngine:
+def remembered(
+    layout: ModelLayout, store: MemoryStorage, workers: Workers | None = None, identity: Identity = IDENTITY
+) -> ToyEngine:
     """Return a cache over a store; its memory holds nothing yet."""
     sizes = tuple(ROOM for _ in layout.components)
-    return ToyEngine(layout, sizes, sizes, store, InlineWorkers() if workers is None else workers)
+    return ToyEngine(layout, sizes, sizes, store, InlineWorkers() if workers is None else workers, identity)
 
 
-def store_turns(layout: ModelLayout, store: MemoryStorage, turns: Iterable[int]) -> None:
+def cramped(layout: ModelLayout, store: MemoryStorage, workers: Workers, host_pages: Sequence[int]) -> ToyEngine:
+    """Return a cache as ``remembered``, whose host has room for so many pages of each component."""
+    return ToyEngine(layout, tuple(ROOM for _ in layout.components), tuple(host_pages), store, workers)
+
+
+def store_turns(layout: ModelLayout, store: MemoryStorage, turns: Iterable[int], identity: Identity = IDENTITY) -> None:
     """Have another cache serve and store the conversation as it was after each turn, in pages."""
-    toy = remembered(layout, store)
+    toy = remembered(layout, store, None, identity)
     for end in turns:
         prompt = compute(toy, end)
         toy.cache.backup(prompt)

@@ -163,7 +163,7 @@ class StorageBatches:
 
 
 class StoreJob:
-    """Write sealed host pages to storage, KV before sidecars, as far as this rank is the one to write them."""
+    """Write sealed host pages to storage, page by page, as far as this rank is the one to write them."""
 
     queue = JobQueue.STORAGE
     is_urgent = False
@@ -285,7 +285,7 @@ class ProbeJob:
 
 
 class FetchJob:
-    """Read pages from storage straight into host slots, KV before sidecars; each is verified by the backend."""
+    """Read pages from storage straight into host slots, page by page; each is verified by the backend."""
 
     queue = JobQueue.STORAGE
     is_urgent = True

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.cache import ToyEngine
 from tests.support.components import COMPONENT_SETS
 from tests.support.conversations import (
     HostModel,
@@ -13,9 +14,10 @@ from tests.support.conversations import (
     store_turns,
 )
 from tests.support.operations import Stepped, started
+from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, out_pages, over, ranked, same
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, Prefetching
-from unified_cache.controller import Operation, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, Operation, OperationState, TransferKind
 from unified_cache.errors import StorageError
 from unified_cache.pool import ModelLayout, Tier
 from unified_cache.seal import Label
@@ -295,3 +297,73 @@ def test_progress_of_a_prefetch_is_what_it_would_gain_if_it_ended_now(monkeypatc
     assert cache.prefetch_progress(operation) is None, "it is over"
     assert [*dict.fromkeys(seen)] == [(gained, 16) for gained in (0, *TURNS)]
     assert cache.traffic()[TransferKind.PREFETCH].component_pages[0] == 16
+
+
+@every_hybrid
+def test_windows_of_ends_in_between_at_most_double_what_is_read(layout: ModelLayout) -> None:
+    store = stored(layout, tuple(range(1, 25)))
+    cache = remembered(layout, store).cache
+    assert prefetched(cache, 24).pages_count == 24
+    sizes = {pool.name: pool.page_bytes for pool in layout.pools}
+    full_pools = {pool.name for pool in layout.components[0].pools}
+    full_bytes = sum(sizes[label.pool] for label in store.came if label.pool in full_pools)
+    windows = layout.components[1:]
+    last_bytes = sum(
+        min(component.span, 24) * sum(sizes[pool.name] for pool in component.pools) for component in windows
+    )
+    assert sum(sizes[label.pool] for label in store.came) <= 2 * full_bytes + last_bytes
+
+
+@every_hybrid
+def test_without_room_for_windows_of_ends_in_between_the_longest_end_is_reached_all_the_same(
+    layout: ModelLayout,
+) -> None:
+    store = stored(layout)
+    room = (16, *(component.span for component in layout.components[1:]))
+    toy = ToyEngine(layout, room, room, store, InlineWorkers())
+    assert prefetched(toy.cache, 16).pages_count == 16
+    kept = pages_on(toy.cache, conversation(toy.cache, 16), Tier.HOST)
+    assert kept[1:] == [set(range(16 - component.span, 16)) for component in layout.components[1:]]
+
+
+@every_hybrid
+def test_a_prefetch_without_room_for_the_longest_end_reads_for_the_longest_that_there_is_room_for(
+    layout: ModelLayout,
+) -> None:
+    store = stored(layout)
+    room = (14, *(component.span + 4 for component in layout.components[1:]))
+    toy = ToyEngine(layout, room, room, store, InlineWorkers())
+    operation = prefetched(toy.cache, 16)
+    assert (operation.error, operation.pages_count) == (None, 12)
+    toy.cache.check()
+
+
+@every_hybrid
+@pytest.mark.parametrize("losing_rank", [0, 1])
+def test_what_did_not_come_on_one_rank_is_done_without_on_all(layout: ModelLayout, losing_rank: int) -> None:
+    def live(ranks: ThreadRanks) -> tuple[str, int, int, list[set[int]]]:
+        store = VanishingStorage()
+        store_turns(layout, store, range(1, 9), head_of(ranks))
+        cache = ranked(remembered(layout, MemoryStorage()), ranks, store)
+        if ranks.rank == losing_rank:
+            store.vanishing = {labels_of(cache, 7, 1)[-1]}
+        operation = over(cache, cache.prefetch(conversation(cache, 8)))
+        kept = pages_on(cache, conversation(cache, 8), Tier.HOST)
+        return digest_of(cache), operation.pages_count, out_pages(cache), kept
+
+    _, gained, out, kept = same(in_threads(2, live))
+    assert (gained, out, kept[0]) == (7, 0, set(range(8)))
+
+
+@every_layout
+def test_a_prefetch_without_any_room_gains_nothing_and_is_no_failure(layout: ModelLayout) -> None:
+    store = stored(layout)
+    cache = remembered(layout, store).cache
+    ledger = cache._ledger
+    taken = ledger.allocate(Tier.HOST, 0, ledger.capacity(Tier.HOST, 0))
+    assert taken is not None
+    store.calls_count = 0
+    operation = prefetched(cache, 16)
+    assert (operation.state, operation.pages_count, store.calls_count) == (OperationState.DONE, 0, 0)
+    ledger.free(Tier.HOST, 0, taken)
+    assert prefetched(cache, 16).pages_count == 16
