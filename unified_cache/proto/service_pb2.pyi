@@ -68,16 +68,18 @@ class PageRun(_message.Message):
     def __init__(self, identity: _Optional[bytes] = ..., pool: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., parents: _Optional[_Iterable[bytes]] = ..., object_bytes: _Optional[int] = ...) -> None: ...
 
 class Namespace(_message.Message):
-    __slots__ = ("extra_key", "cache_salt", "lora_id", "tenant")
+    __slots__ = ("extra_key", "cache_salt", "lora_id", "tenant", "bigrams")
     EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     LORA_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    BIGRAMS_FIELD_NUMBER: _ClassVar[int]
     extra_key: str
     cache_salt: str
     lora_id: str
     tenant: str
-    def __init__(self, extra_key: _Optional[str] = ..., cache_salt: _Optional[str] = ..., lora_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    bigrams: bool
+    def __init__(self, extra_key: _Optional[str] = ..., cache_salt: _Optional[str] = ..., lora_id: _Optional[str] = ..., tenant: _Optional[str] = ..., bigrams: _Optional[bool] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("ids", "namespace")

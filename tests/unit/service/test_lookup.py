@@ -124,6 +124,22 @@ def test_tokens_are_hashed_as_an_engine_would(wire: Wire) -> None:
     assert looked_up(wire, pb.LookupRequest(tokens=pb.Tokens(ids=range(30), namespace=other))).end_max == 0
 
 
+def test_tokens_of_bigrams_are_hashed_as_such(wire: Wire) -> None:
+    bigrams = Namespace(cache_salt="salt", bigrams=True)
+    named = [Label(MANIFEST.identity, key, "kv") for key in Prompt.of(range(20), 4, bigrams).keys[:2]]
+    pages = [PageIO(label, None, (memoryview(bytearray(HEADER_BYTES + PAYLOAD_BYTES)),)) for label in named]
+    for page in pages:
+        seal_buffers(page.buffers, page.label)
+    client = wire.running.client()
+    client.register(MANIFEST, {})
+    assert all(client.put(pages, Level.CACHED))
+    client.close()
+    pairs = pb.Namespace(cache_salt="salt", bigrams=True)
+    needs = [pb.RequiredPool(name="kv", span=SPAN_ALL)]
+    reply = looked_up(wire, pb.LookupRequest(tokens=pb.Tokens(ids=range(20), namespace=pairs), pools=needs))
+    assert (reply.end_max, reply.pages_count) == (2, 4)
+
+
 def test_every_end_is_told_where_it_is_asked_for(wire: Wire) -> None:
     keys = pb.Keys(keys=Prompt.of(range(20), 4, Namespace(cache_salt="salt")).keys)
     reply = looked_up(wire, pb.LookupRequest(keys=keys, every_end=True))

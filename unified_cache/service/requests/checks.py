@@ -224,7 +224,8 @@ def _keys_of(tokens: service_pb2.Tokens, registration: Registration, limits: Lim
             ("tenant", said.tenant),
         )
     ]
-    return Prompt.of(ids, registration.layout.page_size, Namespace(*fields)).keys
+    namespace = Namespace(*fields, bigrams=said.bigrams)
+    return Prompt.of(ids, registration.layout.page_size, namespace).keys
 
 
 def all_stored(runs: Iterable[NamedRun]) -> list[Label]:
