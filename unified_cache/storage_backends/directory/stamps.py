@@ -24,14 +24,19 @@ PAGES_WAITING_MAX = 512
 class Stamps:
     """Times of use. A read costs no call on the disk for its time, only every so many do. Thread-safe."""
 
-    def __init__(self, clock: Clock, newest_ns: int = 0, *, notes_reads: bool = True) -> None:
-        """Each time is later than ``newest_ns``, whatever the clock says. A tool that only looks notes no reads."""
+    def __init__(self, clock: Clock, *, notes_reads: bool = True) -> None:
+        """A tool that only looks notes no reads."""
         self._clock = clock
         self._notes_reads = notes_reads
-        self._last_ns = max(clock(), min(newest_ns, STAMP_MAX_NS))
+        self._last_ns = clock()
         self._written_ns = self._last_ns
         self._waiting: dict[Label, int] = {}
         self._guard = Lock()
+
+    def outrun(self, newest_ns: int) -> None:
+        """Let each time from now on be later than ``newest_ns``, whatever the clock says."""
+        with self._guard:
+            self._last_ns = self._written_ns = max(self._last_ns, min(newest_ns, STAMP_MAX_NS))
 
     def new(self, count: int) -> int:
         """Take ``count`` times that are later than all before, and return the last of them."""

@@ -9,11 +9,11 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.directory.descriptors import missing_bytes, size_of
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.layout import identities_in
 from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.journal import Journal, JournalLine
-from unified_cache.storage_backends.file.layout import ListedObject, objects_in, place_of
+from unified_cache.storage_backends.file.layout import place_of
+from unified_cache.storage_backends.file.listing import StoreListing
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 
 __all__ = [
@@ -35,6 +35,9 @@ class SharedQuota:
     Pages count from the moment they are granted room, victims no more from the moment they are chosen. So what lies
     in the directories exceeds the cap at most by what all processes together are removing at the moment, and by
     the victims of a process that died while it did.
+
+    A process that fell behind what the journal keeps lists the directories: each of its calls a part, outside the
+    guards. Until the listing is complete it evicts by what it knew, and may exceed the cap by what it puts meanwhile.
 
     Thread-safe. Objects are removed outside the guards.
     """
@@ -58,8 +61,12 @@ class SharedQuota:
         self._declined_count = 0
         self._unremovable_count = 0
         self._unrecorded_count = 0
+        self._listing: StoreListing | None = None
+        """Listing under way since the others went too far ahead to be followed; None as long as they did not."""
+        self._listing_guard = Lock()
+        """Held by the one thread that goes on with the listing; nobody waits for it."""
         self._order = Lock()
-        """Guards the journal, and with it the order in which its lines are applied here."""
+        """Guards the journal, and with it the order in which its lines are applied here, and which listing it is."""
         self._guard = Lock()
         """Guards the LRU order; taken inside ``_order``, never held while a file is waited for."""
 
@@ -83,21 +90,34 @@ class SharedQuota:
         """Changes that the journal did not take, by which other processes miscount."""
         return self._unrecorded_count
 
-    def fill(self, history: Sequence[JournalLine]) -> None:
+    def fill(self, history: Sequence[JournalLine]) -> int:
         """Take stock of the directories, then of what others have begun meanwhile; evict what exceeds the cap.
+
+        Return when the most recent object was used.
 
         Raises:
             OSError: the directories cannot be listed.
         """
+        listing = StoreListing(self._root)
+        while listing.go_on():
+            pass
         with self._order:
-            self._rescan()
+            self._take_over(listing)
             self._apply(history)
         self.reserve((), ())
+        return listing.newest_ns
 
     def bytes_used(self) -> int:
-        """Count the bytes of the objects in the store, and of those granted room by any process."""
+        """Count the bytes of the objects in the store, and of those granted room by any process.
+
+        Raises:
+            OSError: the directories had to be listed, and cannot be.
+        """
         with self._order:
             self._publish(())
+        with self._listing_guard:
+            while self._listing is not None:
+                self._go_on(self._listing)
         return self._lru.bytes_used
 
     def learn(self, manifest: Manifest) -> None:
@@ -172,6 +192,7 @@ class SharedQuota:
 
         A miss changes nothing: the page may be another process's, granted room and about to be there.
         """
+        self._catch_up()
         found = pages if all(hits) else [page for page, hit in zip(pages, hits, strict=True) if hit]
         with self._guard:
             unknown = self._lru.touch([page.label for page in reversed(found)])
@@ -235,12 +256,43 @@ class SharedQuota:
             self._unremovable_count += len(stuck)
         return stuck
 
+    def _catch_up(self) -> None:
+        """List a few more objects where that is under way: every call does so, and none waits for another one's."""
+        listing = self._listing
+        if listing is None or not self._listing_guard.acquire(blocking=False):
+            return
+        try:
+            if listing is self._listing:
+                with suppress(OSError):
+                    self._go_on(listing)
+        finally:
+            self._listing_guard.release()
+
+    def _go_on(self, listing: StoreListing) -> None:
+        try:
+            if listing.go_on():
+                return
+        except OSError:
+            # What cannot be listed now may be the next time, from the beginning.
+            with self._order:
+                self._listing = StoreListing(self._root)
+            raise
+        with self._order:
+            self._take_over(listing)
+            self._apply(listing.changes)
+            # Lines that were missed while it went on may be of objects that it had passed.
+            self._listing = StoreListing(self._root) if listing.missed_lines else None
+
     def _publish(self, changes: Sequence[JournalLine]) -> None:
         """Append changes to the journal, and apply them and what others appended in the order that stands there."""
         try:
             news = self._journal.exchange(changes)
             if news is None:
-                self._rescan()
+                # Until the directories are listed, what was known stands, with what the journal still says.
+                if self._listing is None:
+                    self._listing = StoreListing(self._root)
+                else:
+                    self._listing.missed_lines = True
                 news = self._journal.exchange(changes)
         except OSError:
             news = None
@@ -248,12 +300,14 @@ class SharedQuota:
             # The count here stays right; the others will be wrong by these objects until they meet them.
             with self._guard:
                 self._unrecorded_count += len(changes)
-        self._apply(changes if news is None else news)
+        news = changes if news is None else news
+        if self._listing is not None:
+            self._listing.note(news)
+        self._apply(news)
 
-    def _rescan(self) -> None:
-        found = _objects_by_age(self._root)
+    def _take_over(self, listing: StoreListing) -> None:
         with self._guard:
-            self._lru.replace(found)
+            self._lru.replace(listing.by_age)
 
     def _apply(self, changes: Sequence[JournalLine]) -> None:
         with self._guard:
@@ -262,18 +316,6 @@ class SharedQuota:
                     self._lru.forget(label)
                 else:
                     self._lru.add(label, object_bytes)
-
-
-def _objects_by_age(root: StoreRoot) -> list[StoredObject]:
-    """List every object in the directories of a store, the least recently used first. Linear in objects."""
-    identities = identities_in(root.disk, root.fd)
-    found = [known for identity in identities for known in objects_in(root.disk, root.fd, identity)]
-    found.sort(key=_modified_at)
-    return [StoredObject(known.label, known.object_bytes) for known in found]
-
-
-def _modified_at(known: ListedObject) -> int:
-    return known.mtime_ns
 
 
 def decline_for_free_space(root: StoreRoot, granted: list[StoredObject], free_bytes_min: int) -> None:

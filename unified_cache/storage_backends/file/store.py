@@ -132,7 +132,7 @@ class FileStorage:
         try:
             history = journal.exchange(()) or ()
             # What nobody alive has begun, nobody will finish.
-            quota.fill(() if root.is_alone() else history)
+            stamps.outrun(quota.fill(() if root.is_alone() else history))
         except OSError as error:
             storage.close()
             raise storage_error(error, f"cannot list the file store in {path}") from error

@@ -131,7 +131,8 @@ class PackedStorage:
             root.close()
             raise storage_error(error, f"cannot read the packed store in {path}") from error
         found.sort(key=lambda each: each.stamp)
-        stamps = Stamps(clock, found[-1].stamp if found else 0, notes_reads=notes_reads)
+        stamps = Stamps(clock, notes_reads=notes_reads)
+        stamps.outrun(found[-1].stamp if found else 0)
         storage = cls(root, segments, index, stamps, free_bytes_min)
         storage._free_quietly(index.fill((label, slot) for label, slot, _ in found))
         return storage

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from unified_cache.storage_backends.directory.stamps import Clock
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import MODEL, PAGE_BYTES, blank_page, label, sealed_page
+
+CLOCK_START_NS = 1_700_000_000_000_000_000
 
 
 @pytest.fixture
@@ -68,6 +71,15 @@ def test_the_order_of_use_survives_a_restart(
         put(storage, [6])
         put(storage, [7])
         assert held(storage, 8) == [0, 1, 2, 3, 6, 7]
+
+
+def test_a_clock_that_was_set_back_does_not_turn_the_order_round(kind: StoreKind, root: Path) -> None:
+    for now_ns, number in ((CLOCK_START_NS, 0), (CLOCK_START_NS // 2, 1), (0, 2)):
+        with closing(kind.open(root, bytes_max=8 * PAGE_BYTES, clock=partial(int, now_ns))) as storage:
+            put(storage, [number])
+            storage.get([blank_page(label(0))])
+    with closing(kind.open(root, bytes_max=2 * PAGE_BYTES, clock=partial(int, 0))) as storage:
+        assert held(storage, 3) == [0, 2]
 
 
 def test_of_a_batch_beyond_the_cap_the_first_pages_are_stored(reopen: Callable[[int], DirectoryStorage]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -307,6 +308,95 @@ def test_a_store_that_lost_track_of_the_others_lists_the_directory(root: Path) -
         put(fast, [3])
         assert slow.bytes_used == fast.bytes_used == 5 * PAGE_BYTES
         assert slow.counts.unrecorded_count == 0
+
+
+class ListingDisk(Disk):
+    """Counts the objects that are looked at in a listing, and may let the first one wait."""
+
+    def __init__(self) -> None:
+        self.listed_count = 0
+        self.is_listing = Event()
+        self.goes_on = Event()
+        self.goes_on.set()
+
+    def stat(self, path: str, *, dir_fd: int, follow_symlinks: bool) -> os.stat_result:  # type: ignore[override]
+        if "/" in path:
+            self.listed_count += 1
+            self.is_listing.set()
+            assert self.goes_on.wait(60)
+        return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let 30 lines be too far ahead to be followed, and four objects be a step of a listing."""
+    monkeypatch.setattr("unified_cache.storage_backends.file.journal.FILE_BYTES_MAX", 1000)
+    monkeypatch.setattr("unified_cache.storage_backends.file.listing.LISTED_AT_ONCE", 4)
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_process_that_lost_track_of_the_others_lists_a_few_objects_a_call_and_keeps_the_cap_again(root: Path) -> None:
+    disk, cap = ListingDisk(), 50 * PAGE_BYTES
+    with (
+        closing(FileStorage.open(root, bytes_max=cap, disk=disk)) as slow,
+        closing(FileStorage.open(root, bytes_max=cap)) as fast,
+    ):
+        put(slow, [1000])
+        for number in range(60):
+            put(fast, [number])
+        calls_count = 0
+        while disk.listed_count < 50:
+            before = disk.listed_count
+            assert slow.get([blank_page(label(55))]) == [Answer.HIT]
+            assert disk.listed_count <= before + 4
+            calls_count += 1
+        assert 12 <= calls_count <= 14
+        put(slow, [2000])
+        slow.get([blank_page(label(55))])
+        assert slow.bytes_used == fast.bytes_used == bytes_in(root) == cap
+        assert held(slow, 60) == list(range(11, 60))
+        assert slow.counts.unrecorded_count == 0
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_no_call_waits_for_the_listing_that_another_one_goes_on_with(root: Path) -> None:
+    disk, cap = ListingDisk(), 50 * PAGE_BYTES
+    with (
+        closing(FileStorage.open(root, bytes_max=cap, disk=disk)) as slow,
+        closing(FileStorage.open(root, bytes_max=cap)) as fast,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        for number in range(40):
+            put(fast, [number])
+        put(slow, [100])
+        disk.is_listing.clear()
+        disk.goes_on.clear()
+        listing = thread.submit(slow.get, [blank_page(label(1))])
+        assert disk.is_listing.wait(60)
+        assert slow.get([blank_page(label(2))]) == [Answer.HIT]
+        assert put(slow, [101]) == [True]
+        slow.remove([label(3), label(39)])
+        assert not listing.done()
+        disk.goes_on.set()
+        assert listing.result(60) == [Answer.HIT]
+        assert slow.bytes_used == fast.bytes_used == bytes_in(root) == 40 * PAGE_BYTES
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_listing_that_fails_begins_anew(root: Path) -> None:
+    disk, cap = FaultyDisk(only="listdir"), 50 * PAGE_BYTES
+    with (
+        closing(FileStorage.open(root, bytes_max=cap, disk=disk)) as slow,
+        closing(FileStorage.open(root, bytes_max=cap)) as fast,
+    ):
+        for number in range(40):
+            put(fast, [number])
+        put(slow, [100])
+        for number in range(8):
+            disk.failing = range(len(disk.calls) + number, len(disk.calls) + number + 1)
+            assert slow.get([blank_page(label(1))]) == [Answer.HIT]
+        disk.failing = range(0)
+        assert slow.bytes_used == fast.bytes_used == bytes_in(root) == 41 * PAGE_BYTES
 
 
 # In earnest

@@ -121,15 +121,6 @@ def test_pages_in_slots_used_before_survive_a_restart_whatever_room_these_took(s
 # Order of use
 
 
-def test_a_clock_that_went_back_does_not_turn_the_order_round(root: Path) -> None:
-    for now_ns, number in ((CLOCK_START_NS, 0), (CLOCK_START_NS // 2, 1), (0, 2)):
-        with closing(opened(root, clock=lambda now_ns=now_ns: now_ns)) as storage:  # type: ignore[misc]
-            put(storage, [number])
-            get(storage, [0])
-    with closing(opened(root, 2)) as storage:
-        assert held(storage, 3) == [0, 2]
-
-
 def test_a_page_that_was_there_keeps_its_place_in_the_order_of_its_batch(root: Path) -> None:
     with closing(opened(root)) as storage:
         put(storage, [1])
