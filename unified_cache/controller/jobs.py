@@ -144,10 +144,10 @@ class StorageBatches:
         """
         listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
-            if self._done:
-                yield
             start = len(self._done)
             self._done += call(next_batch([page for _, _, page in listed[start : start + STORAGE_BATCH_OBJECTS]]))
+            if len(self._done) < len(listed):
+                yield
 
     def take_back(self) -> None:
         """Remove what was moved, and count nothing as moved; what is left of it if the store fails is unknown."""
