@@ -232,11 +232,12 @@ class Audit:
         for number, edges in walk.partial_locks.items():
             for lane in edges:
                 evictable[lane, number] = queues.evictable(walk.nodes[number], lane)
-        for lane in np.flatnonzero(queues.tracked).tolist():
-            for number in np.flatnonzero(evictable[lane]).tolist():
-                node = walk.nodes[number]
-                assert all(node.queued >> line & 1 for line in queues.queue_ids(node, lane)), "not in the queue"
-                evictable[lane, number] = False
+        # Policies and preferences put a node into other queues than that of its lane.
+        for number, node in enumerate(walk.nodes):
+            for lane in node.history or ():
+                if evictable[lane, number]:
+                    assert all(node.queued >> line & 1 for line in queues.queue_ids(node, lane)), "not in the queue"
+                    evictable[lane, number] = False
         assert not (evictable & (said[: self._lanes] == 0)).any(), "an evictable node is not in the queue"
 
     def _check_marks(self, walk: "_Walk", numbers: Contents, claims: Sequence[Claim]) -> None:

@@ -14,7 +14,7 @@ from unified_cache.cache import UnifiedCache
 from unified_cache.errors import InputError
 from unified_cache.page import Prompt
 from unified_cache.pool import Pages, Slots, Tier
-from unified_cache.tree import Lock, RadixTree
+from unified_cache.tree import UNNAMED, Lock, RadixTree
 
 SETTLE_S = 60.0
 ROUNDS_MAX = 4
@@ -59,7 +59,7 @@ class SimEngine:
         """Match, lock, allocate and compute; of windows what a resume needs, or all, or nothing."""
         prompt, self.subject = self.prompts.next()
         numbers = self.subject
-        found = self.cache.match(prompt)
+        found = self.cache.match(prompt, self.priority())
         spans = self.tree._state.spans
         device_end, host_end = longest(self.audit.picture, numbers, spans)
         assert found.device_end == device_end, "not the longest device prefix"
@@ -85,6 +85,10 @@ class SimEngine:
         self.claim(request)
         self.happened["resumed"] += lock.end > 0
         return lock.end, [len(mask) for mask in needed], [int((slots >= 0).sum()) for slots in pages]
+
+    def priority(self) -> int:
+        """Draw a priority; most requests have none."""
+        return self.rng.choice((UNNAMED, UNNAMED, UNNAMED, 1, 2, 3))
 
     def write(self, component: int, slots: Slots, numbers: Contents) -> None:
         """Fill device pages as a forward pass would."""
@@ -124,7 +128,7 @@ class SimEngine:
             self.write(last, request.pages[last][-1:], request.numbers[-1:])
             self.happened["fork inserted"] += 1
         try:
-            request.lock = self.cache.insert(request.prompt, request.pages, request.lock)
+            request.lock = self.cache.insert(request.prompt, request.pages, request.lock, self.priority())
         except InputError:
             assert request.lock.tree is not self.tree._state, "refused, though what it stands on was locked all along"
             self.happened["insert refused"] += 1
@@ -224,4 +228,5 @@ class SimEngine:
             self.cache.release(lock)
             for tier in Tier:
                 self.make_room(tier, 0, 10**6)
-        assert resumed == prompt.pages_count, "what was stored does not come back"
+        worthwhile = prompt.pages_count * self.layout.page_size >= self.cache.config.prefetching.threshold_tokens
+        assert resumed == (prompt.pages_count if worthwhile else 0), "what was stored does not come back"

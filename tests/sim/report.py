@@ -4,14 +4,18 @@ import gc
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 from tests.sim.schedule import TRANSFERS
 from tests.sim.simulation import Simulation
+from unified_cache.controller import jobs
 from unified_cache.errors import CacheError
 
 SECONDS_A_MINUTE = 60
+BATCH_OBJECTS = 12
+"""Objects per call to the store."""
 
 
 def is_faulty(seed: int) -> bool:
@@ -95,7 +99,15 @@ class SimReport:
 
 
 def run_seed(seed: int, operations: int, report: SimReport) -> None:
-    """Run one seed into a report; a broken promise ends the seed and stands in the report."""
+    """Run one seed into a report; a broken promise ends the seed and stands in the report.
+
+    Jobs call the store for a few objects at a time, so that other jobs come between.
+    """
+    with patch.object(jobs, "STORAGE_BATCH_OBJECTS", BATCH_OBJECTS):
+        _run_seed(seed, operations, report)
+
+
+def _run_seed(seed: int, operations: int, report: SimReport) -> None:
     simulation = Simulation(seed, faulty=is_faulty(seed))
     began_s = time.process_time()
     done = operations
@@ -115,11 +127,20 @@ def run_seed(seed: int, operations: int, report: SimReport) -> None:
         report.add(seed, simulation)
 
 
-def run_seeds(seeds: Iterable[int], operations_each: int) -> SimReport:
-    """Run seeds one after the other."""
+def run_seeds(
+    seeds: Iterable[int],
+    operations_each: int,
+    on_seed: Callable[[SimReport], object] = lambda _: None,
+    *,
+    first_violation: bool = False,
+) -> SimReport:
+    """Run seeds one after the other, or until the ``first_violation``; give each report so far to ``on_seed``."""
     gc.collect()
     gc.freeze()  # what was imported will never be garbage; looking at it again and again takes a fifth of the time
     report = SimReport()
     for seed in seeds:
         run_seed(seed, operations_each, report)
+        on_seed(report)
+        if first_violation and report.violations:
+            break
     return report

@@ -12,20 +12,25 @@ from tests.sim.audit import KEYS_MAX, Audit, Claim, Picture
 from tests.sim.cells import CELLS, Cell
 from tests.sim.engine import SETTLE_S, SimEngine
 from tests.sim.faults import DecliningStorage, Faults
+from tests.sim.job_audit import JobAudit
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
-from tests.sim.schedule import EVICTING, FILLING, FILLING_WEIGHTS, FULL, KINDS, WEIGHTS
+from tests.sim.schedule import EVICTING, FILLING, FULL, KINDS, WRITING, weights_of
+from tests.sim.settings import config_of
+from tests.sim.store_calls import WatchedStorage
+from tests.sim.tables import check_tables
 from tests.sim.workers import LaggingWorkers, ScheduledJob
-from tests.support.cache_model import Flow, flow_of
+from tests.support.cache_model import Flow, flow_of, prompt_of
 from tests.support.clock import ManualClock
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig
-from unified_cache.controller import Controller, LayerwiseLoad, Operation
+from unified_cache.config import WritePolicy
+from unified_cache.controller import Controller, LayerwiseLoad, Operation, OperationState
 from unified_cache.controller.controller import NEVER_KEPT
-from unified_cache.controller.jobs import LoadJob
+from unified_cache.controller.jobs import BackupJob, LoadJob
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity, Pages, Tier
 from unified_cache.seal import Label, verify
 from unified_cache.testing.faulty_storage import FaultyStorage
+from unified_cache.tree import Preference
 
 OPERATION_S_MAX = 0.002
 """Time that an operation of the owner takes, at most."""
@@ -42,7 +47,7 @@ SERVED_AFTER = 5
 
 IDENTITY = Identity("simulated")
 
-EXPECTED = ("on purpose", "were put", "was cancelled")
+EXPECTED = ("on purpose", "were put", "was cancelled", "took longer than")
 """What an operation may fail with, in the words of whoever made it fail; anything else is a bug."""
 
 _NO_NUMBERS: Contents = np.empty(0, np.int64)
@@ -70,18 +75,22 @@ class Simulation:
         self.clock = ManualClock()
         self.numbers = KeyNumbers()
         self.memory = ContentMemory(self.cell)
-        self.workers = LaggingWorkers(self.rng, self.clock, self.memory, self.faults)
         layout = self.cell.layout
+        self.owners = IDENTITY.owners(layout)
+        audit = JobAudit(layout, self.owners, self.memory, lambda label: label in self.stored._pages)
+        self.workers = LaggingWorkers(self.rng, self.clock, self.memory, self.faults, audit)
         self.stored = DecliningStorage(self.cell.stored_bytes, self.faults, self.rng)
         self.store = FaultyStorage(self.stored, self.faults, self.rng, delay_s=DELAY_S, sleep=self.clock.sleep)
-        config = CacheConfig(self.cell.device_pages, self.cell.host_pages, guard=None)
-        self.cache = UnifiedCache.assemble(layout, config, self.memory, self.workers, IDENTITY, self.store)
+        self.config = config = config_of(self.cell, seed)
+        self.cache = UnifiedCache.assemble(layout, config, self.memory, self.workers, IDENTITY, None)
+        self.attach()
         self.faults.on = faulty
-        self.cache._controller = Controller(self.workers, config.operations_max, clock=self.clock)
+        self.cache._controller = Controller(
+            self.workers, config.operations_max, config.operation_timeout_s, clock=self.clock
+        )
         self.tree = self.cache._ledger.tree
         self.audit = Audit(self.cache, self.tree, self.memory, self.numbers)
         self.engine = SimEngine(self.cell, self.rng, self.cache, self.tree, self.audit)
-        self.owners = IDENTITY.owners(layout)
         self.components = len(layout.components)
         self.requests = self.engine.requests
         self.prompts = self.engine.prompts
@@ -93,6 +102,7 @@ class Simulation:
         """Jobs that have ended and whose operation waits until the engine has left it."""
         self.brought: list[tuple[Flow, Contents]] = []
         """What the last poll had to publish: what jobs brought, of which pages."""
+        self.preferences: list[Preference] = []
         self.tally = SimTally(happened=self.engine.happened)
         self.audit.look([])
         self.trace = hashlib.sha256()
@@ -113,6 +123,12 @@ class Simulation:
             "follow": self.begin_layerwise,
             "leave": self.end_layerwise,
             "clear": self.clear,
+            "drain": self.drain,
+            "finish": self.finish_early,
+            "detach": self.detach,
+            "attach": self.attach,
+            "prefer": self.prefer,
+            "unprefer": self.unprefer,
         }
 
     # ---- the run ---------------------------------------------------------------------------------------------
@@ -123,18 +139,36 @@ class Simulation:
             self.step(number)
 
     def step(self, number: int) -> None:
-        kind = self.choose()
+        self.do(self.choose())
+        if number % CHECK_EVERY == CHECK_EVERY - 1:
+            self.check()
+
+    def do(self, kind: str) -> None:
+        """Do one operation, and look at all that it may have changed."""
         self.clock.sleep(self.rng.random() * OPERATION_S_MAX)
         before = self.audit.picture
         outcome = self.acts[kind]()
+        has_begun_others = self.watch_policy()
         self.note(kind, outcome)
         if kind == "work" or outcome is None:
             self.audit.look_at_bytes()
         else:
             self.compare(kind, before, self.audit.look(self.claims()))
-            self.check_published()
-        if number % CHECK_EVERY == CHECK_EVERY - 1:
-            self.check()
+            self.check_published(may_be_gone=has_begun_others)
+        if not self.workers.tasks and not self.operations:
+            check_tables(self.cache, self.requests)
+
+    def drain(self) -> None:
+        """Let all that is under way end."""
+        while self.arrivals:
+            self.do("leave")
+        for _ in range(SETTLE_STEPS_MAX):
+            if not self.workers.tasks and not self.operations:
+                break
+            self.do("work")
+            self.do("poll")
+        assert not self.workers.tasks, "transfers go on for ever"
+        assert not self.operations, "an operation is never over"
 
     def note(self, kind: str, outcome: object) -> None:
         self.tally.operations[kind] += 1
@@ -149,7 +183,8 @@ class Simulation:
 
     def choose(self) -> str:
         """Draw the next operation, of those that mean something now."""
-        weights = WEIGHTS if self.tally.fill and self.tally.fill[-1] > FULL else FILLING_WEIGHTS
+        is_full = bool(self.tally.fill) and self.tally.fill[-1] > FULL
+        weights = weights_of(is_filling=not is_full, is_writing=self.config.write is not WritePolicy.ON_CALL)
         computing = any(not request.inserted for request in self.requests)
         inserted = any(request.inserted for request in self.requests)
         while True:
@@ -158,7 +193,13 @@ class Simulation:
                 kind = "insert" if computing else "end"
             if kind in ("backup", "load", "prefetch") and len(self.workers.tasks) >= TASKS_MAX:
                 kind = "work"
-            if kind in ("work", "cancel") and not self.workers.tasks:
+            if kind in ("work", "cancel", "finish") and not self.workers.tasks:
+                continue
+            if kind == ("attach" if self.has_store else "detach") or (kind == "detach" and self.arrivals):
+                continue
+            if kind == "unprefer" and not self.preferences:
+                continue
+            if kind == "clear" and not self.has_store:
                 continue
             if kind == "follow" and (len(self.arrivals) >= ARRIVALS_MAX or not self.loads()):
                 continue
@@ -176,7 +217,46 @@ class Simulation:
         self.operations.clear()
         self.arrivals.clear()
         self.held.clear()
+        self.preferences.clear()
         return self.clock.now_s
+
+    @property
+    def has_store(self) -> bool:
+        return self.workers.store is not None
+
+    def attach(self) -> object:
+        """Take the store over, with all that is in it."""
+        self.workers.store = WatchedStorage(self.store)
+        was_faulty, self.faults.on = self.faults.on, False
+        self.cache.attach(self.workers.store)
+        self.faults.on = was_faulty
+        return self.clock.now_s
+
+    def detach(self) -> object:
+        """Let go of the store; what was under way ends, and keeps what has come."""
+        numbers = [numbers for _, numbers in self.operations.values()]
+        self.engine.subject = np.concatenate(numbers) if numbers else _NO_NUMBERS
+        self.tally.happened["detached under way"] += bool(self.operations)
+        assert self.cache.detach() == [], "a store hangs"
+        self.workers.store = None
+        self.operations.clear()
+        self.held.clear()
+        return self.clock.now_s
+
+    def prefer(self) -> object:
+        """Have a prompt's pages on one tier go last."""
+        prompt, _ = self.prompts.known()
+        preference = self.cache.prefer(prompt, self.rng.choice(list(Tier)))
+        if preference is None:
+            return "nothing to prefer"
+        self.tally.happened["preferred"] += 1
+        self.preferences.append(preference)
+        return preference.end
+
+    def unprefer(self) -> object:
+        preference = self.preferences.pop(self.rng.randrange(len(self.preferences)))
+        self.cache.unprefer(preference)
+        return preference.end
 
     # ---- transfers -------------------------------------------------------------------------------------------
 
@@ -197,7 +277,22 @@ class Simulation:
 
     def prefetch(self) -> object:
         prompt, self.engine.subject = self.prompts.backed_up()
-        return self.watch(self.cache.prefetch(prompt), prompt)
+        missing = (prompt.pages_count - self.cache.match(prompt).host_end) * self.cell.layout.page_size
+        operation = self.cache.prefetch(prompt)
+        if not self.has_store or missing < self.config.prefetching.threshold_tokens:
+            assert operation is None, "a prefetch that is not worth it"
+            return "not worth it"
+        return self.watch(operation, prompt)
+
+    def watch_policy(self) -> bool:
+        """Note the backups that the write policy has begun; tell whether it has."""
+        known_count = len(self.operations)
+        for task in self.workers.tasks:
+            if task.operation not in self.operations:
+                prompt = prompt_of(task.job)
+                self.operations[task.operation] = prompt, self.numbers.of(prompt.keys)
+                self.tally.happened["backed up by policy"] += 1
+        return len(self.operations) > known_count
 
     def watch(self, operation: Operation | None, prompt: Prompt) -> object:
         assert operation is not None, "declined, though little is under way"
@@ -229,7 +324,10 @@ class Simulation:
         self.brought = [
             (flow_of(task.job, self.operations[task.operation][0]), self.operations[task.operation][1])
             for task in gone_on
-            if task.error is None and not isinstance(task.operation.error, NEVER_KEPT)
+            if task.error is None
+            and not isinstance(task.operation.error, NEVER_KEPT)
+            # Without a store nothing stays pinned, and the windows of earlier ends may take the room of the last one's.
+            and not isinstance(task.operation.job, BackupJob)
         ]
         subjects = [self.operations[task.operation][1] for task in gone_on]
         self.engine.subject = np.concatenate(subjects) if subjects else _NO_NUMBERS
@@ -244,6 +342,13 @@ class Simulation:
         if not moved and not gone_on and not over:
             return None
         return [(operation.kind.value, operation.state.value, operation.pages_count) for operation in over]
+
+    def finish_early(self) -> object:
+        """Have a transfer make do with what has come."""
+        operation = self.rng.choice(list(self.operations))
+        self.tally.happened["finished early"] += operation.state is OperationState.RUNNING
+        self.cache.finish_early(operation)
+        return operation.kind.value
 
     def cancel(self) -> object:
         """End a transfer before its time; what it holds it gives back once its job has ended."""
@@ -333,7 +438,8 @@ class Simulation:
         assert not (held_then & held_now & (then != now)).any(), "a page was moved to another slot"
         gone = held_then & ~held_now
         if gone.any():
-            assert kind in EVICTING, f"pages went at {kind}"
+            by_policy = kind in WRITING and self.config.write is not WritePolicy.ON_CALL
+            assert kind in EVICTING or by_policy, f"pages went at {kind}"
             self.check_preferences(gone)
         came = held_now & ~held_then
         if came.any() or (after.slot_of[:, known:] >= 0).any():
@@ -346,10 +452,10 @@ class Simulation:
             if before.depth_of.get(lock, depth) < depth:
                 self.tally.happened["split under a lock"] += 1
 
-    def check_published(self) -> None:
-        """What has arrived is in the tree, as far as what it stands on is."""
+    def check_published(self, *, may_be_gone: bool) -> None:
+        """What has arrived is in the tree, as far as what it stands on is; unless others have made room at once."""
         brought, self.brought = self.brought, []
-        for flow, numbers in brought:
+        for flow, numbers in () if may_be_gone else brought:
             if flow.source is None or flow.target is None:
                 continue
             first = int(flow.target) * self.components
@@ -388,16 +494,9 @@ class Simulation:
     def wait_all(self) -> None:
         """Stop all faults: everything ends, nothing stays out, the cache serves as ever, and all of it can go."""
         self.faults.on = False
-        while self.arrivals:
-            self.note("leave", self.end_layerwise())
-        for _ in range(SETTLE_STEPS_MAX):
-            if not self.workers.tasks and not self.operations:
-                break
-            self.note("work", self.work())
-            self.note("poll", self.poll())
-        assert not self.workers.tasks, "transfers go on for ever"
-        assert not self.operations, "an operation is never over"
-        self.audit.look(self.claims())
+        if not self.has_store:
+            self.do("attach")
+        self.drain()
         for request in self.requests.copy():
             self.engine.end(request)
         assert not self.tree.locks_out(), "a lock is left"

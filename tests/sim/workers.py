@@ -5,11 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.sim.faults import COPY_FAIL_RATE, Faults
+from tests.sim.job_audit import JobAudit, PutAs
 from tests.sim.memory import ContentMemory
+from tests.sim.store_calls import StoreCall, WatchedStorage
 from tests.support.clock import ManualClock
-from unified_cache.controller import Operation
+from unified_cache.controller import Operation, OperationState, TransferKind
+from unified_cache.controller.jobs import StoreJob
 from unified_cache.controller.operation import Job
-from unified_cache.controller.workers import Finished, run_job
+from unified_cache.controller.workers import Finished, run_turn
 from unified_cache.errors import CacheError, CopyError
 
 LAG_S_MAX = 0.02
@@ -25,18 +28,33 @@ class ScheduledJob:
     due_s: float
     copies: list[Callable[[], None]] = field(default_factory=list)
     """Of a job that has begun: what it has still to move, in its order."""
-    begun: bool = False
+    has_begun: bool = False
+    has_run: bool = False
+    """It is over but for its copies."""
+    put_as: PutAs = PutAs.ALLOWED
     error: CacheError | None = None
+    calls: list[StoreCall] = field(default_factory=list)
+    """Of a job that has begun: its calls to the store."""
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it has still to take back what it has put."""
+        return self.put_as is PutAs.VOID and not self.has_run and isinstance(self.job, StoreJob)
 
 
 class LaggingWorkers:
     """Jobs wait, run in slices and end when the scheduler calls ``step``; their operations hear of it later still."""
 
-    def __init__(self, rng: random.Random, clock: ManualClock, memory: ContentMemory, faults: Faults) -> None:
+    def __init__(
+        self, rng: random.Random, clock: ManualClock, memory: ContentMemory, faults: Faults, audit: JobAudit
+    ) -> None:
         self._rng = rng
         self._clock = clock
         self._memory = memory
         self._faults = faults
+        self._audit = audit
+        self.store: WatchedStorage | None = None
+        """The store that jobs call; None while there is none."""
         self.tasks: list[ScheduledJob] = []
         """Every job whose operation has not been told of its end, in the order they were submitted."""
         self._over: list[ScheduledJob] = []
@@ -44,6 +62,10 @@ class LaggingWorkers:
 
     def submit(self, operation: Operation, job: Job) -> None:
         """Queue a job."""
+        if operation.kind is TransferKind.CLEAR:
+            for other in self.tasks:
+                if other.has_begun and not other.has_run and other.put_as is PutAs.ALLOWED:
+                    other.put_as = PutAs.VOID
         self.tasks.append(ScheduledJob(operation, job, self._clock() + self._rng.random() * LAG_S_MAX))
 
     def step(self) -> str:
@@ -52,9 +74,9 @@ class LaggingWorkers:
         if not ready:
             return "idle"
         task = self._rng.choice(ready)
-        if not task.begun:
-            self._begin(task)
-            return f"begin {type(task.job).__name__}"
+        if not task.has_run:
+            self._run_turn(task)
+            return f"run {type(task.job).__name__}"
         if task.copies and task.error is None:
             if self._faults.strikes("copy fails", COPY_FAIL_RATE):
                 task.error = CopyError("a copy fails on purpose")
@@ -64,13 +86,24 @@ class LaggingWorkers:
         self._over.append(task)
         return "end"
 
-    def _begin(self, task: ScheduledJob) -> None:
-        task.begun = True
-        self._memory.captured = []
+    def _run_turn(self, task: ScheduledJob) -> None:
+        """Run a turn of a job; once it is over, compare it with what it was made for."""
+        told_to_stop = task.operation._stopping or task.operation.state is not OperationState.RUNNING
+        if not task.has_begun:
+            task.has_begun = True
+            if any(other.operation.kind is TransferKind.CLEAR or other.is_void for other in self.tasks):
+                task.put_as = PutAs.BARRED
+        self._memory.captured, self._memory.moved = [], []
         before_s = self._clock()
-        task.error = run_job(task.job)
-        task.copies = self._memory.captured
-        self._memory.captured = None
+        task.has_run, task.error = run_turn(task.job)
+        task.copies, self._memory.captured = self._memory.captured, None
+        calls = [] if self.store is None else self.store.take()
+        assert not (told_to_stop and calls), "a job went on calling the store though it was told to stop"
+        task.calls += calls
+        if task.has_run:
+            self._audit.check_copies(task.job, self._memory.moved)
+            has_failed = task.error is not None
+            self._audit.check_calls(task.job, task.calls, task.put_as, was_stopped=told_to_stop, has_failed=has_failed)
         # A store's delay is the job's own: the rest of the world does not wait for it.
         task.due_s += self._clock() - before_s
         self._clock.now_s = before_s

@@ -57,6 +57,14 @@ def flow_of(job: Job, prompt: Prompt) -> Flow:
     return Flow(prompt, source, target, tuple(found.values()) if isinstance(found, Mapping) else found)
 
 
+def prompt_of(job: Job) -> Prompt:
+    """Return the prompt whose pages a job moves, of the jobs that know it."""
+    fields = vars(job)
+    found = vars(fields["_batches"])["_prompt"] if "_batches" in fields else fields["_prompt"]
+    assert isinstance(found, Prompt)
+    return found
+
+
 def walk(tree: RadixTree) -> Iterator[tuple[Node, tuple[PageKey, ...]]]:
     """Yield every node but the roots with the keys of its pages, parents first."""
     todo = [(child, seed) for seed, root in tree._state.roots.items() for child in root.children.values()]

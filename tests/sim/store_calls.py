@@ -1,0 +1,64 @@
+"""Calls to the store, noted one by one, so that a job can be compared with what it was to move."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.wrappers.method import Method
+
+
+class StoreCall(NamedTuple):
+    """One call that named objects, and what the store answered."""
+
+    method: Method
+    labels: tuple[Label, ...]
+    answers: tuple[Answer, ...]
+
+
+class WatchedStorage:
+    """Notes each look-up, get and put. Closing it leaves the store below open, as closing leaves what is on a disk."""
+
+    def __init__(self, store: StorageBackend) -> None:
+        self._store = store
+        self._calls: list[StoreCall] = []
+
+    def take(self) -> list[StoreCall]:
+        """Return the calls since the last time; one that raised counts as begun and answered by nothing."""
+        calls, self._calls = self._calls, []
+        return calls
+
+    def capability(self) -> Capability:
+        return self._store.capability()
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        self._store.register(manifest, slabs)
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        return self._noted(Method.EXISTS, labels, lambda: self._store.exists(labels))
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        return self._noted(Method.GET, [page.label for page in pages], lambda: self._store.get(pages))
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        return self._noted(Method.PUT, [page.label for page in pages], lambda: self._store.put(pages, level))
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        return self._store.remove(labels)
+
+    def clear(self, identity: bytes) -> int:
+        return self._store.clear(identity)
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        return self._store.scan(identity, cursor)
+
+    def close(self) -> None:
+        pass
+
+    def _noted(self, method: Method, labels: Sequence[Label], call: Callable[[], list[Answer]]) -> list[Answer]:
+        number = len(self._calls)
+        self._calls.append(StoreCall(method, tuple(labels), ()))
+        answers = call()
+        self._calls[number] = StoreCall(method, tuple(labels), tuple(answers))
+        return answers

@@ -1,0 +1,30 @@
+"""Tables of a cache that must be empty when nothing is under way: whatever is left there is remembered for ever."""
+
+from collections.abc import Sequence
+
+from tests.sim.engine import SimRequest
+from unified_cache.cache import UnifiedCache
+
+
+def check_tables(cache: UnifiedCache, requests: Sequence[SimRequest]) -> None:
+    """See that a cache at rest remembers no transfer, and no lock but those of its requests."""
+    controller, transfers, tree = cache._controller, cache._transfers, cache._ledger.tree
+    prefetches = transfers.prefetches
+    left = {
+        "operations": controller._live,
+        "ended jobs": controller._ended,
+        "loads": transfers._loads,
+        "fetched pages": [pages for pages in prefetches._fetching._by_component if pages],
+        "fetches": prefetches._under_way,
+        "transfers": tree._transfers,
+    }
+    if cache._storage is not None:
+        clearing = cache._storage.clearing
+        left |= {"puts": clearing._puts, "void puts": clearing._void, "clears": range(clearing._clears_count)}
+    for name, table in left.items():
+        assert not table, f"{name} are left where nothing is under way"
+    host_share = cache.config.prefetching.host_share
+    assert prefetches._host_pages_left == int(cache.config.host_pages[0] * host_share), "the prefetch budget leaks"
+    held = {request.lock for request in requests if request.lock.tree is tree._state}
+    assert cache._locks >= held
+    assert {lock for lock in cache._locks if not lock.released and lock.tree is tree._state} == held, "a lock is left"
