@@ -83,6 +83,7 @@ class PoolSpec:
     def __post_init__(self) -> None:
         check_kind(self.name, str, "the name of a pool as text", LayoutError)
         check_kind(self.page_bytes, Integral, f"page_bytes of pool {self.name} as a whole number", LayoutError)
+        check_kind(self.unit, Shard | None, f"the unit of heads of pool {self.name} as a Shard", LayoutError)
         if not _POOL_NAME.fullmatch(self.name) or len(self.name) > POOL_NAME_BYTES_MAX:
             raise LayoutError(f"a pool name is at most {POOL_NAME_BYTES_MAX} of a-z, 0-9 and _, found {self.name!r}")
         if self.page_bytes < 0:
@@ -271,9 +272,9 @@ class Identity:
             check_text(f"{name} of an identity", value)
         if not self.model:
             raise InputError("an identity needs the name of a model, found none")
-        if not isinstance(self.shard, Shard | NamedShard):
-            raise InputError(f"an identity's shard must be a Shard, such as Shard.of_rank makes, found {self.shard!r}")
+        check_kind(self.shard, Shard | NamedShard, "the shard of an identity as a Shard, such as Shard.of_rank makes")
         check_text("name of a shard", self.shard.text)
+        check_kind(self.generation, Integral, "the generation of an identity as a whole number")
         if self.generation < 0:
             raise InputError(f"a generation is 0 or more, found {self.generation}")
 

@@ -12,7 +12,9 @@ no heads, has ``rank_text``.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
+from numbers import Integral
 
+from unified_cache.arguments import check_kind
 from unified_cache.errors import LayoutError
 
 __all__ = ["EVERY_TOKEN", "WHOLE_MODEL", "Extent", "HeadReplica", "NamedShard", "Shard", "TokenRuns", "heads_per_unit"]
@@ -27,6 +29,8 @@ class Extent:
     total: int
 
     def __post_init__(self) -> None:
+        for bound in (self.start, self.end, self.total):
+            check_kind(bound, Integral, "whole numbers of heads or layers", LayoutError)
         if not 0 <= self.start < self.end <= self.total:
             raise LayoutError(f"expected a range of [0, {self.total}), found [{self.start}, {self.end})")
 
@@ -90,6 +94,12 @@ class Shard:
     layers: Extent
     tokens: TokenRuns = EVERY_TOKEN
     replica: HeadReplica = HeadReplica()
+
+    def __post_init__(self) -> None:
+        check_kind(self.heads, Extent, "the heads of a shard as an Extent, such as Extent(0, 4, 8)", LayoutError)
+        check_kind(self.layers, Extent, "the layers of a shard as an Extent, such as Extent(0, 16, 32)", LayoutError)
+        check_kind(self.tokens, TokenRuns, "the tokens of a shard as TokenRuns", LayoutError)
+        check_kind(self.replica, HeadReplica, "the replica of a shard as a HeadReplica", LayoutError)
 
     @classmethod
     def of_rank(cls, rank: int, size: int, heads_total: int, layers: Extent) -> "Shard":

@@ -17,6 +17,7 @@ from unified_cache.errors import ConfigError, InputError, LayoutError, LockError
 from unified_cache.memory import DevicePool, NoBytes
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots, Tier
+from unified_cache.shards import Extent, Shard
 from unified_cache.storage_backends.directory.address import parse_address
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.url import open_storage
@@ -356,7 +357,27 @@ PARTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a text for a shard": (
         lambda: Identity("m", shard="rank 0"),  # type: ignore[arg-type]
         InputError,
-        "must be a Shard, such as Shard.of_rank makes, found 'rank 0'",
+        "as a Shard, such as Shard.of_rank makes, found 'rank 0'",
+    ),
+    "a number of layers for the layers of a stage": (
+        lambda: Shard.of_rank(0, 2, 8, 32),  # type: ignore[arg-type]
+        LayoutError,
+        r"the layers of a shard as an Extent, such as Extent\(0, 16, 32\), found 32",
+    ),
+    "half a layer": (
+        lambda: Extent(0, 0.5, 1),  # type: ignore[arg-type]
+        LayoutError,
+        "whole numbers of heads or layers, found 0.5",
+    ),
+    "a text for a unit of heads": (
+        lambda: PoolSpec("kv_h0", 64, unit="heads 0-2/8"),  # type: ignore[arg-type]
+        LayoutError,
+        "the unit of heads of pool kv_h0 as a Shard, found 'heads 0-2/8'",
+    ),
+    "a stage for a generation": (
+        lambda: Identity("m", generation="layers 0-16/32"),  # type: ignore[arg-type]
+        InputError,
+        "the generation of an identity as a whole number, found 'layers 0-16/32'",
     ),
     "a path for a model": (
         lambda: Identity(Path("m")),  # type: ignore[arg-type]
