@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replaced
 from io import StringIO
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.support.offline import (
     restored_pages,
     url_of,
 )
+from tests.support.running_service import running
 from unified_cache.cli.main import run
 from unified_cache.cli.progress import objects_watched, progress_on
 from unified_cache.page import Namespace, Prompt
@@ -35,7 +37,7 @@ from unified_cache.shards import NamedShard
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 from unified_cache.testing.storage_contract import listing, sealed_page
 
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
@@ -406,16 +408,48 @@ def test_a_backend_that_breaks_promises_is_told_which_and_one_that_hangs_is_left
     assert found["an empty batch is no work"]["verdict"] == "pass"
 
 
-def test_conformance_touches_no_other_pages_of_a_store(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bytes_max", [(), ("--bytes-max", "1KiB")])
+@pytest.mark.parametrize("kind", STORE_KINDS)
+def test_conformance_leaves_a_store_that_holds_pages_alone_unless_told_otherwise(
+    kind: str, bytes_max: tuple[str, ...], ask: Ask, tmp_path: Path
+) -> None:
     layout = LAYOUTS["full"]
-    fill(open_store("file", tmp_path / "store"), layout, PROMPTS)
-    storage = open_store("file", tmp_path / "store")
+    fill(open_store(kind, tmp_path / "store"), layout, PROMPTS)
+    storage = open_store(kind, tmp_path / "store")
     before = objects_of(storage, layout)
     storage.close()
-    assert ask("conformance", url_of("file", tmp_path / "store"))[0] == 0
-    storage = open_store("file", tmp_path / "store")
+    url = url_of(kind, tmp_path / "store")
+    status, _, err = ask("conformance", url, *bytes_max)
+    assert status == 2
+    assert f"must be empty, found pages of {TOY.digest(layout).hex()[:12]}" in err
+    storage = open_store(kind, tmp_path / "store")
     assert objects_of(storage, layout) == before
     storage.close()
+    if not bytes_max and kind != "memory":  # that one stays open
+        assert ask("conformance", url, "--not-empty")[0] == 0
+
+
+def test_a_service_keeps_every_promise(ask: Ask, tmp_path: Path) -> None:
+    with running(storage=f"file:{tmp_path}") as server:
+        status, out, _ = ask("conformance", f"grpc://{server.address}", "--json")
+    assert status == 0, out
+    assert set(verdicts(out).values()) <= {"pass", "skip"}
+
+
+class VastStorage(MemoryStorage):
+    """Says that it has room for more than memory has."""
+
+    def capability(self) -> Capability:
+        return replaced(super().capability(), bytes_max=1 << 60)
+
+
+def vast(rest: str, bytes_max: int | None) -> VastStorage:
+    return VastStorage(bytes_max)
+
+
+def test_a_backend_of_more_room_than_can_be_filled_is_tried_without_that(ask: Ask) -> None:
+    status, out, _ = ask("conformance", "tests.e2e.test_storage_commands:vast", "--json")
+    assert status == 0, out
 
 
 # ---- progress ------------------------------------------------------------------------------------------------

@@ -18,8 +18,11 @@ from unified_cache.cli.progress import watched
 from unified_cache.cli.storage_tables import print_json
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError, ConfigError
+from unified_cache.offline.listing import listed
+from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing import storage_contract
 
 __all__ = ["ConformanceCommand", "ContractTrial", "TrialVerdict", "promises_of", "try_promises"]
@@ -28,7 +31,7 @@ _OWN_IDENTITIES = (
     storage_contract.label(1).identity,
     storage_contract.label(1, model=storage_contract.OTHER_MODEL).identity,
 )
-"""All that the contract ever stores under; nothing else of a store is touched."""
+"""All that the contract ever stores under."""
 
 _FIRST = "test_"
 
@@ -61,8 +64,9 @@ class ConformanceCommand:
 
     STORE is the URL of a store: one of ours, or a third party's package.module:factory or package.module:factory:REST.
     It is opened anew for every promise, as factory(rest, bytes_max), and closed. The contract stores under two
-    identities of its own, cleared before every promise; other pages of the store stay as they are. It needs room for
-    1 MiB.
+    identities of its own, cleared before every promise. A store that holds other pages is refused, since a cap makes
+    them go; one that cannot list its identities is taken for empty. It needs room for 1 MiB. Every page that is read is
+    verified, as every cache does it.
     """
 
     store: Annotated[str, typer.Argument(metavar="STORE", help="Backend to try: package.module:factory.")]
@@ -73,6 +77,9 @@ class ConformanceCommand:
     keys_only: Annotated[
         bool, typer.Option("--keys-only", help="The promises of a backend that keeps names but no bytes.")
     ] = False
+    not_empty: Annotated[
+        bool, typer.Option("--not-empty", help="Try a store that holds pages all the same; any of them may go.")
+    ] = False
     timeout_s: Annotated[float, typer.Option(help="Seconds for one promise; a call that hangs breaks it.")] = 60.0
     as_json: JsonOption = False
 
@@ -80,7 +87,7 @@ class ConformanceCommand:
         """Try every promise and show the verdicts.
 
         Raises:
-            InputError: there is no such backend, or a cap that the contract cannot exceed.
+            InputError: there is no such backend, it holds pages, or a cap that the contract cannot exceed.
             CacheError: a promise is broken.
         """
         cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
@@ -88,18 +95,25 @@ class ConformanceCommand:
             raise ConfigError(f"--bytes-max must be at most {storage_contract.ROOM_BYTES_MAX}, found {cap}")
         if not self.timeout_s > 0:
             raise ConfigError(f"--timeout-s must be positive, found {self.timeout_s}")
+        if not self.not_empty:
+            _check_empty(self.store)
         open_storage(self.store, bytes_max=cap).close()
         contract = storage_contract.KeysOnlyContract if self.keys_only else storage_contract.StorageContract
         tests = promises_of(contract)
         tried: list[ContractTrial] = []
         with watched(sys.stderr, "conformance", len(tests), "promises") as tell:
-            for trial in try_promises(tests, lambda: open_storage(self.store, bytes_max=cap), self.timeout_s):
+            for trial in try_promises(tests, lambda: self._opened(cap), self.timeout_s):
                 tried.append(trial)
                 tell(len(tried), "")
         self._show(tried)
         broken = sum(trial.verdict is TrialVerdict.BROKEN for trial in tried)
         if broken:
             raise CacheError(f"{self.store} must keep {len(tried)} promises, {broken} are broken")
+
+    def _opened(self, cap: int | None) -> StorageBackend:
+        storage = open_storage(self.store, bytes_max=cap)
+        # A backend of names alone gives no bytes to be verified.
+        return storage if self.keys_only else VerifiedStorage(storage)
 
     def _show(self, tried: Sequence[ContractTrial]) -> None:
         if self.as_json:
@@ -114,6 +128,23 @@ class ConformanceCommand:
         for each in tried:
             if each.reason:
                 console.print_line(f"{each.verdict.value}: {each.promise}: {each.reason}")
+
+
+def _check_empty(url: str) -> None:
+    """Refuse a store that holds pages of others. It is opened without a cap, so that nothing goes.
+
+    Raises:
+        ConfigError: it does.
+    """
+    with closing(open_storage(url)) as storage:
+        if not isinstance(storage, Catalog):
+            return
+        for identity in storage.manifests():
+            if identity not in _OWN_IDENTITIES and any(listed(storage, identity)):
+                raise ConfigError(
+                    f"{url} must be empty, found pages of {identity.hex()[:12]}, any of which may go; "
+                    f"name another store, or say so with --not-empty"
+                )
 
 
 def promises_of(contract: type) -> dict[str, _Test]:
@@ -168,6 +199,7 @@ def _last_lines(trace: str) -> str:
 def _attempt(test: _Test, open_backend: Callable[[], StorageBackend]) -> Callable[[], None]:
     def attempt() -> None:
         with closing(open_backend()) as storage:
+            storage_contract.open_for_contract(storage)
             for identity in _OWN_IDENTITIES:
                 storage.remove([found.label for found in storage_contract.listing(storage, identity)])
             test(storage)
