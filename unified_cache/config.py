@@ -108,7 +108,7 @@ class Prefetching:
     """Bounds on what a prefetch from storage costs a request and the host tier."""
 
     threshold_tokens: int = 0
-    """Fewer tokens than these are not worth a look into storage."""
+    """Fewer tokens than these are not worth a look into storage, nor, where storage adds no more, reading them."""
     patience_s: float = math.inf
     """How long a prefetch goes on, whatever its length; then it makes do with what has come."""
     patience_per_1024_tokens_s: float = 0.0

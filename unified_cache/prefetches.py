@@ -36,6 +36,9 @@ __all__ = ["PrefetchProgress", "Prefetches"]
 READS_MAX = 4
 """Times that one prefetch reads: again only where pages that storage said it had did not come, for what they leave."""
 
+ENDS_BETWEEN_MAX = 64
+"""Ends in between, at most, whose windows one prefetch reads: evenly apart, so one that ends early loses little."""
+
 PageNumbers = npt.NDArray[np.int64]
 
 
@@ -248,20 +251,27 @@ class Prefetches:
         before, which it would save, and if there is room for them.
         """
         page_bytes = [sum(pool.page_bytes for pool in each.pools) for each in self._ledger.layout.components]
-        before = [np.concatenate([[0], np.cumsum(pages)]).tolist() for pages in missing.to_read]
+        before = [np.concatenate([[0], np.cumsum(pages)]) for pages in missing.to_read]
         windowed = range(1, len(missing.spans))
+        apart_pages = max(1, (end - missing.known_end) // ENDS_BETWEEN_MAX)
+        earlier = np.flatnonzero(ends) + missing.known_end + 1
         chosen: list[int] = []
-        for earlier in (np.flatnonzero(ends)[::-1] + 1 + missing.known_end).tolist() if windowed else ():
-            extra = [0]
-            for component in windowed:
-                first, upto = (window(each, missing.spans[component]) for each in (earlier, end))
-                extra.append(before[component][min(earlier, upto)] - before[component][first])
-            saved = (before[0][end] - before[0][earlier]) * page_bytes[0]
-            costs = sum(pages * size for pages, size in zip(extra, page_bytes, strict=True))
-            if costs <= saved and all(pages <= room for pages, room in zip(extra, rooms, strict=True)):
-                rooms = [room - pages for pages, room in zip(extra, rooms, strict=True)]
-                chosen.append(earlier)
-                end = earlier
+        while windowed and (earlier := earlier[earlier <= end - apart_pages]).size:
+            extra = [
+                before[number][np.minimum(earlier, window(end, span))] - before[number][np.maximum(earlier - span, 0)]
+                for number, span in enumerate(missing.spans)
+            ]
+            is_worth = (before[0][end] - before[0][earlier]) * page_bytes[0] >= sum(
+                extra[number] * page_bytes[number] for number in windowed
+            )
+            for number in windowed:
+                is_worth &= extra[number] <= rooms[number]
+            last = _last(is_worth)
+            if not last:
+                break
+            rooms = [room - int(pages[last - 1]) for room, pages in zip(rooms, extra, strict=True)]
+            end = int(earlier[last - 1])
+            chosen.append(end)
         return chosen
 
     def _fetch(
