@@ -58,7 +58,8 @@ class ServeProcess:
 
 @contextmanager
 def serving(directory: Path, *options: str, variables: Mapping[str, str] | None = None) -> Iterator[ServeProcess]:
-    given = {f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0", **(variables or {})}
+    apart = {f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0", f"{VARIABLE}AUDIT__FILE": str(directory / "audit")}
+    given = {**apart, **(variables or {})}
     command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--storage", f"file:{directory / 'kv'}", *options]
     with subprocess.Popen(command, env={**os.environ, **given}, stderr=subprocess.PIPE, text=True) as child:
         try:

@@ -340,7 +340,7 @@ class AuditSettings(LogSettings):
 
     file: Path | None = None
     """File of its own, opened anew when it is moved away; without one the lines are among those of the log."""
-    burst: Count = 100
+    burst: Count = 20
     """Hellos and refusals of one tenant that are written at once; what clears or ends is always written."""
     every_s: Seconds = 1.0
 

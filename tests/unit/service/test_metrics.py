@@ -208,7 +208,7 @@ def test_connections_that_trickle_or_say_nothing_hold_up_neither_a_scrape_nor_th
         assert asked(listener, SCRAPE).startswith(b"HTTP/1.0 200")
         for connection in slow:
             connection.sendall(b"E")
-        clock.sleep(CALL_S)
+        clock.sleep(CALL_S + 1.0)
         assert [connection.recv(1) for connection in slow] == [b""] * len(slow)
         late = connected.enter_context(socket.create_connection(("127.0.0.1", listener.port), CALL_S))
         late.sendall(b"G")
