@@ -109,6 +109,11 @@ class GridCell:
         toy.verify(prompt, lock)
         return lock.end
 
+    def clear(self, ranks: RankGroup, storage: StorageBackend) -> int:
+        """Clear what the group has in storage; return the objects that this rank removed."""
+        toy = self.engine(ranks, storage)
+        return over(toy.cache, toy.cache.clear_storage()).pages_count
+
     def objects(self) -> StoredCounts:
         """Return what a store must hold once the group has backed the prompt up: each share once."""
         pages = {"kv": PROMPT_PAGES, "index": PROMPT_PAGES, "swa": 2, "state": 1}

@@ -103,6 +103,15 @@ def test_a_fresh_group_resumes_its_own_bytes_and_each_share_was_put_once(cell: G
     assert same(in_threads(cell.ranks_count, lambda ranks: cell.resume(ranks, store))) == PROMPT_PAGES
 
 
+@pytest.mark.parametrize("cell", list(cells(4)), ids=str)
+def test_a_group_clears_all_that_its_ranks_have_stored_and_each_object_once(cell: GridCell) -> None:
+    store = Counting()
+    in_threads(cell.ranks_count, lambda ranks: cell.back_up(ranks, store))
+    removed = in_threads(cell.ranks_count, lambda ranks: cell.clear(ranks, store))
+    assert sum(removed) == cell.objects().total()
+    assert not store._pages
+
+
 def owners_of(cell: GridCell, rank: int) -> set[bytes]:
     return set(cell.identity(rank).owners(cell.layout).values())
 
