@@ -79,7 +79,7 @@ class GraphBucket:
 
     @property
     def query_len(self) -> int:
-        """New tokens of every request; for prefill those of a request that has an even share."""
+        """New tokens of every request, where all have as many."""
         return self.tokens_max // self.requests_max
 
     def fits(self, batch: ForwardBatch) -> bool:
