@@ -77,7 +77,7 @@ mutants: $(READY)  ## plant known mistakes, one at a time; the tests must catch 
 soak: $(READY) libraries  ## two engines over a cluster whose nodes die, for 10 minutes; make soak SOAK_MINUTES=60
 	@$(BIN)/python -m tests.soak.mooncake --minutes $(SOAK_MINUTES) $(ARGS)
 
-soak-service: $(READY)  ## 64 clients, one tenant of them hostile, on a service whose store fails, for 5 minutes
+soak-service: $(READY)  ## 64 clients, one tenant of them hostile, strangers and a slow flood, on a service whose store fails, for 5 minutes
 	@$(BIN)/python -m tests.soak.service --seconds 300 --clients 64 $(ARGS)
 
 bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares

@@ -1,7 +1,9 @@
 """``python -m tests.soak.service [--seconds N] [--clients N]``: a service under a mixed load that goes wrong.
 
 One server process over a file store that has bad times, seven tenants of engines, and one that misbehaves, an eighth of
-all clients each. Prints a table and then the same as one line of JSON; exit status 1 where a bar was missed.
+all clients each. From a tenth to four tenths of the run strangers and the misbehaving tenant flood it with calls of
+headers alone, trickled puts and idle connections, more than the descriptors that the server may have by default.
+Prints a table and then the same as one line of JSON; exit status 1 where a bar was missed.
 """
 
 import argparse
@@ -9,6 +11,7 @@ import json
 import os
 import random
 import re
+import resource
 import secrets
 import subprocess
 import sys
@@ -16,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
@@ -26,6 +29,7 @@ import psutil
 
 from tests.soak.clients import ClientConnection, RogueClient, SoakClient
 from tests.soak.faults import BadTimes
+from tests.soak.slow_flood import FloodFigures, FloodSize, SlowFlood
 from tests.soak.tally import CallFigures, CallTally
 from tests.sources import ROOT
 from unified_cache.service.access.callers import Caller
@@ -38,13 +42,18 @@ TENANTS = (*(f"engine-{number}" for number in range(7)), "rogue")
 AVAILABILITY_MIN = 0.999
 SUCCESS_MIN = 0.99
 RSS_GROWTH_MAX = 0.10
-"""Largest accepted growth of the median from the second to the last fifth of the run, as a share of the former."""
+"""Largest accepted growth of the median from the third to the last fifth of the run, as a share of the former."""
 FDS_GROWTH_MAX = 8
+FLOODED_P99_MAX = 2.0
+"""Largest accepted p99 during the slow flood, as a multiple of that without it."""
+FLOOD = FloodSize(half_open=500, trickled=16, idle=2_000)
 STEADY_S = 60.0
 """Time in which connections and the memory in front of the store fill; in a shorter fifth, growth says nothing."""
 
 JOIN_S = 60.0
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
+LOW_LIMIT = 'ulimit -S -n 1024; exec "$0" "$@"'
+"""Usual limit of descriptors, for whatever machine this runs on."""
 CONFIG = """\
 listen = "127.0.0.1:0"
 storage = "tests.soak.faults:open_url:{times.period_s},{times.bad_s}:{directory}/kv"
@@ -67,6 +76,9 @@ calls_max = 4
 PERIOD_S_MAX = 30.0
 """Longest period of the store's bad times, each a sixth of it."""
 
+PORTS = 2
+"""Those of calls and of metrics."""
+
 SAMPLES = 200
 SAMPLES_SHOWN = 20
 FAULTS = ("unified_cache_storage_errors_total", "unified_cache_service_flawed_pages_total")
@@ -87,6 +99,7 @@ class ServiceSoakReport:
     seconds: float
     clients: int
     figures: CallFigures
+    flood: FloodFigures
     samples: Sequence[Sample]
     """Samples of the server, at equal distances."""
     faults: Mapping[str, int]
@@ -95,12 +108,12 @@ class ServiceSoakReport:
 
     @property
     def rss_bytes(self) -> tuple[int, int]:
-        """Medians of the second and of the last fifth of the run."""
+        """Medians of the third fifth of the run, in which the slow flood is over, and of the last."""
         return _early_and_late([each.rss_bytes for each in self.samples])
 
     @property
     def fds_count(self) -> tuple[int, int]:
-        """Medians of the second and of the last fifth of the run."""
+        """Medians of the third fifth of the run, in which the slow flood is over, and of the last."""
         return _early_and_late([each.fds_count for each in self.samples])
 
     @property
@@ -112,14 +125,16 @@ class ServiceSoakReport:
     @property
     def missed(self) -> list[str]:
         """Name the bars that were missed."""
+        figures = self.figures
         fds_growth = self.fds_count[1] - self.fds_count[0]
         is_steady = self.seconds / 5 >= STEADY_S
         bars = {
-            "availability": self.figures.availability >= AVAILABILITY_MIN,
-            "success": self.figures.success >= SUCCESS_MIN,
-            "wrong pages": self.figures.wrong_pages == 0,
+            "availability": figures.availability >= AVAILABILITY_MIN,
+            "success": figures.success >= SUCCESS_MIN,
+            "wrong pages": figures.wrong_pages == 0,
             "memory": not is_steady or self.rss_growth <= RSS_GROWTH_MAX,
             "descriptors": not is_steady or fds_growth <= FDS_GROWTH_MAX,
+            "p99 in the slow flood": not is_steady or figures.p99_flooded_s <= FLOODED_P99_MAX * figures.p99_s,
             "exit status": self.exit_status == 0,
         }
         return [name for name, is_met in bars.items() if not is_met]
@@ -135,6 +150,8 @@ class ServiceSoakReport:
                 f"{figures.success:.4%} of {figures.clean:,} (bar {SUCCESS_MIN:.0%})",
             ),
             ("their p50, p99", f"{figures.p50_s * 1e3:.1f} ms, {figures.p99_s * 1e3:.1f} ms"),
+            ("their p99 in the slow flood", f"{figures.p99_flooded_s * 1e3:.1f} ms (bar {FLOODED_P99_MAX:g} times)"),
+            ("the slow flood", str(self.flood)),
             ("wrong pages", f"{figures.wrong_pages} of {figures.pages:,}"),
             ("resident memory, early and late", " and ".join(f"{each / (1 << 20):.1f} MiB" for each in self.rss_bytes)),
             ("file descriptors, early and late", " and ".join(map(str, self.fds_count))),
@@ -156,6 +173,7 @@ class ServiceSoakReport:
             "clients": self.clients,
             **shares,
             **figures._asdict(),
+            "flood": asdict(self.flood),
             "rss_bytes": self.rss_bytes,
             "fds_count": self.fds_count,
             "samples": self.samples[:: max(1, len(self.samples) // SAMPLES_SHOWN)],
@@ -166,13 +184,17 @@ class ServiceSoakReport:
         return json.dumps(found)
 
 
-def soak(seconds: float, clients: int) -> ServiceSoakReport:
+def soak(seconds: float, clients: int, size: FloodSize = FLOOD) -> ServiceSoakReport:
     """Run a server under load for so long; ``clients`` is a multiple of the number of tenants."""
     period_s = min(PERIOD_S_MAX, seconds / 2)
     times = BadTimes(period_s, period_s / 6)
     with tempfile.TemporaryDirectory() as directory, serving(Path(directory), times) as server:
-        tally, stopped = CallTally(times), Event()
-        threads = [Thread(target=_client(number, server, tally), args=(stopped,)) for number in range(clients)]
+        began_s = time.monotonic()
+        flood_s = (began_s + 0.1 * seconds, began_s + 0.4 * seconds)
+        flood = SlowFlood(int(server.address.rpartition(":")[2]), server.tokens[TENANTS[-1]], size, *flood_s)
+        tally, stopped = CallTally(times, flood_s), Event()
+        runs = [flood.run_until_stopped, *(_client(number, server, tally) for number in range(clients))]
+        threads = [Thread(target=run, args=(stopped,)) for run in runs]
         for thread in threads:
             thread.start()
         samples = list(_samples(psutil.Process(server.child.pid), seconds))
@@ -182,7 +204,9 @@ def soak(seconds: float, clients: int) -> ServiceSoakReport:
         for thread in threads:
             thread.join(max(0.0, ends_s - time.monotonic()))
         server.child.terminate()
-        return ServiceSoakReport(seconds, clients, tally.figures(), samples, faults, server.child.wait(JOIN_S))
+        return ServiceSoakReport(
+            seconds, clients, tally.figures(), flood.figures, samples, faults, server.child.wait(JOIN_S)
+        )
 
 
 class SoakServer(NamedTuple):
@@ -212,7 +236,7 @@ def serving(directory: Path, times: BadTimes) -> Iterator[SoakServer]:
     config = directory / "service.toml"
     config.write_text(CONFIG.format(times=times, directory=directory), encoding="utf-8")
     with (directory / "log").open("w+", encoding="utf-8") as log:
-        command = [*COMMAND, "serve", "--config", str(config)]
+        command = ["sh", "-c", LOW_LIMIT, *COMMAND, "serve", "--config", str(config)]
         with subprocess.Popen(command, stderr=log, text=True, cwd=ROOT) as child:
             try:
                 port, metrics_port = _ports(child, directory / "log")
@@ -225,9 +249,9 @@ def _ports(child: "subprocess.Popen[str]", log: Path) -> list[int]:
     """Wait for the line in which the server says where it listens."""
     pause = Event()
     while child.poll() is None:
-        line = log.read_text(encoding="utf-8").partition("\n")
-        if line[1]:
-            return [int(port) for port in re.findall(r"port (\d+)", json.loads(line[0])["text"])]
+        found = re.findall(r"port (\d+)", log.read_text(encoding="utf-8"))
+        if len(found) == PORTS:
+            return [int(port) for port in found]
         pause.wait(0.05)
     raise ChildProcessError(f"the server did not start: {log.read_text(encoding='utf-8')}")
 
@@ -242,7 +266,7 @@ def _client(number: int, server: SoakServer, tally: CallTally) -> Callable[[Even
 
 def _early_and_late(values: Sequence[int]) -> tuple[int, int]:
     fifth = max(1, len(values) // 5)
-    early, late = sorted(values[fifth : 2 * fifth]), sorted(values[-fifth:])
+    early, late = sorted(values[2 * fifth : 3 * fifth]), sorted(values[-fifth:])
     return early[len(early) // 2], late[len(late) // 2]
 
 
@@ -261,6 +285,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--clients", type=int, default=64, help="a multiple of 8")
     given = parser.parse_args(arguments)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     if given.seconds <= 0 or given.clients < len(TENANTS) or given.clients % len(TENANTS):
         parser.error(f"expected some seconds and a multiple of {len(TENANTS)} clients")
     report = soak(given.seconds, given.clients)

@@ -45,6 +45,8 @@ class CallFigures(NamedTuple):
     """Statuses with which clean calls were refused."""
     p50_s: float
     p99_s: float
+    p99_flooded_s: float
+    """Of the clean calls during the slow flood; the others are all without it."""
 
     @property
     def availability(self) -> float:
@@ -63,14 +65,16 @@ def is_typed(code: grpc.StatusCode, details: str) -> bool:
 
 
 class CallTally:
-    """Counts answers of calls from many threads."""
+    """Counts answers of calls from many threads; times apart those of a flood, between the two times ``flood_s``."""
 
-    def __init__(self, times: BadTimes) -> None:
+    def __init__(self, times: BadTimes, flood_s: tuple[float, float]) -> None:
         self._times = times
+        self._flood_s = flood_s
         self._codes: Counter[str] = Counter()
         self._untyped: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._clean_s: list[float] = []
+        self._flooded_s: list[float] = []
         self._pages = 0
         self._wrong_pages = 0
         self._guard = Lock()
@@ -85,7 +89,8 @@ class CallTally:
             if not is_typed(code, details):
                 self._untyped[name] += 1
             if behaves and not self._times.touches(start_s, end_s):
-                self._clean_s.append(end_s - start_s)
+                is_flooded = start_s < self._flood_s[1] and end_s > self._flood_s[0]
+                (self._flooded_s if is_flooded else self._clean_s).append(end_s - start_s)
                 if error is not None:
                     self._refused[name] += 1
 
@@ -98,7 +103,7 @@ class CallTally:
     def figures(self) -> CallFigures:
         """Return what it comes to now."""
         with self._guard:
-            calls, clean = self._codes.total(), len(self._clean_s)
+            calls, clean = self._codes.total(), len(self._clean_s) + len(self._flooded_s)
             return CallFigures(
                 calls=calls,
                 answered=calls - self._untyped.total(),
@@ -111,6 +116,7 @@ class CallTally:
                 refused=dict(self._refused.most_common(10)),
                 p50_s=_quantile(self._clean_s, 0.5),
                 p99_s=_quantile(self._clean_s, 0.99),
+                p99_flooded_s=_quantile(self._flooded_s, 0.99),
             )
 
 

@@ -11,7 +11,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = struct.Struct(">BHBBI")
 """Length in one and two bytes, type, flags, stream."""
 
-HEADERS, RST_STREAM, SETTINGS, PING = 1, 3, 4, 6
+DATA, HEADERS, RST_STREAM, SETTINGS, PING = 0, 1, 3, 4, 6
 ACK = END_STREAM = 1
 END_HEADERS = 4
 METHOD_POST, SCHEME_HTTP = b"\x83", b"\x86"
@@ -29,41 +29,66 @@ class RawConnection:
 
     def __init__(self, port: int, timeout_s: float = 10.0, *, answers_pings: bool = True) -> None:
         self._answers_pings = answers_pings
+        self._timeout_s = timeout_s
         self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._socket.sendall(PREFACE + _frame(SETTINGS, 0, 0, b""))
         self._numbers = count(1, 2)
         self._received = b""
         self.open: set[int] = set()
         """Calls that were begun and have not ended, as far as frames were read."""
+        self.is_closed = False
+        """Whether the server has closed the connection, as far as frames were read or written."""
 
-    def begin(self, path: str, calls_count: int, token: str = "") -> None:
-        """Send the headers of calls, and no message."""
+    def begin(self, path: str, calls_count: int, token: str = "") -> list[int]:
+        """Send the headers of calls, and no message; return their numbers."""
         block = METHOD_POST + SCHEME_HTTP + PATH + _string(path) + AUTHORITY + _string("localhost")
         headers = [("content-type", "application/grpc"), ("te", "trailers")]
         headers += [("authorization", f"Bearer {token}")] if token else []
         block += b"".join(NEW_NAME + _string(name) + _string(value) for name, value in headers)
         numbers = [next(self._numbers) for _ in range(calls_count)]
         self.open.update(numbers)
-        self._socket.sendall(b"".join(_frame(HEADERS, END_HEADERS, number, block) for number in numbers))
+        self._write(b"".join(_frame(HEADERS, END_HEADERS, number, block) for number in numbers))
+        return numbers
+
+    def send(self, number: int, content: bytes) -> None:
+        """Send bytes of a call's messages."""
+        self._write(_frame(DATA, 0, number, content))
 
     def wait_until_open(self, calls_max: int, timeout_s: float) -> int:
         """Read frames until at most so many calls are open, or the time is over; return how many are."""
         ends_s = time.monotonic() + timeout_s
         while len(self.open) > calls_max and (left_s := ends_s - time.monotonic()) > 0:
-            self._socket.settimeout(left_s)
-            try:
-                received = self._socket.recv(1 << 16)
-            except TimeoutError:
-                break
-            if not received:
-                self.open.clear()
-            self._received += received
-            self._read_frames()
+            self.read_for(left_s)
         return len(self.open)
+
+    def read_for(self, timeout_s: float) -> None:
+        """Read the frames that are there; where there are none, wait so long for some."""
+        self._socket.settimeout(timeout_s)
+        try:
+            received = self._socket.recv(1 << 16)
+        except TimeoutError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._set_closed()
+        self._received += received
+        self._read_frames()
 
     def close(self) -> None:
         """Close the connection, with what is open on it."""
         self._socket.close()
+
+    def _set_closed(self) -> None:
+        self.is_closed = True
+        self.open.clear()
+
+    def _write(self, content: bytes) -> None:
+        self._socket.settimeout(self._timeout_s)
+        try:
+            self._socket.sendall(content)
+        except OSError:
+            self._set_closed()
 
     def _read_frames(self) -> None:
         while len(self._received) >= FRAME_HEADER.size:
@@ -75,9 +100,9 @@ class RawConnection:
             if kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM):
                 self.open.discard(number)
             if kind == SETTINGS and not flags & ACK:
-                self._socket.sendall(_frame(kind, ACK, 0, b""))
+                self._write(_frame(kind, ACK, 0, b""))
             if kind == PING and not flags & ACK and self._answers_pings:
-                self._socket.sendall(_frame(kind, ACK, 0, payload))
+                self._write(_frame(kind, ACK, 0, payload))
 
 
 def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:

@@ -205,7 +205,7 @@ class LimitSettings(_Section):
     """Connections; beyond, new ones are closed. Fewer where the process may not have as many file descriptors."""
     streams_per_connection_max: Count = 128
     """Calls of one connection."""
-    public_calls_max: Count = 8
+    public_calls_max: Count = 32
     """Calls that need no credentials, of each kind: health checks, health watches, reflection."""
     first_message_s: Seconds = 5.0
     """Longest wait for the first message of a call."""

@@ -24,6 +24,8 @@ class TimedCall:
         self._limits = limits
         self._clock = clock
         self._ends_s = clock() + limits.call_s_max
+        self.peer = context.peer()
+        """Address and port that it comes from."""
         self.is_half_open = True
         """True until its first message has come."""
         self.late_s = min(clock() + limits.first_message_s, self._ends_s)

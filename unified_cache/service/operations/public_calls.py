@@ -1,5 +1,6 @@
 """Calls that need no credentials, bounded: everybody may make them, and each takes a thread."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -15,8 +16,9 @@ __all__ = ["PublicCalls"]
 class PublicCalls:
     """Places for public calls of one kind. Thread-safe.
 
-    Where all are taken, the call that has been half open for longest gives its place up: who sends headers alone cannot
-    shut out who also sends a message. Where each has sent one, the new call is refused.
+    Where all are taken, a call that is still half open gives its place up: the oldest of the host, and there of the
+    connection, that has most of them. So who sends headers alone cannot shut out who also sends a message. Where each
+    call has sent one, the new call is refused.
     """
 
     def __init__(self, calls_max: int, timeouts: CallTimeouts) -> None:
@@ -42,13 +44,23 @@ class PublicCalls:
 
     def _enter(self, call: TimedCall) -> bool:
         with self._guard:
-            silent = None
-            if len(self._open) >= self._calls_max:
-                silent = next((each for each in self._open if each.is_half_open), None)
-                if silent is None:
-                    return False
-                del self._open[silent]
             self._open[call] = None
+            if len(self._open) <= self._calls_max:
+                return True
+            silent = self._least_missed(call)
+            del self._open[silent or call]
         if silent is not None:
             silent.cut("another call needed its place")
-        return True
+        return silent is not None
+
+    def _least_missed(self, entering: TimedCall) -> TimedCall | None:
+        """Return the call that is to make room; None if all but the entering one have sent a message."""
+        connections = Counter(call.peer for call in self._open)
+        hosts = Counter(_host(call.peer) for call in self._open)
+        half_open = [call for call in self._open if call.is_half_open and call is not entering]
+        return max(half_open, key=lambda call: (hosts[_host(call.peer)], connections[call.peer]), default=None)
+
+
+def _host(peer: str) -> str:
+    """Return where a connection comes from, without its port."""
+    return peer.rpartition(":")[0]
