@@ -3,7 +3,7 @@
 import heapq
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from unified_cache.errors import ConfigError
 from unified_cache.seal import Label
@@ -115,6 +115,16 @@ class StoreLru:
         The least recent ones, none in ``keep``, none that another object needs and that is not named before it.
         Those passed over for being needed become recent. Linear in what is named and passed over.
         """
+        return self._choose(short_bytes, keep, self._objects.__getitem__)
+
+    def least_recent_count(self, count: int, keep: Container[Label]) -> list[StoredObject]:
+        """Name so many objects, or all that may be named, by the rules of ``least_recent``."""
+        return self._choose(count, keep, lambda _: 1)[0]
+
+    def _choose(
+        self, short: int, keep: Container[Label], worth_of: Callable[[Label], int]
+    ) -> tuple[list[StoredObject], int]:
+        """Name objects until they are worth ``short``; return with them what is short after all."""
         named: list[StoredObject] = []
         gone_count: Counter[Link] = Counter()
         waiting = (label for label in self._objects if label not in keep)
@@ -126,18 +136,18 @@ class StoreLru:
                     needed.append(label)
                     continue
                 named.append(StoredObject(label, self._objects[label]))
-                short_bytes -= named[-1].object_bytes
-                if short_bytes <= 0:
+                short -= worth_of(label)
+                if short <= 0:
                     break
                 link = self.chains.need_of(label)
                 if link is not None:
                     gone_count[link] += 1
-            if short_bytes <= 0 or len(named) == named_before:
+            if short <= 0 or len(named) == named_before:
                 break
             # Whoever was needed by those alone may go now, and a chain goes from its tail.
             waiting = (label for label in reversed(needed))
         self.touch(needed)
-        return named, max(short_bytes, 0)
+        return named, max(short, 0)
 
     def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[Answer]:
         """Tell which objects are known at these sizes and make them recent; those of another size are forgotten."""

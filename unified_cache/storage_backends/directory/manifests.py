@@ -43,8 +43,8 @@ def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
     identity_name = manifest.identity.hex()
     path = root.path / identity_name / MANIFEST_NAME
     try:
-        with suppress(FileExistsError):
-            root.disk.mkdir(identity_name, 0o700, dir_fd=root.fd)
+        root.restore()
+        root.make_directory(manifest.identity)
         identity_fd = root.disk.open(identity_name, DIRECTORY_FLAGS, dir_fd=root.fd)
         try:
             found = _read(root.disk, identity_fd)

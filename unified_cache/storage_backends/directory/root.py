@@ -6,9 +6,10 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 from unified_cache.errors import ConfigError, StorageError
@@ -43,31 +44,84 @@ class StoreFormat(NamedTuple):
     version: int
 
 
-class StoreRoot(NamedTuple):
-    """The open directory of a store, and this process's temp directory in it. Owns its file descriptors."""
+class _Writer(NamedTuple):
+    """Temp directory of this process, and its lock."""
 
-    disk: Disk
-    path: Path
-    fd: int
     tmp_fd: int
-    writer: str
-    writer_fd: int
+    name: str
+    fd: int
     lock_fd: int
-    temp_numbers: Iterator[int]
+
+
+class StoreRoot:
+    """Open directory of a store, and the temp directory of this process in it. Owns its descriptors. Thread-safe."""
+
+    def __init__(
+        self, disk: Disk, path: Path, fd: int, expected: StoreFormat, new_writer: Callable[[], str], writer: _Writer
+    ) -> None:
+        self.disk = disk
+        self.path = path
+        self.fd = fd
+        self.restored_count = 0
+        """How often something of ours was found to be removed, and made anew."""
+        self._format = expected
+        self._new_writer = new_writer
+        self._writer = writer
+        self._removed: list[_Writer] = []
+        """Temp directories that somebody removed; another thread may be in a call on one."""
+        self._temp_numbers = itertools.count()
+        self._guard = Lock()
+
+    @property
+    def writer_fd(self) -> int:
+        """Temp directory of this process."""
+        return self._writer.fd
 
     def new_temp(self) -> str:
         """Return a name that nothing in this process's temp directory has."""
-        return f"{next(self.temp_numbers):x}"
+        return f"{next(self._temp_numbers):x}"
 
     def is_alone(self) -> bool:
         """Tell whether no other process is in the store; one that enters from now on is not seen."""
-        return self.disk.listdir(self.tmp_fd) == [self.writer]
+        return self.disk.listdir(self._writer.tmp_fd) == [self._writer.name]
+
+    def make_directory(self, identity: bytes) -> None:
+        """Make the directory of an identity if absent; beside a new one stands the marker, or no restart would take it.
+
+        Raises:
+            StorageError: other processes undid it all the time.
+            OSError: it cannot be made.
+        """
+        try:
+            self.disk.mkdir(identity.hex(), 0o700, dir_fd=self.fd)
+        except FileExistsError:
+            return
+        self.restore()
+
+    def restore(self) -> None:
+        """Make anew what somebody has removed under the open store: the marker, this process's temp directory.
+
+        Raises:
+            StorageError: other processes undid it all the time.
+            OSError: it cannot be made.
+        """
+        with self._guard:
+            if not self.disk.access(_MARKER_NAME, os.F_OK, dir_fd=self.fd):
+                _write_marker(self.disk, self.fd, self._format, f"{_MARKER_NAME}.{self._new_writer()}")
+                self.disk.fsync(self.fd)
+                self.restored_count += 1
+            if not self.disk.fstat(self._writer.fd).st_nlink:
+                self._removed.append(self._writer)
+                self._writer = _enter(self.disk, self.path, self.fd, self._new_writer)
+                self.restored_count += 1
 
     def close(self) -> None:
         """Remove the temp directory, give up its lock, close every descriptor."""
-        _remove_writer(self.disk, self.tmp_fd, self.writer)
-        for fd in (self.lock_fd, self.writer_fd, self.tmp_fd, self.fd):
-            close_quietly(self.disk, fd)
+        _remove_writer(self.disk, self._writer.tmp_fd, self._writer.name)
+        for writer in (*self._removed, self._writer):
+            for fd in (writer.lock_fd, writer.fd, writer.tmp_fd):
+                close_quietly(self.disk, fd)
+        close_quietly(self.disk, self.fd)
 
 
 def open_root(disk: Disk, path: Path, expected: StoreFormat, new_writer: Callable[[], str]) -> StoreRoot:
@@ -87,12 +141,7 @@ def open_root(disk: Disk, path: Path, expected: StoreFormat, new_writer: Callabl
         opened.append(root_fd)
         _check_owner(path, disk.fstat(root_fd))
         _claim_root(disk, path, root_fd, expected, new_writer())
-        with suppress(FileExistsError):
-            disk.mkdir(_TMP_NAME, 0o700, dir_fd=root_fd)
-        tmp_fd = disk.open(_TMP_NAME, DIRECTORY_FLAGS, dir_fd=root_fd)
-        opened.append(tmp_fd)
-        writer, writer_fd, lock_fd = _enter_writer(disk, path, tmp_fd, new_writer)
-        root = StoreRoot(disk, path, root_fd, tmp_fd, writer, writer_fd, lock_fd, itertools.count())
+        writer = _enter(disk, path, root_fd, new_writer)
     except OSError as error:
         for fd in opened:
             close_quietly(disk, fd)
@@ -103,8 +152,8 @@ def open_root(disk: Disk, path: Path, expected: StoreFormat, new_writer: Callabl
         raise
     # What cannot be swept now takes room and harms nobody; the next to open tries again.
     with suppress(OSError):
-        _sweep(disk, tmp_fd, writer)
-    return root
+        _sweep(disk, writer.tmp_fd, writer.name)
+    return StoreRoot(disk, path, root_fd, expected, new_writer, writer)
 
 
 def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Directory:
@@ -230,8 +279,19 @@ def _read_marker(disk: Disk, root_fd: int) -> StoreFormat | None:
     return None
 
 
-def _enter_writer(disk: Disk, path: Path, tmp_fd: int, new_writer: Callable[[], str]) -> tuple[str, int, int]:
+def _enter(disk: Disk, path: Path, root_fd: int, new_writer: Callable[[], str]) -> _Writer:
     """Make a temp directory that no other process uses, and hold its lock."""
+    with suppress(FileExistsError):
+        disk.mkdir(_TMP_NAME, 0o700, dir_fd=root_fd)
+    tmp_fd = disk.open(_TMP_NAME, DIRECTORY_FLAGS, dir_fd=root_fd)
+    try:
+        return _Writer(tmp_fd, *_enter_writer(disk, path, tmp_fd, new_writer))
+    except BaseException:
+        close_quietly(disk, tmp_fd)
+        raise
+
+
+def _enter_writer(disk: Disk, path: Path, tmp_fd: int, new_writer: Callable[[], str]) -> tuple[str, int, int]:
     for _ in range(WRITER_ATTEMPTS_MAX):
         writer = new_writer()
         with suppress(FileNotFoundError, FileExistsError):

@@ -13,6 +13,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     sync_or_distrust,
 )
 from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.file.layout import FANS
 
 __all__ = ["OpenDirectories"]
@@ -53,24 +54,33 @@ class OpenDirectories:
         del closed  # its descriptor is closed here, outside the guard
         return directory
 
-    def make(self, identity: bytes, fan: str) -> Directory:
-        """Return a directory, made if absent."""
+    def make(self, root: StoreRoot, identity: bytes, fan: str) -> Directory:
+        """Return a directory, made if absent.
+
+        Raises:
+            StorageError: other processes undid it all the time.
+            OSError: it cannot be made.
+        """
         directory = self.find(identity, fan)
         if directory is not None:
             return directory
-        name = identity.hex()
-        for path in (name, f"{name}/{fan}"):
+        path = f"{identity.hex()}/{fan}"
+        try:
+            with suppress(FileExistsError):
+                self._disk.mkdir(path, 0o700, dir_fd=self._root_fd)
+        except FileNotFoundError:
+            root.make_directory(identity)
             with suppress(FileExistsError):
                 self._disk.mkdir(path, 0o700, dir_fd=self._root_fd)
         directory = self.find(identity, fan)
         if directory is None:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), f"{name}/{fan}")
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return directory
 
-    def drop(self, identity: bytes, fan: str) -> None:
-        """Open a directory anew when it is next asked for: the one kept was removed under its name."""
+    def drop_all(self) -> None:
+        """Open each directory anew when it is next asked for: those kept may have been removed under their names."""
         with self._guard:
-            self._open.pop((identity, fan), None)
+            self._open.clear()
 
     def sync(self, touched: Mapping[Directory, bytes]) -> None:
         """Make the names in directories survive a crash, and theirs too; each comes with its identity."""

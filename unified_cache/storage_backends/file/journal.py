@@ -77,6 +77,16 @@ class Journal:
             raise
         return cls(disk, directory_fd, number, fd)
 
+    def reopened(self, root_fd: int) -> "Journal":
+        """Close this one, which somebody removed, and open the one made anew, by this process or another.
+
+        Raises:
+            OSError: it cannot be opened or written; this one stays open.
+        """
+        anew = Journal.open(self._disk, root_fd)
+        self.close()
+        return anew
+
     def exchange(self, changes: Sequence[JournalLine]) -> Sequence[JournalLine] | None:
         """Append changes; return everything that was appended since the last call, by anybody, these included.
 

@@ -34,6 +34,7 @@ class NoQuota:
         self._directories = directories
         self._journal = journal
         self._free_bytes_min = free_bytes_min
+        self._restored_count = 0
         self._unnamed: Counter[Label] = Counter()
         """Pages granted room whose files have no name yet, with the puts that write them."""
         self._evicted: set[Label] = set()
@@ -79,6 +80,10 @@ class NoQuota:
             self._publish(addition_lines(granted))
         return {each.label for each in granted}
 
+    def evict_for_inodes(self, batch: Sequence[PageIO]) -> bool:
+        """Evict nothing: without a cap nobody does."""
+        return False
+
     def end_grant(self, named: Sequence[StoredObject], dropped: Sequence[StoredObject]) -> None:
         """Tell others which pages got no name after all, and anew of those that they evicted before they had theirs."""
         gone = [each for each in dropped if not is_there(self._root.disk, self._directories, each.label)]
@@ -113,6 +118,9 @@ class NoQuota:
     def _publish(self, lines: Sequence[JournalLine]) -> None:
         """Append lines to the journal; note which pages without a name yet other processes evict."""
         try:
+            if self._restored_count != self._root.restored_count:
+                self._restored_count = self._root.restored_count
+                self._journal = self._journal.reopened(self._root.fd)
             news = self._journal.exchange(lines)
             if news is None:
                 # The others went too far ahead to be followed; whatever has no name yet may have been evicted.

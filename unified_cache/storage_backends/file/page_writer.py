@@ -1,5 +1,6 @@
 """Writes of pages into a file store: a draft under a temp name, synced if it must be durable, then renamed."""
 
+import errno
 import os
 import stat
 from collections.abc import Sequence
@@ -43,7 +44,6 @@ class _Draft:
     stored: StoredObject
     """The object that this is to be."""
     directory: Directory
-    fan: str
     name: str
     stamp: int
     temp: str = ""
@@ -83,6 +83,28 @@ class PageWriter:
         Raises:
             StorageError: a fault. Pages that were whole by then are stored, the others have left nothing.
         """
+        try:
+            return self._store(pages, stamp, durable=durable)
+        except StorageError as error:
+            if not self._has_mended(error.__cause__, pages):
+                raise
+        return self._store(pages, stamp, durable=durable)
+
+    def _has_mended(self, cause: BaseException | None, batch: Sequence[PageIO]) -> bool:
+        """Mend what made a put fail, where it can be: make anew what somebody removed, evict where inodes are out."""
+        match cause:
+            case FileNotFoundError():
+                try:
+                    self._root.restore()
+                except OSError as error:
+                    raise storage_error(error, f"cannot make anew what was removed from {self._root.path}") from error
+                self._directories.drop_all()
+                return True
+            case OSError(errno=errno.ENOSPC):
+                return self._quota.evict_for_inodes(batch)
+        return False
+
+    def _store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         batch = _WriteBatch(pages, stamp, durable)
         drafts = self._begin(batch)
         granted = self._quota.reserve([draft.stored for draft in drafts], pages)
@@ -110,9 +132,9 @@ class PageWriter:
                 continue
             fan, name = place_of(label)
             try:
-                directory = self._directories.make(label.identity, fan)
+                directory = self._directories.make(self._root, label.identity, fan)
                 stored = StoredObject(label, page_bytes(page))
-                draft = _Draft(page, stored, directory, fan, name, batch.stamp - number)
+                draft = _Draft(page, stored, directory, name, batch.stamp - number)
                 is_there = self._refresh(draft, durable=batch.durable)
             except OSError as error:
                 raise self._cannot_store(label, error) from error
@@ -215,20 +237,12 @@ class PageWriter:
                 self._disk.fsync(draft.fd)
             fd, draft.fd = draft.fd, -1
             self._disk.close(fd)
-            try:
-                self._rename(draft)
-            except FileNotFoundError:
-                # Somebody removed the directory that we keep open; make it anew, once.
-                self._directories.drop(label.identity, draft.fan)
-                draft.directory = self._directories.make(label.identity, draft.fan)
-                self._rename(draft)
+            drafts_fd, fan_fd = self._root.writer_fd, draft.directory.fd
+            self._disk.rename(draft.temp, draft.name, src_dir_fd=drafts_fd, dst_dir_fd=fan_fd)
         except OSError as error:
             raise self._cannot_store(label, error) from error
         draft.is_named = True
         self._note(draft, batch)
-
-    def _rename(self, draft: _Draft) -> None:
-        self._disk.rename(draft.temp, draft.name, src_dir_fd=self._root.writer_fd, dst_dir_fd=draft.directory.fd)
 
     def _abandon(self, draft: _Draft) -> None:
         """Leave nothing of a draft that got no name."""

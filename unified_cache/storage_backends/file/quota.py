@@ -7,7 +7,7 @@ from threading import Lock
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
-from unified_cache.storage_backends.directory.descriptors import missing_bytes, size_of
+from unified_cache.storage_backends.directory.descriptors import missing_bytes, missing_inodes, size_of
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
@@ -27,6 +27,10 @@ __all__ = [
 
 UNREMOVABLE_MAX = 16
 """Objects that cannot be removed in one eviction before it gives up and the put is declined."""
+
+
+INODES_SPARE = 64
+"""Files that an eviction for want of inodes makes room for beyond the batch: directories, manifests, a restart."""
 
 
 class SharedQuota:
@@ -57,6 +61,7 @@ class SharedQuota:
         self._directories = directories
         self._journal = journal
         self._free_bytes_min = free_bytes_min
+        self._restored_count = 0
         self._evicted_count = 0
         self._declined_count = 0
         self._unremovable_count = 0
@@ -174,6 +179,21 @@ class SharedQuota:
                     return
                 self._publish(removal_lines([*declined, *victims]))
 
+    def evict_for_inodes(self, batch: Sequence[PageIO]) -> bool:
+        """Evict where the file system takes no more files, for those of a batch and some; tell whether that helped."""
+        missing_count = missing_inodes(self._root.disk, self._root.fd, len(batch) + INODES_SPARE)
+        if missing_count <= 0:
+            return False
+        keep = frozenset(page.label for page in batch)
+        with self._order:
+            with self._guard:
+                victims = self._lru.least_recent_count(missing_count, keep)
+            self._publish(removal_lines(victims))
+        stuck = self._evict(victims)
+        with self._order:
+            self._publish(addition_lines(stuck))
+        return len(stuck) < len(victims)
+
     def end_grant(self, named: Sequence[StoredObject], dropped: Sequence[StoredObject]) -> None:
         """Take back the room of pages without a name; count those anew that others evicted before they had theirs.
 
@@ -286,13 +306,13 @@ class SharedQuota:
     def _publish(self, changes: Sequence[JournalLine]) -> None:
         """Append changes to the journal, and apply them and what others appended in the order that stands there."""
         try:
+            if self._restored_count != self._root.restored_count:
+                self._restored_count = self._root.restored_count
+                self._journal = self._journal.reopened(self._root.fd)
+                self._lose_track()
             news = self._journal.exchange(changes)
             if news is None:
-                # Until the directories are listed, what was known stands, with what the journal still says.
-                if self._listing is None:
-                    self._listing = StoreListing(self._root)
-                else:
-                    self._listing.missed_lines = True
+                self._lose_track()
                 news = self._journal.exchange(changes)
         except OSError:
             news = None
@@ -304,6 +324,13 @@ class SharedQuota:
         if self._listing is not None:
             self._listing.note(news)
         self._apply(news)
+
+    def _lose_track(self) -> None:
+        """List the directories from now on; until that is over, what was known stands, and what the journal says."""
+        if self._listing is None:
+            self._listing = StoreListing(self._root)
+        else:
+            self._listing.missed_lines = True
 
     def _take_over(self, listing: StoreListing) -> None:
         with self._guard:

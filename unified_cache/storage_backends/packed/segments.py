@@ -280,8 +280,7 @@ class SegmentFiles:
     def _make_segment(self, free: FreeSlots) -> Segment:
         """Make a file whose name survives a crash."""
         key = free.key
-        with suppress(FileExistsError):
-            self._disk.mkdir(key.identity.hex(), 0o700, dir_fd=self._root.fd)
+        self._root.make_directory(key.identity)
         for attempt in range(NUMBERS_TAKEN_MAX):
             with self._guard:
                 number = free.new_number()

@@ -2,16 +2,17 @@
 
 import os
 import random
+import shutil
 import stat
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
 import pytest
 from google.protobuf.json_format import MessageToJson
 
-from tests.support.files import FaultyDisk, descriptors, put
+from tests.support.files import FaultyDisk, bytes_in, descriptors, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError
 from unified_cache.pool import Identity
@@ -247,6 +248,48 @@ def test_a_manifest_that_cannot_be_read_is_written_anew(call: str, kind: StoreKi
 def test_what_no_system_takes_for_a_path_is_refused(name: str, kind: StoreKind, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a name that the system can read"):
         kind.open(tmp_path / name)
+
+
+def clean_everything(root: Path) -> None:
+    for path in root.iterdir():
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+
+
+def clean_temps(root: Path) -> None:
+    for path in (root / "tmp").iterdir():
+        shutil.rmtree(path)
+
+
+def clean_tmp(root: Path) -> None:
+    shutil.rmtree(root / "tmp")
+
+
+@pytest.mark.parametrize("level", Level)
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
+@pytest.mark.parametrize("bytes_max", [None, 20 * PAGE_BYTES], ids=["unbounded", "capped"])
+@pytest.mark.parametrize("clean", [clean_everything, clean_temps, clean_tmp])
+def test_what_somebody_removed_under_an_open_store_is_made_anew_and_a_restart_finds_it(
+    clean: Callable[[Path], None], bytes_max: int | None, is_known: bool, level: Level, kind: StoreKind, root: Path
+) -> None:
+    model = MODEL if is_known else OTHER_MODEL
+    with closing(kind.open(root, bytes_max=bytes_max)) as storage:
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+        put(storage, range(4), level)
+        clean(root)
+        storage.register(manifest_of(model, LAYOUT), {})
+        pages = [sealed_page(label(number, model=model)) for number in range(4, 12)]
+        with suppress(StorageError):  # a packed file from under a durable page
+            storage.put(pages, level)
+        assert storage.put(pages, level) == [Answer.STORED] * 8
+        assert storage.get([blank_page(page.label) for page in pages]) == [Answer.HIT] * 8
+        with closing(kind.open(root, bytes_max=bytes_max)) if kind is StoreKind.FILE else nullcontext() as other:
+            if other is not None:
+                assert put(other, [20], level) == [True]
+                assert storage.bytes_used == other.bytes_used == bytes_in(root)
+    with closing(kind.open(root, bytes_max=bytes_max)) as storage:
+        if kind is StoreKind.FILE or level is Level.DURABLE or not is_known:
+            assert storage.get([blank_page(page.label) for page in pages]) == [Answer.HIT] * 8
+        assert put(storage, range(4, 12), level) == [True] * 8
 
 
 def test_a_marker_nested_thousands_deep_is_none(kind: StoreKind, root: Path) -> None:

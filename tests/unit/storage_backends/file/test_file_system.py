@@ -1,16 +1,17 @@
 """The file store on its file system: faults, durability, listing, open directories."""
 
+import errno
 import os
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, path_of, put, temps
+from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, held, path_of, put, temps
 from unified_cache.errors import InputError, StorageError, StorageFullError
 from unified_cache.pool import Identity
 from unified_cache.seal import Label
@@ -19,6 +20,8 @@ from unified_cache.storage_backends.file.store import DIRECTORIES_OPEN_MAX, File
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
     LAYOUT,
+    OTHER_MODEL,
+    PAGE_BYTES,
     blank_page,
     bytes_of,
     label,
@@ -78,6 +81,66 @@ def test_a_full_file_system_raises_storage_full_and_leaves_nothing_half_written(
             assert storage.put([sealed_page(label(3), 300_000)], Level.DURABLE) == [Answer.STORED]
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+class FewInodes(Disk):
+    """A file system that takes so many files and directories."""
+
+    def __init__(self, root: Path, inodes_max: int) -> None:
+        self._root = root
+        self._inodes_max = inodes_max
+
+    def _free_count(self) -> int:
+        return self._inodes_max - len(list(self._root.rglob("*")))
+
+    def _check_room(self) -> None:
+        if self._free_count() <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def open(  # type: ignore[override]
+        self, path: str | Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+    ) -> int:
+        if flags & os.O_CREAT:
+            self._check_room()
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+
+    def mkdir(self, path: str, mode: int, *, dir_fd: int) -> None:  # type: ignore[override]
+        with suppress(FileNotFoundError):
+            os.stat(path, dir_fd=dir_fd)
+            raise FileExistsError(path)
+        self._check_room()
+        os.mkdir(path, mode, dir_fd=dir_fd)
+
+    def fstatvfs(self, fd: int) -> os.statvfs_result:
+        found = list(os.fstatvfs(fd))
+        found[5:8] = [self._inodes_max, self._free_count(), self._free_count()]
+        return os.statvfs_result(found)
+
+
+@pytest.mark.parametrize("free_bytes_min", [0, 1])
+def test_a_file_system_without_inodes_loses_the_pages_that_were_used_least_recently(
+    free_bytes_min: int, root: Path
+) -> None:
+    disk = FewInodes(root, 300)
+    with closing(FileStorage.open(root, bytes_max=1 << 30, free_bytes_min=free_bytes_min, disk=disk)) as storage:
+        for number in range(0, 1000, 8):
+            assert put(storage, range(number, number + 8), Level.DURABLE) == [True] * 8
+        assert storage.counts.evicted_count >= 1000 - 300
+        assert storage.bytes_used == bytes_in(root) >= 200 * PAGE_BYTES
+        assert set(range(800, 1000)) <= set(held(storage, 1000))
+        other = sealed_page(label(0, model=OTHER_MODEL))
+        assert storage.put([other], Level.DURABLE) == [Answer.STORED]
+    with closing(FileStorage.open(root, bytes_max=1 << 30, disk=disk)) as storage:
+        assert storage.get([blank_page(label(999)), blank_page(other.label)]) == [Answer.HIT] * 2
+
+
+def test_without_a_cap_a_file_system_without_inodes_is_full(root: Path) -> None:
+    with closing(FileStorage.open(root, disk=FewInodes(root, 60))) as storage:
+        with pytest.raises(StorageFullError):
+            put(storage, range(80))
+        assert temps(root) == []
+        storage.remove([label(number) for number in range(80)])
+        assert put(storage, range(20)) == [True] * 20
 
 
 def test_a_limit_on_file_sizes_raises_storage_full_and_leaves_nothing_half_written(root: Path) -> None:
