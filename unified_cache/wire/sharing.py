@@ -4,15 +4,20 @@ A mapping would let either end kill the other by truncating the file (SIGBUS), a
 checked. So bytes are always copied, by ``pread`` and ``pwrite``: what was cut off is an error, and what is verified is
 the copy that is kept. A descriptor cannot go through gRPC; the file goes by a random name instead, which is gone as
 soon as both ends have it open.
+
+Its maker holds a lock on the file as long as it has it open, which ends with the process however that ends. So the
+other end knows when nobody is left to share with, and whoever comes next removes the files of those who died before.
 """
 
 import errno
+import fcntl
 import os
 import re
 import stat
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +25,7 @@ from typing import NamedTuple
 from unified_cache.errors import InputError
 
 __all__ = [
+    "ABANDONED_S",
     "NAME_PREFIX",
     "PROOF_BYTES",
     "SHARED_DIRECTORY",
@@ -28,6 +34,7 @@ __all__ = [
     "SharedSlice",
     "is_local_peer",
     "named_here",
+    "remove_abandoned_files",
 ]
 
 SHARED_DIRECTORY = Path("/dev/shm")  # noqa: S108  # in memory, on every Linux; names in it are random
@@ -42,6 +49,9 @@ Zen 3 copies at a third of its speed where the target lies 1 to 16 bytes after t
 Slabs begin 0 or 64 bytes into a page of memory, large arrays of numpy 16; where pages are multiples of 128 bytes long,
 none of theirs ever lies that way to a window that begins here.
 """
+
+ABANDONED_S = 60.0
+"""Age from which on a file that nobody has locked is abandoned; an offer takes milliseconds, and may lack a lock."""
 
 MODE = 0o600
 _BUFFERS_MAX = 1024
@@ -58,10 +68,11 @@ class SharedRegion:
     The memory is freed once both ends have closed it.
     """
 
-    __slots__ = ("__weakref__", "_descriptor", "region_bytes")
+    __slots__ = ("__weakref__", "_descriptor", "_was_locked", "region_bytes")
 
     def __init__(self, descriptor: int, region_bytes: int) -> None:
         self._descriptor = descriptor
+        self._was_locked = False
         self.region_bytes = region_bytes
         weakref.finalize(self, os.close, descriptor).atexit = False
 
@@ -76,10 +87,11 @@ class SharedRegion:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
         region = cls(descriptor, region_bytes)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(descriptor, 0, region_bytes)
             region.write((memoryview(proof),), 0)
         except OSError:
-            path.unlink()
+            path.unlink(missing_ok=True)
             raise
         return region
 
@@ -102,9 +114,15 @@ class SharedRegion:
         try:
             region._check(proof)
             path.unlink()
+            region._was_locked = not _is_unlocked(descriptor)
         except (OSError, InputError) as error:
             raise InputError("this is not shared memory of this server's user") from error
         return region
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the process that made it has let it go or died; False for one of a maker who locks nothing."""
+        return self._was_locked and _is_unlocked(self._descriptor)
 
     def read_into(self, buffers: Sequence[memoryview], start: int) -> None:
         """Fill buffers with the bytes from ``start`` on.
@@ -177,6 +195,39 @@ class SharedSlice(NamedTuple):
     def _check(self, offset: int, count_bytes: int) -> None:
         if offset + count_bytes > self.length:
             raise InputError(f"a call has {self.length} bytes of shared memory, found {offset + count_bytes}")
+
+
+def remove_abandoned_files(directory: Path, now_s: float) -> None:
+    """Remove what processes of this user left that died between making a file and its being opened at the other end.
+
+    ``now_s`` counts from 1970, as the times of files do.
+    """
+    with suppress(OSError):
+        for path in directory.iterdir():
+            if _NAME.fullmatch(path.name):
+                with suppress(OSError):
+                    _remove_if_abandoned(path, now_s)
+
+
+def _remove_if_abandoned(path: Path, now_s: float) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        found = os.fstat(descriptor)
+        is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+        if is_ours and now_s - found.st_mtime > ABANDONED_S and _is_unlocked(descriptor):
+            path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _is_unlocked(descriptor: int) -> bool:
+    """Tell whether nobody else has a lock on a file; this process has none afterwards either."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True
 
 
 def is_local_peer(peer: str) -> bool:

@@ -2,6 +2,9 @@
 
 import os
 import secrets
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,12 +18,14 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
 from unified_cache.wire.sharing import (
+    ABANDONED_S,
     NAME_PREFIX,
     PROOF_BYTES,
     SHARED_DIRECTORY,
     SharedRegion,
     is_local_peer,
     named_here,
+    remove_abandoned_files,
 )
 
 LIMITS = limits_with(regions_max=3, region_bytes_max=1 << 20, region_idle_s=60.0)
@@ -243,6 +248,68 @@ def test_a_region_that_nobody_names_is_let_go_and_calls_that_name_it_later_are_r
     assert open_files() == before
     with refused(PRECONDITION, "no such region"):
         get(wire, range_of(name), 1)
+
+
+def test_the_regions_of_a_client_that_died_are_let_go_before_they_are_idle(
+    running: LoopbackServer, wire: Wire, path: Path
+) -> None:
+    before = open_files()
+    regions = [made(path)]
+    first = shared(wire, path)
+    for _ in range(LIMITS.regions_max - 1):
+        regions.append(made(path))
+        shared(wire, path)
+    running.service._regions.sweep()
+    put(wire, regions[0], first, 1)
+    regions.clear()
+    running.service._regions.sweep()
+    assert (open_files(), running.service._regions.count("default")) == (before, 0)
+
+
+def test_a_client_that_died_leaves_its_place_to_the_next_one(running: LoopbackServer, wire: Wire, path: Path) -> None:
+    regions: list[SharedRegion] = []
+    for _ in range(LIMITS.regions_max):
+        regions.append(made(path))
+        shared(wire, path)
+    assert running.service._regions.count("default") == LIMITS.regions_max
+    regions.clear()
+    next_one = made(path)
+    shared(wire, path)
+    assert running.service._regions.count("default") == 1
+    del next_one
+
+
+DIES = """
+import os, secrets, signal, sys
+from pathlib import Path
+from unified_cache.wire.sharing import SharedRegion
+path = Path(sys.argv[1])
+region = SharedRegion.create(path.parent, path.name, 1 << 16, bytes(32))
+print("made", flush=True)
+signal.pause()
+"""
+
+
+def test_what_a_killed_client_left_is_removed_and_what_a_live_one_offers_is_not(tmp_path: Path) -> None:
+    def name() -> Path:
+        return tmp_path / (NAME_PREFIX + secrets.token_hex(16))
+
+    left, offered, early, letter = name(), name(), name(), tmp_path / "letter"
+    letter.touch()
+    with subprocess.Popen([sys.executable, "-c", DIES, left], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"made\n"
+        later_s = time.time() + 2 * ABANDONED_S
+        remove_abandoned_files(tmp_path, later_s)
+        assert left.exists()
+        client.kill()
+    region = made(offered)
+    early.touch()
+    remove_abandoned_files(tmp_path, time.time())
+    assert sorted(tmp_path.iterdir()) == sorted((left, offered, early, letter))
+    remove_abandoned_files(tmp_path, later_s)
+    assert sorted(tmp_path.iterdir()) == sorted((offered, letter))
+    del region
 
 
 def open_files() -> int:

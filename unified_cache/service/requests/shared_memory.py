@@ -1,6 +1,7 @@
 """Shared memory of callers on the same machine: offered, proved, lent to calls, and closed when idle."""
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,13 @@ from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.sweep import PeriodicSweep
 from unified_cache.service.settings import LimitSettings
 from unified_cache.wire.calls import REASON, REASON_SHARE
-from unified_cache.wire.sharing import SHARED_DIRECTORY, SharedRegion, SharedSlice, is_local_peer
+from unified_cache.wire.sharing import (
+    SHARED_DIRECTORY,
+    SharedRegion,
+    SharedSlice,
+    is_local_peer,
+    remove_abandoned_files,
+)
 
 __all__ = ["LentRegions"]
 
@@ -38,7 +45,8 @@ class _Held:
 class LentRegions:
     """Open regions of each tenant, bounded in number and size. Thread-safe.
 
-    A region that was let go is closed when the last call that uses it has ended.
+    A region that was let go is closed when the last call that uses it has ended. What dead clients left without a name
+    here, or under one in the directory, is found by the sweep.
     """
 
     def __init__(
@@ -47,14 +55,17 @@ class LentRegions:
         clock: Callable[[], float],
         directory: Path = SHARED_DIRECTORY,
         new_id: Callable[[], str] = partial(secrets.token_hex, REGION_ID_BYTES),
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
         self._clock = clock
         self._directory = directory
         self._new_id = new_id
+        self._wall_clock = wall_clock
         self._held: dict[str, _Held] = {}
         self._guard = Lock()
         self._sweeper = PeriodicSweep(self.sweep, limits.region_idle_s, "region-watch")
+        remove_abandoned_files(directory, wall_clock())
 
     @property
     def region_bytes_max(self) -> int:
@@ -72,6 +83,7 @@ class LentRegions:
         if not 0 < request.region_bytes <= self.region_bytes_max:
             raise _refusal(f"a region has 1 to {self.region_bytes_max} bytes, found {request.region_bytes}")
         with self._guard:
+            self._let_go()
             if sum(held.tenant == tenant for held in self._held.values()) >= self._limits.regions_max:
                 raise Refused(
                     grpc.StatusCode.RESOURCE_EXHAUSTED, f"a tenant has at most {self._limits.regions_max} regions"
@@ -127,12 +139,17 @@ class LentRegions:
             return sum(held.tenant == tenant for held in self._held.values())
 
     def sweep(self) -> bool:
-        """Let go what nobody has named for too long; tell whether any is left."""
-        late_s = self._clock() - self._limits.region_idle_s
+        """Let go what a client has abandoned, or nobody has named for too long; tell whether any is left."""
+        remove_abandoned_files(self._directory, self._wall_clock())
         with self._guard:
-            for name in [name for name, held in self._held.items() if not held.users_count and held.used_s <= late_s]:
-                del self._held[name]
+            self._let_go()
             return bool(self._held)
+
+    def _let_go(self) -> None:
+        late_s = self._clock() - self._limits.region_idle_s
+        for name, held in list(self._held.items()):
+            if held.region.is_abandoned or (not held.users_count and held.used_s <= late_s):
+                del self._held[name]
 
     def close(self) -> None:
         """Let every region go."""

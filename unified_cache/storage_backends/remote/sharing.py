@@ -1,6 +1,7 @@
 """Memory shared with a server on the same machine: offered once, lent to calls, given up where anything goes wrong."""
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from unified_cache.wire.sharing import (
     WINDOW_OFFSET,
     SharedRegion,
     SharedSlice,
+    remove_abandoned_files,
 )
 
 __all__ = ["CALL_BYTES", "LentSlice", "RegionGrant", "RegionOffer", "RegionSharing"]
@@ -101,9 +103,11 @@ class RegionSharing:
         offer: Callable[[RegionOffer], RegionGrant],
         clock: Callable[[], float],
         directory: Path = SHARED_DIRECTORY,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._offer = offer
         self._clock = clock
+        self._wall_clock = wall_clock
         self._directory = directory
         self._open: _OpenRegion | None = None
         self._breaker = CircuitBreaker(1, Backoff(RETRY_S, RETRY_S), clock)
@@ -152,6 +156,7 @@ class RegionSharing:
             return self._drop()
 
     def _opened(self, region_bytes: int) -> _OpenRegion | None:
+        remove_abandoned_files(self._directory, self._wall_clock())  # there may be no room for ours beside them
         while region_bytes >= REGION_BYTES_MIN:
             offer = RegionOffer(
                 NAME_PREFIX + secrets.token_hex(NAME_BYTES), region_bytes, secrets.token_bytes(PROOF_BYTES)

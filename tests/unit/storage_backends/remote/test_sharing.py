@@ -170,3 +170,12 @@ def test_a_region_belongs_to_the_tenant_of_the_certificate_that_it_was_offered_w
         unshare = pb.UnshareRequest(region=name)
         assert refusal(foreign, Call.UNSHARE, unshare) == (grpc.StatusCode.NOT_FOUND, "no such region")
         assert refusal(own, Call.UNSHARE, unshare) is None
+
+
+def test_a_client_makes_room_by_what_killed_ones_left(tmp_path: Path) -> None:
+    left = tmp_path / (NAME_PREFIX + secrets.token_hex(16))
+    left.touch()
+    os.utime(left, (1.0, 1.0))
+    sharing = RegionSharing(lambda _: RegionGrant("region", 60.0), ManualClock(), tmp_path)
+    assert sharing.lend(1, REGION_BYTES_MIN) is not None
+    assert list(tmp_path.iterdir()) == []
