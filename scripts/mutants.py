@@ -1,11 +1,13 @@
 """Plant known mistakes of systems of this kind, one at a time, and see that the tests catch every one.
 
-    python scripts/mutants.py            all of them
-    python scripts/mutants.py NAME ...   some
+    python scripts/mutants.py                    all of them
+    python scripts/mutants.py NAME ...           some
+    python scripts/mutants.py --by-simulation    by the simulator alone
 
 Works on a copy; the tree is not touched. Exit status 1 if a mutant survives.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -259,16 +261,136 @@ MUTANTS = [
         "history.demoted = self.clock",
         "history.demoted = history.demoted",
     ),
+    Mutant(
+        "sidecars are put before their KV",
+        "controller/storage_tier.py",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes[::-1])",
+    ),
+    Mutant(
+        "sidecars are got before their KV",
+        "controller/storage_tier.py",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads[::-1], writes)",
+    ),
+    Mutant(
+        "sidecars are copied to the host before their KV",
+        "controller/jobs.py",
+        "for component, pool in self._layout.transfer_order:",
+        "for component, pool in self._layout.transfer_order[::-1]:",
+    ),
+    Mutant(
+        "pages go to storage pool by pool",
+        "controller/storage_tier.py",
+        "        listed.sort(key=itemgetter(0))\n",
+        "",
+    ),
+    Mutant(
+        "a look-up asks for the first pool alone",
+        "controller/jobs.py",
+        "pools = [storage.pools(component) for component in range(len(asked))]",
+        "pools = [storage.pools(component)[:1] for component in range(len(asked))]",
+    ),
+    Mutant(
+        "a window takes pages along that other locks pin",
+        "tree/evict.py",
+        "tree.drop(node, dependant, 0, min(end, node.first_pinned(dependant)), freed)",
+        "tree.drop(node, dependant, 0, end, freed)",
+    ),
+    Mutant(
+        "loads that are over are remembered for ever",
+        "transfers.py",
+        "del self._loads[job]",
+        "pass",
+    ),
+    Mutant(
+        "fetches that are over are remembered for ever",
+        "prefetches.py",
+        "del self._under_way[operation]",
+        "pass",
+    ),
+    Mutant(
+        "pages are marked as fetched for ever",
+        "prefetches.py",
+        "del fetched[key]",
+        "pass",
+    ),
+    Mutant(
+        "the budget of prefetches leaks",
+        "prefetches.py",
+        "self._host_pages_left += pages",
+        "self._host_pages_left += 0",
+    ),
+    Mutant(
+        "two prefetches read one page",
+        "prefetches.py",
+        "if other is not None:",
+        "if other is not None and not other:",
+    ),
+    Mutant(
+        "a stopped operation does not stop its next job",
+        "controller/operation.py",
+        "            if self._stopping:\n                step.stop()\n",
+        "",
+    ),
+    Mutant(
+        "a stopped transfer calls the store again",
+        "controller/jobs.py",
+        "while len(self._done) < len(listed) and not self._stopped:",
+        "while len(self._done) < len(listed) and not (self._stopped and not self._done):",
+    ),
+    Mutant(
+        "pages are put while a store is cleared",
+        "controller/clearing.py",
+        "allowed = not self._clears_count and not self._void",
+        "allowed = True",
+    ),
+    Mutant(
+        "a clear leaves the puts under way alone",
+        "controller/clearing.py",
+        "self._void |= self._puts",
+        "self._void |= set()",
+    ),
+    Mutant(
+        "a cancelled transfer publishes what came",
+        "controller/controller.py",
+        "        elif isinstance(operation.error, NEVER_KEPT):\n            self._release(operation)\n        else:\n"
+        "            self._resume(operation, failure)\n",
+        "        else:\n            self._resume(operation, failure)\n",
+    ),
+    Mutant(
+        "an operation that ends at once is never told",
+        "controller/controller.py",
+        "        if operation.is_released:\n            self._completed.append(operation)\n        else:",
+        "        if not operation.is_released:",
+    ),
+    Mutant(
+        "letting go of windows lets go of Full",
+        "tree/lock.py",
+        "_unpin_all(lock, lock.held[1:])\n    lock.held = lock.held[:1]",
+        "_unpin_all(lock, lock.held)\n    lock.held = []",
+    ),
 ]
 
 
-def main(names: list[str]) -> int:
+SIMULATION = ["-m", "tests.sim", "--first-violation"]
+"""What ``--by-simulation`` has to catch a mutant, instead of the tests."""
+
+
+def main() -> int:
     """Run the chosen mutants; print each and the score."""
-    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to plant, all unless given")
+    parser.add_argument("--by-simulation", action="store_true", help="see which the simulator alone catches")
+    given = parser.parse_args()
+    unknown = set(given.names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        parser.error(f"expected names of mutants, such as {MUTANTS[0].name!r}, found {', '.join(sorted(unknown))}")
+    chosen = [mutant for mutant in MUTANTS if not given.names or mutant.name in given.names]
     survivors: list[str] = []
     for mutant in chosen:
         started_s = time.monotonic()
-        caught_by = caught(mutant)
+        caught_by = caught(mutant, by_simulation=given.by_simulation)
         taken_s = time.monotonic() - started_s
         sys.stdout.write(f"{'caught  ' if caught_by else 'SURVIVED'}  {mutant.name:48} {taken_s:5.0f} s  {caught_by}\n")
         sys.stdout.flush()
@@ -290,8 +412,8 @@ def planted(mutant: Mutant, text: str) -> str:
     return text.replace(mutant.sound, mutant.broken)
 
 
-def caught(mutant: Mutant) -> str:
-    """Return the test file that fails on the mutant, empty if none does."""
+def caught(mutant: Mutant, *, by_simulation: bool) -> str:
+    """Return the test file that fails on the mutant, or what the simulator says; empty if nothing notices it."""
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
         for part in ("unified_cache", "tests"):
@@ -299,33 +421,27 @@ def caught(mutant: Mutant) -> str:
         shutil.copy(ROOT / "pyproject.toml", copy)
         path = copy / "unified_cache" / mutant.path
         path.write_text(planted(mutant, path.read_text()))
-        tests = mutant.tests or TESTS
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--timeout",
-            str(TEST_TIMEOUT_S),
-        ]
-        environment = {**os.environ, "PYTHONPATH": directory, "UNIFIED_CACHE_TEST_FIRST_FAILURE": "1"}
-        done = subprocess.run(  # noqa: S603 -- our own command
-            [*command, *tests],
-            cwd=copy,
-            env=environment,
-            timeout=TIMEOUT_S,
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        if done.returncode not in (0, 1):
-            raise SystemExit(f"{mutant.name}: its tests did not run:\n{done.stdout}{done.stderr}")
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:::| )", done.stdout, re.MULTILINE)
-        return failed.group(1) if failed else ""
+        pytest = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(TEST_TIMEOUT_S)]
+        command = SIMULATION if by_simulation else [*pytest, *(mutant.tests or TESTS)]
+        try:
+            done = subprocess.run(  # noqa: S603 -- our own command
+                [sys.executable, *command],
+                cwd=copy,
+                env={**os.environ, "PYTHONPATH": directory, "UNIFIED_CACHE_TEST_FIRST_FAILURE": "1"},
+                timeout=TIMEOUT_S,
+                capture_output=True,
+                check=False,
+                text=True,
+            )
+        except subprocess.TimeoutExpired:
+            return f"not over after {TIMEOUT_S} s"
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{mutant.name}: its tests did not run:\n{done.stdout}{done.stderr}")
+    if by_simulation:
+        return "" if not done.returncode else (done.stdout or done.stderr.splitlines()[-1]).splitlines()[0]
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:::| )", done.stdout, re.MULTILINE)
+    return failed.group(1) if failed else ""
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -43,7 +43,10 @@ class JobAudit:
         self._owners = owners
         self._memory = memory
         self._pools = [[pool for pool in part.pools if pool.page_bytes] for part in layout.components]
-        self._order = [(component, pool.name) for component, pool in layout.transfer_order if pool.page_bytes]
+        first, *others = [[(number, pool.name) for pool in pools] for number, pools in enumerate(self._pools)]
+        anchors, sidecars = [pools[0] for pools in others], [pool for pools in others for pool in pools[1:]]
+        self._order = [*first, *anchors, *sidecars]
+        """KV before sidecars: all of Full's, then the other components' anchors, then what stands on them."""
         self._rank = {name: number for number, (_, name) in enumerate(self._order)}
 
     def check_copies(self, job: Job, moved: Sequence[Moved]) -> None:
@@ -87,6 +90,8 @@ class JobAudit:
         assert set(asked) <= set(self._labels_of(job)), "an object of another page or pool was asked for"
         if isinstance(job, ProbeJob):
             return
+        pages = [self._page_of(job, label.key) for label in asked]
+        assert pages == sorted(pages), "a page went before its prefix"
         by_key: dict[PageKey, list[int]] = {}
         for label in asked:
             by_key.setdefault(label.key, []).append(self._rank[label.pool])
@@ -110,6 +115,10 @@ class JobAudit:
                 if isinstance(job, FetchJob):
                     came = came and all(self._is_sound(label, slot) for label in labels)
                 assert whole == came, "a page counts that is not whole, or the reverse"
+
+    def _page_of(self, job: Job, key: PageKey) -> int:
+        assert isinstance(job, StoreJob | FetchJob)
+        return job._batches._prompt.keys.index(key)
 
     def _is_sound(self, label: Label, slot: int) -> bool:
         pool = next(pool for pools in self._pools for pool in pools if pool.name == label.pool)
