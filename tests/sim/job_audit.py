@@ -5,7 +5,7 @@ from enum import Enum
 from itertools import pairwise
 
 from tests.sim.memory import ContentMemory, Moved
-from tests.sim.store_calls import StoreCall
+from tests.support.store_calls import StoreCall
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
 from unified_cache.controller.operation import Job
 from unified_cache.page import PageKey, Prompt

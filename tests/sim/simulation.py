@@ -16,11 +16,11 @@ from tests.sim.job_audit import JobAudit
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FULL, KINDS, WRITING, weights_of
 from tests.sim.settings import config_of
-from tests.sim.store_calls import WatchedStorage
 from tests.sim.tables import check_tables
 from tests.sim.workers import LaggingWorkers, ScheduledJob
 from tests.support.cache_model import Flow, flow_of, prompt_of
 from tests.support.clock import ManualClock
+from tests.support.store_calls import WatchedStorage
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import WritePolicy
 from unified_cache.controller import Controller, LayerwiseLoad, Operation, OperationState

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from tests.sim.faults import COPY_FAIL_RATE, Faults
 from tests.sim.job_audit import JobAudit, PutAs
 from tests.sim.memory import ContentMemory
-from tests.sim.store_calls import StoreCall, WatchedStorage
 from tests.support.clock import ManualClock
+from tests.support.store_calls import StoreCall, WatchedStorage
 from unified_cache.controller import Operation, OperationState, TransferKind
 from unified_cache.controller.jobs import StoreJob
 from unified_cache.controller.operation import Job

@@ -1,0 +1,142 @@
+"""Every transfer moves KV before sidecars, page by page to and from storage, and asks storage for every pool."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.cache import ToyEngine
+from tests.support.components import COMPONENT_SETS
+from tests.support.operations import started
+from tests.support.store_calls import StoreCall, WatchedStorage
+from unified_cache.controller import InlineWorkers
+from unified_cache.memory import TieredMemory
+from unified_cache.page import Prompt
+from unified_cache.pool import ModelLayout, PoolSpec, Slots, Tier
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.wrappers.method import Method
+
+PAGES = 6
+SLOTS = 40
+
+every_layout = pytest.mark.parametrize(
+    "layout", [layouts[-1] for layouts in COMPONENT_SETS.values()], ids=COMPONENT_SETS
+)
+
+
+def kv_before_sidecars(layout: ModelLayout) -> list[str]:
+    """Return the names of the pools with bytes: Full's, the first of every other component, the others."""
+    first, *others = [[pool.name for pool in part.pools if pool.page_bytes] for part in layout.components]
+    return [*first, *(names[0] for names in others), *(name for names in others for name in names[1:])]
+
+
+class WatchedCache:
+    """A cache over a watched store, and a prompt of six pages that it has computed."""
+
+    def __init__(self, layout: ModelLayout) -> None:
+        self.store = WatchedStorage(MemoryStorage())
+        self.layout = layout
+        sizes = tuple(SLOTS for _ in layout.components)
+        self.toy = ToyEngine(layout, sizes, sizes, self.store, InlineWorkers())
+        self.cache = self.toy.cache
+        self.prompt: Prompt = self.cache.prompt(range(PAGES * layout.page_size))
+        lock = self.toy.serve(self.prompt)
+        assert lock is not None
+        self.cache.release(lock)
+
+    def back_up(self) -> None:
+        started(self.cache.backup(self.prompt))
+        self.cache.wait_all(5)
+
+    def forget(self, tier: Tier) -> None:
+        """Have a tier lose every page."""
+        ledger = self.cache._ledger
+        for component in range(len(self.layout.components)):
+            slots = ledger.allocate(tier, component, SLOTS)
+            assert slots is not None
+            ledger.free(tier, component, slots)
+
+    def asked(self, method: Method) -> list[Label]:
+        calls: Sequence[StoreCall] = self.store.take()
+        return [label for call in calls if call.method is method for label in call.labels]
+
+    def places(self, labels: Sequence[Label]) -> list[tuple[int, int]]:
+        """Return page and rank of the pool of each label."""
+        order = kv_before_sidecars(self.layout)
+        return [(self.prompt.keys.index(label.key), order.index(label.pool)) for label in labels]
+
+    def names(self) -> set[Label]:
+        """Return the objects of all pages that the host holds."""
+        ledger = self.cache._ledger
+        held = [
+            ledger.tree.slots(ledger.tree.match(self.prompt), Tier.HOST, component, 0, PAGES)
+            for component in range(len(self.layout.components))
+        ]
+        owners = self.toy.identity.owners(self.layout)
+        return {
+            Label(owners[pool.name], self.prompt.keys[page], pool.name)
+            for component, slots in enumerate(held)
+            for page, slot in enumerate(slots.tolist())
+            if slot > 0
+            for pool in self.toy.byte_pools(component)
+        }
+
+
+@every_layout
+def test_objects_are_put_page_by_page_kv_before_sidecars_and_none_is_left_out(layout: ModelLayout) -> None:
+    watched = WatchedCache(layout)
+    watched.store.take()
+    watched.back_up()
+    put = watched.asked(Method.PUT)
+    assert watched.places(put) == sorted(watched.places(put))
+    assert set(put) == watched.names(), "what the host holds, in every pool, is what the store holds"
+    assert len(set(put)) == len(put)
+
+
+@every_layout
+def test_objects_are_looked_up_in_every_pool_and_got_kv_before_sidecars(layout: ModelLayout) -> None:
+    watched = WatchedCache(layout)
+    watched.back_up()
+    stored = watched.names()
+    for tier in Tier:
+        watched.forget(tier)
+    watched.store.take()
+    operation = started(watched.cache.prefetch(watched.prompt))
+    watched.cache.wait_all(5)
+    assert operation.pages_count == PAGES
+    calls = watched.store.take()
+    looked_up = {label for call in calls if call.method is Method.EXISTS for label in call.labels}
+    assert looked_up >= stored
+    got = [label for call in calls if call.method is Method.GET for label in call.labels]
+    assert watched.places(got) == sorted(watched.places(got))
+    assert set(got) <= stored
+    assert {label.pool for label in got} == set(kv_before_sidecars(layout))
+
+
+@every_layout
+def test_pools_are_copied_kv_before_sidecars_in_both_directions(
+    layout: ModelLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    backup, load_layer = TieredMemory.backup, TieredMemory.load_layer
+
+    def watch_backup(memory: TieredMemory, pool: PoolSpec, source: Slots, target: Slots) -> None:
+        copied.append(pool.name)
+        backup(memory, pool, source, target)
+
+    def watch_load(memory: TieredMemory, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> object:
+        if not layer:
+            copied.append(pool.name)
+        return load_layer(memory, pool, layer, source, target)
+
+    monkeypatch.setattr(TieredMemory, "backup", watch_backup)
+    monkeypatch.setattr(TieredMemory, "load_layer", watch_load)
+    watched = WatchedCache(layout)
+    names = kv_before_sidecars(layout)
+    watched.back_up()
+    assert [name for name in copied if name in names] == names
+    watched.forget(Tier.DEVICE)
+    copied.clear()
+    started(watched.cache.load(watched.prompt))
+    watched.cache.wait_all(5)
+    assert copied == names
