@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,21 @@ def test_a_neighbours_puts_evict_no_durable_page_below_the_fair_share(shared: Lo
     assert stored(quiet, *mine) == mine
     assert stored(flood, *range(100)) == list(range(90, 100))
     assert shared.notes.kinds == []
+
+
+def test_puts_of_many_tenants_at_the_same_time_leave_the_store_nothing_to_choose(tmp_path: Path) -> None:
+    store = FileStorage.open(tmp_path / "store", bytes_max=CAP_PAGES * OBJECT_BYTES)
+    server = LoopbackServer.start(store, host_bytes=0)
+    quiet = tenant(server, "quiet")
+    assert put_durable(quiet, *range(4)) == b"\x02" * 4
+    floods = [tenant(server, f"flood{number}") for number in range(4)]
+    with ThreadPoolExecutor(len(floods)) as pool:
+        list(pool.map(lambda flood: [put_durable(flood, *range(at, at + 3)) for at in range(0, 60, 3)], floods))
+    assert stored(quiet, *range(4)) == list(range(4))
+    assert store.counts.evicted_count == 0
+    assert store.bytes_used <= CAP_PAGES * OBJECT_BYTES
+    assert sum(server.usage.used.values()) == store.bytes_used
+    server.stop()
 
 
 def test_a_tenant_alone_uses_the_whole_store_and_gives_way_to_the_next_down_to_its_share(
