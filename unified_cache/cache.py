@@ -78,6 +78,7 @@ class UnifiedCache:
         prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
         self._transfers = Transfers(self._ledger, memory, identity.owners(layout), prefetch_max, ranks)
         self._backups = BackupScheduler(config)
+        self._ledger.saver = self._transfers.backups if self._backups.loses_nothing else None
         self._locks: set[Lock] = set()
         self._owner = threading.get_ident()
         self._closed = False
@@ -158,11 +159,7 @@ class UnifiedCache:
         """
         self._enter()
         found = self._ledger.tree.match(prompt, priority)
-        lookups = self._lookups
-        lookups.count += 1
-        lookups.device_pages += found.device_end
-        lookups.host_pages += found.host_end - found.device_end
-        lookups.missed_pages += prompt.pages_count - found.host_end
+        self._lookups.note(prompt.pages_count, found.device_end, found.host_end)
         return found
 
     def lock(self, found: Match) -> Lock:
@@ -218,18 +215,21 @@ class UnifiedCache:
         self._ledger.check_component(component)
         return self._ledger.available_pages(Tier.DEVICE, component)
 
-    def allocate(self, masks: Sequence[Pages]) -> list[Slots] | None:
+    def allocate(self, masks: Sequence[Pages], *, may_wait: bool = True) -> list[Slots] | None:
         """Hand out device slots for pages to be computed, evicting what is short; None if pins leave too little.
 
         ``masks`` has an array per component, True for each page that gets a slot. Returns an array per component with
         an entry per page, -1 where it gets none: what ``insert`` takes. Until then, or until ``free``, they are the
         caller's.
 
+        With write-back and write-through it waits until what it evicts has been copied to the host. Where it should not
+        (``may_wait``), it evicts first what the host has, however recent, and waits only if that is not enough.
+
         Raises:
             InputError: not an array for each component, of one length, the first all True.
         """
         self._enter()
-        return self._ledger.allocate_pages(masks)
+        return self._ledger.allocate_pages(masks, may_wait=may_wait)
 
     def free(self, pages: Sequence[Slots]) -> None:
         """Take back what ``allocate`` or ``fork`` handed out and ``insert`` did not take.
@@ -345,6 +345,8 @@ class UnifiedCache:
     def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | None:
         """Start copying a prompt's device prefix to the host, and on to storage; None if too much is under way.
 
+        It tells in the end how many pages storage has at that level and how many it did not take.
+
         Raises:
             ConfigError: there is no host tier.
         """
@@ -458,13 +460,11 @@ class UnifiedCache:
         with together(self._ranks, "taking a store over"):
             tier = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory, written)
         self._storage = self._transfers.storage = tier
+        self._ledger.stored.forget_all()
         logger.info("attached a store: %s", type(storage).__name__)
 
     def detach(self) -> list[str]:
-        """Let go of the store, while the cache runs: end what moves to or from it, close it; name what hangs.
-
-        Waits at most ``config.close_timeout_s``, twice. Without a store it does nothing.
-        """
+        """End what moves to or from the store and close it, in twice ``config.close_timeout_s``; name what hangs."""
         self._enter()
         if self._storage is None:
             return []
@@ -498,6 +498,7 @@ class UnifiedCache:
         self._enter()
         config = replace(self.config, write=policy)
         self._backups.follow(config)
+        self._ledger.saver = self._transfers.backups if self._backups.loses_nothing else None
         self.config = config
         self._back_up_due()
 
@@ -590,7 +591,7 @@ class UnifiedCache:
         """Start what the write policy asks for, as far as not too much is under way; tell whether that was anything."""
         due = self._backups.take(self.config.operations_max - self._controller.live_count)
         for prompt in due:
-            self.backup(prompt)
+            self._backups.started(prompt, self._controller.start(TransferKind.BACKUP, self._transfers.write(prompt)))
         return bool(due)
 
 

@@ -100,7 +100,7 @@ class WritePolicy(Enum):
     SELECTIVE = "selective"
     """Write-through-selective: as soon as another request uses a prompt; most prompts are used once."""
     BACK = "back"
-    """Write-back: when much has been inserted since, before the prompt would be evicted."""
+    """Write-back: when much has been inserted since, and what the device evicts before that as it evicts it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ allocates a slot.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol
 
 import numpy as np
 
@@ -15,17 +16,25 @@ from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier
-from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator
-from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer
+from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
+from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim
 from unified_cache.window import window
 
-__all__ = ["HostReservation", "Ledger", "TierTransfer"]
+__all__ = ["HostReservation", "Ledger", "TierTransfer", "VictimSaver"]
+
+
+class VictimSaver(Protocol):
+    """Copies to the host what the device is about to evict and the host lacks."""
+
+    def save(self, prompt: Prompt) -> None:
+        """Copy the pages that a prompt needs, before it returns, as far as the host has room for them."""
+        ...
 
 
 class Ledger:
     """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
 
-    __slots__ = ("_allocators", "_evicted_pages", "layout", "paired", "tree")
+    __slots__ = ("_allocators", "_evicted_pages", "layout", "paired", "saver", "stored", "tree")
 
     def __init__(
         self, layout: ModelLayout, capacity: Sequence[Sequence[int]], eviction: EvictionConfig = EvictionConfig()
@@ -41,6 +50,9 @@ class Ledger:
         self.layout = layout
         self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
+        self.stored = StoredSlots(capacity[Tier.HOST])
+        self.saver: VictimSaver | None = None
+        """Saves what the device evicts and the host lacks; None where that is lost."""
         self._evicted_pages = [[0 for _ in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
         self.paired = None if layout.mapped is None else PairedAllocator(device[0], device[layout.mapped])
@@ -76,16 +88,21 @@ class Ledger:
 
     def allocate(self, tier: Tier, component: int, count: int) -> Slots | None:
         """Hand out slots, evicting what is short; None, with nothing handed out, if pins leave too little."""
-        if not self._make_room(tier, component, count):
-            return None
-        return self._allocators[tier][component].allocate(count)
+        slots = self.allocate_all(tier, [(component, count)])
+        return None if slots is None else slots[0]
 
-    def allocate_all(self, tier: Tier, counts: Sequence[tuple[int, int]]) -> list[Slots] | None:
+    def allocate_all(
+        self, tier: Tier, counts: Sequence[tuple[int, int]], *, may_wait: bool = False
+    ) -> list[Slots] | None:
         """Hand out slots for all of these (component, count), or, if pins leave too little, for none and None.
 
+        Where the device saves what it evicts, that waits for a copy; see ``UnifiedCache.allocate`` for ``may_wait``.
         All are made room for before any is handed out: what is evicted follows from the tree and the counts alone, so
         that equal trees stay equal even where an allocator declines on one rank of several.
         """
+        if tier is Tier.DEVICE and self.saver is not None:
+            for component, count in counts:
+                self._make_room_saving(self.saver, component, count, may_wait=may_wait)
         if not all(self._make_room(tier, component, count) for component, count in counts):
             return None
         allocated: list[Slots] = []
@@ -96,20 +113,22 @@ class Ledger:
                     self.free(tier, other, taken)
                 return None
             allocated.append(slots)
+            if tier is Tier.HOST:
+                self.stored.forget(component, slots)
         return allocated
 
-    def allocate_pages(self, masks: Sequence[Pages]) -> list[Slots] | None:
+    def allocate_pages(self, masks: Sequence[Pages], *, may_wait: bool = True) -> list[Slots] | None:
         """Hand out a device slot for each page of each component for which ``masks[component]`` is True.
 
         All or, if pins leave too little, nothing and None. Each array has an entry per page, -1 where none was
-        needed. Mapped slots are mapped.
+        needed. Mapped slots are mapped. See ``UnifiedCache.allocate`` for ``may_wait``.
 
         Raises:
             InputError: not an array for each component, of one length, the first all True.
         """
         self._check_masks(masks)
         counts = [int(np.count_nonzero(pages)) for pages in masks]
-        allocated = self.allocate_all(Tier.DEVICE, list(enumerate(counts)))
+        allocated = self.allocate_all(Tier.DEVICE, list(enumerate(counts)), may_wait=may_wait)
         if allocated is None:
             return None
         pages: list[Slots] = []
@@ -127,12 +146,41 @@ class Ledger:
         allocator = self._allocators[tier][component]
         short = count - allocator.free_count
         if short > 0:
-            freed = self.tree.evict(tier, component, short)
-            for number, arrays in enumerate(freed.slots):
-                lanes = self._evicted_pages[number // len(self._evicted_pages[0])]
-                lanes[number % len(lanes)] += sum(map(len, arrays))
-            self._take_back(freed)
+            self._take_evicted(self.tree.evict(tier, component, short))
         return count <= allocator.free_count
+
+    def _make_room_saving(self, saver: "VictimSaver", component: int, count: int, *, may_wait: bool) -> None:
+        """Evict what is short of ``count`` free device slots, and have the host get first what it lacks of it.
+
+        Where the caller should not wait for that, what the host has goes first.
+        """
+        allocator = self._allocators[Tier.DEVICE][component]
+        passed_over: list[Victim] = []
+        saved: set[Victim] = set()
+        while (short := count - allocator.free_count) > 0:
+            victim = self.tree.next_victim(Tier.DEVICE, component)
+            if victim is None and not passed_over:
+                return
+            if victim is None:
+                may_wait = True
+                while passed_over:
+                    self.tree.offer(passed_over.pop())
+            elif victim in saved or not self.tree.would_lose(victim, short):
+                self._take_evicted(self.tree.evict_from(victim, short))
+            elif may_wait:
+                saver.save(self.tree.prompt_of(victim))
+                saved.add(victim)
+            else:
+                self.tree.pass_over(victim)
+                passed_over.append(victim)
+        for victim in passed_over:
+            self.tree.offer(victim)
+
+    def _take_evicted(self, freed: Freed) -> None:
+        for number, arrays in enumerate(freed.slots):
+            lanes = self._evicted_pages[number // len(self._evicted_pages[0])]
+            lanes[number % len(lanes)] += sum(map(len, arrays))
+        self._take_back(freed)
 
     def fork(self, lock: Lock, memory: PageMemory) -> list[Slots] | None:
         """Copy what a device lock pins of components that are neither Full nor mapped into slots of their own.
@@ -229,13 +277,24 @@ class Ledger:
         available = [self.available_pages(target, component) for component in range(len(self.layout.components))]
         return self.tree.fitting_end(found, source, target, available)
 
-    @contextmanager
-    def moving(self, found: Match, end: int, source: Tier, target: Tier) -> "Iterator[TierTransfer | None]":
+    def moving(
+        self, found: Match, end: int, source: Tier, target: Tier
+    ) -> "AbstractContextManager[TierTransfer | None]":
         """Pin and allocate what it takes to make ``end`` restorable on ``target``; give it all back at the end.
 
         Yields None if ``target`` has no room.
         """
-        transfer = self.tree.begin(found, end, source, target)
+        return self._moving(self.tree.begin(found, end, source, target), target)
+
+    def saving(self, found: Match, end: int) -> "AbstractContextManager[TierTransfer | None]":
+        """Pin and allocate as ``moving`` to the host, for a copy that is over before anything else happens.
+
+        What another transfer is bringing there is copied too, since only what stands on a prefix can be published.
+        """
+        return self._moving(self.tree.begin(found, end, Tier.DEVICE, Tier.HOST, at_once=True), Tier.HOST)
+
+    @contextmanager
+    def _moving(self, transfer: Transfer, target: Tier) -> "Iterator[TierTransfer | None]":
         try:
             targets = self.allocate_all(target, [(wanted.component, len(wanted.pages)) for wanted in transfer.wanted])
             if targets is not None:
@@ -277,6 +336,15 @@ class Ledger:
         finally:
             for component, slots in enumerate(reserved or ()):
                 self.free(tier, component, slots)
+
+    def locked(self, lock: Lock) -> list[PageCopies]:
+        """Return by component the pages that a lock pins and its tier holds, with their slots there."""
+        parts: list[PageCopies] = []
+        for component, start in enumerate(self.windows(lock.end)):
+            slots = self.tree.lock_slots(lock, component)
+            pages = np.flatnonzero(slots >= 0)
+            parts.append(PageCopies(component, pages + start, slots[pages], slots[pages]))
+        return parts
 
     def windows(self, end: int) -> list[int]:
         """Return by component the first page needed to resume at ``end``."""
@@ -418,13 +486,7 @@ class TierTransfer:
 
     def held(self) -> list[PageCopies]:
         """Return by component the pages that are pinned and held on the target now, with their slots there."""
-        lock = self._transfer.target
-        parts: list[PageCopies] = []
-        for component, start in enumerate(self._ledger.windows(lock.end)):
-            slots = self._ledger.tree.lock_slots(lock, component)
-            pages = np.flatnonzero(slots >= 0)
-            parts.append(PageCopies(component, pages + start, slots[pages], slots[pages]))
-        return parts
+        return self._ledger.locked(self._transfer.target)
 
     def held_windows(self) -> list[PageCopies]:
         """Return what ``held`` returns, without Full."""

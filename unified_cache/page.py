@@ -171,6 +171,12 @@ class Prompt:
         cut = ahead * TOKEN_BYTES
         return cls(encoded[cut:], page_size, namespace.seed, encoded[:cut])
 
+    @classmethod
+    def below(cls, root: bytes, tokens: bytes, page_size: int) -> "Prompt":
+        """Make the prompt of encoded whole pages below the root of that name."""
+        seed_bytes = len(root) - len(root) % PAGE_KEY_BYTES
+        return cls(tokens, page_size, root[:seed_bytes], root[seed_bytes:])
+
     @property
     def root(self) -> bytes:
         """Name of the root that the prompt hangs below in a tree; prompts of two roots share no page."""

@@ -297,6 +297,7 @@ class Prefetches:
                 parts = [PageCopies(component, pages, slots, slots) for component, (pages, slots) in moved]
                 fetch = FetchJob(storage, prompt, parts)
                 failure: CacheError | None = None
+                clears_count = self._ledger.stored.clears_count
                 self._under_way[operation] = FetchUnderWay(missing, plan, fetch)
                 try:
                     yield fetch
@@ -305,7 +306,12 @@ class Prefetches:
                 finally:
                     del self._under_way[operation]
                 arrived = true_for_all(self._ranks, fetch.arrived)
-                self._graft(prompt, staging, [part.where(mask) for part, mask in zip(parts, arrived, strict=True)])
+                grafted = self._graft(
+                    prompt, staging, [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
+                )
+                if clears_count == self._ledger.stored.clears_count:
+                    for part in grafted:
+                        self._ledger.stored.add(part.component, part.target)
                 if failure is not None:
                     raise failure
                 return [part.pages[~mask] for part, mask in zip(parts, arrived, strict=True)]
@@ -319,15 +325,18 @@ class Prefetches:
                 yield BackupJob(self._memory, layout, storage.owners, prompt, moving.parts, is_urgent=True)
                 self._traffic.add(TransferKind.BACKUP, moving.publish())
 
-    def _graft(self, prompt: Prompt, staging: HostReservation, came: Sequence[PageCopies]) -> None:
-        """Put what came into the tree: Full as far as it continues the host's prefix, the rest where Full is."""
+    def _graft(self, prompt: Prompt, staging: HostReservation, came: Sequence[PageCopies]) -> Sequence[PageCopies]:
+        """Put what came into the tree: Full as far as it continues the host's prefix, the rest where Full is.
+
+        Returns what that is.
+        """
         tree = self._ledger.tree
         full_end = tree.full_end(tree.match(prompt), Tier.HOST)
         new = came[0].pages[came[0].pages >= full_end]
         full_end += int(np.count_nonzero(new == full_end + np.arange(len(new))))
         kept = [part.where(part.pages < full_end) for part in came]
         if not any(len(part) for part in kept):
-            return
+            return ()
         start = min(int(part.pages[0]) for part in kept if len(part))
         end = max(int(part.pages[-1]) + 1 for part in kept if len(part))
         slots: list[Slots] = []
@@ -337,6 +346,7 @@ class Prefetches:
             slots.append(given)
         staging.insert(prompt.head(end), start, slots)
         self._traffic.add(TransferKind.PREFETCH, kept)
+        return kept
 
     def _pinned(self, prompt: Prompt, end: int) -> AbstractContextManager[Lock]:
         """Keep what a resume of a prompt at ``end`` needs on the host, and the place of what the host lacks of it."""

@@ -1,6 +1,6 @@
 """Slot allocators: which pages of a pool are free, and which slots of two pools belong together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,10 +9,39 @@ import numpy.typing as npt
 from unified_cache.errors import ConfigError, SlotError
 from unified_cache.pool import Slots
 
-__all__ = ["MapChange", "PageMap", "PairedAllocator", "SlotAllocator"]
+__all__ = ["MapChange", "PageMap", "PairedAllocator", "SlotAllocator", "StoredSlots"]
 
 _FREE, _OUT, _KEPT = range(3)
 _STATE_NAMES = ("free", "out", "the tree's")
+
+
+class StoredSlots:
+    """Host slots whose page storage has, by its own word, or is just being given; by component."""
+
+    __slots__ = ("_is_stored", "clears_count")
+
+    def __init__(self, capacity: Sequence[int]) -> None:
+        self.clears_count = 0
+        """Times that all was forgotten: what was read before the last may not be there any more."""
+        self._is_stored = [np.zeros(pages + 1, np.bool_) for pages in capacity]
+
+    def add(self, component: int, slots: Slots) -> None:
+        """Note that storage has the pages in these slots."""
+        self._is_stored[component][slots] = True
+
+    def forget(self, component: int, slots: Slots) -> None:
+        """Note that storage may not have them, or that other pages come into these slots."""
+        self._is_stored[component][slots] = False
+
+    def forget_all(self) -> None:
+        """Note that storage may have none."""
+        self.clears_count += 1
+        for is_stored in self._is_stored:
+            is_stored[:] = False
+
+    def among(self, component: int, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Tell of each of these slots whether storage has its page."""
+        return self._is_stored[component][slots]
 
 
 class SlotAllocator:

@@ -67,6 +67,13 @@ class LookupCounts:
     missed_pages: int = 0
     """The rest: to be prefetched, if storage has them, or computed."""
 
+    def note(self, pages_count: int, device_end: int, host_end: int) -> None:
+        """Count a prompt of so many pages that can be resumed that far from the device, and with the host."""
+        self.count += 1
+        self.device_pages += device_end
+        self.host_pages += host_end - device_end
+        self.missed_pages += pages_count - host_end
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:

@@ -13,7 +13,7 @@ __all__ = ["Traffic", "TrafficCounts"]
 class Traffic:
     """Pages and bytes moved in one direction since the cache was opened.
 
-    To storage: pages new on the host. Those put again only to stay recent are looked up there, not moved.
+    To storage: pages that it was not known to have. Those put again only to stay recent are looked up there, not moved.
     """
 
     component_pages: list[int]

@@ -96,7 +96,7 @@ class OperationState(Enum):
 
 
 class Operation:
-    """Handle of one transfer. Only the controller changes it.
+    """Handle of one transfer. Only the controller and its own steps change it.
 
     Its state says what came of it; what it held is given back once no worker and no store uses it any more, which
     may be later: see ``is_released``.
@@ -115,6 +115,8 @@ class Operation:
         "pages_count",
         "state",
         "stop_s",
+        "stored_count",
+        "unstored_count",
     )
 
     def __init__(self, kind: TransferKind, steps: Steps, due_s: float, stop_s: float) -> None:
@@ -125,6 +127,10 @@ class Operation:
 
         Zero is an answer, not a failure.
         """
+        self.stored_count = 0
+        """Pages of a backup that storage took or had, at the level asked for, by its own word on every rank."""
+        self.unstored_count = 0
+        """Pages of a backup that it was offered and did not take: it was full, failing, left alone or being cleared."""
         self.error: CacheError | None = None
         """Why it failed or was cancelled, if it did."""
         self.is_released = False
@@ -186,6 +192,11 @@ class Operation:
             self.job = step
             if self._stopping:
                 step.stop()
+
+    def note_stored(self, stored_count: int, unstored_count: int) -> None:
+        """Count pages that were offered to storage: those that it took or had, and the others. For its own steps."""
+        self.stored_count += stored_count
+        self.unstored_count += unstored_count
 
     def stop(self) -> None:
         """Have it make do with what has come by now: the longest prefix that can be resumed from stays."""

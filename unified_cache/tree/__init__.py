@@ -1,5 +1,6 @@
 """The radix tree over page-aligned token sequences. No torch, no I/O, no threads."""
 
+from unified_cache.tree.evict import Victim
 from unified_cache.tree.insert import Inserted
 from unified_cache.tree.lock import Lock
 from unified_cache.tree.match import Match
@@ -9,4 +10,15 @@ from unified_cache.tree.radix import RadixTree
 from unified_cache.tree.state import Freed
 from unified_cache.tree.transfer import Published, Transfer
 
-__all__ = ["UNNAMED", "Freed", "Inserted", "Lock", "Match", "Preference", "Published", "RadixTree", "Transfer"]
+__all__ = [
+    "UNNAMED",
+    "Freed",
+    "Inserted",
+    "Lock",
+    "Match",
+    "Preference",
+    "Published",
+    "RadixTree",
+    "Transfer",
+    "Victim",
+]

@@ -1,12 +1,22 @@
 """Evict: give slots back, in the order of the lane's policy, never a page that a lock pins."""
 
+from typing import NamedTuple
+
 import numpy as np
 
+from unified_cache.page import Prompt
 from unified_cache.pool import Tier
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import Freed, TreeState
 
-__all__ = ["evict"]
+__all__ = ["Victim", "evict", "evict_from", "next_victim", "prompt_of", "would_lose"]
+
+
+class Victim(NamedTuple):
+    """A node that eviction from a lane takes next."""
+
+    node: Node
+    lane: int
 
 
 def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
@@ -24,13 +34,69 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
         node = tree.queues.next_victim(lane)
         if node is None:
             break
-        if component == 0:
-            got += _evict_tail(tree, node, lane, pages - got, freed)
-        else:
-            got += _evict_windowed(tree, node, lane, pages - got, freed)
-        if not node.children:
-            tree.prune(node)
+        got += evict_from(tree, node, lane, pages - got, freed)
     return freed
+
+
+def next_victim(tree: TreeState, tier: Tier, component: int) -> Victim | None:
+    """Return the node that ``evict`` would take from next; None if locks pin everything."""
+    lane = int(tier) * tree.components_count + component
+    node = tree.queues.next_victim(lane)
+    return None if node is None else Victim(node, lane)
+
+
+def evict_from(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
+    """Free up to ``pages`` slots of the next victim of a lane; return how many."""
+    if lane % tree.components_count == 0:
+        got = _evict_tail(tree, node, lane, pages, freed)
+    else:
+        got = _evict_windowed(tree, node, lane, pages, freed)
+    if not node.children:
+        tree.prune(node)
+    return got
+
+
+def would_lose(tree: TreeState, victim: Victim, pages: int) -> bool:
+    """Tell whether evicting up to ``pages`` of a victim takes any page that the other tier lacks."""
+    node, lane = victim
+    components = tree.components_count
+    tier, component = divmod(lane, components)
+    if component == 0:
+        start, end = max(0, node.held_count[lane] - pages), node.pages
+    else:
+        start, end = 0, _end_of_oldest(node, lane, pages)
+    for dependant in range(component, components):
+        held = node.slots[tier * components + dependant]
+        if held is not None:
+            lost = held[start:end] >= 0
+            other = node.slots[(1 - tier) * components + dependant]
+            if other is not None:
+                lost &= other[start:end] < 0
+            if lost.any():
+                return True
+    return False
+
+
+def prompt_of(tree: TreeState, victim: Victim) -> Prompt:
+    """Return a prompt that needs the pages of a victim.
+
+    Where a window may reach from there into what is below, it follows the branch used last.
+    """
+    node, lane = victim
+    tier, component = divmod(lane, tree.components_count)
+    reach = node.end + (tree.spans[component] - 1 if component else 0)
+    below: list[Node] = []
+    while (below[-1] if below else node).end < reach:
+        full_lane = tier * tree.components_count
+        children = [child for child in (below[-1] if below else node).children.values() if child.held_count[full_lane]]
+        if not children:
+            break
+        below.append(max(children, key=lambda child: child.stamps[lane]))
+    above = [node]
+    while above[-1].parent is not None:
+        above.append(above[-1].parent)
+    root = above.pop()
+    return Prompt.below(root.key, b"".join(part.key for part in (*above[::-1], *below)), tree.page_size)
 
 
 def _evict_tail(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
@@ -44,13 +110,17 @@ def _evict_tail(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed
 
 def _evict_windowed(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
     """Drop the oldest ``pages`` that no lock pins, and the same pages of the components after this one."""
-    held = node.slots[lane]
-    assert held is not None
-    end = node.first_pinned(lane)
-    victims = np.flatnonzero(held[:end] >= 0)
-    if victims.size > pages:
-        end = int(victims[pages - 1]) + 1
+    end = _end_of_oldest(node, lane, pages)
     last_lane = (lane // tree.components_count + 1) * tree.components_count - 1
     for dependant in range(last_lane, lane, -1):
         tree.drop(node, dependant, 0, min(end, node.first_pinned(dependant)), freed)
     return tree.drop(node, lane, 0, end, freed)
+
+
+def _end_of_oldest(node: Node, lane: int, pages: int) -> int:
+    """Return the offset behind the oldest ``pages`` that no lock pins, or behind all of them if there are fewer."""
+    held = node.slots[lane]
+    assert held is not None
+    end = node.first_pinned(lane)
+    victims = np.flatnonzero(held[:end] >= 0)
+    return int(victims[pages - 1]) + 1 if victims.size > pages else end

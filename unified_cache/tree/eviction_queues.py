@@ -233,19 +233,29 @@ class EvictionQueues:
 
     def next_victim(self, lane: int) -> Node | None:
         """Return the node of ``lane`` that goes next; it stays queued. None if nothing can be evicted."""
+        queue_id = self._next_queue(lane)
+        return None if queue_id is None else self._queues[queue_id][0][2]
+
+    def pass_over(self, lane: int) -> None:
+        """Take the node of ``lane`` that goes next out of its queue, until it is offered again."""
+        queue_id = self._next_queue(lane)
+        assert queue_id is not None, "there is no next victim"
+        _, _, node = heappop(self._queues[queue_id])
+        node.queued ^= 1 << queue_id
+
+    def _next_queue(self, lane: int) -> int | None:
+        """Return the queue at whose head the next victim of ``lane`` stands."""
         lanes = self._lanes_count
         if self.tracked[lane]:
             self._demote(lane)
             if self._ages is not None:
                 oldest = self._first(Queue.AGED * lanes + lane, lane)
                 if oldest is not None and oldest.stamps[lane] <= self._ages.expired():
-                    return oldest
-        node = self._first(lane, lane)
-        if node is None:
-            node = self._first(Queue.PROTECTED * lanes + lane, lane)
-        if node is None:
-            node = self._first(Queue.PREFERRED * lanes + lane, lane)
-        return node
+                    return Queue.AGED * lanes + lane
+        for queue in (Queue.OPEN, Queue.PROTECTED, Queue.PREFERRED):
+            if self._first(queue * lanes + lane, lane) is not None:
+                return queue * lanes + lane
+        return None
 
     def _demote(self, lane: int) -> None:
         """Bring the protected segment down to its share, as far as what it holds could be evicted.

@@ -11,7 +11,7 @@ from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import restorable_ends, window
 
-__all__ = ["Match", "find", "match", "node_at", "path_slots", "restorable_end"]
+__all__ = ["Match", "find", "match", "node_at", "path_slots", "peek", "restorable_end"]
 
 
 @dataclass(slots=True)
@@ -79,16 +79,22 @@ def match(tree: TreeState, prompt: Prompt, priority: int) -> Match:
     of it may have nothing to do with this prompt; lock and insert cut it where the prompt ends, and insert then
     makes exactly the prompt recent. Where pages go by priority, those made recent get at least ``priority``.
     """
+    found = peek(tree, prompt)
+    for node in reversed(found.path):
+        if node.end <= found.host_end:
+            tree.queues.touch(node, priority)
+            break
+    return found
+
+
+def peek(tree: TreeState, prompt: Prompt) -> Match:
+    """Find what ``match`` finds, and leave recency as it is."""
     root = tree.roots.get(prompt.root)
     if root is None:
         return Match(prompt, 0, 0, 0, [], tree, tree.version)
     path, tree_end = find(root, prompt, tree.page_key_bytes)
     device_end = restorable_end(tree, ON_DEVICE, path, tree_end)
     host_end = device_end if device_end == tree_end else restorable_end(tree, ANYWHERE, path, tree_end)
-    for node in reversed(path):
-        if node.end <= host_end:
-            tree.queues.touch(node, priority)
-            break
     return Match(prompt, device_end, host_end, tree_end, path, tree, tree.version)
 
 

@@ -21,7 +21,7 @@ from unified_cache.tree.check import check
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.insert import Inserted, insert
 from unified_cache.tree.lock import Lock, lock, release_windows, unlock
-from unified_cache.tree.match import Match, match, node_at, path_slots
+from unified_cache.tree.match import Match, match, node_at, path_slots, peek
 from unified_cache.tree.node import Node
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference, Preferences
@@ -100,6 +100,15 @@ class RadixTree:
         """
         self.check_prompt(prompt)
         return match(self._state, prompt, _whole(priority))
+
+    def peek(self, prompt: Prompt) -> Match:
+        """Find what ``match`` finds, and change nothing at all: for moving what nobody asked for.
+
+        Raises:
+            InputError: as ``match``.
+        """
+        self.check_prompt(prompt)
+        return peek(self._state, prompt)
 
     def use(self, found: Match, end: int) -> None:
         """Count that a request takes ``end`` pages of a match, for policies that ask how often pages are used.
@@ -219,6 +228,32 @@ class RadixTree:
         """Give up to ``pages`` slots of a component back, in the order of its policy; see ``tree.evict``."""
         return eviction.evict(self._state, tier, component, pages)
 
+    def next_victim(self, tier: Tier, component: int) -> eviction.Victim | None:
+        """Return what ``evict`` would take from next; None if locks pin everything. It is one until the next change."""
+        return eviction.next_victim(self._state, tier, component)
+
+    def evict_from(self, victim: eviction.Victim, pages: int) -> Freed:
+        """Give up to ``pages`` slots of the next victim back."""
+        freed = Freed([[] for _ in range(2 * len(self.components))], [])
+        eviction.evict_from(self._state, *victim, pages, freed)
+        return freed
+
+    def would_lose(self, victim: eviction.Victim, pages: int) -> bool:
+        """Tell whether evicting up to ``pages`` of a victim takes any page that the other tier lacks."""
+        return eviction.would_lose(self._state, victim, pages)
+
+    def prompt_of(self, victim: eviction.Victim) -> Prompt:
+        """Return a prompt that needs the pages of a victim."""
+        return eviction.prompt_of(self._state, victim)
+
+    def pass_over(self, victim: eviction.Victim) -> None:
+        """Let the victim after this one be the next, until this one is offered again."""
+        self._state.queues.pass_over(victim.lane)
+
+    def offer(self, victim: eviction.Victim) -> None:
+        """Put a victim that was passed over back in its place."""
+        self._state.queues.offer(*victim)
+
     def fitting_end(self, found: Match, source: Tier, target: Tier, available_pages: Sequence[int]) -> int:
         """Return the longest end of a match that can be brought from ``source`` to ``target``, or 0; changes nothing.
 
@@ -239,13 +274,15 @@ class RadixTree:
         self._check_alive(found)
         return evictable_mask(self._state, found.path, self._lane(tier, component), found.tree_end)
 
-    def begin(self, found: Match, end: int, source: Tier, target: Tier) -> Transfer:
+    def begin(self, found: Match, end: int, source: Tier, target: Tier, *, at_once: bool = False) -> Transfer:
         """Pin ``end`` pages of a match on both tiers and say what ``target`` lacks. The match is dead afterwards.
+
+        ``at_once`` says that nothing else happens to the tree until it is released.
 
         Raises:
             StaleMatchError, InputError: as ``lock``.
         """
-        transfer = transfers.begin(self._state, self._node(found, end), end, source, target)
+        transfer = transfers.begin(self._state, self._node(found, end), end, source, target, at_once=at_once)
         self._transfers[transfer] = None
         return transfer
 

@@ -44,6 +44,8 @@ class Transfer:
     source: Lock
     target: Lock
     wanted: list[Wanted]
+    at_once: bool
+    """Whether it ends before anything else happens to the tree: it marks nothing, and leaves no page to others."""
     parts: tuple[PageCopies, ...] = field(default=())
     """Pages in flight: empty until ``expect``, and again after ``publish`` or ``release``."""
 
@@ -53,24 +55,26 @@ class Transfer:
         return self.target.end
 
 
-def begin(tree: TreeState, node: Node, end: int, source: Tier, target: Tier) -> Transfer:
+def begin(tree: TreeState, node: Node, end: int, source: Tier, target: Tier, *, at_once: bool) -> Transfer:
     """Pin what a resume at ``end`` needs on both tiers, and say which pages ``target`` lacks.
 
     Both tiers are pinned before anyone allocates, because allocating evicts. Pages that another transfer is
-    bringing already are left to it.
+    bringing already are left to it, unless this one ends ``at_once``: then they will be duplicates of that one.
     """
     source_lock = lock(tree, node, end, source)
     target_lock = lock(tree, source_lock.node, end, target)
     wanted = []
     for component in range(tree.components_count):
-        found = _missing(tree, source_lock.node, end, component, source, target)
+        found = _missing(tree, source_lock.node, end, component, source, target, at_once=at_once)
         if found is not None:
             wanted.append(found)
-    return Transfer(source_lock, target_lock, wanted)
+    return Transfer(source_lock, target_lock, wanted, at_once)
 
 
-def _missing(tree: TreeState, node: Node, end: int, component: int, source: Tier, target: Tier) -> Wanted | None:
-    """Collect the pages of a window that ``source`` holds and ``target`` neither holds nor expects."""
+def _missing(
+    tree: TreeState, node: Node, end: int, component: int, source: Tier, target: Tier, *, at_once: bool
+) -> Wanted | None:
+    """Collect the pages of a window that ``source`` holds and ``target`` does not, nor, unless at once, expects."""
     source_lane = int(source) * tree.components_count + component
     target_lane = int(target) * tree.components_count + component
     start = window(end, tree.spans[component])
@@ -84,7 +88,7 @@ def _missing(tree: TreeState, node: Node, end: int, component: int, source: Tier
             present = at.slots[target_lane]
             if present is not None:
                 lacking &= present < 0
-            if at.in_flight is not None and target_lane in at.in_flight:
+            if not at_once and at.in_flight is not None and target_lane in at.in_flight:
                 lacking &= ~at.in_flight[target_lane]
             if at.start < start:
                 lacking[: start - at.start] = False
@@ -105,10 +109,13 @@ def expect(tree: TreeState, transfer: Transfer, targets: Sequence[Slots]) -> Non
         for wanted, slots in zip(transfer.wanted, targets, strict=True)
     )
     for part in transfer.parts:
-        _mark(tree, transfer.target, part, arriving=True)
+        _mark(tree, transfer, part, arriving=True)
 
 
-def _mark(tree: TreeState, target: Lock, part: PageCopies, *, arriving: bool) -> None:
+def _mark(tree: TreeState, transfer: Transfer, part: PageCopies, *, arriving: bool) -> None:
+    if transfer.at_once:
+        return
+    target = transfer.target
     lane = int(target.tier) * tree.components_count + part.component
     for node, first, last in nodes_of_pages(target.node, part.pages):
         marks = node.in_flight if node.in_flight is not None else {}
@@ -142,7 +149,7 @@ def publish(tree: TreeState, transfer: Transfer) -> Published:
     leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
     map_changes: list[MapChange] = []
     for part in transfer.parts:
-        _mark(tree, transfer.target, part, arriving=False)
+        _mark(tree, transfer, part, arriving=False)
         lane = int(transfer.target.tier) * tree.components_count + part.component
         took = np.zeros(len(part), np.bool_)
         for node, first, last in nodes_of_pages(transfer.target.node, part.pages):
@@ -186,7 +193,7 @@ def release(tree: TreeState, transfer: Transfer) -> list[Slots]:
     """Unpin what is still pinned; return by component the slots of pages that were not published."""
     leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
     for part in transfer.parts:
-        _mark(tree, transfer.target, part, arriving=False)
+        _mark(tree, transfer, part, arriving=False)
         leftovers[part.component] = part.target
     transfer.parts = ()
     for held in (transfer.target, transfer.source):

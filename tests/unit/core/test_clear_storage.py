@@ -119,7 +119,7 @@ def test_a_backup_that_comes_to_the_store_while_it_is_cleared_stores_nothing() -
     cache.backup(cache.prompt(tokens(4, 1000)))
     workers.run()
     cache.poll()
-    assert cache.traffic()[TransferKind.STORE].pages == 0, "only what is new on the host counts"
+    assert cache.traffic()[TransferKind.STORE].pages > 0, "what storage was not known to have counts"
     assert len(objects(store, OURS)) > 0
 
 

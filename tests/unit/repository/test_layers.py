@@ -26,7 +26,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("tree", "storage_backends", "memory", "ranks"),
     ("components", "controller", "forward"),
     ("ledger", "traffic"),
-    ("prefetches",),
+    ("backups", "prefetches"),
     ("transfers",),
     ("stats", "backup_scheduler"),
     ("metrics",),

@@ -1,0 +1,314 @@
+"""Backups: what an operation tells of them, what storage is offered, what failures and evictions leave undone."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.cache import ToyEngine, toy_layout
+from tests.support.operations import PAGE, SPANS, configured, engine, filled, out_pages, serve, started, tokens
+from unified_cache.config import WritePolicy
+from unified_cache.controller import InlineWorkers, OperationState, TransferKind
+from unified_cache.errors import CopyError, StorageError
+from unified_cache.page import Prompt
+from unified_cache.pool import PoolSpec, Slots, Tier
+from unified_cache.seal import Label
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+
+PROMPT_PAGES = 4 + 2
+"""Pages of a prompt of four, of both components."""
+
+
+class Choosy(MemoryStorage):
+    """A store in memory that notes what it is offered, and does with it what the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offered: list[Label] = []
+        self.answer: Answer | None = None
+        """Its answer to every put; None to store the page."""
+        self.fails = False
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        self.offered += [page.label for page in pages]
+        if self.fails:
+            raise StorageError("out of order", retryable=False)
+        return super().put(pages, level) if self.answer is None else [self.answer] * len(pages)
+
+
+def writing(write: WritePolicy, store: Choosy | None = None, *, host: int = 16, **fields: object) -> ToyEngine:
+    """Return an engine whose cache writes by that policy, over that store."""
+    toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (host, host), None, InlineWorkers())
+    cache = configured(toy, write=write, **fields)
+    if store is not None:
+        cache.attach(store)
+    return toy
+
+
+# ---- telling -----------------------------------------------------------------------------------------------------
+
+
+def test_a_backup_tells_how_many_pages_storage_has_at_that_level(tmp_path: Path) -> None:
+    toy = engine()
+    toy.cache.attach(FileStorage.open(tmp_path))
+    for _ in range(2):
+        operation = started(toy.cache.backup(serve(toy, 4), Level.DURABLE))
+        toy.cache.wait_all(1)
+        assert (operation.stored_count, operation.unstored_count) == (PROMPT_PAGES, 0)
+
+
+@pytest.mark.parametrize("answer", [Answer.DECLINED, Answer.UNAVAILABLE])
+def test_a_backup_that_stored_nothing_says_so(answer: Answer) -> None:
+    store = Choosy()
+    store.answer = answer
+    toy = engine(store)
+    operation = started(toy.cache.backup(serve(toy, 4), Level.DURABLE))
+    toy.cache.wait_all(1)
+    assert (operation.state, operation.pages_count) == (OperationState.DONE, PROMPT_PAGES)
+    assert (operation.stored_count, operation.unstored_count) == (0, PROMPT_PAGES)
+
+
+def test_without_storage_no_page_is_offered() -> None:
+    toy = engine()
+    operation = started(toy.cache.backup(serve(toy, 4), Level.DURABLE))
+    toy.cache.wait_all(1)
+    assert (operation.pages_count, operation.stored_count, operation.unstored_count) == (PROMPT_PAGES, 0, 0)
+
+
+# ---- offering ----------------------------------------------------------------------------------------------------
+
+
+def test_write_through_offers_a_page_to_storage_once() -> None:
+    store = Choosy()
+    toy = writing(WritePolicy.THROUGH, store)
+    for pages in range(1, 9):
+        serve(toy, pages)
+        toy.cache.wait_all(1)
+    assert len(store.offered) == len(set(store.offered))
+    assert len({label.key for label in store.offered}) == 8
+    store.offered.clear()
+    toy.cache.backup(toy.cache.prompt(tokens(8)))
+    toy.cache.wait_all(1)
+    assert store.offered, "a call by the engine offers all of it, which keeps it recent there"
+
+
+def test_write_through_offers_nothing_that_came_from_storage() -> None:
+    store = Choosy()
+    filled(store, 4)
+    toy = writing(WritePolicy.THROUGH, store)
+    store.offered.clear()
+    toy.cache.prefetch(toy.cache.prompt(tokens(4)))
+    toy.cache.wait_all(1)
+    toy.cache.load(toy.cache.prompt(tokens(4)))
+    toy.cache.wait_all(1)
+    serve(toy, 6)
+    toy.cache.wait_all(1)
+    known = set(toy.cache.prompt(tokens(4)).keys)
+    assert len({label.key for label in store.offered}) == 2
+    assert not any(label.key in known for label in store.offered)
+
+
+def test_two_backups_at_a_time_offer_what_they_share_once() -> None:
+    store = Choosy()
+    toy = writing(WritePolicy.THROUGH, store)
+    serve(toy, 4)
+    serve(toy, 6)
+    toy.cache.wait_all(1)
+    assert len(store.offered) == len(set(store.offered))
+
+
+@pytest.mark.parametrize("how", ["cleared", "other store"])
+def test_write_through_offers_again_what_storage_has_no_more(how: str) -> None:
+    store = Choosy()
+    toy = writing(WritePolicy.THROUGH, store)
+    serve(toy, 4)
+    toy.cache.wait_all(1)
+    if how == "cleared":
+        toy.cache.clear_storage()
+        toy.cache.wait_all(1)
+    else:
+        toy.cache.detach()
+        store = Choosy()
+        toy.cache.attach(store)
+    store.offered.clear()
+    prompt = serve(toy, 6)
+    toy.cache.wait_all(1)
+    assert {label.key for label in store.offered} == set(prompt.keys)
+
+
+@pytest.mark.parametrize("failure", [Answer.DECLINED, Answer.UNAVAILABLE, None])
+def test_write_through_makes_up_for_a_store_that_failed(failure: Answer | None) -> None:
+    store = Choosy()
+    store.answer, store.fails = failure, failure is None
+    toy = writing(WritePolicy.THROUGH, store)
+    prompts = [serve(toy, 3, first=1000 * number) for number in range(3)]
+    toy.cache.wait_all(1)
+    assert store.bytes_used == 0
+    offered_count = len(store.offered)
+    toy.cache.wait_all(1)
+    assert len(store.offered) == offered_count, "not before something shows that it works again"
+    store.answer, store.fails = None, False
+    prompts.append(serve(toy, 3, first=3000))
+    toy.cache.wait_all(1)
+    for prompt in prompts:
+        assert resumed_from(store, prompt) == 3
+
+
+def resumed_from(store: MemoryStorage, prompt: Prompt) -> int:
+    """Return what another cache can resume of a prompt from that store."""
+    other = engine(store, host=16)
+    operation = started(other.cache.prefetch(prompt))
+    other.cache.wait_all(1)
+    return operation.pages_count
+
+
+def test_what_a_failed_store_is_owed_is_bounded_by_the_pages_of_the_host() -> None:
+    store = Choosy()
+    store.fails = True
+    toy = writing(WritePolicy.THROUGH, store, host=16)
+    for number in range(9):
+        serve(toy, 4, first=1000 * number)
+        toy.cache.wait_all(1)
+    owed = toy.cache._backups._owed
+    assert (owed._pages, len(owed._prompts)) == (16, 4)
+
+
+# ---- write-back --------------------------------------------------------------------------------------------------
+
+
+def resumable(toy: ToyEngine, prompt: Prompt) -> int:
+    """Load a prompt and compare every byte of what it can be resumed from; return how many pages that is."""
+    toy.cache.load(prompt)
+    toy.cache.wait_all(1)
+    lock = toy.cache.lock(toy.cache.match(prompt))
+    toy.verify(prompt, lock)
+    toy.cache.release(lock)
+    return lock.end
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("write", [WritePolicy.BACK, WritePolicy.THROUGH])
+def test_no_prompt_is_lost_that_the_host_has_room_for(write: WritePolicy, share: float) -> None:
+    toy = writing(write, dirty_share=share, operations_max=1)
+    prompts = [serve(toy, 4, first=1000 * number) for number in range(4)]
+    assert [resumable(toy, prompt) for prompt in prompts] == [4] * 4
+    toy.cache.check()
+
+
+def test_what_is_evicted_on_call_is_lost() -> None:
+    toy = writing(WritePolicy.ON_CALL)
+    prompts = [serve(toy, 4, first=1000 * number) for number in range(4)]
+    assert [resumable(toy, prompt) for prompt in prompts] == [0, 4, 4, 4]
+
+
+def test_windows_that_go_before_full_are_saved_too() -> None:
+    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    prompts = [serve(toy, 2, first=1000 * number) for number in range(4)]
+    shared = [serve(toy, 3), serve(toy, 4)]
+    assert toy.cache.stats().occupancy[1].evicted > 0
+    assert [resumable(toy, prompt) for prompt in (*prompts, *shared)] == [2] * 4 + [3, 4]
+    toy.cache.check()
+
+
+def filled_with_clean_and_dirty(toy: ToyEngine) -> tuple[Prompt, Prompt]:
+    """Fill the device: the older half lies there alone, the newer one on the host too."""
+    dirty = serve(toy, 6)
+    clean = serve(toy, 6, first=1000)
+    toy.cache.backup(clean)
+    toy.cache.wait_all(1)
+    assert toy.cache.stats().traffic[TransferKind.BACKUP].component_pages[0] == 6
+    return dirty, clean
+
+
+@pytest.mark.parametrize("may_wait", [True, False])
+def test_an_allocation_that_should_not_wait_evicts_first_what_the_host_has(may_wait: bool) -> None:
+    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    dirty, clean = filled_with_clean_and_dirty(toy)
+    masks = toy.cache.pages_to_allocate(0, 4, [4])
+    slots = toy.cache.allocate(masks, may_wait=may_wait)
+    assert slots is not None
+    copied = toy.cache.stats().traffic[TransferKind.BACKUP].component_pages[0] - 6
+    tree = toy.cache._ledger.tree
+    ends = [tree.full_end(tree.match(prompt), Tier.DEVICE) for prompt in (dirty, clean)]
+    assert (copied, ends) == ((6, [2, 6]) if may_wait else (0, [6, 2]))
+    toy.cache.free(slots)
+    toy.cache.check()
+
+
+def test_an_allocation_that_should_not_wait_waits_where_nothing_else_is_left() -> None:
+    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    dirty, clean = filled_with_clean_and_dirty(toy)
+    slots = toy.cache.allocate(toy.cache.pages_to_allocate(0, 12, [12]), may_wait=False)
+    assert slots is not None
+    toy.cache.free(slots)
+    assert [resumable(toy, prompt) for prompt in (dirty, clean)] == [6, 6]
+
+
+def test_a_load_evicts_first_what_the_host_has() -> None:
+    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    cache = toy.cache
+    wanted = serve(toy, 4)
+    cache.backup(wanted)
+    cache.wait_all(1)
+    cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 0, 4))
+    older = serve(toy, 4, first=1000)
+    clean = serve(toy, 4, first=2000)
+    cache.backup(clean)
+    cache.wait_all(1)
+    newer = serve(toy, 4, first=3000)
+    cache.load(wanted)
+    cache.wait_all(1)
+    assert [cache.match(prompt).device_end for prompt in (wanted, older, clean, newer)] == [4, 4, 0, 4]
+
+
+def test_a_page_that_cannot_be_copied_is_lost_and_the_allocation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    prompts = [serve(toy, 4, first=1000 * number) for number in range(3)]
+
+    def failing(pool: PoolSpec, source: Slots, target: Slots) -> None:
+        raise CopyError("on purpose")
+
+    monkeypatch.setattr(type(toy.cache._memory), "backup", lambda memory, *arguments: failing(*arguments))
+    prompts.append(serve(toy, 4, first=3000))
+    monkeypatch.undo()
+    assert (out_pages(toy.cache), [resumable(toy, prompt) for prompt in prompts]) == (0, [0, 4, 4, 4])
+    toy.cache.check()
+
+
+def test_what_was_evicted_before_its_turn_is_stored_at_the_end(tmp_path: Path) -> None:
+    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    toy.cache.attach(FileStorage.open(tmp_path))
+    prompts = [serve(toy, 4, first=1000 * number) for number in range(4)]
+    assert toy.cache.match(prompts[0]).device_end == 0
+    assert toy.cache.close() == []
+    other = configured(engine(host=16))
+    other.attach(FileStorage.open(tmp_path))
+    for prompt in prompts:
+        other.prefetch(prompt)
+        other.wait_all(1)
+        assert other.match(prompt).host_end == 4
+    assert other.close() == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_served_in_whatever_order_nothing_is_lost_under_write_back(seed: int) -> None:
+    rng = random.Random(seed)
+    toy = writing(WritePolicy.BACK, host=100, dirty_share=rng.choice([0.2, 1.0]))
+    served: dict[tuple[int, int], Prompt] = {}
+    for _ in range(30):
+        family, pages = rng.randrange(4), rng.randrange(1, 9)
+        prompt = served[family, pages] = toy.cache.prompt(tokens(pages, family * 1000))
+        lock = toy.serve(prompt)
+        if lock is None:  # backups that have ended pin their pages until somebody polls
+            toy.cache.poll()
+            lock = toy.serve(prompt)
+        assert lock is not None
+        toy.cache.release(lock)
+        toy.cache.check()
+    toy.cache.wait_all(1)
+    for (_, pages), prompt in served.items():
+        assert toy.cache.match(prompt).host_end == pages
+        assert resumable(toy, prompt) == pages
