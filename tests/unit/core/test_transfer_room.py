@@ -3,10 +3,11 @@
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.operations import PAGE, SPANS, started, tokens
+from tests.support.operations import PAGE, SPANS, serve, started, tokens
 from unified_cache.controller import InlineWorkers
 from unified_cache.pool import Tier
 from unified_cache.tree import Match, RadixTree, Transfer
+from unified_cache.window import SPAN_ALL
 
 PAGES = 60
 
@@ -79,3 +80,21 @@ def test_a_backup_without_room_for_windows_begins_once_and_cuts_nothing(windows_
     assert begun[:1] == REACHED[windows_left], "after that come the windows that were kept at other ends"
     assert (operation.error, tree.nodes_count()) == (None, nodes_count)
     assert tree.full_end(tree.match(prompt), Tier.HOST) == sum(begun[:1])
+
+
+def test_pages_that_are_there_already_are_no_room_for_those_to_come(begun: list[int]) -> None:
+    """Of a prompt of six pages the device holds two, which could be evicted, and has room for two more."""
+    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (6,), (6,), None, InlineWorkers())
+    cache, prompt = toy.cache, serve(toy, 6)
+    cache.backup(prompt)
+    cache.wait_all(5)
+    ledger = cache._ledger
+    taken = ledger.allocate(Tier.DEVICE, 0, 4)
+    assert taken is not None
+    ledger.free(Tier.DEVICE, 0, taken[:2])
+    assert (ledger.available_pages(Tier.DEVICE, 0), cache.match(prompt).device_end) == (4, 2)
+    begun.clear()
+    operation = started(cache.load(prompt))
+    cache.wait_all(5)
+    assert (begun, operation.pages_count, cache.match(prompt).device_end) == ([4], 2, 4)
+    cache.check()
