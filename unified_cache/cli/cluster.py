@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import JsonOption, parse_bytes
+from unified_cache.byte_sizes import parse_bytes
+from unified_cache.cli.options import JsonOption
 from unified_cache.cli.text import console_on, example, size_text, table
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
 from unified_cache.cluster.event_log import EventLog

@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import JsonOption, parse_bytes
+from unified_cache.byte_sizes import parse_bytes
+from unified_cache.cli.options import JsonOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.storage_tables import print_json
 from unified_cache.cli.text import console_on, table

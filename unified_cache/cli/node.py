@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import parse_bytes
+from unified_cache.byte_sizes import parse_bytes
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.host_port import HostPort, free_ports
 from unified_cache.cluster.node import NodeSettings, Transport

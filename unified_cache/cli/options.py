@@ -1,12 +1,10 @@
 """Arguments and options that several commands share, and how their values are read."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unified_cache.errors import ConfigError
 from unified_cache.offline.stores import StoredIdentity, choose, identities_of
 from unified_cache.storage_backends.protocol import StorageReader
 
@@ -20,7 +18,6 @@ __all__ = [
     "LoraIdOption",
     "StoreArgument",
     "TokensFileOption",
-    "parse_bytes",
     "selected",
 ]
 
@@ -37,25 +34,6 @@ CacheSaltOption = Annotated[str | None, typer.Option(help="Namespace of the prom
 LoraIdOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")]
 BigramsOption = Annotated[bool, typer.Option("--bigrams", help="Namespace of the prompts: pages of bigrams (EAGLE).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
-
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
-
-
-def parse_bytes(option: str, text: str) -> int:
-    """Read a size: 4096, 64KiB, 500MB, 1.5GiB; KiB counts 1024, KB 1000.
-
-    Raises:
-        ConfigError: it is none; the message names ``option``.
-
-    """
-    found = _BYTES.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"{option} must be bytes as in 4096, 500MB or 4GiB, found {text!r}")
-    number, unit, binary = found.groups()
-    scale = (1024 if binary else 1000) ** _UNITS[unit.upper()]
-    return int(number) * scale if number.isdecimal() else int(float(number) * scale)
 
 
 def selected(storage: StorageReader, url: str, wanted: str | None) -> list[StoredIdentity]:

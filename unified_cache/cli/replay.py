@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from unified_cache.byte_sizes import parse_bytes
 from unified_cache.cli.layout import size_named
-from unified_cache.cli.options import parse_bytes
 from unified_cache.cli.progress import progress_on
 from unified_cache.cli.table import print_result
 from unified_cache.config import Retention

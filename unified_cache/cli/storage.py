@@ -12,7 +12,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from unified_cache.cli.options import IdentityOption, JsonOption, StoreArgument, parse_bytes, selected
+from unified_cache.byte_sizes import parse_bytes
+from unified_cache.cli.options import IdentityOption, JsonOption, StoreArgument, selected
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage_tables import (
     print_json,

@@ -17,7 +17,7 @@ FACADE = "__init__"
 
 LIBRARY: tuple[tuple[str, ...], ...] = (
     ("errors", "files"),
-    ("extras", "arguments"),
+    ("extras", "arguments", "byte_sizes"),
     ("page",),
     ("window", "shards"),
     ("pool",),

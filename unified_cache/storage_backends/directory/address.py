@@ -3,23 +3,20 @@
     DIR                  a directory, relative or absolute
     DIR?free=SIZE        the same, and a put is declined that would leave less than that free on the file system
 
-A size is a number of bytes, or one of KiB, MiB, GiB or TiB: ``free=1GiB``, ``free=0``. What stands after the last
-question mark are options; a directory with one in its name is written with another one behind it.
+A size is written as options have it: ``free=1GiB``, ``free=0``. What stands after the last question mark are options; a
+directory with one in its name is written with another one behind it.
 """
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
+from unified_cache.byte_sizes import parse_bytes
 from unified_cache.errors import ConfigError
 
 __all__ = ["FREE_BYTES_MIN", "DirectoryAddress", "check_limits", "parse_address"]
 
 FREE_BYTES_MIN = 64 << 20
 """Free space that a store leaves on the file system, unless the caller says otherwise."""
-
-_SIZE = re.compile(r"([0-9]{1,18})(KiB|MiB|GiB|TiB)?")
-_UNIT_BITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
 
 class DirectoryAddress(NamedTuple):
@@ -64,9 +61,4 @@ def _free_bytes_in(options: str, scheme: str) -> int:
     name, _, size = options.partition("=")
     if name != "free":
         raise ConfigError(f"{scheme}: knows the option free=SIZE alone after the question mark, found {options!r}")
-    match = _SIZE.fullmatch(size)
-    if match is None:
-        raise ConfigError(
-            f"free= of {scheme}: takes bytes or a number of KiB, MiB, GiB or TiB, as in 1GiB, found {size!r}"
-        )
-    return int(match[1]) << _UNIT_BITS[match[2] or ""]
+    return parse_bytes(f"free= of {scheme}:", size)
