@@ -138,17 +138,20 @@ def test_insecure_is_said_loudly(tmp_path: Path) -> None:
         assert child.wait(CALL_S) == 0
 
 
-def test_a_packed_store_is_the_servers_alone_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_packed_store_is_written_by_its_server_alone_until_it_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = f"packed:{tmp_path / 'packed'}"
     with serving(tmp_path, "--storage", url) as server:
         with grpc.insecure_channel(server.address) as channel:
             called(channel, Call.HELLO)
-        assert run(["storage", "stat", url]) == 1
+        assert run(["storage", "stat", url]) == 0
+        assert run(["storage", "scrub", url]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert "must be open once at a time" in line
         server.child.send_signal(signal.SIGTERM)
         assert server.ended()[0] == 0
-    assert run(["storage", "stat", url]) == 0
+    assert run(["storage", "scrub", url]) == 0
 
 
 def world_writable(directory: Path) -> str:
