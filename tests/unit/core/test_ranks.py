@@ -28,7 +28,7 @@ from tests.support.ranks import (
     served,
 )
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import EvictionConfig, EvictionPolicy
+from unified_cache.config import EvictionConfig, EvictionPolicy, WritePolicy
 from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.errors import (
     ConfigError,
@@ -248,26 +248,47 @@ def test_a_transfer_that_fails_on_one_rank_fails_on_all_and_leaves_the_same(leg:
     assert same(in_threads(3, live))[2] == 0
 
 
+class DecliningOnce(Declining):
+    """Declines the first time, and never again."""
+
+    left = 1
+
+    def strikes(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_room_on_one_rank_is_no_room_on_any(rank: int) -> None:
-    class Once(Declining):
-        left = 1
-
-        def strikes(self) -> bool:
-            self.left -= 1
-            return self.left >= 0
-
     def live(ranks: ThreadRanks) -> tuple[int, int, str]:
         toy = engine((SPAN_ALL,))
         cache = ranked(toy, ranks, None)
         prompt = served(toy, 5)
         host = cache._ledger._allocators[Tier.HOST]
         if ranks.rank == rank:
-            host[0] = FlakyAllocator(host[0].capacity, Once(random.Random(0), 1.0))
+            host[0] = FlakyAllocator(host[0].capacity, DecliningOnce(random.Random(0), 1.0))
         assert [over(cache, cache.backup(prompt)).pages_count for _ in range(2)] == [0, 5]
         return cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST), out_pages(cache), digest_of(cache)
 
     assert same(in_threads(2, live))[:2] == (5, 0)
+
+
+@pytest.mark.parametrize("troubled", [None, 0, 1])
+def test_what_eviction_saves_on_one_rank_it_saves_on_all(troubled: int | None) -> None:
+    def live(ranks: ThreadRanks) -> tuple[int, int, str]:
+        toy = engine((SPAN_ALL,))
+        cache = ranked(toy, ranks, None, write=WritePolicy.BACK, dirty_share=1.0)
+        host = cache._ledger._allocators[Tier.HOST]
+        if ranks.rank == troubled:
+            host[0] = FlakyAllocator(host[0].capacity, DecliningOnce(random.Random(0), 1.0))
+        prompt = served(toy, 4)
+        room = cache._ledger.capacity(Tier.DEVICE, 0)
+        slots = cache.allocate(cache.pages_to_allocate(0, room, [room]))
+        assert slots is not None
+        cache.free(slots)
+        return cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST), out_pages(cache), digest_of(cache)
+
+    assert same(in_threads(2, live))[:2] == (4 if troubled is None else 0, 0)
 
 
 # ---- time --------------------------------------------------------------------------------------------------------
