@@ -30,6 +30,7 @@ TESTS = [
     "tests/unit/core/test_bad_calls.py",
     "tests/unit/core/test_checkpoints.py",
     "tests/unit/core/test_transfer_order.py",
+    "tests/unit/core/test_at_rest.py",
     "tests/unit/core/test_operations.py",
     "tests/unit/core/test_prefetch_single_flight.py",
     "tests/unit/core/test_prefetch_early_ends.py",

@@ -16,11 +16,11 @@ from tests.sim.job_audit import JobAudit
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FULL, KINDS, WRITING, weights_of
 from tests.sim.settings import config_of
-from tests.sim.tables import check_tables
 from tests.sim.workers import LaggingWorkers, ScheduledJob
 from tests.support.cache_model import Flow, flow_of, prompt_of
 from tests.support.clock import ManualClock
 from tests.support.store_calls import WatchedStorage
+from tests.support.tables import check_tables
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import WritePolicy
 from unified_cache.controller import Controller, LayerwiseLoad, Operation, OperationState
@@ -156,7 +156,7 @@ class Simulation:
             self.compare(kind, before, self.audit.look(self.claims()))
             self.check_published(may_be_gone=has_begun_others)
         if not self.workers.tasks and not self.operations:
-            check_tables(self.cache, self.requests)
+            check_tables(self.cache, [request.lock for request in self.requests])
 
     def drain(self) -> None:
         """Let all that is under way end."""

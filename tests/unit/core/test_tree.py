@@ -159,6 +159,16 @@ def test_eviction_frees_what_was_asked_for_from_the_tail() -> None:
     assert tree.match(Prompt.of([1, 2, 3, 4], 1)).device_end == 2
 
 
+def test_a_window_that_goes_takes_nothing_along_that_locks_pin_of_a_longer_one() -> None:
+    tree = RadixTree(toy_components((SPAN_ALL, 1, 3)), 1)
+    prompt = Prompt.of(list(range(6)), 1)
+    tree.insert(prompt, 0, [np.arange(first, first + 6, dtype=np.int32) for first in (1, 11, 21)], Tier.DEVICE)
+    held = lock(tree, list(range(6)))
+    freed = [np.concatenate(arrays).tolist() if arrays else [] for arrays in tree.evict(Tier.DEVICE, 1, 99).slots]
+    assert freed[:3] == [[], [11, 12, 13, 14, 15], [21, 22, 23]]
+    tree.check([held])
+
+
 def test_an_evicted_page_that_the_host_holds_is_only_demoted() -> None:
     tree = full_tree()
     insert(tree, [1, 2, 3], 1)

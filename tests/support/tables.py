@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from tests.sim.engine import SimRequest
 from unified_cache.cache import UnifiedCache
+from unified_cache.tree import Lock
 
 
-def check_tables(cache: UnifiedCache, requests: Sequence[SimRequest]) -> None:
-    """See that a cache at rest remembers no transfer, and no lock but those of its requests."""
+def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
+    """See that a cache at rest remembers no transfer, and no lock but these; those from before a reset do not count."""
     controller, transfers, tree = cache._controller, cache._transfers, cache._ledger.tree
     prefetches = transfers.prefetches
     left = {
@@ -25,6 +25,6 @@ def check_tables(cache: UnifiedCache, requests: Sequence[SimRequest]) -> None:
         assert not table, f"{name} are left where nothing is under way"
     host_share = cache.config.prefetching.host_share
     assert prefetches._host_pages_left == int(cache.config.host_pages[0] * host_share), "the prefetch budget leaks"
-    held = {request.lock for request in requests if request.lock.tree is tree._state}
+    held = {lock for lock in locks if lock.tree is tree._state}
     assert cache._locks >= held
     assert {lock for lock in cache._locks if not lock.released and lock.tree is tree._state} == held, "a lock is left"

@@ -1,0 +1,40 @@
+"""A cache at which nothing is under way remembers no transfer that is over."""
+
+import pytest
+
+from tests.support.cache import ToyEngine
+from tests.support.components import COMPONENT_SETS
+from tests.support.tables import check_tables
+from unified_cache.controller import InlineWorkers
+from unified_cache.pool import ModelLayout, Tier
+from unified_cache.storage_backends.memory import MemoryStorage
+
+SLOTS = 40
+
+
+@pytest.mark.parametrize("layout", [layouts[-1] for layouts in COMPONENT_SETS.values()], ids=COMPONENT_SETS)
+def test_a_cache_at_rest_remembers_nothing_of_what_is_over(layout: ModelLayout) -> None:
+    sizes = tuple(SLOTS for _ in layout.components)
+    toy = ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
+    cache = toy.cache
+    prompt = cache.prompt(range(6 * layout.page_size))
+    for _ in range(2):
+        cache.prefetch(prompt)
+        cache.wait_all(5)
+        cache.load(prompt)
+        cache.wait_all(5)
+        lock = toy.serve(prompt)
+        assert lock is not None
+        cache.backup(prompt)
+        cache.wait_all(5)
+        check_tables(cache, [lock])
+        cache.release(lock)
+        for tier in Tier:
+            for component in range(len(layout.components)):
+                slots = cache._ledger.allocate(tier, component, SLOTS)
+                assert slots is not None
+                cache._ledger.free(tier, component, slots)
+        check_tables(cache, [])
+    cache.clear_storage()
+    cache.wait_all(5)
+    check_tables(cache, [])
