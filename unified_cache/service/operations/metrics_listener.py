@@ -81,16 +81,16 @@ class MetricsListener:
 
 
 class _Scrape(BaseHTTPRequestHandler):
-    server: "_Listener"
-
     def do_GET(self) -> None:  # as the base calls it
         """Answer one request."""
+        listener = self.server
+        assert isinstance(listener, _Listener)
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404)
-        elif not self.server.door.admits(self.connection):
+        elif not listener.door.admits(self.connection):
             self.send_error(403)
         else:
-            content = generate_latest(self.server.registry)
+            content = generate_latest(listener.registry)
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE_LATEST)
             self.send_header("Content-Length", str(len(content)))

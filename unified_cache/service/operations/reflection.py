@@ -14,7 +14,9 @@ def reflection_methods(places: PublicCalls, *services: str) -> grpc.GenericRpcHa
     """Return what a ``grpc.Server`` is given, to tell about these services and itself."""
     servicer = reflection.ReflectionServicer((*services, reflection.SERVICE_NAME))
 
-    def answer(messages: Iterator[object], context: grpc.ServicerContext) -> Iterator[object]:
+    def answer(
+        messages: Iterator[reflection_pb2.ServerReflectionRequest], context: grpc.ServicerContext
+    ) -> Iterator[object]:
         with places.admitted(context) as call:
             yield from servicer.ServerReflectionInfo(call.received(messages), context)
 
