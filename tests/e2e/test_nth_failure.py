@@ -383,8 +383,8 @@ def test_an_allocation_that_finds_no_room(
     def flaky(self: Ledger, tier: Tier, component: int, count: int) -> Slots | None:
         return None if allocations.fires() else allocate(self, tier, component, count)
 
-    def flaky_pages(self: Ledger, needed: Sequence[Pages]) -> list[Slots] | None:
-        return None if allocations.fires() else allocate_pages(self, needed)
+    def flaky_pages(self: Ledger, masks: Sequence[Pages], *, may_wait: bool) -> list[Slots] | None:
+        return None if allocations.fires() else allocate_pages(self, masks, may_wait=may_wait)
 
     monkeypatch.setattr(Ledger, "allocate", flaky)
     monkeypatch.setattr(Ledger, "allocate_pages", flaky_pages)
