@@ -232,8 +232,20 @@ MUTANTS = [
     Mutant(
         "what is put while a store is cleared stays",
         "controller/jobs.py",
-        "if clearing.is_void(self):",
-        "if not clearing:",
+        "if self._storage.clearing.is_void(self):",
+        "if not self._storage:",
+    ),
+    Mutant(
+        "what was put before a store failed outlives its clear",
+        "controller/jobs.py",
+        "                self._take_back_if_void()\n                raise\n",
+        "                raise\n",
+    ),
+    Mutant(
+        "of a call that failed nothing is taken back",
+        "controller/jobs.py",
+        "self._begun_count = start + len(batch)",
+        "self._begun_count = start",
     ),
     Mutant(
         "slots are handed out before there is room for all",

@@ -102,8 +102,7 @@ class LaggingWorkers:
         task.calls += calls
         if task.has_run:
             self._audit.check_copies(task.job, self._memory.moved)
-            has_failed = task.error is not None
-            self._audit.check_calls(task.job, task.calls, task.put_as, was_stopped=told_to_stop, has_failed=has_failed)
+            self._audit.check_calls(task.job, task.calls, task.put_as, was_stopped=told_to_stop, error=task.error)
         # A store's delay is the job's own: the rest of the world does not wait for it.
         task.due_s += self._clock() - before_s
         self._clock.now_s = before_s

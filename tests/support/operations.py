@@ -37,6 +37,11 @@ class Stepped:
             operation, job = self.waiting.popleft()
             self.ended.append((operation, run_job(job)))
 
+    def run_last(self) -> None:
+        """Run the job that came last."""
+        operation, job = self.waiting.pop()
+        self.ended.append((operation, run_job(job)))
+
     def finished(self, timeout_s: float) -> list[Finished]:
         ended, self.ended = self.ended, []
         return ended

@@ -127,6 +127,8 @@ class StorageBatches:
         self._listed: list[tuple[int, int, PageIO]] | None = None
         self._done: list[Answer] = []
         """By object, of those listed first: the store's answer."""
+        self._begun_count = 0
+        """Objects, of those listed first, that a call has named, whether it has returned or raised."""
         self._stopped = False
 
     @property
@@ -145,14 +147,19 @@ class StorageBatches:
         listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
             start = len(self._done)
-            self._done += call(next_batch([page for _, _, page in listed[start : start + STORAGE_BATCH_OBJECTS]]))
+            batch = next_batch([page for _, _, page in listed[start : start + STORAGE_BATCH_OBJECTS]])
+            self._begun_count = start + len(batch)
+            self._done += call(batch)
             if len(self._done) < len(listed):
                 yield
 
     def take_back(self) -> None:
-        """Remove what was moved, and count nothing as moved; what is left of it if the store fails is unknown."""
+        """Remove what was or may have been moved, and count nothing as moved.
+
+        What is left of it if the store fails is unknown.
+        """
         assert self._listed is not None
-        labels = [page.label for (_, _, page), done in zip(self._listed, self._done, strict=False) if done]
+        labels = [page.label for _, _, page in self._listed[: self._begun_count]]
         self._done = []
         for start in range(0, len(labels), STORAGE_BATCH_OBJECTS):
             self._storage.backend.remove(labels[start : start + STORAGE_BATCH_OBJECTS])
@@ -187,11 +194,20 @@ class StoreJob:
     def _put_in_turns(self) -> Iterator[bool]:
         clearing = self._storage.clearing
         with clearing.put(self) as allowed:
-            if allowed:
-                for _ in self._batches.move(self._put):
-                    yield False
-            if clearing.is_void(self):
-                self._batches.take_back()
+            try:
+                if allowed:
+                    for _ in self._batches.move(self._put):
+                        yield False
+            except GeneratorExit:  # nobody runs it any more
+                raise
+            except BaseException:  # what the store took before it failed must not outlive a clear either
+                self._take_back_if_void()
+                raise
+            self._take_back_if_void()
+
+    def _take_back_if_void(self) -> None:
+        if self._storage.clearing.is_void(self):
+            self._batches.take_back()
 
     def _put(self, pages: list[PageIO]) -> list[Answer]:
         answers = self._storage.backend.put(pages, self._level)

@@ -158,6 +158,35 @@ def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
     cache.check()
 
 
+def test_what_was_put_is_taken_back_where_the_store_fails_after_a_clear_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 4)
+
+    class ClearsThenFails(MemoryStorage):
+        calls_count = 0
+
+        def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+            self.calls_count += 1
+            if self.calls_count != 2:
+                return super().put(pages, level)
+            cache.clear_storage()
+            workers.run_last()
+            super().put(pages[:2], level)
+            raise StorageError("fails after it has taken half of the pages", retryable=False)
+
+    store, workers = ClearsThenFails(), Stepped()
+    toy = engine(store, workers=workers)
+    cache = toy.cache
+    backup = started(cache.backup(serve(toy, 6)))
+    workers.run()
+    cache.poll()
+    workers.run()
+    assert backup in cache.poll()
+    assert backup.state is OperationState.FAILED
+    assert store.calls_count == 2
+    assert objects(store, OURS) == []
+    cache.check()
+
+
 def test_nothing_is_put_until_what_has_to_be_taken_back_is_gone() -> None:
     clearing = Clearing()
     with clearing.put("early") as early:
