@@ -106,7 +106,7 @@ def print_layout(stream: TextIO, sized: SizedLayout) -> None:
     console.print(_components(sized))
     console.print(_cost(sized))
     if len(sized.layout.components) > 1:
-        console.print_line(
+        console.print(
             "full: every page since the root. dense: the component kept at every page. "
             "trailing: kept only where one prompt of this length ends."
         )

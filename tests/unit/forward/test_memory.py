@@ -48,8 +48,8 @@ HOLDS_ONE_FORWARD = {
 }
 """Classes that may hold a translation, with the reason."""
 
-HOLDS_NOTHING = frozenset({"ForwardMode", "LayerKind", "MapChange"})
-"""Enums, and what the tree tells the map, which nobody keeps."""
+HOLDS_NOTHING = frozenset({"ForwardMode", "LayerKind", "MapChange", "StoredSlots"})
+"""Enums, what the tree tells the map, which nobody keeps, and marks of host slots, which no map leads to."""
 
 
 @dataclass(frozen=True)
