@@ -57,9 +57,15 @@ def client(servers: list[ServerProcess]) -> VerifiedStorage:
     return storage
 
 
-def all_come(storage: VerifiedStorage, pages: list[PageIO]) -> bool:
+def blank(pages: list[PageIO]) -> list[PageIO]:
+    """Return pages of the same labels, to be filled."""
+    return [blank_page(page.label, OBJECT_BYTES) for page in pages]
+
+
+def all_come(storage: VerifiedStorage, found: list[PageIO]) -> bool:
+    """Fill pages; tell whether all have come."""
     with suppress(StorageError):
-        return all(storage.get([blank_page(page.label, OBJECT_BYTES) for page in pages]))
+        return all(storage.get(found))
     return False
 
 
@@ -96,17 +102,18 @@ def test_servers_killed_while_they_transfer_cost_retries_or_misses_and_never_wro
                 victim = servers[cycle % 2]
                 threading.Event().wait(0.15)
                 victim.kill()
-                wait_for(partial(all_come, storage, pages[:8]))  # from the other server, which has the same store
+                wait_for(
+                    partial(all_come, storage, blank(pages[:8]))
+                )  # from the other server, which has the same store
                 victim.start()
         finally:
             ended.set()
         assert all(each.result() > 0 for each in reading)
-    wait_for(partial(all_come, storage, pages))
-    found = [blank_page(page.label, OBJECT_BYTES) for page in pages]
-    assert all(storage.get(found))
+    found = blank(pages)
+    wait_for(partial(all_come, storage, found))
     assert [bytes_of(page) for page in found] == expected
     written = pages_of(range(PAGES, 2 * PAGES))
-    found = [blank_page(page.label, OBJECT_BYTES) for page in written]
+    found = blank(written)
     for page, read_back, hit in zip(written, found, storage.get(found), strict=True):
         assert not hit or bytes_of(read_back) == bytes_of(page)
     assert storage.flaws_count == {}
@@ -167,7 +174,7 @@ def test_a_server_killed_while_pages_go_through_shared_memory_costs_misses_and_l
             for each in moving:
                 each.result()
         servers[0].start()
-        wait_for(partial(all_come, storage, pages))
+        wait_for(partial(all_come, storage, blank(pages)))
         assert storage.flaws_count == {}
         storage.close()
         wait_for(lambda: shared_here() == 0)
