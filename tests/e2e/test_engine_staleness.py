@@ -36,8 +36,9 @@ from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model
 
 FAMILIES = ("tiny-gemma3", "tiny-gpt-oss", "tiny-deepseek-v4")
 """Models with sliding windows."""
-UNLIKE = ("tiny-gemma3", "tiny-deepseek-v4")
-"""Two of them that keep least alike: a window beside full attention, and compressed pools with a state each."""
+UNLIKE = ("tiny-gemma3", pytest.param("tiny-deepseek-v4", marks=pytest.mark.long))
+"""Two of them that keep least alike: a window beside full attention, and compressed pools with a state each, which
+computes twice as long."""
 GEMMA = "tiny-gemma3"
 USERS, TURNS = 2, 3
 ROOMY, TIGHT, HOST = 60, 11, 200
