@@ -226,8 +226,12 @@ def test_where_the_table_is_the_maps_own_memory_a_capture_has_nothing_to_refuse(
     allocator = diverged()
     table = torch.from_numpy(allocator.map.table)
     translation = SwaTranslation(allocator.map, table, PAGE_SIZE, lambda: True)
-    allocate(allocator, 2)
+    full = allocate(allocator, 2)
     translation.refresh()
+    locs = torch.tensor(token_locs(full, 0, 2 * PAGE_SIZE))
+    peers = allocator.map.peers(full)
+    assert translation.translate_locs(locs).tolist() == token_locs(peers, 0, 2 * PAGE_SIZE)
+    assert translation.map_version == allocator.map.version
 
 
 @both

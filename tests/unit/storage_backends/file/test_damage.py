@@ -19,11 +19,6 @@ TRUNCATIONS = 64
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def storage(root: Path) -> Iterator[VerifiedStorage]:
     storage = VerifiedStorage(FileStorage.open(root))
     storage.put([sealed_page(label(number)) for number in range(3)], Level.CACHED)

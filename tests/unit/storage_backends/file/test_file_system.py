@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -46,18 +45,6 @@ assert storage.get([blank_page(label(0)), blank_page(label(1), 100_000)]) == [An
 assert storage.put([sealed_page(label(2))], Level.CACHED) == [Answer.STORED]
 storage.close()
 """
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def storage(root: Path) -> Iterator[FileStorage]:
-    storage = FileStorage.open(root)
-    yield storage
-    storage.close()
 
 
 # Faults

@@ -4,8 +4,6 @@ import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.support.files import FaultyDisk, put
 from unified_cache.storage_backends.directory.stamps import PAGES_WAITING_MAX
 from unified_cache.storage_backends.file.store import FileStorage
@@ -14,11 +12,6 @@ from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, label
 
 OBJECT_BYTES_MAX = 100
 """Memory for each object that would show an index: one takes four times as much."""
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
 
 
 def fill(root: Path, numbers: range) -> None:

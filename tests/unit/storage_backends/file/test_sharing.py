@@ -49,11 +49,6 @@ print(hits_count)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def clock() -> Callable[[], int]:
     """One clock for all stores; each call is later than the one before by more than the grain of a stamp."""
     return itertools.count(2 * STAMP_GRAIN_NS, 2 * STAMP_GRAIN_NS).__next__

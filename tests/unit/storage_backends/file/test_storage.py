@@ -4,7 +4,7 @@ import itertools
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -24,18 +24,6 @@ from unified_cache.testing.storage_contract import (
 )
 
 CLOCK_START_NS = 1_700_000_000_000_000_000
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def storage(root: Path) -> Iterator[FileStorage]:
-    storage = FileStorage.open(root)
-    yield storage
-    storage.close()
 
 
 def capped(root: Path, pages_max: int, clock: Callable[[], int]) -> FileStorage:
