@@ -6,8 +6,9 @@ PYTHON ?= python3
 ARGS ?=
 # Processes that share the tests.
 TEST_WORKERS ?= 2
-# What `make quick` runs.
-QUICK_TESTS := tests/property tests/unit/core tests/unit/components tests/unit/forward \
+# What `make quick` runs. Random histories over real bytes and over stores take as long as all the rest: `make test` has them.
+QUICK_TESTS := $(addprefix tests/property/test_,tree_against_model.py window_grid.py eviction_policies.py translation.py) \
+	tests/unit/core tests/unit/components tests/unit/forward \
 	tests/unit/repository/test_tidy.py tests/unit/repository/test_layers.py
 # What `make sim` simulates: the first seed, how many seeds, and operations of all of them together.
 SEED ?= 0
