@@ -29,12 +29,15 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
     """
     freed = Freed([[] for _ in range(2 * tree.components_count)], [])
     lane = int(tier) * tree.components_count + component
+    take = _evict_windowed if component else _evict_tail
     got = 0
     while got < pages:
         node = tree.queues.next_victim(lane)
         if node is None:
             break
-        got += evict_from(tree, node, lane, pages - got, freed)
+        got += take(tree, node, lane, pages - got, freed)
+        if not node.children:
+            tree.prune(node)
     return freed
 
 
@@ -47,10 +50,8 @@ def next_victim(tree: TreeState, tier: Tier, component: int) -> Victim | None:
 
 def evict_from(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
     """Free up to ``pages`` slots of the next victim of a lane; return how many."""
-    if lane % tree.components_count == 0:
-        got = _evict_tail(tree, node, lane, pages, freed)
-    else:
-        got = _evict_windowed(tree, node, lane, pages, freed)
+    take = _evict_windowed if lane % tree.components_count else _evict_tail
+    got = take(tree, node, lane, pages, freed)
     if not node.children:
         tree.prune(node)
     return got

@@ -53,6 +53,7 @@ class EvictionQueues:
         "_components_count",
         "_dead_counts",
         "_lanes_count",
+        "_ordered",
         "_policies",
         "_priority_lanes",
         "_queues",
@@ -84,6 +85,9 @@ class EvictionQueues:
         self._biased = bool(self._priority_lanes) or self._ages is not None
         self._queues: list[list[tuple[float, int, Node]]] = [[] for _ in range(len(Queue) * len(lanes))]
         """Heaps of (rank, sequence, node), by queue id."""
+        ordered = (Queue.OPEN, Queue.PROTECTED, Queue.PREFERRED)
+        self._ordered = [tuple(queue * len(lanes) + lane for queue in ordered) for lane in range(len(lanes))]
+        """By lane: ids of its queues but the aged, in the order in which they are emptied."""
         self._dead_counts = [0] * len(self._queues)
         self._sequence = 0
         self.clock = 0
@@ -233,29 +237,25 @@ class EvictionQueues:
 
     def next_victim(self, lane: int) -> Node | None:
         """Return the node of ``lane`` that goes next; it stays queued. None if nothing can be evicted."""
-        queue_id = self._next_queue(lane)
-        return None if queue_id is None else self._queues[queue_id][0][2]
-
-    def pass_over(self, lane: int) -> None:
-        """Take the node of ``lane`` that goes next out of its queue, until it is offered again."""
-        queue_id = self._next_queue(lane)
-        assert queue_id is not None, "there is no next victim"
-        _, _, node = heappop(self._queues[queue_id])
-        node.queued ^= 1 << queue_id
-
-    def _next_queue(self, lane: int) -> int | None:
-        """Return the queue at whose head the next victim of ``lane`` stands."""
-        lanes = self._lanes_count
         if self.tracked[lane]:
             self._demote(lane)
             if self._ages is not None:
-                oldest = self._first(Queue.AGED * lanes + lane, lane)
+                oldest = self._first(Queue.AGED * self._lanes_count + lane, lane)
                 if oldest is not None and oldest.stamps[lane] <= self._ages.expired():
-                    return Queue.AGED * lanes + lane
-        for queue in (Queue.OPEN, Queue.PROTECTED, Queue.PREFERRED):
-            if self._first(queue * lanes + lane, lane) is not None:
-                return queue * lanes + lane
+                    return oldest
+        for queue_id in self._ordered[lane]:
+            node = self._first(queue_id, lane)
+            if node is not None:
+                return node
         return None
+
+    def pass_over(self, node: Node, lane: int) -> None:
+        """Take the next victim of ``lane`` out of every queue that it heads, until it is offered again."""
+        for queue_id in (*self._ordered[lane], Queue.AGED * self._lanes_count + lane):
+            queue = self._queues[queue_id]
+            if queue and queue[0][2] is node:
+                heappop(queue)
+                node.queued ^= 1 << queue_id
 
     def _demote(self, lane: int) -> None:
         """Bring the protected segment down to its share, as far as what it holds could be evicted.

@@ -1,8 +1,8 @@
 """Put pages into the tree: what a request computed (device), or what storage brought (host)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ __all__ = ["Inserted", "insert"]
 _NO_SLOTS = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+class Inserted(NamedTuple):
     """Result of an insert."""
 
     node: Node

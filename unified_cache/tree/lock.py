@@ -52,8 +52,10 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier) -> Lock:
     lane = int(tier) * components
     full_start = node.start if node.held_count[lane] == node.end - node.start else 0
     held = [(0, full_start)]
-    held += [(component, window(end, tree.spans[component])) for component in range(1, components)]
-    for component, start in held:
+    _pin(tree, node, lane, full_start)
+    for component in range(1, components):
+        start = window(end, tree.spans[component])
+        held.append((component, start))
         _pin(tree, node, lane + component, start)
     if len(tree.counts.changed) > CHANGED_NODES_MAX:
         tree.counts.count_changed()

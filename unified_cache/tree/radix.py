@@ -248,7 +248,7 @@ class RadixTree:
 
     def pass_over(self, victim: eviction.Victim) -> None:
         """Let the victim after this one be the next, until this one is offered again."""
-        self._state.queues.pass_over(victim.lane)
+        self._state.queues.pass_over(*victim)
 
     def offer(self, victim: eviction.Victim) -> None:
         """Put a victim that was passed over back in its place."""
