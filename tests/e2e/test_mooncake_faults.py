@@ -73,6 +73,10 @@ class TimedStorage:
         self.declined_count += len(stored) - stored.count(Answer.STORED)
         return stored
 
+    def touch(self, labels: Sequence[Label]) -> None:
+        with self._timed():
+            self.inner.touch(labels)
+
     def remove(self, labels: Sequence[Label]) -> int:
         with self._timed():
             return self.inner.remove(labels)

@@ -93,6 +93,7 @@ class Requests:
             (Call.LOOKUP, pb.LookupRequest(identity=LABEL.identity, tokens=tokens, lease_s=1.5)),
             (Call.EXISTS, pb.ExistsRequest(runs=[run])),
             (Call.GET, pb.GetRequest(runs=[run, run])),
+            (Call.TOUCH, pb.TouchRequest(runs=[run])),
             (Call.REMOVE, pb.RemoveRequest(runs=[run])),
             (Call.PREFETCH, pb.PrefetchRequest(runs=[run])),
             (Call.RELEASE, pb.ReleaseRequest(lease="00" * 16)),

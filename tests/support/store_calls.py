@@ -44,6 +44,9 @@ class WatchedStorage:
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         return self._noted(Method.PUT, [page.label for page in pages], lambda: self._store.put(pages, level))
 
+    def touch(self, labels: Sequence[Label]) -> None:
+        self._store.touch(labels)
+
     def remove(self, labels: Sequence[Label]) -> int:
         return self._store.remove(labels)
 

@@ -209,6 +209,18 @@ class PutReply(_message.Message):
     reasons: bytes
     def __init__(self, stored: _Optional[bytes] = ..., reasons: _Optional[bytes] = ...) -> None: ...
 
+class TouchRequest(_message.Message):
+    __slots__ = ("tenant", "runs")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    runs: _containers.RepeatedCompositeFieldContainer[PageRun]
+    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
+
+class TouchReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RemoveRequest(_message.Message):
     __slots__ = ("tenant", "runs")
     TENANT_FIELD_NUMBER: _ClassVar[int]

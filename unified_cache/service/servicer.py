@@ -79,6 +79,7 @@ class CacheService:
                 Call.EXISTS.value: unary(Call.EXISTS, Role.READER, pb.ExistsRequest, self._exists),
                 Call.GET.value: grpc.stream_stream_rpc_method_handler(self._get),
                 Call.PUT.value: grpc.stream_unary_rpc_method_handler(self._put),
+                Call.TOUCH.value: unary(Call.TOUCH, Role.READER, pb.TouchRequest, self._touch),
                 Call.REMOVE.value: unary(Call.REMOVE, Role.WRITER, pb.RemoveRequest, self._remove),
                 Call.PREFETCH.value: unary(Call.PREFETCH, Role.READER, pb.PrefetchRequest, self._prefetch),
                 Call.RELEASE.value: unary(Call.RELEASE, Role.READER, pb.ReleaseRequest, self._release),
@@ -216,6 +217,10 @@ class CacheService:
                     batch, batch_bytes = [], 0
         arrivals.check_complete()
         yield batch
+
+    def _touch(self, call: ServedCall, request: pb.TouchRequest) -> pb.TouchReply:
+        self._store.touch(call.tenant, all_stored(self._named(call.tenant, request.runs)))
+        return pb.TouchReply()
 
     def _remove(self, call: ServedCall, request: pb.RemoveRequest) -> pb.RemoveReply:
         removed_count = self._store.remove(call.tenant, all_stored(self._named(call.tenant, request.runs)))

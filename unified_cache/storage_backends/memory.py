@@ -100,7 +100,13 @@ class MemoryStorage:
         """Say what this backend can do."""
         with self._guard:
             self._check_open()
-            return Capability(self._contents.store_name, durable=False, bytes_max=self._lru.bytes_max)
+            return Capability(
+                self._contents.store_name,
+                durable=False,
+                bytes_max=self._lru.bytes_max,
+                exists_costs_io=False,
+                bounded=True,
+            )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Accept any identity; pages in memory need no announcement."""
@@ -147,6 +153,12 @@ class MemoryStorage:
                 elif kept is None or len(kept) != object_bytes:
                     self._pages[page.label] = self._contents.take(page)
             return Answer.of_puts(stored)
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages the most recent ones."""
+        with self._guard:
+            self._check_open()
+            self._lru.touch(reversed(labels))
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Drop objects; return how many there were."""

@@ -1,7 +1,8 @@
 """The protocol between the cache and any store of sealed pages.
 
-Batched, one version, nine methods. A miss is an answer and says why; only a fault raises. The prefix logic (hit
-policies, restorable sets) lives above it, once; a backend sees pages one by one and knows no pool by name.
+Batched, one version, ten methods: five of whoever only reads, five more that change a store. A miss is an answer and
+says why; only a fault raises. The prefix logic (hit policies, restorable sets) lives above it, once; a backend sees
+pages one by one and knows no pool by name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,6 +76,15 @@ class Capability:
     """
     call_bytes: int = 1 << 20
     """Best size of one get, so that pages are still in the processor's caches when they are verified."""
+    exists_costs_io: bool = True
+    """Whether ``exists`` asks a disk or another process. If not, a scheduler may wait for it."""
+    bounded: bool = False
+    """Whether ``exists``, ``get``, ``put`` and ``touch`` return by themselves, and use no buffer afterwards.
+
+    Within ``call_s_max`` for every ``call_bytes`` of the batch; where that is 0, without waiting for anything but
+    memory. Such a store may read straight into memory that is another's once the call is over. Any other one needs a
+    deadline around it, and memory to be late in.
+    """
 
 
 class PageIO(NamedTuple):
@@ -145,6 +155,7 @@ class StorageBackend(StorageReader, Protocol):
     * pages of different identities, keys or pools never mix
     * results stand in the order of the pages asked for, one for each
     * an empty batch is no work
+    * touch makes pages as recent as a get of them would, and tolerates absent pages
     * remove makes a page a miss and tolerates absent pages
     * clear makes every page of one identity a miss, wherever the store has it, and no page of another
     * a clear that cannot promise that raises StorageError: any part may be gone, and calling again goes on
@@ -165,6 +176,13 @@ class StorageBackend(StorageReader, Protocol):
 
         Raises StorageError on a fault; which pages of the batch were stored is then unknown, and putting them again
         is safe.
+        """
+        ...
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent without reading them, the first label most of all, so that a prefix ages from its tail.
+
+        What is absent stays so, and a store that keeps no recency does nothing. Raises StorageError on a fault.
         """
         ...
 

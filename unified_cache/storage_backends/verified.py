@@ -94,6 +94,10 @@ class VerifiedStorage:
         """Store pages as they are: whoever sealed them vouches for them."""
         return self._backend.put(pages, level)
 
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent in the wrapped backend; a flawed one that nobody reads stays."""
+        self._backend.touch(labels)
+
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects from the wrapped backend."""
         return self._backend.remove(labels)

@@ -4,6 +4,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from threading import Condition, Lock
 from typing import Protocol
@@ -161,8 +162,8 @@ class FaultyStorage:
             self._changed.notify_all()
 
     def capability(self) -> Capability:
-        """Say what the wrapped backend can do; never faulty."""
-        return self._backend.capability()
+        """Say what the wrapped backend can do, never faulty; a call may hang, whatever is wrapped."""
+        return replace(self._backend.capability(), bounded=False)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Announce an identity to the wrapped backend."""
@@ -209,6 +210,11 @@ class FaultyStorage:
             stored = [Answer.STORED if page.label == struck.label else next(answers) for page in pages]
         self._count(fault)
         return stored
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent in the wrapped backend."""
+        self._begin(Method.TOUCH)
+        self._backend.touch(labels)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects from the wrapped backend."""

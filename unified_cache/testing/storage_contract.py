@@ -165,7 +165,25 @@ class KeysOnlyContract:
         assert storage.exists([]) == []
         assert storage.get([]) == []
         assert storage.put([], Level.CACHED) == []
+        storage.touch([])
         assert storage.remove([]) == 0
+
+    def test_touch_makes_pages_as_recent_as_a_get_of_them_would_and_tolerates_absent_pages(
+        self, storage: StorageBackend
+    ) -> None:
+        """Touch one of the oldest pages and an absent one; under a cap, put until an untouched one has to go."""
+        open_for_contract(storage)
+        for number in range(3):
+            assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
+        storage.touch([label(0), label(9_999)])
+        assert storage.exists([label(0), label(1), label(9_999)]) == [Answer.HIT, Answer.HIT, Answer.MISS]
+        assert storage.get([blank_page(label(9_999))]) == [Answer.MISS]
+        bytes_max = storage.capability().bytes_max
+        if bytes_max is None or bytes_max > ROOM_BYTES_MAX:
+            return
+        for number in range(3, bytes_max // PAGE_BYTES + 1):
+            assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
+        assert storage.exists([label(0), label(1)]) == [Answer.HIT, Answer.MISS], "an untouched page goes first"
 
     def test_remove_makes_a_page_a_miss_and_tolerates_absent_pages(self, storage: StorageBackend) -> None:
         """Remove present and absent pages together, twice."""
@@ -220,6 +238,7 @@ class KeysOnlyContract:
             lambda: storage.exists([page.label]),
             lambda: storage.get([page]),
             lambda: storage.put([page], Level.CACHED),
+            lambda: storage.touch([page.label]),
             lambda: storage.remove([page.label]),
             lambda: storage.clear(page.label.identity),
             lambda: storage.scan(page.label.identity),
@@ -297,6 +316,7 @@ class StorageContract(KeysOnlyContract):
                     hits_count += bool(hit)
                     assert not hit or bytes_of(read) == bytes_of(page)
                 storage.remove([choice.choice(pages).label])
+                storage.touch([page.label for page in batch])
                 storage.exists([page.label for page in pages])
                 storage.scan(pages[0].label.identity)
             return hits_count

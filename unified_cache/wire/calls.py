@@ -49,6 +49,7 @@ class Call(Enum):
     EXISTS = "Exists"
     GET = "Get"
     PUT = "Put"
+    TOUCH = "Touch"
     REMOVE = "Remove"
     PREFETCH = "Prefetch"
     RELEASE = "Release"

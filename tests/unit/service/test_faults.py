@@ -47,6 +47,10 @@ class RaisingStorage(MemoryStorage):
         self._check()
         return super().put(pages, Level.CACHED)
 
+    def touch(self, labels: Sequence[Label]) -> None:
+        self._check()
+        super().touch(labels)
+
     def _check(self) -> None:
         self.hung.wait(20)
         if self.error is not None:
@@ -108,6 +112,16 @@ def test_a_store_that_is_down_costs_misses_and_keeps_pages_in_memory(store: Rais
     assert put(wire, 0) == b"\x02"
     assert put_durable(wire, 1) == b"\x02"
     assert {kind for kind, _ in running.notes.anomalies} == {"store_get", "store_put", "store_exists"}
+
+
+def test_a_touch_of_a_store_that_is_down_reaches_memory_alone(store: RaisingStorage, serve: Serve) -> None:
+    running, wire = serve(host_bytes=2 * charged_bytes(OBJECT_BYTES))
+    assert put(wire, 0, 1) == b"\x02\x02"
+    store.error = StorageError("down", retryable=True)
+    wire.ask(Call.TOUCH, pb.TouchRequest(runs=[run(key(1))]))
+    assert put(wire, 2) == b"\x01"
+    assert got(wire, 0, 1, 2) == [0, 1, 1]
+    assert "store_touch" in {kind for kind, _ in running.notes.anomalies}
 
 
 def test_without_memory_a_store_that_is_down_makes_puts_unavailable(store: RaisingStorage, serve: Serve) -> None:

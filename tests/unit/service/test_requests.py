@@ -100,7 +100,7 @@ MALFORMED = (
 
 @pytest.mark.parametrize("message", MALFORMED)
 @pytest.mark.parametrize(
-    "call", [Call.HELLO, Call.LOOKUP, Call.EXISTS, Call.REMOVE, Call.PREFETCH, Call.SCAN, Call.CLEAR]
+    "call", [Call.HELLO, Call.LOOKUP, Call.EXISTS, Call.TOUCH, Call.REMOVE, Call.PREFETCH, Call.SCAN, Call.CLEAR]
 )
 def test_what_is_no_message_is_an_invalid_argument(server: ServerOverMemory, call: Call, message: bytes) -> None:
     with server.unchanged(), refused(BAD):
@@ -192,6 +192,7 @@ def test_a_key_that_is_no_digest_is_an_invalid_argument(server: ServerOverMemory
     for runs in ([run(name)], [run(key(0), name)], [run(key(0), identity=name)]):
         for call, request in (
             (Call.EXISTS, pb.ExistsRequest(runs=runs)),
+            (Call.TOUCH, pb.TouchRequest(runs=runs)),
             (Call.REMOVE, pb.RemoveRequest(runs=runs)),
             (Call.PREFETCH, pb.PrefetchRequest(runs=runs)),
         ):

@@ -115,6 +115,15 @@ def test_a_page_that_is_put_again_is_a_recent_one(shared: LoopbackServer) -> Non
     assert stored(only, *range(23)) == [0, *range(4, 23)]
 
 
+def test_a_page_that_is_touched_is_a_recent_one(shared: LoopbackServer) -> None:
+    only = tenant(shared, "only")
+    for number in range(20):
+        put(only, number)
+    only.ask(Call.TOUCH, pb.TouchRequest(runs=[run(key(0), key(99))]))
+    put(only, 20, 21, 22)
+    assert stored(only, *range(23)) == [0, *range(4, 23)]
+
+
 def paged(number: int, parent: int | None = None, identity: bytes = IDENTITY) -> PageIO:
     return PageIO(Label(identity, key(number), "kv"), None if parent is None else key(parent), (memoryview(b"x"),))
 

@@ -69,6 +69,7 @@ def every_answer(wire: Wire, *numbers: int) -> list[object]:
     pools = [pb.RequiredPool(name="kv")]
     return [
         wire.ask(Call.EXISTS, pb.ExistsRequest(runs=runs)),
+        wire.ask(Call.TOUCH, pb.TouchRequest(runs=runs)),
         wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=keys, pools=pools, lease_s=1.0)),
         wire.get(pb.GetRequest(runs=runs)),
         wire.ask(Call.PREFETCH, pb.PrefetchRequest(runs=runs)),

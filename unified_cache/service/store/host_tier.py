@@ -36,6 +36,12 @@ class _TenantPages:
         """Return a page that is here."""
         return self.evictable.get(label) or self.pinned.get(label)
 
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages that may be evicted the most recent ones, the first most of all."""
+        for label in reversed(labels):
+            if label in self.evictable:
+                self.evictable.move_to_end(label)
+
     def labels(self) -> Iterator[Label]:
         """Return the names of all pages."""
         return chain(self.evictable, self.pinned)
@@ -90,10 +96,13 @@ class HostTier:
         """Return the pages that are in memory; the first become the most recent, so a prefix is evicted tail first."""
         with self._guard:
             pages = self._tenants.get(tenant, _NOTHING)
-            for label in reversed(labels):
-                if label in pages.evictable:
-                    pages.evictable.move_to_end(label)
+            pages.touch(labels)
             return list(map(pages.get, labels))
+
+    def touch(self, tenant: str, labels: Sequence[Label]) -> None:
+        """Make pages the most recent ones, the first most of all, as ``find`` does."""
+        with self._guard:
+            self._tenants.get(tenant, _NOTHING).touch(labels)
 
     def scan(self, tenant: str, identity: bytes, cursor: str) -> Scan:
         """List pages of one identity in the order of their names, after the name in ``cursor``. Linear in all."""

@@ -206,6 +206,15 @@ class TieredStore:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
         return kept
 
+    def touch(self, tenant: str, labels: Sequence[Label]) -> None:
+        """Make pages recent in both tiers, and last to go of what the tenant has above its share."""
+        self._host.touch(tenant, labels)
+        self._usage.touch(tenant, labels)
+        try:
+            self._store.touch(labels)
+        except StorageError as error:
+            self._observer.anomaly("store_touch", str(error))
+
     def remove(self, tenant: str, labels: Sequence[Label]) -> int:
         """Remove pages from both tiers; return how many there were in either.
 

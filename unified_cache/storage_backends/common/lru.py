@@ -71,13 +71,13 @@ class StoreLru:
         """Return the least recently used objects, whatever needs them."""
         return list(itertools.islice(self._objects, count))
 
-    def touch_before(self, pages: Sequence[PageIO]) -> None:
+    def touch_before(self, labels: Sequence[Label]) -> None:
         """Make what stands before pages recent too: a caller who has the head elsewhere asks for the tail alone."""
-        keys = {page.label.key for page in pages}
-        for page in pages:
-            need = self.chains.need_of(page.label)
+        keys = {label.key for label in labels}
+        for label in labels:
+            need = self.chains.need_of(label)
             if need is not None and need[1] not in keys:
-                self.touch(self.chains.before(page.label))
+                self.touch(self.chains.before(label))
 
     def forget(self, label: Label) -> int:
         """Drop an object; return the bytes it had, 0 if it was not known."""

@@ -60,9 +60,18 @@ class Stamps:
                     label = pages[number].label
                     waiting.pop(label, None)
                     waiting[label] = latest - number
-            if latest - self._written_ns > STAMP_GRAIN_NS or len(waiting) > PAGES_WAITING_MAX:
-                return self._take(latest)
+            return self._due(latest)
+
+    def touch(self, labels: Sequence[Label]) -> dict[Label, int]:
+        """Note that objects are used now, the first one last; return what is to be written now, as ``note`` does."""
+        if not self._notes_reads:
             return {}
+        with self._guard:
+            latest = self._new(len(labels))
+            for number in range(len(labels) - 1, -1, -1):
+                self._waiting.pop(labels[number], None)
+                self._waiting[labels[number]] = latest - number
+            return self._due(latest)
 
     def take(self) -> dict[Label, int]:
         """Return all that waits to be written, the least recent first."""
@@ -72,6 +81,11 @@ class Stamps:
     def _new(self, count: int) -> int:
         self._last_ns = max(self._clock(), self._last_ns + 1) + count
         return self._last_ns
+
+    def _due(self, now_ns: int) -> dict[Label, int]:
+        if now_ns - self._written_ns > STAMP_GRAIN_NS or len(self._waiting) > PAGES_WAITING_MAX:
+            return self._take(now_ns)
+        return {}
 
     def _take(self, now_ns: int) -> dict[Label, int]:
         taken, self._waiting, self._written_ns = self._waiting, {}, now_ns

@@ -101,6 +101,9 @@ class NoQuota:
             with self._guard:
                 self._publish(addition_lines(used))
 
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Do nothing: others learn of a use when its file is stamped."""
+
     def publish_used(self, objects: Sequence[StoredObject]) -> None:
         """Let others know what was read, the last object as the most recent."""
         with self._guard:

@@ -217,13 +217,27 @@ class SharedQuota:
         with self._guard:
             unknown = self._lru.touch([page.label for page in reversed(found)])
             self._lru.link(found)
-            self._lru.touch_before(found)
+            self._lru.touch_before([page.label for page in found])
         if not unknown and not told:
             return
         news = {*told, *unknown}
         with self._order:
             self._publish(
                 addition_lines([StoredObject(page.label, page_bytes(page)) for page in found if page.label in news])
+            )
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make objects recent, the first most of all; take in those that are there and were not known."""
+        self._catch_up()
+        with self._guard:
+            unknown = self._lru.touch(reversed(labels))
+            self._lru.touch_before(labels)
+        if not unknown:
+            return
+        sizes = [(label, object_size(self._root.disk, self._directories, label)) for label in unknown]
+        with self._order:
+            self._publish(
+                [JournalLine(label, object_bytes) for label, object_bytes in sizes if object_bytes is not None]
             )
 
     def publish_used(self, objects: Sequence[StoredObject]) -> None:
@@ -357,12 +371,17 @@ def decline_for_free_space(root: StoreRoot, granted: list[StoredObject], free_by
 
 def is_there(disk: Disk, directories: OpenDirectories, label: Label) -> bool:
     """Tell whether a file of an object's name is there; where that cannot be seen, it is not."""
+    return object_size(disk, directories, label) is not None
+
+
+def object_size(disk: Disk, directories: OpenDirectories, label: Label) -> int | None:
+    """Return the bytes of the file that has an object's name; None where there is none, or that cannot be seen."""
     fan, name = place_of(label)
     try:
         directory = directories.find(label.identity, fan)
-        return directory is not None and size_of(disk, directory, name) is not None
+        return None if directory is None else size_of(disk, directory, name)
     except OSError:
-        return False
+        return None
 
 
 def addition_lines(objects: Sequence[StoredObject]) -> list[JournalLine]:

@@ -213,6 +213,15 @@ class FileStorage:
             stored = self._page_writer.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)
             return Answer.of_puts(stored)
 
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent, in memory; their files are stamped as those of reads are, many together.
+
+        With a cap, one stat for each page that another process stored and that this one has not met.
+        """
+        with self._calls:
+            self._quota.touch(labels)
+            self._stamp(self._stamps.touch(labels))
+
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back."""
         with self._calls:

@@ -180,6 +180,15 @@ class MooncakeStorage:
             known = self._client.locations_of([name for name in names[len(manifests) :] if name in there])
             return self._io.write(objects, known, grouped=not self._manifests.are_single(identities))
 
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Have the master lease objects, as ``exists`` does: they become recent, the first label most of all.
+
+        Raises:
+            StorageError: the master does not know.
+        """
+        with self._calls:
+            self._client.exist_aged([label.object_name for label in reversed(labels)])
+
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects, those that somebody is reading too; return how many there were."""
         with self._calls:

@@ -215,8 +215,23 @@ class PageIndex:
             self._lru.touch([page.label for page in reversed(found)])
             if self._lru.bytes_max is not None:
                 self._lru.link(found)
-                self._lru.touch_before(found)
+                self._lru.touch_before([page.label for page in found])
             return slots, answers, self._take_out(misfits) if misfits else []
+
+    def touch(self, labels: Sequence[Label]) -> list[Label]:
+        """Make the objects among these recent, the first one most of all; return them.
+
+        Raises:
+            InputError: a label names no object. Nothing was changed.
+        """
+        for label in labels:
+            self.find(label)
+        with self._guard:
+            found = [label for label in labels if label in self._slots]
+            self._lru.touch(reversed(found))
+            if self._lru.bytes_max is not None:
+                self._lru.touch_before(found)
+        return found
 
     def forget(self, labels: Iterable[Label]) -> tuple[int, list[SegmentSlot], list[SegmentSlot]]:
         """Know objects no more; return how many there were, their slots, and those slots that are unreadable."""

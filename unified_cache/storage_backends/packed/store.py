@@ -162,7 +162,13 @@ class PackedStorage:
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._calls:
-            return Capability("packed", durable=True, bytes_max=self._index.bytes_max, call_bytes=CALL_BYTES)
+            return Capability(
+                "packed",
+                durable=True,
+                bytes_max=self._index.bytes_max,
+                call_bytes=CALL_BYTES,
+                exists_costs_io=False,
+            )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Write the manifest beside the pages, durably, unless it is there and sound. The slabs are not needed.
@@ -244,6 +250,17 @@ class PackedStorage:
             if len(batch.fresh) < len(pages):
                 self._stamp(self._stamps.note(pages, batch.refreshed(), batch.stamp))
             return Answer.of_puts(batch.stored)
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent, in memory; their times of use are written as those of reads are, many together.
+
+        Raises:
+            InputError: a label names no object. Nothing was changed.
+        """
+        with self._calls:
+            due = self._stamps.touch(self._index.touch(labels))
+            if due:
+                self._stamp(due)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back.

@@ -17,7 +17,7 @@ from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.wire.calls import REASON, REASON_HELLO, REASON_SHARE, Call
 from unified_cache.wire.sharing import named_here
 
-__all__ = ["Server", "is_passing", "storage_error", "wants_hello", "wants_stream"]
+__all__ = ["Server", "is_passing", "is_unknown_call", "storage_error", "wants_hello", "wants_stream"]
 
 PARTS_AHEAD_BYTES = 8 << 20
 """Bytes of a stream that may be under way to a slow reader."""
@@ -188,6 +188,11 @@ class Server:
 def is_passing(error: grpc.RpcError) -> bool:
     """Tell whether another server, or the same one later, may answer otherwise."""
     return isinstance(error, grpc.Call) and error.code() in PASSING
+
+
+def is_unknown_call(error: grpc.RpcError) -> bool:
+    """Tell whether the server is older than the call."""
+    return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def wants_hello(error: grpc.RpcError) -> bool:

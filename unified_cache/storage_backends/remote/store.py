@@ -31,7 +31,14 @@ from unified_cache.storage_backends.protocol import Answer, Capability, Level, P
 from unified_cache.storage_backends.remote.reasons import put_answers, read_answers
 from unified_cache.storage_backends.remote.rendezvous import RendezvousHash
 from unified_cache.storage_backends.remote.scatter import ScatterReader
-from unified_cache.storage_backends.remote.server import Server, is_passing, storage_error, wants_hello, wants_stream
+from unified_cache.storage_backends.remote.server import (
+    Server,
+    is_passing,
+    is_unknown_call,
+    storage_error,
+    wants_hello,
+    wants_stream,
+)
 from unified_cache.storage_backends.remote.sharing import LentSlice
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 from unified_cache.wire.calls import PART_BYTES, SHARED_PART_BYTES, Call
@@ -196,6 +203,33 @@ class RemoteStorage:
                 [page.label for page in pages], stored, Call.PUT, start, list(map(page_bytes, pages))
             )
             return _complete(stored)
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Have each page's server make it recent; pages of identities that were not registered are absent.
+
+        Raises:
+            StorageError: no server answers.
+        """
+        with self._calls:
+            touched = self._unanswered(labels)
+
+            def start(batch: ServerBatch) -> AwaitReply:
+                runs = named_runs(labels[number] for number in batch.numbers)
+                request = pb.TouchRequest(tenant=batch.server.tenant, runs=runs)
+                answer = batch.server.ask(Call.TOUCH, request.SerializeToString())
+
+                def await_reply() -> None:
+                    try:
+                        answer()
+                    except grpc.RpcError as error:
+                        if not is_unknown_call(error):
+                            raise
+                    for number in batch.numbers:
+                        touched[number] = Answer.HIT
+
+                return await_reply
+
+            self._send_with_failover(labels, touched, Call.TOUCH, start)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove pages from every server, once: any may have stood in for another, and hold them in memory.

@@ -19,9 +19,9 @@ Result = TypeVar("Result")
 class BreakerStorage:
     """Ask a store only while its circuit breaker lets calls through; failures are counted by method.
 
-    While open, every page and every put is UNAVAILABLE and nothing is removed; ``register``, ``clear`` and ``scan``,
-    which have no such answer, raise StorageError. A probe that hangs keeps the store absent, so a deadline belongs
-    inside.
+    While open, every page and every put is UNAVAILABLE, and nothing is touched or removed; ``register``, ``clear`` and
+    ``scan``, which have no such answer, raise StorageError. A probe that hangs keeps the store absent, so a deadline
+    belongs inside.
     ``capability`` is declared, not probed, and always passes.
 
     A failure is any exception but those that a working store raises: a store that is full or closed, and wrong input.
@@ -82,6 +82,10 @@ class BreakerStorage:
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; UNAVAILABLE while open."""
         return self._ask(Method.PUT, lambda: self._backend.put(pages, level), lambda: [Answer.UNAVAILABLE] * len(pages))
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent; none while open."""
+        self._ask(Method.TOUCH, lambda: self._backend.touch(labels), lambda: None)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; none while open."""

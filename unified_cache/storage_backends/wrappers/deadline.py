@@ -7,7 +7,7 @@ in place, and whoever waits for the worker gives it up when a call is late.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Condition, Event, Lock, Thread, get_ident
 from types import TracebackType
@@ -267,8 +267,8 @@ class DeadlineStorage:
             return self._named(call for call in self._in_flight if call.is_stuck)
 
     def capability(self) -> Capability:
-        """Return what the wrapped backend can do."""
-        return self._run(Method.CAPABILITY, self._backend.capability)
+        """Return what the wrapped backend can do; a call that is given up here goes on using its buffers."""
+        return replace(self._run(Method.CAPABILITY, self._backend.capability), bounded=False)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Announce an identity to the wrapped backend."""
@@ -293,6 +293,10 @@ class DeadlineStorage:
             StorageTimeoutError: the buffers are read until ``call.returned``; the pages may be stored after all.
         """
         return self._run(Method.PUT, lambda: self._backend.put(pages, level))
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent in the wrapped backend."""
+        self._run(Method.TOUCH, lambda: self._backend.touch(labels))
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects from the wrapped backend."""

@@ -13,6 +13,7 @@ class Method(Enum):
     EXISTS = "exists"
     GET = "get"
     PUT = "put"
+    TOUCH = "touch"
     REMOVE = "remove"
     CLEAR = "clear"
     SCAN = "scan"

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import TypeVar
 
@@ -64,8 +65,8 @@ class RetryStorage:
             return self._abandoned_pages_count
 
     def capability(self) -> Capability:
-        """Say what the wrapped backend can do."""
-        return self._backend.capability()
+        """Say what the wrapped backend can do; several calls and pauses take longer than one call may."""
+        return replace(self._backend.capability(), bounded=False)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Announce an identity to the wrapped backend."""
@@ -82,6 +83,10 @@ class RetryStorage:
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages, in several calls if need be. A page that was stored by a call that failed is put once more."""
         return self._in_rounds(pages, lambda part: self._backend.put(part, level))
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent in the wrapped backend, once: nobody is worth a pause who waits for no answer."""
+        self._backend.touch(labels)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects from the wrapped backend, once: a second try could not say how many there were."""

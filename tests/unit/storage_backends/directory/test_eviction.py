@@ -73,6 +73,39 @@ def test_the_order_of_use_survives_a_restart(
         assert held(storage, 8) == [0, 1, 2, 3, 6, 7]
 
 
+def test_a_touched_chain_ages_from_its_tail(reopen: Callable[[int], DirectoryStorage]) -> None:
+    with closing(reopen(6)) as storage:
+        put(storage, [0, 1, 2])
+        put(storage, [3, 4, 5])
+        storage.touch([label(number) for number in (0, 1, 2)])
+        for number in (6, 7, 8, 9):
+            put(storage, [number])
+        assert held(storage, 10) == [0, 1, 6, 7, 8, 9]
+
+
+def test_touching_the_tail_of_a_chain_keeps_what_stands_before_it(reopen: Callable[[int], DirectoryStorage]) -> None:
+    with closing(reopen(6)) as storage:
+        storage.put(chain(range(3), sealed_page), Level.CACHED)
+        put(storage, [3, 4, 5])
+        storage.touch([label(2)])
+        put(storage, [6, 7, 8])
+        assert held(storage, 9) == [0, 1, 2, 6, 7, 8]
+
+
+@pytest.mark.parametrize("bytes_max", [None, 6 * PAGE_BYTES], ids=["uncapped", "capped"])
+def test_the_order_of_touches_survives_a_restart(
+    bytes_max: int | None, kind: StoreKind, root: Path, clock: Clock, reopen: Callable[[int], DirectoryStorage]
+) -> None:
+    with closing(kind.open(root, bytes_max=bytes_max, clock=clock)) as storage:
+        put(storage, [0, 1, 2])
+        put(storage, [3, 4, 5])
+        storage.touch([label(number) for number in (0, 1, 2, 99)])
+    with closing(reopen(6)) as storage:
+        put(storage, [6])
+        put(storage, [7])
+        assert held(storage, 100) == [0, 1, 2, 3, 6, 7]
+
+
 def test_a_clock_that_was_set_back_does_not_turn_the_order_round(kind: StoreKind, root: Path) -> None:
     for now_ns, number in ((CLOCK_START_NS, 0), (CLOCK_START_NS // 2, 1), (0, 2)):
         with closing(kind.open(root, bytes_max=8 * PAGE_BYTES, clock=partial(int, now_ns))) as storage:

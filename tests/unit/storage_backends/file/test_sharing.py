@@ -84,6 +84,16 @@ def test_a_page_that_another_process_used_is_evicted_after_one_that_nobody_used(
     assert held(mine, 9) == [0, 1, 3, 6, 7, 8]
 
 
+def test_a_page_that_another_process_stored_can_be_touched_before_it_was_met(two: Sequence[FileStorage]) -> None:
+    mine, theirs = two
+    put(mine, [0, 1, 2])
+    put(mine, [3, 4, 5])
+    theirs.touch([label(0), label(77)])
+    assert theirs.bytes_used == mine.bytes_used == 6 * PAGE_BYTES
+    put(mine, [6, 7, 8])
+    assert held(mine, 78) == [0, 3, 4, 6, 7, 8]
+
+
 def test_a_process_without_a_cap_is_counted_by_one_with_a_cap(root: Path) -> None:
     with closing(FileStorage.open(root)) as free, closing(FileStorage.open(root, bytes_max=4 * PAGE_BYTES)) as capped:
         put(free, range(10))

@@ -3,14 +3,17 @@
 import random
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 
+import grpc
 import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.service import LoopbackServer
 from unified_cache.errors import ConfigError, InputError, StorageError
+from unified_cache.pool import Identity
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES
 from unified_cache.storage_backends.manifest import manifest_of
@@ -25,6 +28,7 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
+    PAGE_BYTES,
     blank_page,
     bytes_of,
     label,
@@ -205,6 +209,45 @@ def test_a_clear_with_a_server_away_says_that_it_is_incomplete_and_the_next_gene
     assert two.storage.exists(relabelled) == [Answer.MISS] * 40
     assert two.storage.clear(label(0).identity) == back
     assert two.storage.exists([page.label for page in pages]) == [Answer.MISS] * 40
+
+
+def test_pages_are_touched_at_their_own_servers_and_those_of_unknown_identities_nowhere() -> None:
+    running = LoopbackServer.start(MemoryStorage(3 * PAGE_BYTES), host_bytes=0)
+    storage = open_for_contract(running.client())
+    for number in range(3):
+        assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
+    storage.touch([label(0), label(99), label(0, model=Identity("nobody's"))])
+    assert storage.put([sealed_page(label(3))], Level.CACHED) == [Answer.STORED]
+    assert storage.exists([label(number) for number in range(4)]) == [Answer.HIT, Answer.MISS, Answer.HIT, Answer.HIT]
+    storage.close()
+    running.stop()
+
+
+class OlderHandler(grpc.GenericRpcHandler):
+    """A server of before there was a touch."""
+
+    def __init__(self, handler: grpc.GenericRpcHandler) -> None:
+        self._handler = handler
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        if handler_call_details.method == Call.TOUCH.path:
+            return None
+        return self._handler.service(handler_call_details)
+
+
+def test_a_server_that_is_older_than_the_call_touches_nothing_and_serves_on() -> None:
+    running = LoopbackServer.start(MemoryStorage())
+    older = grpc.server(ThreadPoolExecutor(2))
+    older.add_generic_rpc_handlers((OlderHandler(running.service.rpc_methods()),))
+    port = older.add_insecure_port("127.0.0.1:0")
+    older.start()
+    storage = open_for_contract(RemoteStorage.open(RemoteOptions((f"127.0.0.1:{port}",))))
+    assert storage.put([sealed_page(label(0))], Level.CACHED) == [Answer.STORED]
+    storage.touch([label(0)])
+    assert storage.exists([label(0)]) == [Answer.HIT]
+    storage.close()
+    older.stop(None).wait()
+    running.stop()
 
 
 def test_where_all_are_gone_it_is_a_retryable_error_after_a_pause(two: TwoServers) -> None:

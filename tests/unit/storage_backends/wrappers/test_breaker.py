@@ -76,6 +76,19 @@ def test_the_pause_doubles_with_every_probe_that_fails_up_to_its_bound_and_start
     assert breaker.state is BreakerState.CLOSED
 
 
+def test_while_open_nothing_is_touched_and_a_touch_that_fails_counts() -> None:
+    clock = ManualClock()
+    faulty = scripted({0: StorageFault.FAIL})
+    breaker = BreakerStorage(faulty, CircuitBreaker(1, PAUSES, clock))
+    with pytest.raises(StorageError, match="on purpose"):
+        breaker.touch([label(1)])
+    breaker.touch([label(1)])
+    assert (breaker.state, faulty.calls_count) == (BreakerState.OPEN, 1)
+    clock.sleep(10.0)
+    breaker.touch([label(1)])
+    assert (breaker.state, faulty.calls_count) == (BreakerState.CLOSED, 2)
+
+
 def test_while_the_probe_is_out_every_other_call_finds_the_store_absent() -> None:
     backend = MemoryStorage()
     backend.put(sealed([1]), Level.CACHED)

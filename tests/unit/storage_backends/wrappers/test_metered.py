@@ -34,21 +34,23 @@ def test_every_method_is_counted_with_its_pages_hits_and_bytes() -> None:
     storage.get(blank(range(2, 6)))
     storage.get(blank(range(2)))
     storage.scan(label(0).identity)
+    storage.touch([label(0), label(9)])
     storage.remove([label(0), label(9)])
     storage.close()
     calls = {
         method: value(registry, "calls_total", method)
-        for method in ("capability", "register", "put", "exists", "get", "scan", "remove", "close")
+        for method in ("capability", "register", "put", "exists", "get", "scan", "touch", "remove", "close")
     }
     assert calls == dict.fromkeys(calls, 1.0) | {"get": 2.0}
     totals = {
         method: tuple(value(registry, f"{name}_total", method) for name in ("pages", "hits", "bytes"))
-        for method in ("put", "exists", "get", "remove")
+        for method in ("put", "exists", "get", "touch", "remove")
     }
     assert totals == {
         "put": (3, 3, 3 * PAGE_BYTES),
         "exists": (5, 3, None),
         "get": (6, 3, 3 * PAGE_BYTES),
+        "touch": (2, 0, None),
         "remove": (2, 1, None),
     }
 

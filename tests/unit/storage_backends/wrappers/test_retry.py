@@ -145,16 +145,17 @@ def test_an_empty_batch_is_tried_again_like_any_other() -> None:
 
 
 def test_other_methods_are_tried_once() -> None:
-    faulty = scripted(dict.fromkeys(range(3), StorageFault.FAIL))
+    faulty = scripted(dict.fromkeys(range(4), StorageFault.FAIL))
     storage = retrying(faulty, 5)
     for call in (
         lambda: storage.register(manifest_of(MODEL, LAYOUT), {}),
+        lambda: storage.touch([label(1)]),
         lambda: storage.remove([label(1)]),
         lambda: storage.scan(label(1).identity),
     ):
         with pytest.raises(StorageError, match="on purpose"):
             call()
-    assert (faulty.calls_count, storage.retries_count) == (3, 0)
+    assert (faulty.calls_count, storage.retries_count) == (4, 0)
 
 
 def test_retrying_needs_a_first_round() -> None:
