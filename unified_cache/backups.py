@@ -190,6 +190,8 @@ class Backups:
         finally:
             for part, mask in zip(parts, whole, strict=True):
                 stored.forget(part.component, part.target[~mask])
+                if self._ledger.changes.is_watched:
+                    self._ledger.changes.note_stored(part.component, prompt, part.pages[mask])
         stored_count = sum(int(np.count_nonzero(mask)) for mask in whole)
         operation.note_stored(stored_count, sum(map(len, parts)) - stored_count)
         new = [part.where(mask & ~was) for part, mask, was in zip(parts, whole, were_stored, strict=True)]

@@ -19,13 +19,7 @@ from unified_cache.controller import (
     TransferKind,
     Workers,
 )
-from unified_cache.errors import (
-    ClosedError,
-    OwnerThreadError,
-    RankLostError,
-    StateError,
-    WaitTimeoutError,
-)
+from unified_cache.errors import ClosedError, OwnerThreadError, RankLostError, StateError, WaitTimeoutError
 from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
@@ -73,6 +67,8 @@ class UnifiedCache:
         self._memory = memory
         self._storage: StorageTier | None = None
         self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction)
+        self.changes = self._ledger.changes
+        """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
         self._ranks = ranks
         self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, ranks=ranks)
         prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
@@ -149,6 +145,8 @@ class UnifiedCache:
         Raises:
             TokenError: not a flat run of integers in [0, 2**31).
         """
+        if self.changes.is_watched and namespace is not DEFAULT_NAMESPACE:
+            self.changes.note_namespace(namespace)
         return Prompt.of(tokens, self.layout.page_size, namespace)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
@@ -460,7 +458,7 @@ class UnifiedCache:
         with together(self._ranks, "taking a store over"):
             tier = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory, written)
         self._storage = self._transfers.storage = tier
-        self._ledger.stored.forget_all()
+        self._ledger.forget_stored()
         logger.info("attached a store: %s", type(storage).__name__)
 
     def detach(self) -> list[str]:
@@ -472,6 +470,7 @@ class UnifiedCache:
         self._storage = self._transfers.storage = None
         self._controller.stop_all()
         self._controller.try_wait_all(self.config.close_timeout_s)  # the store is closed once it has returned
+        self._ledger.forget_stored()
         hanging = tier.close(self.config.close_timeout_s)
         logger.info("detached the store%s", _hanging(hanging))
         return hanging

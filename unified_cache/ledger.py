@@ -15,6 +15,7 @@ from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
+from unified_cache.page_changes import PageChanges
 from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier
 from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim
@@ -34,7 +35,7 @@ class VictimSaver(Protocol):
 class Ledger:
     """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
 
-    __slots__ = ("_allocators", "_evicted_pages", "layout", "paired", "saver", "stored", "tree")
+    __slots__ = ("_allocators", "_evicted_pages", "changes", "layout", "paired", "saver", "stored", "tree")
 
     def __init__(
         self, layout: ModelLayout, capacity: Sequence[Sequence[int]], eviction: EvictionConfig = EvictionConfig()
@@ -51,6 +52,7 @@ class Ledger:
         self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self.stored = StoredSlots(capacity[Tier.HOST])
+        self.changes = PageChanges(self.tree, self.stored)
         self.saver: VictimSaver | None = None
         """Saves what the device evicts and the host lacks; None where that is lost."""
         self._evicted_pages = [[0 for _ in tier] for tier in capacity]
@@ -180,6 +182,8 @@ class Ledger:
         for number, arrays in enumerate(freed.slots):
             lanes = self._evicted_pages[number // len(self._evicted_pages[0])]
             lanes[number % len(lanes)] += sum(map(len, arrays))
+        if self.changes.is_watched:
+            self.changes.note_freed(freed)
         self._take_back(freed)
 
     def fork(self, lock: Lock, memory: PageMemory) -> list[Slots] | None:
@@ -270,6 +274,8 @@ class Ledger:
         for allocator, given, duplicates in zip(self._allocators[tier], slots, inserted.duplicates, strict=True):
             allocator.keep(given[given >= 0])
             allocator.drop(duplicates)
+        if self.changes.is_watched:
+            self.changes.note_inserted(tier, prompt, start, slots, inserted.duplicates)
         return inserted
 
     def fitting_end(self, found: Match, source: Tier, target: Tier) -> int:
@@ -284,28 +290,29 @@ class Ledger:
 
         Yields None if ``target`` has no room.
         """
-        return self._moving(self.tree.begin(found, end, source, target), target)
+        return self._moving(self.tree.begin(found, end, source, target), target, found.prompt)
 
     def saving(self, found: Match, end: int) -> "AbstractContextManager[TierTransfer | None]":
         """Pin and allocate as ``moving`` to the host, for a copy that is over before anything else happens.
 
         What another transfer is bringing there is copied too, since only what stands on a prefix can be published.
         """
-        return self._moving(self.tree.begin(found, end, Tier.DEVICE, Tier.HOST, at_once=True), Tier.HOST)
+        transfer = self.tree.begin(found, end, Tier.DEVICE, Tier.HOST, at_once=True)
+        return self._moving(transfer, Tier.HOST, found.prompt)
 
     @contextmanager
-    def _moving(self, transfer: Transfer, target: Tier) -> "Iterator[TierTransfer | None]":
+    def _moving(self, transfer: Transfer, target: Tier, prompt: Prompt) -> "Iterator[TierTransfer | None]":
         try:
             targets = self.allocate_all(target, [(wanted.component, len(wanted.pages)) for wanted in transfer.wanted])
             if targets is not None:
                 self.tree.expect(transfer, targets)
-            yield None if targets is None else TierTransfer(self, transfer)
+            yield None if targets is None else TierTransfer(self, transfer, prompt)
         finally:
             for component, slots in enumerate(self.tree.release(transfer)):
                 self.free(target, component, slots)
 
-    def publish(self, transfer: Transfer) -> tuple[PageCopies, ...]:
-        """Publish what a transfer brought; return what the tree took, and free the rest."""
+    def publish(self, transfer: Transfer, prompt: Prompt) -> tuple[PageCopies, ...]:
+        """Publish what a transfer of a prompt brought; return what the tree took, and free the rest."""
         published = self.tree.publish(transfer)
         self._apply(published.map_changes)
         tier = transfer.target.tier
@@ -313,6 +320,8 @@ class Ledger:
             self.free(tier, component, slots)
         for part in published.taken:
             self._allocators[tier][part.component].keep(part.target)
+        if self.changes.is_watched:
+            self.changes.note_published(tier, prompt, published.taken)
         return published.taken
 
     @contextmanager
@@ -350,9 +359,17 @@ class Ledger:
         """Return by component the first page needed to resume at ``end``."""
         return [window(end, component.span) for component in self.layout.components]
 
+    def forget_stored(self) -> None:
+        """Note that storage may have none of the pages that the host holds."""
+        self.stored.forget_all()
+        if self.changes.is_watched:
+            self.changes.note_storage_cleared()
+
     def clear(self) -> None:
         """Forget every page of the tree; slots that are out stay with whom they are."""
         self._take_back(self.tree.clear())
+        if self.changes.is_watched:
+            self.changes.note_memory_cleared()
 
     def check(self, locks: Sequence[Lock] | None = None) -> None:
         """Assert that the tree is sound and that every slot is in exactly one place.
@@ -452,11 +469,12 @@ def _shapes(arrays: Sequence[Slots] | Sequence[Pages]) -> str:
 class TierTransfer:
     """A transfer under way between device and host."""
 
-    __slots__ = ("_ledger", "_transfer", "parts")
+    __slots__ = ("_ledger", "_prompt", "_transfer", "parts")
 
-    def __init__(self, ledger: Ledger, transfer: Transfer) -> None:
+    def __init__(self, ledger: Ledger, transfer: Transfer, prompt: Prompt) -> None:
         self._ledger = ledger
         self._transfer = transfer
+        self._prompt = prompt
         self.parts = transfer.parts
         """Pages to be copied."""
 
@@ -482,7 +500,7 @@ class TierTransfer:
 
     def publish(self) -> tuple[PageCopies, ...]:
         """Publish the pages, which have arrived; return those the tree took. They stay pinned on the target."""
-        return self._ledger.publish(self._transfer)
+        return self._ledger.publish(self._transfer, self._prompt)
 
     def held(self) -> list[PageCopies]:
         """Return by component the pages that are pinned and held on the target now, with their slots there."""

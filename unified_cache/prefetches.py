@@ -312,6 +312,8 @@ class Prefetches:
                 if clears_count == self._ledger.stored.clears_count:
                     for part in grafted:
                         self._ledger.stored.add(part.component, part.target)
+                        if self._ledger.changes.is_watched:
+                            self._ledger.changes.note_stored(part.component, prompt, part.pages)
                 if failure is not None:
                     raise failure
                 return [part.pages[~mask] for part, mask in zip(parts, arrived, strict=True)]

@@ -111,5 +111,5 @@ class Transfers:
             with storage.clearing.clear():
                 yield job
         finally:
-            self._ledger.stored.forget_all()
+            self._ledger.forget_stored()
         return job.removed_count

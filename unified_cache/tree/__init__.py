@@ -7,12 +7,14 @@ from unified_cache.tree.match import Match
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
+from unified_cache.tree.runs import HeldRun
 from unified_cache.tree.state import Freed
 from unified_cache.tree.transfer import Published, Transfer
 
 __all__ = [
     "UNNAMED",
     "Freed",
+    "HeldRun",
     "Inserted",
     "Lock",
     "Match",

@@ -26,6 +26,7 @@ from unified_cache.tree.node import Node
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference, Preferences
 from unified_cache.tree.room import evictable_mask, fitting_end
+from unified_cache.tree.runs import HeldRun, held_runs
 from unified_cache.tree.state import Freed, TreeState
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -317,6 +318,10 @@ class RadixTree:
             full.append(held[live])
             peers.append(np.zeros(len(full[-1]), np.int32) if other is None else np.maximum(other[live], 0))
         return _joined(full), _joined(peers)
+
+    def held_runs(self) -> list[HeldRun]:
+        """Return all that is held, run by run, each after the one that it continues; copies. Walks."""
+        return held_runs(self._state)
 
     def clear(self) -> Freed:
         """Forget everything, pinned or not; return every slot held. Locks, pins and matches become void."""

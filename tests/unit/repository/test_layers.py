@@ -24,7 +24,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("config", "slots", "seal", "proto"),
     ("wire",),
     ("tree", "storage_backends", "memory", "ranks"),
-    ("components", "controller", "forward"),
+    ("components", "controller", "forward", "page_changes"),
     ("ledger", "traffic"),
     ("backups", "prefetches"),
     ("transfers",),
@@ -32,7 +32,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("metrics",),
     ("cache",),
     (FACADE,),
-    ("service", "testing", "integrations", "cluster", "offline"),
+    ("service", "testing", "integrations", "cluster", "offline", "events"),
 )
 PROGRAMS: tuple[tuple[str, ...], ...] = (("demo", "replay"), ("cli",))
 """Programs over the public API; nothing in the library imports them."""

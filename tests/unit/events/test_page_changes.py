@@ -1,0 +1,229 @@
+"""Changes of a cache's pages, as a watcher takes them: replayed, they are what the tiers hold."""
+
+import threading
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from tests.support.cache import IDENTITY, ToyEngine
+from tests.support.operations import engine, filled, serve, started, tokens
+from unified_cache.errors import ConfigError, OwnerThreadError, StateError
+from unified_cache.events.book import PageBook
+from unified_cache.events.values import BlockHash, ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
+from unified_cache.page import Namespace, Prompt
+from unified_cache.pool import Tier
+from unified_cache.storage_backends.memory import MemoryStorage
+
+Lanes = dict[tuple[Medium, int], set[BlockHash]]
+
+
+class ToldPages:
+    """Pages that events tell of, and what would contradict itself on the way."""
+
+    def __init__(self, toy: ToyEngine) -> None:
+        self.cache = toy.cache
+        self.book = PageBook(toy.cache.changes, toy.layout, IDENTITY.owners(toy.layout))
+        self.lanes: Lanes = {}
+        self.events: list[KvEvent] = []
+
+    def take(self) -> "ToldPages":
+        """Apply what has changed since the last call, or, where that is not known, all that memory holds."""
+        taken = self.cache.changes.take()
+        runs = self.cache.changes.held_runs() if taken is None else []
+        self.events = list(self.book.announcement(runs) if taken is None else self.book.events(taken))
+        for event in self.events:
+            self.apply(event)
+        return self
+
+    def apply(self, event: KvEvent) -> None:
+        match event:
+            case ClearedEvent():
+                self.lanes.clear()
+            case RemovedEvent():
+                lane = self.lanes[event.medium, event.group]
+                if event.medium is not Medium.STORAGE:
+                    assert lane >= set(event.hashes), "a page was removed that had not been stored"
+                lane -= set(event.hashes)
+            case StoredEvent():
+                self.lanes.setdefault((event.medium, event.group), set()).update(event.hashes)
+
+    def memory(self) -> Lanes:
+        return {lane: keys for lane, keys in self.lanes.items() if lane[0] is not Medium.STORAGE and keys}
+
+
+def held(toy: ToyEngine, prompts: Iterable[Prompt]) -> Lanes:
+    """Ask the cache which pages of these prompts each lane holds."""
+    tree = toy.cache._ledger.tree
+    lanes: Lanes = {}
+    for prompt in prompts:
+        found = tree.peek(prompt)
+        for tier in Tier:
+            for component in range(len(toy.layout.components)):
+                slots = tree.slots(found, tier, component, 0, found.tree_end)
+                keys = {prompt.keys[page] for page in np.flatnonzero(slots >= 0).tolist()}
+                if keys:
+                    lanes.setdefault((Medium(tier), component), set()).update(keys)
+    return lanes
+
+
+def watched(toy: ToyEngine, pages_max: int = 1 << 18) -> ToldPages:
+    toy.cache.changes.watch(pages_max)
+    return ToldPages(toy).take()
+
+
+def test_nothing_is_noted_before_somebody_watches() -> None:
+    toy = engine()
+    serve(toy, 4)
+    assert toy.cache.changes._noted_pages == 0
+    told = watched(toy)
+    assert told.memory() == held(toy, [toy.cache.prompt(tokens(4))])
+    toy.cache.changes.unwatch()
+    serve(toy, 3, first=1000)
+    assert toy.cache.changes._notes is None
+
+
+def test_replayed_changes_are_what_the_tiers_hold_whatever_happens() -> None:
+    toy = engine(MemoryStorage())
+    told = watched(toy)
+    prompts = [toy.cache.prompt(tokens(4, first)) for first in (0, 1000, 2000, 3000)]
+    for round_number in range(12):
+        prompt = prompts[round_number * 7 % 4].head(1 + round_number % 4)
+        lock = toy.serve(prompt)
+        assert lock is not None
+        toy.cache.release(lock)
+        assert told.take().memory() == held(toy, prompts)
+        operation = toy.cache.backup(prompt) if round_number % 2 else toy.cache.load(prompts[round_number % 4])
+        started(operation)
+        toy.cache.wait_all(1)
+        assert told.take().memory() == held(toy, prompts)
+    assert any(isinstance(event, RemovedEvent) for event in told.events) or told.lanes
+    toy.cache.reset()
+    assert told.take().memory() == {}
+    assert not any(isinstance(event, ClearedEvent) for event in told.events), "storage keeps its pages"
+    assert told.lanes[Medium.STORAGE, 0]
+    toy.cache.check()
+
+
+def test_a_backup_tells_what_storage_has_and_clearing_it_tells_that_nothing_is_known() -> None:
+    toy = engine(MemoryStorage())
+    told = watched(toy)
+    prompt = serve(toy, 4)
+    started(toy.cache.backup(prompt))
+    toy.cache.wait_all(1)
+    told.take()
+    assert told.lanes[Medium.STORAGE, 0] == set(prompt.keys)
+    assert told.lanes[Medium.STORAGE, 1] == set(prompt.keys[2:]), "the window of two pages"
+    started(toy.cache.clear_storage())
+    toy.cache.wait_all(1)
+    told.take()
+    assert told.events == [ClearedEvent()]
+    assert told.book.needs_announcement, "memory still holds its pages"
+    toy.cache.changes.forget()
+    assert told.take().memory() == held(toy, [prompt])
+    assert (Medium.STORAGE, 0) not in told.lanes
+
+
+def test_a_prefetch_tells_what_came_to_the_host_and_is_in_storage() -> None:
+    store = MemoryStorage()
+    filled(store)
+    toy = engine(store)
+    told = watched(toy)
+    prompt = toy.cache.prompt(tokens(6))
+    started(toy.cache.prefetch(prompt))
+    toy.cache.wait_all(1)
+    told.take()
+    assert told.lanes[Medium.HOST, 0] == told.lanes[Medium.STORAGE, 0] == set(prompt.keys)
+    assert told.memory() == held(toy, [prompt])
+
+
+def test_detaching_a_store_forgets_what_it_held() -> None:
+    toy = engine(MemoryStorage())
+    told = watched(toy)
+    started(toy.cache.backup(serve(toy, 4)))
+    toy.cache.wait_all(1)
+    assert told.take().lanes[Medium.STORAGE, 0]
+    toy.cache.detach()
+    assert told.take().events == [ClearedEvent()]
+
+
+def test_more_changes_than_there_is_room_for_are_said_to_be_lost_and_announced_anew() -> None:
+    toy = engine()
+    told = watched(toy, pages_max=3)
+    prompt = serve(toy, 4)
+    assert toy.cache.changes.lost_count == 1
+    assert toy.cache.changes._notes is None
+    serve(toy, 2, first=1000)
+    assert told.take().events[0] == ClearedEvent()
+    assert told.memory() == held(toy, [prompt, toy.cache.prompt(tokens(2, 1000))])
+    serve(toy, 2, first=5000)
+    assert toy.cache.changes.lost_count == 2, "Full's pages and the window's"
+
+
+def test_an_announcement_names_pages_in_the_middle_of_a_tree_by_the_same_keys() -> None:
+    toy = engine()
+    stem, salted = tokens(2), Namespace(cache_salt="pepper", lora_id="style")
+    prompts = [
+        toy.cache.prompt(np.concatenate([stem, tokens(2, first)]), namespace)
+        for first in (1000, 2000)
+        for namespace in (Namespace(bigrams=True), salted)
+    ]
+    prompts = [each.head(2) if each.first else each for each in prompts]
+    for prompt in prompts[:3]:
+        lock = toy.serve(prompt)
+        assert lock is not None
+        toy.cache.release(lock)
+    told = watched(toy)
+    assert told.memory() == held(toy, prompts)
+    for event in told.events[1:]:
+        assert isinstance(event, StoredEvent)
+        per_page = len(event.tokens) // len(event.hashes)
+        assert per_page in (event.page_size, 2 * event.page_size)
+
+
+def test_a_page_is_told_after_the_page_before_it_and_with_its_tokens() -> None:
+    toy = engine()
+    told = watched(toy)
+    prompt = serve(toy, 4)
+    known: set[BlockHash] = set()
+    told.take()
+    for event in told.events:
+        assert isinstance(event, StoredEvent)
+        assert event.parent is None or event.parent in known or event.group
+        start = prompt.keys.index(event.hashes[0])
+        page = toy.layout.page_size
+        assert event.tokens == tuple(tokens(4)[start * page : (start + len(event.hashes)) * page].tolist())
+        known.update(event.hashes)
+
+
+def test_the_adapter_and_the_salt_of_a_prompt_are_told_where_its_hash_depends_on_them() -> None:
+    toy = engine()
+    told = watched(toy)
+    prompt = toy.cache.prompt(tokens(3), Namespace(cache_salt="pepper", lora_id="style"))
+    lock = toy.serve(prompt)
+    assert lock is not None
+    event = told.take().events[0]
+    assert isinstance(event, StoredEvent)
+    assert event.lora_name == "style"
+    assert event.extra_keys == (("style", "pepper"), ("style",), ("style",))
+
+
+def test_changes_have_one_watcher_on_the_owners_thread() -> None:
+    toy = engine()
+    with pytest.raises(ConfigError):
+        toy.cache.changes.watch(0)
+    toy.cache.changes.watch()
+    with pytest.raises(StateError):
+        toy.cache.changes.watch()
+    failures: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            toy.cache.changes.take()
+        except OwnerThreadError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join(10)
+    assert len(failures) == 1

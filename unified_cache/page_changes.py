@@ -1,0 +1,264 @@
+"""Pages that enter and leave the tiers of a cache, as values that somebody else takes: a publisher of KV events.
+
+Nobody is called back. Where somebody watches, whoever changes a tier notes it here, and the watcher takes the notes
+later, on the owner's thread, between two calls to the cache:
+
+    insert, load, backup, prefetch     PagesHeld     prompt, which of its pages, their slots on the tier
+    eviction                           SlotsLeft     slots of the tier; the watcher knows whose pages they held
+    a put, a prefetch                  PagesStored   prompt, which of its pages storage has
+    a store's own eviction             ObjectsEvicted
+    reset; clear_storage, detach       MemoryCleared, StorageCleared
+
+The notes are bounded by pages. When more are noted than that, all of them are dropped and the next ``take`` says so:
+the watcher begins anew from ``held_runs``, which tells what memory holds now.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.errors import ConfigError, OwnerThreadError, StateError
+from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt
+from unified_cache.pool import PageCopies, Slots, Tier
+from unified_cache.seal import Label
+from unified_cache.slots import StoredSlots
+from unified_cache.tree import Freed, HeldRun, RadixTree
+
+__all__ = [
+    "MemoryCleared",
+    "ObjectsEvicted",
+    "PageChange",
+    "PageChanges",
+    "PagesHeld",
+    "PagesStored",
+    "SlotsLeft",
+    "StorageCleared",
+    "StoredRun",
+]
+
+NAMESPACES_MAX = 4_096
+"""Namespaces remembered by their seed, so that events can name them; the oldest is forgotten first."""
+
+PageNumbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PagesHeld:
+    """Pages of a prompt that one component holds on a tier from now on."""
+
+    tier: Tier
+    component: int
+    prompt: Prompt
+    pages: PageNumbers
+    """Numbers of the pages, ascending."""
+    slots: Slots
+    """Their slots on the tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsLeft:
+    """Slots of one component on a tier whose pages the tree holds no longer."""
+
+    tier: Tier
+    component: int
+    slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class PagesStored:
+    """Pages of a prompt that storage has of one component, every pool of it."""
+
+    component: int
+    prompt: Prompt
+    pages: PageNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsEvicted:
+    """Objects that the store says it has evicted."""
+
+    labels: tuple[Label, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCleared:
+    """Device and host hold nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageCleared:
+    """Nothing is known to be in storage any more."""
+
+
+PageChange = PagesHeld | SlotsLeft | PagesStored | ObjectsEvicted | MemoryCleared | StorageCleared
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run of the tree, with what storage is known to have of the pages that the host holds."""
+
+    run: HeldRun
+    stored: tuple[npt.NDArray[np.bool_], ...]
+    """By component: True where the page is known to be in storage."""
+
+
+class PageChanges:
+    """Notes of one cache. Nothing is noted, and nothing costs anything, until somebody watches."""
+
+    __slots__ = (
+        "_namespaces",
+        "_noted_pages",
+        "_notes",
+        "_owner",
+        "_pages_max",
+        "_stored",
+        "_tree",
+        "is_watched",
+        "lost_count",
+    )
+
+    def __init__(self, tree: RadixTree, stored: StoredSlots) -> None:
+        self._tree = tree
+        self._stored = stored
+        self._notes: list[PageChange] | None = None
+        """None where notes were lost, and at the beginning."""
+        self._noted_pages = 0
+        self._pages_max = 0
+        self._owner = 0
+        self._namespaces: dict[bytes, Namespace] = {}
+        self.is_watched = False
+        self.lost_count = 0
+        """Times that more was noted than there was room for."""
+
+    def watch(self, pages_max: int = 1 << 18) -> None:
+        """Begin to note changes, at most of ``pages_max`` pages between two calls of ``take``.
+
+        The first ``take`` says that what was before is not noted.
+
+        Raises:
+            ConfigError: no room for a page.
+            StateError: somebody watches already.
+        """
+        if pages_max < 1:
+            raise ConfigError(f"pages_max must be positive, found {pages_max}")
+        if self.is_watched:
+            raise StateError("the changes of a cache have one watcher, and there is one")
+        self.is_watched = True
+        self._pages_max = pages_max
+        self._owner = threading.get_ident()
+        self.forget()
+
+    def unwatch(self) -> None:
+        """Note nothing any more. Once more does nothing."""
+        self.is_watched = False
+        self._notes = None
+        self._namespaces.clear()
+
+    def take(self) -> list[PageChange] | None:
+        """Return what has changed since the last call, in order; None if that is not known: ask ``held_runs``.
+
+        Raises:
+            OwnerThreadError: another thread than the one that watches.
+        """
+        self._check_owner()
+        notes, self._notes, self._noted_pages = self._notes, [], 0
+        return notes
+
+    def forget(self) -> None:
+        """Drop what is noted: the next ``take`` returns None."""
+        self._notes = None
+        self._noted_pages = 0
+
+    def held_runs(self) -> list[StoredRun]:
+        """Return all that memory holds, run by run, each after the one that it continues; copies. Walks the tree.
+
+        Raises:
+            OwnerThreadError: as ``take``.
+        """
+        self._check_owner()
+        runs: list[StoredRun] = []
+        for run in self._tree.held_runs():
+            host = run.slots[len(run.slots) // 2 :]
+            stored = [
+                np.zeros(run.pages_count, np.bool_)
+                if slots is None
+                else self._stored.among(component, slots) & (slots >= 0)
+                for component, slots in enumerate(host)
+            ]
+            runs.append(StoredRun(run, tuple(stored)))
+        return runs
+
+    def namespace(self, seed: bytes) -> Namespace | None:
+        """Return the namespace with that seed; None where no prompt of it was made while somebody watched."""
+        return self._namespaces.get(seed) if seed else DEFAULT_NAMESPACE
+
+    # ---- noting: what calls these asks ``is_watched`` first ---------------------------------------------------
+
+    def note_namespace(self, namespace: Namespace) -> None:
+        """Remember the namespace of a prompt."""
+        seed = namespace.seed
+        if seed not in self._namespaces:
+            while len(self._namespaces) >= NAMESPACES_MAX:
+                del self._namespaces[next(iter(self._namespaces))]
+            self._namespaces[seed] = namespace
+
+    def note_inserted(
+        self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
+    ) -> None:
+        """Note the pages [start, pages_count) that were given a slot, without those whose slots are duplicates."""
+        for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
+            taken = given >= 0
+            if left.size:
+                taken &= ~np.isin(given, left)
+            pages = np.flatnonzero(taken)
+            if pages.size:
+                self._note(PagesHeld(tier, component, prompt, pages + start, given[pages]), pages.size)
+
+    def note_published(self, tier: Tier, prompt: Prompt, taken: Sequence[PageCopies]) -> None:
+        """Note what a transfer has brought to a tier."""
+        for part in taken:
+            if len(part):
+                self._note(PagesHeld(tier, part.component, prompt, part.pages, part.target), len(part))
+
+    def note_freed(self, freed: Freed) -> None:
+        """Note what was evicted."""
+        components = len(freed.slots) // len(Tier)
+        for lane, arrays in enumerate(freed.slots):
+            if arrays:
+                slots = np.concatenate(arrays)
+                self._note(SlotsLeft(Tier(lane // components), lane % components, slots), len(slots))
+
+    def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers) -> None:
+        """Note pages that storage has."""
+        if len(pages):
+            self._note(PagesStored(component, prompt, pages), len(pages))
+
+    def note_evicted(self, labels: Sequence[Label]) -> None:
+        """Note objects that the store has evicted."""
+        if labels:
+            self._note(ObjectsEvicted(tuple(labels)), len(labels))
+
+    def note_memory_cleared(self) -> None:
+        """Note that the tree holds nothing any more."""
+        self._note(MemoryCleared(), 1)
+
+    def note_storage_cleared(self) -> None:
+        """Note that nothing is known of storage any more."""
+        self._note(StorageCleared(), 1)
+
+    def _note(self, change: PageChange, pages_count: int) -> None:
+        if self._notes is None:
+            return
+        self._noted_pages += pages_count
+        if self._noted_pages > self._pages_max:
+            self.lost_count += 1
+            self.forget()
+        else:
+            self._notes.append(change)
+
+    def _check_owner(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise OwnerThreadError("the changes of a cache are taken by the thread that watches it, its owner's")
