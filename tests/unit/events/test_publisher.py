@@ -1,0 +1,369 @@
+"""Events over real ZMQ sockets: order and numbers, replay, slow and late subscribers, losses, bounds."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from tests.support.cache import ToyEngine
+from tests.support.operations import engine, serve, started, tokens
+from unified_cache.errors import ConfigError, StateError
+from unified_cache.events.config import EventsConfig
+from unified_cache.events.encoding import Encoding, decode_batch
+from unified_cache.events.index import EngineTraits, HashKind, Knowledge, PrefixIndex
+from unified_cache.events.publisher import EventPublisher
+from unified_cache.events.replay_buffer import ReplayBuffer
+from unified_cache.events.sender import ANNOUNCE_SEQ
+from unified_cache.events.subscriber import EventSource, EventSubscriber, SubscriberConfig
+from unified_cache.events.values import ClearedEvent, KvEvent, StoredEvent
+from unified_cache.storage_backends.memory import MemoryStorage
+
+DEADLINE_S = 30.0
+SOON_S = 0.01
+OURS = EngineTraits(HashKind.PAGE_KEYS)
+
+
+def eventually(holds: Callable[[], bool], otherwise: str) -> None:
+    """Wait until something holds."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
+    while not holds():
+        assert time.monotonic() < deadline_s, otherwise
+        pause.wait(SOON_S)
+
+
+def config(tmp_path: Path, **fields: object) -> EventsConfig:
+    values = {"endpoint": f"ipc://{tmp_path}/pub", "replay_endpoint": f"ipc://{tmp_path}/replay", **fields}
+    return EventsConfig(**values)  # type: ignore[arg-type]  # fields by name
+
+
+@pytest.fixture
+def toy() -> ToyEngine:
+    return engine(MemoryStorage())
+
+
+class ReplayClient:
+    """A client of a publisher's ROUTER socket, as the engines' examples have it."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self.socket = socket
+
+    def replay(self, start: int) -> list[tuple[int, list[KvEvent]]]:
+        """Return number and events of each batch from ``start`` on that is still kept."""
+        self.socket.send_multipart((b"", start.to_bytes(8, "big")))
+        found: list[tuple[int, list[KvEvent]]] = []
+        while True:
+            empty, _, seq, payload = self.socket.recv_multipart()
+            assert empty == b""
+            if seq == ANNOUNCE_SEQ:
+                return found
+            found.append((int.from_bytes(seq, "big"), list(decode_batch(payload).events)))
+
+
+class Peers:
+    """Sockets of a test, closed when it ends."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.sockets: list[zmq.Socket[bytes]] = []
+
+    def connected(self, kind: int, endpoint: str | None, batches_max: int = 1000) -> "zmq.Socket[bytes]":
+        assert endpoint is not None
+        made = self.context.socket(kind)
+        self.sockets.append(made)
+        made.set(zmq.RCVTIMEO, int(DEADLINE_S * 1000))
+        made.set(zmq.RCVHWM, batches_max)
+        made.connect(endpoint)
+        return made
+
+    def consumer(self, publisher: EventPublisher) -> ReplayClient:
+        return ReplayClient(self.connected(zmq.DEALER, publisher.replay_endpoint))
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    yield made
+    made.context.destroy(0)
+
+
+def sent(publisher: EventPublisher) -> None:
+    """Wait until everything that was handed over has been sent."""
+    eventually(lambda: publisher._sender.waiting_pages == 0, "the publisher is stuck")
+
+
+def test_batches_are_numbered_from_zero_without_a_gap_and_replayed(
+    toy: ToyEngine, tmp_path: Path, peers: Peers
+) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher:
+        for first in (0, 1000, 2000):
+            publisher.publish()
+            serve(toy, 2, first)
+        publisher.publish()
+        sent(publisher)
+        consumer = peers.consumer(publisher)
+        batches = consumer.replay(0)
+        assert [seq for seq, _ in batches] == [0, 1, 2, 3]
+        assert batches[0][1] == [ClearedEvent()], "it begins with what it holds, which is nothing"
+        assert isinstance(batches[1][1][0], StoredEvent)
+        assert [seq for seq, _ in consumer.replay(2)] == [2, 3]
+        assert consumer.replay(7) == []
+        counts = publisher.counts()
+        assert (counts.batches, counts.replays, counts.announcements, counts.losses) == (4, 3, 1, 0)
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+def test_a_subscriber_hears_every_batch_in_order(
+    toy: ToyEngine, tmp_path: Path, peers: Peers, encoding: Encoding
+) -> None:
+    settings = config(tmp_path, endpoint="tcp://127.0.0.1:0", topic="kv@pod@model", encoding=encoding)
+    with EventPublisher.open(toy.cache, settings) as publisher:
+        sub = peers.connected(zmq.SUB, publisher.endpoint)
+        sub.setsockopt_string(zmq.SUBSCRIBE, "kv@")
+        first = 0
+        while not sub.poll(10):  # until the subscription has arrived
+            serve(toy, 1, first)
+            publisher.publish()
+            first += 1000
+        numbers = []
+        for _ in range(3):
+            topic, seq, payload = sub.recv_multipart()
+            assert topic == b"kv@pod@model"
+            numbers.append(int.from_bytes(seq, "big"))
+            assert decode_batch(payload).events
+            serve(toy, 2, first)
+            publisher.publish()
+            first += 1000
+        assert numbers == list(range(numbers[0], numbers[0] + 3))
+
+
+def scored(index: PrefixIndex, prompt_tokens: object) -> tuple[Knowledge, int, int, int]:
+    (score,) = index.score(prompt_tokens)  # type: ignore[arg-type]  # tokens
+    return score.knowledge, score.device_pages, score.host_pages, score.storage_pages
+
+
+def followed(subscriber: EventSubscriber, publisher: EventPublisher, *, can_replay: bool = True) -> None:
+    replay = publisher.replay_endpoint if can_replay else None
+    subscriber.follow("engine", EventSource(publisher.endpoint, replay), OURS)
+
+
+def test_a_router_knows_what_each_tier_of_an_engine_could_resume(toy: ToyEngine, tmp_path: Path) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher, EventSubscriber.start(PrefixIndex()) as router:
+        serve(toy, 4)
+        publisher.publish()
+        followed(router, publisher)
+        expected = (Knowledge.WHOLE, 4, 4, 4)
+        eventually(lambda: scored(router.index, tokens(6)) == expected, "what was told before is replayed")
+        started(toy.cache.backup(toy.cache.prompt(tokens(4))))
+        toy.cache.wait_all(1)
+        serve(toy, 12, 1000)  # pushes the first prompt off the device
+        found = toy.cache.match(toy.cache.prompt(tokens(6)))
+        publisher.publish()
+        expected = (Knowledge.WHOLE, found.device_end, found.host_end, 4)
+        assert found.device_end < found.host_end == 4
+        eventually(lambda: scored(router.index, tokens(6)) == expected, "evictions are told")
+        toy.cache.reset()
+        publisher.publish()
+        expected = (Knowledge.WHOLE, 0, 0, 4)
+        eventually(lambda: scored(router.index, tokens(6)) == expected, "storage keeps its pages")
+        started(toy.cache.clear_storage())
+        toy.cache.wait_all(1)
+        publisher.publish()
+        eventually(lambda: scored(router.index, tokens(6)) == (Knowledge.WHOLE, 0, 0, 0), "storage is cleared")
+
+
+def test_what_a_clear_of_storage_takes_from_memory_is_announced_again(toy: ToyEngine, tmp_path: Path) -> None:
+    settings = config(tmp_path, announce_pause_s=0.0)
+    with EventPublisher.open(toy.cache, settings) as publisher, EventSubscriber.start(PrefixIndex()) as router:
+        started(toy.cache.backup(serve(toy, 4)))
+        toy.cache.wait_all(1)
+        followed(router, publisher)
+        publisher.publish()
+        eventually(lambda: scored(router.index, tokens(4)) == (Knowledge.WHOLE, 4, 4, 4), "announced")
+        started(toy.cache.clear_storage())
+        toy.cache.wait_all(1)
+        publisher.publish()
+        sent(publisher)
+        publisher.publish()
+        announced = publisher.counts
+        eventually(lambda: announced().announcements == 2, "memory is announced again")
+        eventually(lambda: scored(router.index, tokens(4)) == (Knowledge.WHOLE, 4, 4, 4), "memory holds its pages")
+        lanes = router.index._engines["engine"].lanes
+        assert not any(pages for lane, pages in lanes.items() if lane[0].name == "STORAGE")
+
+
+def test_a_router_that_comes_after_the_replay_buffer_is_told_everything_when_it_asks(
+    toy: ToyEngine, tmp_path: Path
+) -> None:
+    settings = config(tmp_path, replay_batches_max=2, announce_pause_s=0.0)
+    with EventPublisher.open(toy.cache, settings) as publisher, EventSubscriber.start(PrefixIndex()) as router:
+        for first in (0, 1000, 2000):
+            serve(toy, 2, first)
+            publisher.publish()
+        sent(publisher)
+        followed(router, publisher)
+        eventually(lambda: publisher.counts().replays >= 2, "it asks for a replay, then for everything")
+        eventually(lambda: publisher._sender._is_announcement_asked, "it asks for everything")
+        publisher.publish()
+        eventually(lambda: scored(router.index, tokens(2)) == (Knowledge.WHOLE, 2, 2, 2), "and is told")
+        assert publisher.counts().replays_too_old == 1
+        assert router.counts()["engine"].losses == 1
+
+
+def test_a_slow_subscriber_misses_batches_sees_it_and_catches_up(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
+    settings = config(tmp_path, subscriber_batches_max=1, topic="long" * 4_000)  # more than sockets buffer
+    with EventPublisher.open(toy.cache, settings) as publisher:
+        sub = peers.connected(zmq.SUB, publisher.endpoint, batches_max=1)
+        sub.setsockopt_string(zmq.SUBSCRIBE, "")
+        while not sub.poll(10):
+            serve(toy, 1, 5000)
+            toy.cache.reset()
+            publisher.publish()
+        last = 400
+        for number in range(last):
+            serve(toy, 1, number)
+            toy.cache.reset()
+            publisher.publish()
+        sent(publisher)
+        heard = []
+        while sub.poll(100):
+            heard.append(int.from_bytes(sub.recv_multipart()[1], "big"))
+        total = publisher.counts().batches
+        assert total > last
+        assert len(heard) < total, "the engine did not wait for it"
+        assert heard == sorted(heard)
+        missed = sorted(set(range(heard[0], total)) - set(heard))
+        assert missed, "the numbers tell"
+        replayed = peers.consumer(publisher).replay(missed[0])
+        assert [seq for seq, _ in replayed] == list(range(missed[0], total))
+
+
+def test_more_changes_than_may_wait_are_lost_said_and_announced_anew(
+    toy: ToyEngine, tmp_path: Path, peers: Peers
+) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path, changes_pages_max=3)) as publisher:
+        publisher.publish()
+        serve(toy, 4)
+        publisher.publish()
+        sent(publisher)
+        counts = publisher.counts()
+        assert (counts.losses, counts.announcements) == (1, 2)
+        (_, events) = peers.consumer(publisher).replay(0)[-1]
+        assert events[0] == ClearedEvent()
+        prompt = toy.cache.prompt(tokens(4))
+        told = {name for event in events[1:] if isinstance(event, StoredEvent) for name in event.hashes}
+        assert told == set(prompt.keys)
+
+
+def test_a_stuck_thread_makes_nobody_wait_and_everything_is_told_later(toy: ToyEngine, tmp_path: Path) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path, queued_pages_max=1)) as publisher:
+        publisher.publish()
+        sent(publisher)
+        with publisher._sender._guard:  # as if the thread still had work
+            publisher._sender._waiting_pages += 1
+        serve(toy, 4)
+        publisher.publish()
+        assert len(publisher._sender._queue) == 0, "nothing is handed over"
+        with publisher._sender._guard:
+            publisher._sender._waiting_pages -= 1
+        publisher.publish()
+        sent(publisher)
+        assert publisher.counts().pages >= 4
+
+
+def test_a_large_tree_is_told_in_bounded_batches(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path, batch_pages_max=2)) as publisher:
+        for first in (0, 1000, 2000, 3000):
+            serve(toy, 2, first)
+        publisher.publish()
+        sent(publisher)
+        batches = peers.consumer(publisher).replay(0)
+        sizes = [sum(len(event.hashes) for event in events if isinstance(event, StoredEvent)) for _, events in batches]
+        assert max(sizes) <= 2
+        assert len(batches) > 4
+
+
+def test_requests_that_are_none_are_passed_over(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher:
+        publisher.publish()
+        consumer = peers.consumer(publisher)
+        for request in ((b"", b"short"), (b"", b"", b"x" * 8), (b"x" * 9,)):
+            consumer.socket.send_multipart(request)
+        assert [seq for seq, _ in consumer.replay(0)] == [0]
+
+
+def test_a_publisher_closes_in_time_and_leaves_the_cache_to_the_next(toy: ToyEngine, tmp_path: Path) -> None:
+    publisher = EventPublisher.open(toy.cache, config(tmp_path))
+    with pytest.raises(StateError):
+        EventPublisher.open(toy.cache, config(tmp_path))
+    publisher.publish()
+    assert publisher.close()
+    assert publisher.close()
+    with EventPublisher.open(toy.cache, config(tmp_path)) as again:
+        again.publish()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"endpoint": "nonsense"},
+        {"replay_endpoint": "tcp://127.0.0.1:notaport"},
+        {"batch_pages_max": 0},
+        {"announce_pause_s": -1},
+        {"encoding": "maps"},
+    ],
+)
+def test_settings_that_cannot_be_are_refused_and_leave_nothing_behind(
+    toy: ToyEngine, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError):
+        EventPublisher.open(toy.cache, config(tmp_path, **fields))
+    assert not toy.cache.changes.is_watched
+
+
+def test_a_replay_buffer_is_bounded_by_number_and_by_bytes() -> None:
+    by_number = ReplayBuffer(3, 1 << 20)
+    by_bytes = ReplayBuffer(100, 10)
+    for number in range(6):
+        by_number.append(bytes([number]))
+        by_bytes.append(bytes(4))
+    assert list(by_number.since(0)) == [(3, b"\3"), (4, b"\4"), (5, b"\5")]
+    assert (by_number.first_seq, by_bytes.first_seq) == (3, 4)
+    assert [seq for seq, _ in by_bytes.since(5)] == [5]
+    by_bytes.append(bytes(11))
+    assert list(by_bytes.since(0)) == []
+    assert by_bytes.first_seq == 7
+
+
+def test_a_subscriber_lets_go_of_an_engine_and_refuses_bad_addresses(toy: ToyEngine, tmp_path: Path) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher:
+        router = EventSubscriber.start(PrefixIndex(), SubscriberConfig(look_every_s=0.05))
+        with pytest.raises(ConfigError):
+            router.follow("engine", EventSource("nonsense"))
+        followed(router, publisher, can_replay=False)
+        serve(toy, 2)
+        publisher.publish()
+        eventually(lambda: "engine" in router.counts(), "it follows")
+        assert router.unfollow("engine")
+        eventually(lambda: router.counts() == {}, "it lets go")
+        assert router.index.engines() == {}
+        assert router.close()
+        assert router.close()
+        with pytest.raises(StateError):
+            followed(router, publisher)
+    with pytest.raises(ConfigError):
+        SubscriberConfig(look_every_s=0)
+
+
+def test_payloads_are_msgpack_arrays_of_three(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path, rank=2), wall_clock=lambda: 99.5) as publisher:
+        publisher.publish()
+        sent(publisher)
+        socket = peers.consumer(publisher).socket
+        socket.send_multipart((b"", bytes(8)))
+        payload = socket.recv_multipart()[3]
+        assert msgspec.msgpack.decode(payload) == [99.5, [{"type": "AllBlocksCleared"}], 2]

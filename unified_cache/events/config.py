@@ -1,0 +1,62 @@
+"""Settings of a publisher of KV events."""
+
+from dataclasses import dataclass
+
+from unified_cache.arguments import check_kind
+from unified_cache.errors import ConfigError
+from unified_cache.events.encoding import Consumer, Encoding
+
+__all__ = ["EventsConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class EventsConfig:
+    """Addresses, form and bounds of the events of one cache."""
+
+    endpoint: str = "tcp://127.0.0.1:5557"
+    """Address of the PUB socket, in ZMQ's words; port 0 draws one."""
+    replay_endpoint: str | None = None
+    """Address of the ROUTER socket that sends past batches again; None for no replay."""
+    connects: bool = False
+    """True to connect the PUB socket to a subscriber that has bound the address; else it binds."""
+    topic: str = ""
+    """First frame of every message; some consumers expect ``kv@POD@MODEL``."""
+    consumer: Consumer = Consumer.VLLM
+    """Whose events consumers know."""
+    encoding: Encoding = Encoding.MAPS
+    """Form of an event."""
+    rank: int | None = None
+    """Data-parallel rank that batches name."""
+    changes_pages_max: int = 1 << 18
+    """Pages of changes that wait for ``publish``; after more, everything is announced anew."""
+    queued_pages_max: int = 1 << 18
+    """Pages of changes handed over and not sent yet; with as many, ``publish`` hands over none."""
+    batch_pages_max: int = 1_024
+    """Pages told in one batch."""
+    replay_batches_max: int = 10_000
+    """Batches kept for replay; as buffer_steps in vLLM 0.33."""
+    replay_bytes_max: int = 64 << 20
+    """Bytes kept for replay."""
+    subscriber_batches_max: int = 10_000
+    """Batches that wait for a slow subscriber; it misses those after them, and sees it by their numbers."""
+    announce_pause_s: float = 1.0
+    """Time between two announcements of everything that consumers ask for."""
+    close_timeout_s: float = 2.0
+    """How long ``close`` waits until what was handed over is sent."""
+
+    def __post_init__(self) -> None:
+        check_kind(self.consumer, Consumer, "consumer as a Consumer, such as Consumer.VLLM", ConfigError)
+        check_kind(self.encoding, Encoding, "encoding as an Encoding, such as Encoding.MAPS", ConfigError)
+        for name, value in (
+            ("changes_pages_max", self.changes_pages_max),
+            ("queued_pages_max", self.queued_pages_max),
+            ("batch_pages_max", self.batch_pages_max),
+            ("replay_batches_max", self.replay_batches_max),
+            ("replay_bytes_max", self.replay_bytes_max),
+            ("subscriber_batches_max", self.subscriber_batches_max),
+            ("close_timeout_s", self.close_timeout_s),
+        ):
+            if not value > 0:
+                raise ConfigError(f"{name} must be positive, found {value}")
+        if self.announce_pause_s < 0:
+            raise ConfigError(f"announce_pause_s must not be negative, found {self.announce_pause_s}")
