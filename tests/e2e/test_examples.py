@@ -51,6 +51,12 @@ def test_two_engines_share_one_store(l3: L3) -> None:
     is_shared_by_two_engines(l3)
 
 
+def test_kv_events_tells_a_router_what_each_tier_holds() -> None:
+    before, after = example("kv_events")
+    assert before.endswith("page_size=32, device_pages=6, host_pages=6, storage_pages=6)")
+    assert after.endswith("page_size=32, device_pages=0, host_pages=0, storage_pages=6)")
+
+
 def test_every_example_is_executed_here() -> None:
-    executed = {"memory_only", "host_and_file", "two_engines"}
+    executed = {"memory_only", "host_and_file", "two_engines", "kv_events"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == executed

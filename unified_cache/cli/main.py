@@ -16,6 +16,7 @@ from unified_cache.cli.layout import layout
 from unified_cache.cli.node import NodeCommand
 from unified_cache.cli.remote import REMOTE_COMMANDS
 from unified_cache.cli.replay import ReplayCommand
+from unified_cache.cli.router import router_app
 from unified_cache.cli.serve import SERVE_EPILOG, ServeCommand, token_app
 from unified_cache.cli.storage import storage_app
 from unified_cache.cli.text import example, printable
@@ -104,6 +105,7 @@ for _name, (_command, _arguments) in REMOTE_COMMANDS.items():
     _line = f"unified-cache {_name} grpc://127.0.0.1:50051{_arguments}"
     app.command(_name, epilog=example(_line))(_command)
 app.add_typer(cluster_app)
+app.add_typer(router_app)
 app.command("node", epilog=NODE_EPILOG)(NodeCommand)
 
 
