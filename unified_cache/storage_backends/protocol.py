@@ -51,7 +51,8 @@ class Answer(Enum):
     @staticmethod
     def of_reads(found: Iterable[bool]) -> "list[Answer]":
         """Return HIT for each True, MISS for each False."""
-        return [Answer.HIT if hit else Answer.MISS for hit in found]
+        present, absent = Answer.HIT, Answer.MISS
+        return [present if hit else absent for hit in found]
 
     @staticmethod
     def of_puts(stored: Iterable[bool]) -> "list[Answer]":

@@ -111,6 +111,7 @@ def _holes(present: Present, pools: Sequence[PoolSpan], start: int, end: int) ->
     if not pools or end == start:
         return [np.zeros(end - start, np.bool_) for _ in pools]
     answers = present([(pool.name, start, end) for pool in pools])
-    absent = np.array([answer is not Answer.HIT for answer in answers], np.bool_)
+    there = Answer.HIT
+    absent = np.array([answer is not there for answer in answers], np.bool_)
     edges = list(accumulate([end - start] * len(pools), initial=0))
     return [absent[first : first + end - start] for first in edges[:-1]]

@@ -16,40 +16,46 @@ __all__ = ["HostTier"]
 
 
 class _TenantPages:
-    """Pages of one tenant: those that may be evicted, and those that are pinned, which no search for a victim meets."""
+    """Pages of one tenant: those in LRU order, and those that a search for a victim has met and found pinned."""
 
-    __slots__ = ("evictable", "pinned", "used_bytes")
+    __slots__ = ("in_order", "passed_over", "used_bytes")
 
     def __init__(self) -> None:
-        self.evictable: OrderedDict[Label, HeldPage] = OrderedDict()
-        """The least recently used first."""
-        self.pinned: dict[Label, HeldPage] = {}
+        self.in_order: OrderedDict[Label, HeldPage] = OrderedDict()
+        """The least recently used first; some may be pinned."""
+        self.passed_over: dict[Label, HeldPage] = {}
+        """Pinned pages; no search meets them again."""
         self.used_bytes = 0
 
     def __len__(self) -> int:
-        return len(self.evictable) + len(self.pinned)
+        return len(self.in_order) + len(self.passed_over)
 
     def __contains__(self, label: Label) -> bool:
-        return label in self.evictable or label in self.pinned
+        return label in self.in_order or label in self.passed_over
+
+    def contains(self, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether its page is here."""
+        has = self.__contains__ if self.passed_over else self.in_order.__contains__
+        return list(map(has, labels))
 
     def get(self, label: Label) -> HeldPage | None:
         """Return a page that is here."""
-        return self.evictable.get(label) or self.pinned.get(label)
+        return self.in_order.get(label) or self.passed_over.get(label)
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages that may be evicted the most recent ones, the first most of all."""
+        """Make pages the most recent ones, the first most of all."""
         for label in reversed(labels):
-            if label in self.evictable:
-                self.evictable.move_to_end(label)
+            if label in self.in_order:
+                self.in_order.move_to_end(label)
 
     def labels(self) -> Iterator[Label]:
         """Return the names of all pages."""
-        return chain(self.evictable, self.pinned)
+        return chain(self.in_order, self.passed_over)
 
     def pop(self, label: Label) -> HeldPage:
         """Take out a page that is here."""
-        found = self.evictable.pop(label, None)
-        return self.pinned.pop(label) if found is None else found
+        found = self.in_order.pop(label, None)
+        return self.passed_over.pop(label) if found is None else found
 
 
 _NOTHING = _TenantPages()
@@ -90,7 +96,7 @@ class HostTier:
     def contains(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
         """Tell for each label whether its page is in memory; changes no recency."""
         with self._guard:
-            return list(map(self._tenants.get(tenant, _NOTHING).__contains__, labels))
+            return self._tenants.get(tenant, _NOTHING).contains(labels)
 
     def find(self, tenant: str, labels: Sequence[Label]) -> list[HeldPage | None]:
         """Return the pages that are in memory; the first become the most recent, so a prefix is evicted tail first."""
@@ -152,7 +158,7 @@ class HostTier:
             if not self._make_room(page_bytes):
                 return False
             pages = self._tenants.setdefault(tenant, _TenantPages())
-            (pages.pinned if label in self._pins_count else pages.evictable)[label] = page
+            pages.in_order[label] = page
             pages.used_bytes += page_bytes
             self._used_bytes += page_bytes
             return True
@@ -164,39 +170,45 @@ class HostTier:
                 if label in self._tenants.get(tenant, _NOTHING):
                     self._forget(tenant, label)
 
-    def pin(self, tenant: str, labels: Iterable[Label]) -> None:
+    def pin(self, labels: Iterable[Label]) -> None:
         """Add one reference to each label: its page is not evicted while it has any."""
         with self._guard:
-            pages = self._tenants.get(tenant, _NOTHING)
-            for label in labels:
-                self._pins_count[label] += 1
-                if label in pages.evictable:
-                    pages.pinned[label] = pages.evictable.pop(label)
+            self._pins_count.update(labels)
 
-    def unpin(self, tenant: str, labels: Iterable[Label]) -> None:
-        """Drop one reference of each label; a page without any is then the tenant's most recently used."""
+    def unpin(self, tenant: str, labels: Sequence[Label]) -> None:
+        """Drop one reference of each label; a page that eviction passed over meanwhile is then most recently used."""
+        pins_count = self._pins_count
         with self._guard:
-            pages = self._tenants.get(tenant, _NOTHING)
             for label in labels:
-                self._pins_count[label] -= 1
-                if not self._pins_count[label]:
-                    del self._pins_count[label]
-                    if label in pages.pinned:
-                        pages.evictable[label] = pages.pinned.pop(label)
+                left_count = pins_count.pop(label) - 1
+                if left_count:
+                    pins_count[label] = left_count
+            pages = self._tenants.get(tenant, _NOTHING)
+            if pages.passed_over:
+                for label in labels:
+                    if label in pages.passed_over and label not in pins_count:
+                        pages.in_order[label] = pages.passed_over.pop(label)
 
     def _make_room(self, needed_bytes: int) -> bool:
-        """Evict what is short. The cost is one step for each tenant and each victim, however many pages are pinned."""
+        """Evict what is short.
+
+        The cost is one step for each tenant, each victim and each page pinned since, however many are pinned.
+        """
         short_bytes = self._used_bytes + needed_bytes - self.bytes_max
         if short_bytes <= 0 or needed_bytes > self.bytes_max:
             return short_bytes <= 0
-        largest_first = [(-pages.used_bytes, tenant) for tenant, pages in self._tenants.items() if pages.evictable]
+        largest_first = [(-pages.used_bytes, tenant) for tenant, pages in self._tenants.items() if pages.in_order]
         heapq.heapify(largest_first)
         while largest_first and short_bytes > 0:
             tenant = largest_first[0][1]
             pages = self._tenants[tenant]
-            short_bytes -= self._forget(tenant, next(iter(pages.evictable)))
-            self._evicted_count += 1
-            if pages.evictable:
+            label = next(iter(pages.in_order))
+            if label in self._pins_count:
+                pages.passed_over[label] = pages.in_order.pop(label)
+            else:
+                short_bytes -= self._forget(tenant, label)
+                self._evicted_count += 1
+            if pages.in_order:
                 heapq.heapreplace(largest_first, (-pages.used_bytes, tenant))
             else:
                 heapq.heappop(largest_first)

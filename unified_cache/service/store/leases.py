@@ -63,7 +63,7 @@ class Leases:
                 return ""
             name = self._new_id()
             self._leases[name] = _Lease(tenant, tuple(labels), leased_bytes, self._clock() + lease_s)
-            self._host.pin(tenant, labels)
+            self._host.pin(labels)
             return name
 
     def release(self, tenant: str, name: str) -> bool:

@@ -375,11 +375,14 @@ def _by_pool(
 ) -> Iterator[tuple[str, Answer, int]]:
     """Count answers by pool."""
     pools = list(map(_POOL, labels))
+    left_count = len(pools)
     for answer in possible:
-        if answer in answers:
-            counts = Counter(compress(pools, [each is answer for each in answers]))
-            for pool, count in counts.items():
-                yield pool, answer, count
+        if not left_count:
+            break
+        counts = Counter(compress(pools, [each is answer for each in answers]))
+        left_count -= counts.total()
+        for pool, count in counts.items():
+            yield pool, answer, count
 
 
 def _refusal(error: StorageError) -> Refused:
