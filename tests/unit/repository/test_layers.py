@@ -24,7 +24,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("config", "slots", "seal", "proto"),
     ("wire",),
     ("tree", "storage_backends", "memory", "ranks"),
-    ("components", "controller", "forward", "page_changes"),
+    ("components", "controller", "forward", "page_changes", "external"),
     ("ledger", "traffic"),
     ("backups", "prefetches"),
     ("transfers",),

@@ -49,6 +49,8 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     "swallowed_exceptions": {
         "unified_cache/controller/workers.py::run_turn": "the one edge where backends' code runs on our threads; "
         "the exception becomes the operation's error",
+        "unified_cache/external/threads.py::WorkRun.run": "the same edge for an engine's adapter; the exception "
+        "becomes the reason of an answer",
     },
 }
 

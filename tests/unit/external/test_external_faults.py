@@ -1,0 +1,332 @@
+"""External stores over a store that hangs, fails, damages pages or is away: right answers in time, no late write."""
+
+import random
+from collections.abc import Mapping, Sequence
+from threading import Event, Thread
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.external import IDENTITY, LAYOUT, EngineRows, label_of, payload_of
+from tests.support.wrappers import PATIENCE_S, scripted
+from unified_cache.config import GuardConfig
+from unified_cache.errors import StorageError
+from unified_cache.external import ExternalConfig, ExternalStore, Unavailable
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import HEADER_BYTES, Flaw, seal
+from unified_cache.storage_backends.common.breaker import BreakerState
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers import Method
+from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
+
+SOON = GuardConfig(deadline_s=0.05, calls_max=2, retry_rounds_max=1, breaker_failures_max=100)
+SOON_LATE = ExternalConfig(guard=SOON, landing_bytes=8192, piece_bytes=8192)
+"""Landing memory for one call of a page or two, and for another beside it."""
+
+HANG = StorageFault.HANG
+
+
+class RegisteredStorage(MemoryStorage):
+    """A store that refuses to take an identity ``failures_count`` times, and keeps those that it took."""
+
+    def __init__(self, failures_count: int = 0) -> None:
+        super().__init__()
+        self.taken: list[bytes] = []
+        self._failures_count = failures_count
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        if self._failures_count:
+            self._failures_count -= 1
+            raise StorageError("not now", retryable=True)
+        self.taken.append(manifest.identity)
+
+
+def opened(backend: StorageBackend, config: ExternalConfig = SOON_LATE) -> ExternalStore:
+    store = ExternalStore.opened_by(lambda: backend, config)
+    store.register(IDENTITY, LAYOUT)
+    return store
+
+
+def stored(numbers: Sequence[int]) -> MemoryStorage:
+    """Return a store that holds these pages."""
+    backend = MemoryStorage()
+    for number in numbers:
+        store_page(backend, number)
+    return backend
+
+
+def store_page(backend: StorageBackend, number: int) -> None:
+    """Put the page of that number."""
+    page = memoryview(bytearray(HEADER_BYTES) + payload_of(number))
+    seal(page, label_of(number))
+    backend.put([PageIO(label_of(number), None, (page,))], Level.CACHED)
+
+
+def test_a_get_that_hangs_ends_at_its_deadline_and_never_touches_the_rows_again() -> None:
+    backend = scripted({1: HANG}, stored([1, 2]))
+    store = opened(backend)
+    rows = EngineRows.holding([7, 8])  # what the engine has there for somebody else
+    assert store.get(rows.pages([1, 2])) == [Answer.UNAVAILABLE] * 2
+    counts = store.counts()
+    assert counts.unavailable == {(Method.GET, Unavailable.LATE): 2}
+    assert (counts.late_calls_count, counts.late_now_count) == (1, 1)
+    assert counts.quarantined_bytes == 8192
+    release(backend, store)
+    assert [rows.payload(0), rows.payload(1)] == [payload_of(7), payload_of(8)]
+    assert store.counts().quarantined_bytes == 0
+    target = EngineRows(2)
+    assert store.get(target.pages([1, 2])) == [Answer.HIT] * 2
+    store.close()
+    rows.close()
+
+
+def test_while_a_get_hangs_the_engine_may_give_its_memory_back() -> None:
+    backend = scripted({1: HANG}, stored([1]))
+    store = opened(backend)
+    rows = EngineRows(1)
+    store.get(rows.pages([1]))
+    rows.close()  # BufferError, had the store's thread a view of it
+    store.close(0.0)
+    backend.release()
+
+
+def test_a_put_that_hangs_stores_what_the_rows_held_when_it_was_called() -> None:
+    backend = scripted({1: HANG})
+    store = opened(backend)
+    rows = EngineRows.holding([1])
+    assert store.put(rows.pages([1])) == [Answer.UNAVAILABLE]
+    rows.rows(0)[0][:] = bytes(3000)  # the engine's next request
+    release(backend, store)
+    target = EngineRows(1)
+    assert store.get(target.pages([1])) == [Answer.HIT]
+    assert target.payload(0) == payload_of(1)
+    store.close()
+
+
+def test_a_look_up_that_hangs_answers_in_time() -> None:
+    backend = scripted({1: HANG}, stored([1]))
+    store = opened(backend)
+    assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
+    release(backend, store)
+    assert store.exists([label_of(1)]) == [Answer.HIT]
+    store.close()
+
+
+def test_with_all_landing_memory_in_quarantine_pages_are_unavailable_at_once() -> None:
+    backend = scripted({1: HANG}, stored([1]))
+    # Nobody waits for memory: the deadline of the second call would be a minute away.
+    store = opened(backend)
+    store.get(EngineRows(2).pages([1, 1]))
+    assert store.get(EngineRows(1).pages([1])) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable[Method.GET, Unavailable.NO_LANDING] == 1
+    assert store.exists([label_of(1)]) == [Answer.HIT]
+    store.close(0.0)
+    backend.release()
+
+
+def test_with_all_threads_lost_pages_are_unavailable_at_once() -> None:
+    backend = scripted({1: HANG, 2: HANG}, stored([1]))
+    store = opened(backend)
+    for _ in range(2):
+        store.exists([label_of(1)])
+    assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable == {
+        (Method.EXISTS, Unavailable.LATE): 2,
+        (Method.EXISTS, Unavailable.BUSY): 1,
+    }
+    release(backend, store)
+    assert store.exists([label_of(1)]) == [Answer.HIT]
+    store.close()
+
+
+def test_the_pages_of_the_pieces_before_a_hang_are_hits() -> None:
+    backend = scripted({2: HANG}, stored([1, 2, 3]))
+    store = opened(backend, ExternalConfig(guard=SOON, landing_bytes=8192, piece_bytes=1))
+    rows = EngineRows.holding([7, 8, 9])
+    assert store.get(rows.pages([1, 2, 3])) == [Answer.HIT, Answer.UNAVAILABLE, Answer.UNAVAILABLE]
+    release(backend, store)
+    assert [rows.payload(slot) for slot in range(3)] == [payload_of(number) for number in (1, 8, 9)]
+    store.close()
+
+
+def test_calls_that_hang_open_the_breaker_of_gets_although_look_ups_work() -> None:
+    backend = scripted({2: HANG, 4: HANG}, stored([1]))
+    guard = GuardConfig(deadline_s=0.05, breaker_failures_max=2, retry_rounds_max=1)
+    store = opened(backend, ExternalConfig(guard=guard))
+    for _ in range(2):
+        assert store.exists([label_of(1)]) == [Answer.HIT]
+        assert store.get(EngineRows(1).pages([1])) == [Answer.UNAVAILABLE]
+    assert store.counts().breaker is BreakerState.OPEN
+    assert store.get(EngineRows(1).pages([1])) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable[Method.GET, Unavailable.REFUSED] == 1
+    store.close(0.0)
+    backend.release()
+
+
+def test_a_store_that_fails_and_recovers_is_asked_again() -> None:
+    backend = scripted({1: StorageFault.FAIL, 2: StorageFault.FAIL, 3: StorageFault.FAIL}, stored([1]))
+    store = opened(backend)
+    assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
+    rows = EngineRows.holding([1])
+    assert store.put(rows.pages([1])) == store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable == {
+        (method, Unavailable.FAILED): 1 for method in (Method.EXISTS, Method.PUT, Method.GET)
+    }
+    assert "fails on purpose" in store.counts().last_error
+    assert store.get(rows.pages([1])) == [Answer.HIT]
+    store.close()
+
+
+def test_a_fault_that_passes_is_tried_again_and_not_seen() -> None:
+    backend = scripted({1: StorageFault.FAIL}, stored([1]))
+    store = opened(backend, ExternalConfig(guard=GuardConfig(retry_pause_s=1e-6)))
+    assert store.exists([label_of(1)]) == [Answer.HIT]
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_damaged_page_is_ever_a_hit(seed: int) -> None:
+    rates = {
+        StorageFault.FAIL: 0.1,
+        StorageFault.FLIPPED_BIT: 0.1,
+        StorageFault.SHORT_READ: 0.1,
+        StorageFault.MISDIRECTED_READ: 0.1,
+        StorageFault.LOST_WRITE: 0.1,
+        StorageFault.TORN_WRITE: 0.1,
+        StorageFault.PARTIAL_WRITE: 0.1,
+    }
+    rng = random.Random(seed)
+    backend = FaultyStorage(MemoryStorage(), SeededFaults(rates, rng), rng)
+    guard = GuardConfig(retry_rounds_max=2, retry_pause_s=1e-6, breaker_failures_max=10_000)
+    store = ExternalStore.opened_by(lambda: backend, ExternalConfig(guard=guard, piece_bytes=10_000))
+    store.register(IDENTITY, LAYOUT)
+    hits_count = 0
+    for _ in range(60):
+        numbers = rng.sample(range(12), rng.randrange(1, 6))
+        if rng.randrange(2):
+            store.put(EngineRows.holding(numbers).pages(numbers))
+        else:
+            rows = EngineRows(len(numbers))
+            for slot, answer in enumerate(store.get(rows.pages(numbers))):
+                hits_count += answer is Answer.HIT
+                assert answer is not Answer.HIT or rows.payload(slot) == payload_of(numbers[slot])
+    assert hits_count
+    assert Flaw.PAYLOAD in store.counts().flaws
+    store.close()
+
+
+def test_a_store_that_is_away_is_opened_by_a_later_call_and_told_what_was_registered() -> None:
+    clock = ManualClock()
+    watched = RegisteredStorage()
+    store_page(watched, 1)
+    failures = 2
+
+    def make() -> StorageBackend:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise StorageError("the server is away", retryable=True)
+        return watched
+
+    store = ExternalStore.opened_by(make, ExternalConfig(guard=GuardConfig(breaker_pause_s=1.0)), clock=clock)
+    store.register(IDENTITY, LAYOUT)
+    assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
+    assert not store.counts().is_registered
+    assert "the server is away" in store.counts().last_error
+    clock.now_s += 1.0
+    assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]  # tried, and away still
+    clock.now_s += 1.0
+    assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]  # not tried: the pause is longer now
+    clock.now_s += 1.0
+    assert store.exists([label_of(1)]) == [Answer.HIT]
+    assert watched.taken == [IDENTITY.digest(LAYOUT)]
+    assert store.counts().is_registered
+    assert store.counts().unavailable == {(Method.EXISTS, Unavailable.AWAY): 3}
+    store.close()
+
+
+def test_a_registration_that_fails_is_made_up_after_a_pause() -> None:
+    clock = ManualClock()
+    store_below = RegisteredStorage(failures_count=1)
+    store = ExternalStore.opened_by(lambda: store_below, clock=clock)
+    store.register(IDENTITY, LAYOUT)
+    assert not store.counts().is_registered
+    rows = EngineRows.holding([1])
+    assert store.put(rows.pages([1])) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable == {(Method.PUT, Unavailable.UNREGISTERED): 1}
+    clock.now_s += 1.0
+    assert store.put(rows.pages([1])) == [Answer.STORED]
+    assert store.counts().is_registered
+    store.close()
+
+
+def test_opening_that_hangs_holds_nobody_up_for_longer_than_a_deadline() -> None:
+    may_open = Event()
+    backend = stored([1])
+
+    def make() -> StorageBackend:
+        assert may_open.wait(PATIENCE_S)
+        return backend
+
+    store = ExternalStore.opened_by(make, SOON_LATE)
+    store.register(IDENTITY, LAYOUT)
+    assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
+    store.close()
+    may_open.set()
+
+
+def test_a_call_whose_time_is_over_answers_for_the_pages_it_reached() -> None:
+    clock = ManualClock()
+
+    class SlowReads(MemoryStorage):
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+            clock.now_s += 10.0
+            return super().get(pages)
+
+    backend = SlowReads()
+    config = ExternalConfig(guard=GuardConfig(deadline_s=60.0), piece_bytes=1, call_timeout_s=15.0)
+    store = ExternalStore.opened_by(lambda: backend, config, clock=clock)
+    store.register(IDENTITY, LAYOUT)
+    rows = EngineRows.holding(range(4))
+    store.put(rows.pages(range(4)))
+    answers = store.get(rows.pages(range(4)))
+    assert answers == [Answer.HIT, Answer.HIT, Answer.UNAVAILABLE, Answer.UNAVAILABLE]
+    assert store.counts().unavailable == {(Method.GET, Unavailable.CALL_OVER): 2}
+    store.close()
+
+
+def test_close_sends_callers_away_whose_store_hangs() -> None:
+    backend = scripted({1: HANG}, stored([1]))
+    store = ExternalStore.opened_by(lambda: backend, ExternalConfig(guard=GuardConfig(deadline_s=3600.0)))
+    store.register(IDENTITY, LAYOUT)
+    rows = EngineRows(1)
+    answers: list[Answer] = []
+    caller = Thread(target=lambda: answers.extend(store.get(rows.pages([1]))))
+    caller.start()
+    assert backend.wait_until_hung(1, PATIENCE_S)
+    store.close(0.0)
+    caller.join(PATIENCE_S)
+    assert answers == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable == {(Method.GET, Unavailable.CLOSED): 1}
+    rows.close()
+    backend.release()
+
+
+def test_what_a_store_raises_against_all_rules_is_an_answer_too() -> None:
+    class RaisingAgainstTheRules(MemoryStorage):
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+            raise BaseException("a native library panicked")  # as they do
+
+    store = opened(RaisingAgainstTheRules())
+    rows = EngineRows(1)
+    assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable == {(Method.GET, Unavailable.FAILED): 1}
+    store.close()
+    rows.close()
+
+
+def release(backend: FaultyStorage, store: ExternalStore) -> None:
+    """Let the calls go on that hang, and wait until the threads have left them."""
+    backend.release()
+    assert store.wait_for_late_calls(PATIENCE_S)

@@ -1,0 +1,203 @@
+"""External stores over real ones: pages come back as they were, every page has an answer, every reason is counted."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.external import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
+from tests.support.running_service import running
+from unified_cache.components import Full
+from unified_cache.config import GuardConfig
+from unified_cache.errors import ConfigError
+from unified_cache.external import ExternalConfig, ExternalPage, ExternalStore, Unavailable
+from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.seal import Flaw
+from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers import Method
+
+SMALL_PIECES = ExternalConfig(piece_bytes=10_000, landing_bytes=1 << 20)
+"""Two pages a piece."""
+
+
+@pytest.fixture(params=["memory:", "file:", "packed:", "grpc:"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    scheme: str = request.param
+    if scheme == "grpc:":
+        with running() as server:
+            yield f"grpc://{server.address}"
+    else:
+        yield scheme if scheme == "memory:" else f"{scheme}{tmp_path / 'store'}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[ExternalStore]:
+    with ExternalStore.open(url, SMALL_PIECES) as store:
+        store.register(IDENTITY, LAYOUT)
+        yield store
+
+
+def test_pages_come_back_byte_by_byte_in_the_order_asked_for(store: ExternalStore) -> None:
+    source = EngineRows.holding(range(7))
+    assert store.put(source.pages(range(7))) == [Answer.STORED] * 7
+    order = [5, 0, 99, 6, 2]
+    target = EngineRows(len(order))
+    miss = Answer.MISS
+    assert store.exists([label_of(number) for number in order]) == [
+        Answer.HIT,
+        Answer.HIT,
+        miss,
+        Answer.HIT,
+        Answer.HIT,
+    ]
+    assert store.get(target.pages(order)) == [Answer.HIT, Answer.HIT, miss, Answer.HIT, Answer.HIT]
+    for slot, number in enumerate(order):
+        assert (target.payload(slot) == payload_of(number)) is (number != 99)
+
+
+def test_what_was_stored_outlives_the_process_s_store(tmp_path: Path) -> None:
+    source, target = EngineRows.holding([1, 2]), EngineRows(2)
+    url = f"packed:{tmp_path}"
+    with ExternalStore.open(url) as store:
+        store.register(IDENTITY, LAYOUT)
+        assert store.put(source.pages([1, 2]), Level.DURABLE) == [Answer.STORED] * 2
+    with ExternalStore.open(url) as store:
+        store.register(IDENTITY, LAYOUT)
+        assert store.get(target.pages([1, 2])) == [Answer.HIT] * 2
+    assert [target.payload(0), target.payload(1)] == [payload_of(1), payload_of(2)]
+
+
+def test_calls_are_counted_by_method_and_answer(store: ExternalStore) -> None:
+    source = EngineRows.holding([1, 2, 3])
+    store.put(source.pages([1, 2, 3]))
+    store.exists([label_of(1), label_of(9)])
+    store.get(source.pages([1, 2, 9]))
+    counts = store.counts()
+    assert counts.answers == {
+        (Method.PUT, Answer.STORED): 3,
+        (Method.EXISTS, Answer.HIT): 1,
+        (Method.EXISTS, Answer.MISS): 1,
+        (Method.GET, Answer.HIT): 2,
+        (Method.GET, Answer.MISS): 1,
+    }
+    assert counts.payload_bytes == {Method.PUT: 3 * PAGE_BYTES, Method.GET: 2 * PAGE_BYTES}
+    assert counts.unavailable == {}
+    assert counts.is_registered
+    assert counts.last_error == ""
+    assert set(counts.seconds) == {Method.PUT, Method.EXISTS, Method.GET}
+
+
+def test_no_pages_are_no_work(store: ExternalStore) -> None:
+    assert store.get([]) == store.put([]) == store.exists([]) == []
+
+
+def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: ExternalStore) -> None:
+    rows = EngineRows.holding([1, 2])
+    store.put(rows.pages([1, 2]))
+    store.get(rows.pages([1, 2]))
+    store.close()
+    assert store.get(rows.pages([1])) == store.put(rows.pages([1])) == [Answer.UNAVAILABLE]
+    assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable[Method.GET, Unavailable.CLOSED] == 1
+    rows.close()
+
+
+def test_a_page_damaged_in_the_store_is_flawed_and_then_a_miss(tmp_path: Path) -> None:
+    rows = EngineRows.holding([1, 2])
+    with ExternalStore.open(f"file:{tmp_path}") as store:
+        store.register(IDENTITY, LAYOUT)
+        store.put(rows.pages([1, 2]))
+        (path,) = tmp_path.rglob(label_of(1).page_name)
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        target = EngineRows(2)
+        assert store.get(target.pages([1, 2])) == [Answer.FLAWED, Answer.HIT]
+        assert store.get(target.pages([1, 2])) == [Answer.MISS, Answer.HIT]
+        assert store.counts().flaws == {Flaw.PAYLOAD: 1}
+
+
+def test_a_store_cleared_of_an_identity_misses_its_pages(store: ExternalStore) -> None:
+    rows = EngineRows.holding([1])
+    store.put(rows.pages([1]))
+    assert store.clear(IDENTITY.digest(LAYOUT))
+    assert store.get(rows.pages([1])) == [Answer.MISS]
+
+
+def test_pages_of_an_identity_that_nobody_registered_are_unavailable(store: ExternalStore) -> None:
+    other = EngineRows.holding([1])
+    pages = [ExternalPage(label_of(1, Identity("another")), None, other.rows(0))]
+    assert store.put(pages) == store.get(pages) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable == {
+        (Method.PUT, Unavailable.UNREGISTERED): 1,
+        (Method.GET, Unavailable.UNREGISTERED): 1,
+    }
+
+
+def test_registering_writes_the_manifest_that_tools_read(tmp_path: Path) -> None:
+    with ExternalStore.open(f"file:{tmp_path}") as store:
+        store.register(IDENTITY, LAYOUT)
+        assert store.counts().registered_count == 1
+    assert any(path.is_dir() and path.name == IDENTITY.digest(LAYOUT).hex() for path in tmp_path.rglob("*"))
+
+
+def test_pages_larger_than_a_piece_go_one_by_one(url: str) -> None:
+    rows = EngineRows.holding(range(5))
+    with ExternalStore.open(url, ExternalConfig(piece_bytes=1, landing_bytes=8192)) as store:
+        store.register(IDENTITY, LAYOUT)
+        assert store.put(rows.pages(range(5))) == [Answer.STORED] * 5
+        target = EngineRows(5)
+        assert store.get(target.pages(range(5))) == [Answer.HIT] * 5
+    assert [target.payload(slot) for slot in range(5)] == [payload_of(number) for number in range(5)]
+
+
+def test_a_layout_whose_pages_do_not_fit_is_refused_by_name() -> None:
+    layout = ModelLayout(64, (Full((PoolSpec("kv", 8192),)),))
+    with (
+        ExternalStore.open("memory:", ExternalConfig(piece_bytes=1, landing_bytes=8192)) as store,
+        pytest.raises(ConfigError, match="a page of kv, 8320 bytes, found 8192"),
+    ):
+        store.register(IDENTITY, layout)
+
+
+def test_a_page_larger_than_all_landing_memory_is_unavailable() -> None:
+    rows = memoryview(bytearray(9000))
+    with ExternalStore.open("memory:", ExternalConfig(piece_bytes=1, landing_bytes=8192)) as store:
+        store.register(IDENTITY, LAYOUT)
+        page = ExternalPage(label_of(1), None, (rows,))
+        assert store.put([page]) == [Answer.UNAVAILABLE]
+        assert store.counts().unavailable == {(Method.PUT, Unavailable.NO_LANDING): 1}
+
+
+@pytest.mark.parametrize("url", ["", "no_such:", "no.such.module:make", "memory:rest", "file:"])
+def test_a_url_that_names_no_store_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        ExternalStore.open(url)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ExternalConfig(piece_bytes=0),
+        lambda: ExternalConfig(piece_bytes=9 << 20),
+        lambda: ExternalConfig(landing_bytes=1),
+        lambda: ExternalConfig(call_timeout_s=0.0),
+        lambda: ExternalConfig(guard=None),  # type: ignore[arg-type]
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: Callable[[], ExternalConfig]) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_what_the_store_holds_is_what_any_other_reader_of_it_verifies(tmp_path: Path) -> None:
+    rows = EngineRows.holding([4])
+    with ExternalStore.open(f"file:{tmp_path}", ExternalConfig(guard=GuardConfig(deadline_s=60.0))) as store:
+        store.register(IDENTITY, LAYOUT)
+        store.put(rows.pages([4]))
+    plain = open_storage(f"file:{tmp_path}")
+    (found,) = plain.scan(IDENTITY.digest(LAYOUT)).objects
+    plain.close()
+    assert found.label == label_of(4)
+    assert found.object_bytes == PAGE_BYTES + 128

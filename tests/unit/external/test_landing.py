@@ -1,0 +1,138 @@
+"""Landing memory against a naive model: no span overlaps another, none is lost, quarantine returns."""
+
+import random
+from threading import Thread
+
+import pytest
+
+from tests.support.clock import ManualClock
+from unified_cache.errors import ConfigError
+from unified_cache.external.landing import LandingMemory, Span
+
+PAGE = 4096
+
+
+class LateCall:
+    """A call to a store that returns when the test says so."""
+
+    def __init__(self) -> None:
+        self.returned = False
+
+    @property
+    def name(self) -> str:
+        return "get"
+
+    @property
+    def started_s(self) -> float:
+        return 0.0
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.returned
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spans_never_overlap_and_every_byte_comes_back(seed: int) -> None:
+    rng = random.Random(seed)
+    pages_max = rng.choice([1, 4, 16, 64])
+    memory = LandingMemory.allocate(pages_max * PAGE, ManualClock())
+    owner: list[Span | None] = [None] * pages_max  # the model: who has each page of memory
+    lent: list[Span] = []
+    late: list[tuple[Span, LateCall]] = []
+    for _ in range(300):
+        match rng.randrange(4):
+            case 0 | 1:
+                size = rng.randrange(1, pages_max * PAGE + 1)
+                pages = -(-size // PAGE)
+                span = memory.lend(size, 0.0)
+                fits = any(not any(owner[start : start + pages]) for start in range(pages_max - pages + 1))
+                assert (span is not None) == fits
+                if span is not None:
+                    held = slice(span.start // PAGE, span.end // PAGE)
+                    assert span.span_bytes == pages * PAGE == len(span.view)
+                    assert not any(owner[held])
+                    owner[held] = [span] * pages
+                    lent.append(span)
+            case 2 if lent:
+                span = lent.pop(rng.randrange(len(lent)))
+                if rng.randrange(2):
+                    call = LateCall()
+                    memory.quarantine(span, call)
+                    late.append((span, call))
+                else:
+                    memory.give_back(span)
+                    owner = [None if each is span else each for each in owner]
+            case 3 if late:
+                span, call = late.pop(rng.randrange(len(late)))
+                call.returned = True
+                owner = [None if each is span else each for each in owner]
+            case _:
+                pass
+        assert memory.quarantined_bytes() == sum(span.span_bytes for span, _ in late)
+        assert memory.lent_bytes() == sum(span.span_bytes for span in lent)
+        memory.check()
+
+
+def test_bytes_of_a_span_are_those_of_no_other() -> None:
+    memory = LandingMemory.allocate(4 * PAGE)
+    spans = [memory.lend(PAGE, 0.0) for _ in range(4)]
+    for number, span in enumerate(spans):
+        assert span is not None
+        span.view[:] = bytes([number]) * PAGE
+    assert memory.whole.tobytes() == b"".join(bytes([number]) * PAGE for number in range(4))
+
+
+def test_where_only_quarantine_could_make_room_nobody_waits() -> None:
+    clock = ManualClock()
+    memory = LandingMemory.allocate(2 * PAGE, clock)
+    span, call = memory.lend(2 * PAGE, 0.0), LateCall()
+    assert span is not None
+    memory.quarantine(span, call)
+    assert memory.lend(PAGE, 1e9) is None
+    call.returned = True
+    assert memory.lend(2 * PAGE, 0.0) is not None
+
+
+def test_a_span_that_is_given_back_goes_to_who_waits() -> None:
+    memory = LandingMemory.allocate(PAGE)
+    first = memory.lend(PAGE, 0.0)
+    assert first is not None
+    waiting = Thread(target=lambda: memory.give_back(first))
+    taken: list[Span | None] = []
+    taker = Thread(target=lambda: taken.append(memory.lend(PAGE, 60.0)))
+    taker.start()
+    waiting.start()
+    taker.join(60.0)
+    waiting.join(60.0)
+    assert taken[0] is not None
+    memory.check()
+
+
+def test_who_waits_when_the_last_span_goes_into_quarantine_waits_no_longer() -> None:
+    memory = LandingMemory.allocate(PAGE)
+    span = memory.lend(PAGE, 0.0)
+    assert span is not None
+    taken: list[Span | None] = []
+    taker = Thread(target=lambda: taken.append(memory.lend(PAGE, 1e6)))
+    taker.start()
+    memory.quarantine(span, LateCall())
+    taker.join(60.0)
+    assert taken == [None]
+
+
+def test_memory_that_is_closed_is_lent_to_nobody_and_outlives_what_is_in_use() -> None:
+    memory = LandingMemory.allocate(2 * PAGE)
+    span, call = memory.lend(PAGE, 0.0), LateCall()
+    assert span is not None
+    memory.quarantine(span, call)
+    memory.close()
+    memory.close()
+    assert memory.lend(PAGE, 60.0) is None
+    span.view[:] = b"x" * PAGE  # a store that is late still writes
+    assert memory.quarantined_bytes() == PAGE
+    call.returned = True
+    assert memory.quarantined_bytes() == 0
+
+
+def test_more_memory_than_the_system_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="landing memory cannot be allocated"):
+        LandingMemory.allocate(1 << 60)

@@ -1,0 +1,178 @@
+"""Landing memory: where pages lie between a store and an engine's rows, and where a store that is late may write.
+
+    one mapping of our own, page-aligned      [ span | span | free      | span in quarantine | free ... ]
+
+A call borrows a span. It gives the span back when the store has returned; where nobody waits for the store any more,
+the span is in quarantine until the store has let go of it. The first gap that fits is lent, so that few calls at a time
+use little memory, and use it while it is in the processor's caches.
+"""
+
+import time
+from bisect import insort
+from collections.abc import Callable
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
+from threading import Condition, Lock
+
+from unified_cache.errors import CallInFlight, ConfigError
+
+__all__ = ["LandingMemory", "Span"]
+
+
+class Span:
+    """Part [start, end) of landing memory, lent to one call."""
+
+    __slots__ = ("end", "start", "view")
+
+    def __init__(self, start: int, end: int, view: memoryview) -> None:
+        self.start = start
+        self.end = end
+        self.view = view
+        """Its bytes; page-aligned, of whole pages of the machine's memory."""
+
+    @property
+    def span_bytes(self) -> int:
+        """Size of the span."""
+        return self.end - self.start
+
+
+class LandingMemory:
+    """A bounded run of page-aligned memory that is lent in spans. Thread-safe.
+
+    It is mapped as a whole, and takes up memory as far as it was used. Every byte is free, lent, or in quarantine.
+    """
+
+    def __init__(self, mapping: mmap, clock: Callable[[], float]) -> None:
+        self._mapping: mmap | None = mapping
+        self._whole = memoryview(mapping)
+        self._free: list[tuple[int, int]] = [(0, len(mapping))]
+        """Gaps [start, end), ascending; no two touch."""
+        self._lent: set[Span] = set()
+        self._quarantine: dict[Span, CallInFlight] = {}
+        self._bytes_max = len(mapping)
+        self._closed = False
+        self._clock = clock
+        self._changed = Condition(Lock())
+
+    @classmethod
+    def allocate(cls, bytes_max: int, clock: Callable[[], float] = time.monotonic) -> "LandingMemory":
+        """Map that much memory, rounded up to whole pages.
+
+        Raises:
+            ConfigError: the system does not give it.
+        """
+        try:
+            mapping = mmap(-1, _rounded(bytes_max), flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError) as error:
+            raise ConfigError(f"{bytes_max} bytes of landing memory cannot be allocated: {error}") from error
+        return cls(mapping, clock)
+
+    @property
+    def bytes_max(self) -> int:
+        """Size of all of it."""
+        return self._bytes_max
+
+    @property
+    def whole(self) -> memoryview:
+        """All of it, for a store that wants to know the memory that its pages lie in, until the store is closed."""
+        return self._whole
+
+    def lent_bytes(self) -> int:
+        """Return how many bytes are lent to calls that somebody waits for."""
+        with self._changed:
+            return sum(span.span_bytes for span in self._lent)
+
+    def quarantined_bytes(self) -> int:
+        """Return how many bytes a store that is late may still read or write."""
+        with self._changed:
+            self._collect()
+            return sum(span.span_bytes for span in self._quarantine)
+
+    def lend(self, span_bytes: int, timeout_s: float) -> Span | None:
+        """Lend a span of at least that many bytes; wait for one at most ``timeout_s``.
+
+        None if there is none in that time, and at once where only spans in quarantine could make room: nobody knows
+        when a store that is late returns.
+        """
+        wanted = _rounded(max(span_bytes, 1))
+        until_s = self._clock() + timeout_s
+        with self._changed:
+            while not self._closed:
+                self._collect()
+                gap = next((gap for gap in self._free if gap[1] - gap[0] >= wanted), None)
+                if gap is not None:
+                    return self._cut(gap, wanted)
+                left_s = until_s - self._clock()
+                if not self._lent or left_s <= 0:
+                    return None
+                self._changed.wait(left_s)
+            return None
+
+    def give_back(self, span: Span) -> None:
+        """Take a span back that no store knows any more."""
+        with self._changed:
+            self._lent.remove(span)
+            self._release(span)
+
+    def quarantine(self, span: Span, call: CallInFlight) -> None:
+        """Take a span back as soon as ``call`` has returned, which may read and write it until then."""
+        with self._changed:
+            self._lent.remove(span)
+            self._quarantine[span] = call
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Lend nothing any more and let the memory go: at once, or with the last call that still has a part of it."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._collect()
+            in_use = bool(self._lent or self._quarantine)
+            mapping, self._mapping = self._mapping, None
+            whole, self._whole = self._whole, memoryview(b"")
+            self._changed.notify_all()
+            if in_use or mapping is None:
+                return  # the memory goes with the last view of it
+            whole.release()
+            try:
+                mapping.close()
+            except BufferError:
+                return  # as above: a view that the store below has not let go of
+
+    def check(self) -> None:
+        """Assert that every byte is free, lent or in quarantine, and in one of these alone. For tests."""
+        with self._changed:
+            taken = [(span.start, span.end) for span in (*self._lent, *self._quarantine)]
+            parts = sorted([*self._free, *taken])
+            assert [start for start, _ in parts] == [0, *(end for _, end in parts[:-1])]
+            assert parts[-1][1] == self._bytes_max
+            assert all(start < end for start, end in parts)
+            assert all(before[1] < after[0] for before, after in zip(self._free, self._free[1:], strict=False))
+
+    def _cut(self, gap: tuple[int, int], wanted: int) -> Span:
+        start, gap_end = gap
+        end = start + wanted
+        self._free.remove(gap)
+        if end < gap_end:
+            insort(self._free, (end, gap_end))
+        span = Span(start, end, self._whole[start:end])
+        self._lent.add(span)
+        return span
+
+    def _collect(self) -> None:
+        """Take back what calls that were late have returned from."""
+        for span in [span for span, call in self._quarantine.items() if call.returned]:
+            del self._quarantine[span]
+            self._release(span)
+
+    def _release(self, span: Span) -> None:
+        start, end = span.start, span.end
+        for gap in [gap for gap in self._free if gap[0] == end or gap[1] == start]:
+            self._free.remove(gap)
+            start, end = min(start, gap[0]), max(end, gap[1])
+        insort(self._free, (start, end))
+        self._changed.notify_all()
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // PAGESIZE) * PAGESIZE

@@ -1,0 +1,139 @@
+"""A store that is named by a URL and opened as soon as it is there, by a thread of its own."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Condition, Lock, Thread
+
+from unified_cache.config import GuardConfig
+from unified_cache.errors import CacheError, InputError, StorageError
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.protocol import Capability, StorageBackend
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import StorageGuard
+
+__all__ = ["OpenedStore", "StoreOpening"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStore:
+    """A store, verified and guarded, and what it says of itself.
+
+    Innermost first: the store, verification, deadline, retries, breaker. So a page is verified on the thread that read
+    it, in the same call, while it is in that processor's caches.
+    """
+
+    verified: VerifiedStorage
+    guard: StorageGuard
+    capability: Capability
+
+    @classmethod
+    def around(cls, backend: StorageBackend, config: GuardConfig, clock: Callable[[], float]) -> "OpenedStore":
+        """Take a store over; asks it what it can do, without a bound on the time."""
+        capability = backend.capability()
+        verified = VerifiedStorage(backend)
+        return cls(verified, StorageGuard.around(verified, capability, config, clock), capability)
+
+
+class StoreOpening:
+    """Opens a store on a thread of its own, again after a pause where that failed, until it is there.
+
+    Nobody waits longer than they say; an attempt that hangs goes on, and there is one at a time. A store that is opened
+    after this was closed is closed at once. Thread-safe.
+    """
+
+    __slots__ = (
+        "_changed",
+        "_clock",
+        "_closed",
+        "_error",
+        "_failures_count",
+        "_is_trying",
+        "_next_s",
+        "_open",
+        "_pauses",
+        "_store",
+    )
+
+    def __init__(self, opened: Callable[[], OpenedStore], pauses: Backoff, clock: Callable[[], float]) -> None:
+        self._open = opened
+        self._pauses = pauses
+        self._clock = clock
+        self._store: OpenedStore | None = None
+        self._error: Exception | None = None
+        self._failures_count = 0
+        self._next_s = clock()
+        self._is_trying = False
+        self._closed = False
+        self._changed = Condition(Lock())
+
+    @property
+    def store(self) -> OpenedStore | None:
+        """The store, once it is there."""
+        return self._store
+
+    @property
+    def error(self) -> str:
+        """Failure of the last attempt; empty if there was none."""
+        return "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
+
+    def reach(self, timeout_s: float) -> OpenedStore | None:
+        """Return the store; if it is not there and the pause is over, try to open it and wait for that.
+
+        Whoever finds another's attempt under way gets None at once.
+        """
+        with self._changed:
+            if self._store is not None or self._closed or self._is_trying or self._clock() < self._next_s:
+                return self._store
+            self._is_trying = True
+            try:
+                Thread(target=self._try, name="external-store-opening", daemon=True).start()
+            except RuntimeError:  # the system has no thread left
+                self._is_trying = False
+                return None
+            self._changed.wait_for(lambda: not self._is_trying, timeout_s)
+            return self._store
+
+    def raise_wrong_input(self) -> None:
+        """Raise what the last attempt failed with if it speaks against the URL, and not against the store.
+
+        Raises:
+            InputError: it does.
+        """
+        error = self._error
+        if isinstance(error, InputError):
+            raise error
+
+    def close(self) -> OpenedStore | None:
+        """Open nothing any more; return the store if it is there, which is the caller's to close."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            return self._store
+
+    def _try(self) -> None:
+        store: OpenedStore | None = None
+        error: Exception = StorageError("opening the store was broken off", retryable=True)
+        try:
+            store = self._open()
+        except (CacheError, OSError, RuntimeError, ValueError) as caught:
+            error = caught.with_traceback(None)
+            logger.warning("a store could not be opened: %s", caught)
+        finally:
+            self._end(store, error)
+
+    def _end(self, store: OpenedStore | None, error: Exception) -> None:
+        """Keep what an attempt brought; close a store that nobody wants any more."""
+        with self._changed:
+            self._is_trying = False
+            self._error = None if store is not None else error
+            if store is None:
+                self._failures_count += 1
+                self._next_s = self._clock() + self._pauses.pause_s(self._failures_count)
+            elif not self._closed:
+                self._store, store = store, None
+            self._changed.notify_all()
+        if store is not None:
+            store.guard.breaker.close()

@@ -1,0 +1,37 @@
+"""Settings of an external store, validated as one frozen value."""
+
+import math
+from dataclasses import dataclass, field
+
+from unified_cache.arguments import check_kind
+from unified_cache.config import GuardConfig
+from unified_cache.errors import ConfigError
+
+__all__ = ["ExternalConfig"]
+
+PIECE_BYTES_MAX = 8 << 20
+"""Pages of more bytes are out of the processor's caches before they are verified and copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalConfig:
+    """Bounds of one external store."""
+
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    """Deadline, retries and circuit breaker. ``guard.calls_max`` bounds the threads as well."""
+    landing_bytes: int = 256 << 20
+    """Memory that pages pass through on their way, at most; the system gives it as it is used. A page must fit."""
+    piece_bytes: int = 1 << 20
+    """Pages of one call to the store hold about so many bytes, so that they are verified and copied while they are
+    in the processor's caches; a page that is larger goes alone."""
+    call_timeout_s: float = 30.0
+    """After this time no further piece of a call is begun. So a call returns after this time and one deadline."""
+
+    def __post_init__(self) -> None:
+        check_kind(self.guard, GuardConfig, "guard as a GuardConfig", ConfigError)
+        if not 0 < self.piece_bytes <= PIECE_BYTES_MAX:
+            raise ConfigError(f"piece_bytes must be in (0, {PIECE_BYTES_MAX}], found {self.piece_bytes}")
+        if self.landing_bytes < self.piece_bytes:
+            raise ConfigError(f"landing_bytes must be at least piece_bytes, found {self.landing_bytes}")
+        if not 0 < self.call_timeout_s < math.inf:
+            raise ConfigError(f"call_timeout_s must be positive and finite, found {self.call_timeout_s}")

@@ -1,0 +1,361 @@
+"""The store of an engine's adapter: it owes nothing to luck, and raises nothing while the engine runs.
+
+    with ExternalStore.open("packed:/var/cache/kv") as store:
+        store.register(identity, layout)
+        answers = store.get([ExternalPage(label, parent, (row_of_k, row_of_v))])
+
+Every page has an answer, and ``counts`` says of each that was UNAVAILABLE why. A call returns by its deadline, whatever
+the store does, and from then on nothing reads or writes the engine's rows.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from threading import Lock
+from types import TracebackType
+from typing import Protocol
+
+from unified_cache.errors import CacheError, ConfigError
+from unified_cache.external.counts import CallCounts, ExternalCounts, StoreState, Unavailable
+from unified_cache.external.landing import LandingMemory, Span
+from unified_cache.external.opening import OpenedStore, StoreOpening
+from unified_cache.external.registrations import Registrations
+from unified_cache.external.settings import ExternalConfig
+from unified_cache.external.threads import CallThreads, WorkEnd, WorkRun
+from unified_cache.external.transfer import Clock, ExternalPage, PageReads, PageWrites, Piece, pieces_of
+from unified_cache.pool import Identity, ModelLayout
+from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.url import check_storage_url, open_storage
+from unified_cache.storage_backends.wrappers import Method
+from unified_cache.storage_backends.wrappers.deadline import call_within
+
+__all__ = ["ExternalStore"]
+
+logger = logging.getLogger(__name__)
+
+LOOKUP_LABELS_MAX = 1024
+"""Labels of one call to the store, which takes some 10 us for each where they are files."""
+
+CLOSE_S_MIN = 0.2
+"""Given to the store itself to close, also where calls have taken all the time."""
+
+_REASONS = {WorkEnd.LATE: Unavailable.LATE, WorkEnd.BUSY: Unavailable.BUSY, WorkEnd.CLOSED: Unavailable.CLOSED}
+
+
+class LabelledWork(Protocol):
+    """Work of one call, page by page or label by label."""
+
+    answers: list[Answer]
+    """Answers of the store so far, in order."""
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        """Ask the store, part by part, as long as ``until_s`` has not come; raises as the store does."""
+        ...
+
+    def let_go(self) -> None:
+        """Let go of the engine's memory, now and for good."""
+        ...
+
+
+class _LabelWork:
+    """Work that names objects and moves none."""
+
+    __slots__ = ("_ask", "_labels", "answers")
+
+    def __init__(self, labels: Sequence[Label], ask: Callable[[Sequence[Label]], list[Answer]]) -> None:
+        self._labels = labels
+        self._ask = ask
+        self.answers: list[Answer] = []
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        for start in range(0, len(self._labels), LOOKUP_LABELS_MAX):
+            if clock() >= until_s:
+                return
+            self.answers += self._ask(self._labels[start : start + LOOKUP_LABELS_MAX])
+
+    def let_go(self) -> None:
+        """Do nothing: labels are not the engine's memory."""
+
+
+class _SingleCall:
+    """One call that has no answers for pages."""
+
+    __slots__ = ("_call", "answers")
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self.answers: list[Answer] = []
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        self._call()
+
+    def let_go(self) -> None:
+        """Do nothing: it holds no memory of the engine's."""
+
+
+class _Errand:
+    """Work on a thread of ours, for identities that the store is to know first."""
+
+    __slots__ = ("_announce", "_let_go", "_work", "is_announced")
+
+    def __init__(self, announce: Callable[[], None], work: Callable[[], None], let_go: Callable[[], None]) -> None:
+        self._announce = announce
+        self._work = work
+        self._let_go = let_go
+        self.is_announced = False
+
+    def run(self) -> None:
+        self._announce()
+        self.is_announced = True
+        self._work()
+
+    def let_go(self) -> None:
+        self._let_go()
+
+
+class ExternalStore:
+    """A store for pages in an engine's memory, opened by URL: verified, guarded, and never in the engine's way.
+
+    ``exists``, ``get`` and ``put`` raise nothing: a page that cannot be had or stored is an answer, and ``counts``
+    knows the reason. Each returns by its deadline. A store that hangs is left alone with landing memory of ours, and
+    from then on nothing reads or writes the engine's rows. A store that is away is opened later, by the calls that come
+    meanwhile, and then told what was registered. Any thread may call, several at a time.
+    """
+
+    def __init__(self, opening: StoreOpening, landing: LandingMemory, config: ExternalConfig, clock: Clock) -> None:
+        """Take the parts; ``open`` and ``opened_by`` make them."""
+        guard = config.guard
+        self._opening = opening
+        self._landing = landing
+        self._config = config
+        self._clock = clock
+        self._threads = CallThreads(guard.calls_max, clock)
+        self._registrations = Registrations(Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max), clock)
+        self._counts = CallCounts()
+        self._closing = Lock()
+        self._closed = False
+
+    @classmethod
+    def open(cls, url: str, config: ExternalConfig | None = None, *, bytes_max: int | None = None) -> "ExternalStore":
+        """Open the store that ``url`` names, see ``storage_backends.url``, with a cap on its bytes if it needs one.
+
+        Waits for the store one deadline at most. One that is away is opened by later calls.
+
+        Raises:
+            ConfigError: the URL names no store, or a package that it needs is not installed.
+        """
+        check_storage_url(url)
+        return cls.opened_by(lambda: open_storage(url, bytes_max=bytes_max), config)
+
+    @classmethod
+    def opened_by(
+        cls,
+        make: Callable[[], StorageBackend],
+        config: ExternalConfig | None = None,
+        *,
+        clock: Clock = time.monotonic,
+    ) -> "ExternalStore":
+        """Open the store that ``make`` returns; where it raises StorageError, it is called again after a pause.
+
+        Raises:
+            ConfigError: ``make`` raised it.
+        """
+        config = ExternalConfig() if config is None else config
+        pauses = Backoff(config.guard.breaker_pause_s, config.guard.breaker_pause_s_max)
+        opening = StoreOpening(lambda: OpenedStore.around(make(), config.guard, clock), pauses, clock)
+        store = cls(opening, LandingMemory.allocate(config.landing_bytes, clock), config, clock)
+        opening.reach(config.guard.deadline_s)
+        opening.raise_wrong_input()
+        return store
+
+    def register(self, identity: Identity, layout: ModelLayout) -> None:
+        """Remember an identity whose pages will be asked for; announce it now, or when the store is there.
+
+        Waits for the store one deadline at most. ``counts().is_registered`` tells whether the store has taken it.
+
+        Raises:
+            LayoutError: the layout's pools cannot be those of the identity's shard.
+            ConfigError: a page does not fit into the landing memory.
+        """
+        for pool in layout.pools:
+            page_bytes = HEADER_BYTES + pool.page_bytes
+            if page_bytes > self._landing.bytes_max:
+                found = f"found {self._landing.bytes_max}"
+                raise ConfigError(f"landing_bytes must hold a page of {pool.name}, {page_bytes} bytes, {found}")
+        identities = self._registrations.remember(identity, layout)
+        started_s = self._clock()
+        opened = self._reached(identities)
+        if opened is not None:
+            self._perform(opened, identities, _LabelWork((), opened.guard.breaker.exists), started_s)
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
+        started_s = self._clock()
+        identities = {label.identity for label in labels}
+        opened = self._reached(identities)
+        if opened is None:
+            return self._answered(Method.EXISTS, [], len(labels), self._absence(), started_s)
+        work = _LabelWork(labels, opened.guard.breaker.exists)
+        reason = self._perform(opened, identities, work, started_s)
+        return self._answered(Method.EXISTS, work.answers, len(labels), reason, started_s)
+
+    def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        """Fill the rows of each page; HIT where they hold exactly the page that its label names.
+
+        Rows of a page with another answer may hold anything.
+        """
+        return self._transfer(Method.GET, pages, PageReads)
+
+    def put(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
+        """Store pages as their rows hold them now; STORED where the page is in the store, at that level."""
+        return self._transfer(Method.PUT, pages, lambda asked, pieces, span: PageWrites(asked, pieces, span, level))
+
+    def clear(self, identity: bytes) -> bool:
+        """Make every page of one identity a miss; tell whether the store says that it has. A late clear goes on."""
+        started_s = self._clock()
+        opened = self._reached(())
+        if opened is None:
+            return False
+        cleared: list[int] = []
+        work = _SingleCall(lambda: cleared.append(opened.guard.breaker.clear(identity)))
+        return self._perform(opened, (), work, started_s) is None and bool(cleared)
+
+    def counts(self) -> ExternalCounts:
+        """Return what was counted so far, and the state of the store."""
+        opened = self._opening.store
+        if not self._counts.last_error and self._opening.error:
+            self._counts.last_error = self._opening.error
+        return self._counts.copy(
+            StoreState(
+                {} if opened is None else opened.verified.flaws_count,
+                self._threads.lost_count,
+                self._landing.bytes_max,
+                self._landing.quarantined_bytes(),
+                None if opened is None else opened.guard.breaker.state,
+                "" if opened is None else opened.capability.name,
+                self._registrations.taken_count,
+                self._registrations.count,
+            )
+        )
+
+    def wait_for_late_calls(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` until the store has returned from every late call; tell whether it has."""
+        return self._threads.wait_for_lost(timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Answer UNAVAILABLE from now on, let calls under way end, and close the store; wait ``timeout_s`` at most.
+
+        ``timeout_s`` is the deadline unless given. After it no view of an engine's memory is left, whatever the store
+        does. Landing memory that it may still write goes when it has returned.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            bound_s = self._config.guard.deadline_s if timeout_s is None else timeout_s
+            until_s = self._clock() + bound_s
+            self._threads.close(bound_s)
+            opened = self._opening.close()
+            if opened is not None:
+                left_s = max(until_s - self._clock(), CLOSE_S_MIN)
+                try:
+                    call_within(left_s, Method.CLOSE, opened.guard.breaker.close, self._clock)
+                except CacheError as error:
+                    logger.warning("a store was left before it was closed: %s", error)
+            self._landing.close()
+
+    def __enter__(self) -> "ExternalStore":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _reached(self, identities: Collection[bytes]) -> OpenedStore | None:
+        """Return the store if it is there, and has taken the identities or may be asked to; see ``_absence``."""
+        if self._closed:
+            return None
+        opened = self._opening.store or self._opening.reach(self._config.guard.deadline_s)
+        return opened if opened is not None and self._registrations.may_ask(identities) else None
+
+    def _absence(self) -> Unavailable:
+        """Say why the store was not reached."""
+        if self._closed:
+            return Unavailable.CLOSED
+        return Unavailable.AWAY if self._opening.store is None else Unavailable.UNREGISTERED
+
+    def _transfer(self, method: Method, pages: Sequence[ExternalPage], make: "_MakeTransfer") -> list[Answer]:
+        started_s = self._clock()
+        if not pages:
+            return []
+        identities = {page.label.identity for page in pages}
+        opened = self._reached(identities)
+        if opened is None:
+            return self._answered(method, [], len(pages), self._absence(), started_s)
+        pieces = pieces_of(pages, self._config.piece_bytes)
+        span = self._landing.lend(max(piece.span_bytes for piece in pieces), opened.guard.deadline.deadline_s)
+        if span is None:
+            return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)
+        work = make(pages, pieces, span)
+        reason = self._perform(opened, identities, work, started_s, span)
+        self._counts.add_bytes(method, work.copied_bytes)
+        return self._answered(method, work.answers, len(pages), reason, started_s)
+
+    def _perform(
+        self,
+        opened: OpenedStore,
+        identities: Collection[bytes],
+        work: LabelledWork,
+        started_s: float,
+        span: Span | None = None,
+    ) -> Unavailable | None:
+        """Have work done and wait for it; return why it did not come to its end. Takes the span back."""
+        store, clock = opened.guard.breaker, self._clock
+        errand = _Errand(
+            lambda: self._registrations.announce(store, identities, self._landing.whole),
+            lambda: work.run(store, started_s + self._config.call_timeout_s, clock),
+            work.let_go,
+        )
+        run = WorkRun(errand, opened.guard)
+        try:
+            self._threads.run(run, max(0.0, started_s + opened.guard.deadline.deadline_s - clock()))
+        finally:
+            if span is not None:
+                self._settle(span, run)
+        if run.error:
+            self._counts.last_error = run.error
+        if run.end is not WorkEnd.DONE:
+            if run.end is WorkEnd.LATE:
+                self._counts.add_late()
+            return _REASONS[run.end]
+        if run.call is not None:  # late by the store's own word, or just as its caller looked
+            self._counts.add_late()
+            return Unavailable.LATE
+        if run.error:
+            return Unavailable.FAILED if errand.is_announced else Unavailable.UNREGISTERED
+        return None
+
+    def _settle(self, span: Span, run: WorkRun) -> None:
+        """Take a span back, at once or when the store has returned."""
+        if run.call is None or run.call.returned:
+            self._landing.give_back(span)
+        else:
+            self._landing.quarantine(span, run.call)
+
+    def _answered(
+        self, method: Method, answers: list[Answer], count: int, reason: Unavailable | None, started_s: float
+    ) -> list[Answer]:
+        """Complete the answers of a call with UNAVAILABLE, and count them."""
+        told = answers[:count]  # a copy: work that was given up may still tell
+        refused_count = told.count(Answer.UNAVAILABLE)
+        self._counts.add_reason(method, Unavailable.REFUSED, refused_count)
+        if reason is None:
+            reason = Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER
+        self._counts.add_reason(method, reason, count - len(told))
+        told += [Answer.UNAVAILABLE] * (count - len(told))
+        self._counts.add(method, told, self._clock() - started_s)
+        return told
+
+
+_MakeTransfer = Callable[[Sequence[ExternalPage], Sequence[Piece], Span], PageReads | PageWrites]
