@@ -5,9 +5,10 @@ never against a component by name.
 """
 
 import hashlib
+import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from numbers import Integral
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from unified_cache.arguments import check_each, check_kind, check_text
 from unified_cache.errors import InputError, LayoutError
 from unified_cache.shards import WHOLE_MODEL, NamedShard, Shard
-from unified_cache.window import SPAN_ALL, needed_pages
+from unified_cache.window import SPAN_ALL, SPAN_UNTOLD, needed_pages
 
 __all__ = [
     "POOL_NAME_BYTES_MAX",
@@ -34,6 +35,7 @@ __all__ = [
     "PoolSpec",
     "Slots",
     "Tier",
+    "facts_of",
     "place_layers",
 ]
 
@@ -111,24 +113,33 @@ class Component:
     name: str
     """Name for people: tables, errors, metrics."""
     span: int
-    """Pages before ``end`` that a resume at ``end`` needs; ``SPAN_ALL`` for all of them."""
+    """Pages before ``end`` that a resume at ``end`` needs; ``SPAN_ALL`` for all of them. ``SPAN_UNTOLD`` where an
+    engine does not say: such pages can be stored and had again, and only the engine knows what it needs of them."""
     pools: tuple[PoolSpec, ...]
     """The anchor pool, whose slots the component allocates, then the sidecars that follow its slots."""
     mapped: bool = False
     """True if engines reach its device slots through Full's, by a map (see ``slots.PageMap``)."""
     page_size: int | None = None
-    """Tokens per page that the span was counted in; None where the span is right for pages of any size."""
+    """Tokens per page that the span was counted in; None where the span is right for pages of any size.
+
+    A cache needs the layout's. In a layout of stored pages it may be another: pages of so many tokens, with page keys
+    of their own."""
 
     def __post_init__(self) -> None:
         check_each(self.pools, PoolSpec, f"the pools of {self.name} as a tuple, such as (PoolSpec(...),)", LayoutError)
-        if not 1 <= self.span <= SPAN_ALL:
+        if self.span != SPAN_UNTOLD and not 1 <= self.span <= SPAN_ALL:
             raise LayoutError(f"the span of {self.name} must be in [1, {SPAN_ALL}], found {self.span}")
+        check_kind(self.page_size, Integral | None, f"page_size of {self.name} as a whole number", LayoutError)
+        if self.page_size is not None and self.page_size <= 0:
+            raise LayoutError(f"page_size of {self.name} must be positive, found {self.page_size}")
         if not self.pools:
             raise LayoutError(f"component {self.name} needs at least one pool")
 
     @property
-    def hit_policy(self) -> HitPolicy:
-        """The span in the words that SGLang's storage interface uses."""
+    def hit_policy(self) -> HitPolicy | None:
+        """The span in the words that SGLang's storage interface uses; None where it is not told."""
+        if self.span == SPAN_UNTOLD:
+            return None
         return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
 
 
@@ -151,7 +162,10 @@ def place_layers(pools_by_layer: Iterable[Iterable[str]]) -> tuple[tuple[LayerPl
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """Page size and components of one model; the first component is the one every other depends on (Full)."""
+    """Page size and components of one model; the first component is the one every other depends on (Full).
+
+    A layout of stored pages alone may have any components in any order; ``check_resumable`` says what a cache needs.
+    """
 
     page_size: int
     """Tokens per page."""
@@ -169,23 +183,12 @@ class ModelLayout:
         if not self.components:
             raise LayoutError("a layout needs at least one component")
         first = self.components[0]
-        if first.span != SPAN_ALL:
-            raise LayoutError(
-                f"the first component must need all pages, as Full does, found {first.name}, which needs "
-                f"the last {first.span}; put Full before it"
-            )
         mapped = [component.name for component in self.components if component.mapped]
         if len(mapped) > 1 or first.mapped:
             raise LayoutError(f"at most one component, and not the first, may be mapped, found {mapped}")
         names = [pool.name for pool in self.pools]
         if len(set(names)) != len(names):
             raise LayoutError(f"pool names must differ, found {names}")
-        for component in self.components:
-            if component.page_size not in {None, self.page_size}:
-                raise LayoutError(
-                    f"{component.name}: a window counted in pages of {component.page_size} tokens, "
-                    f"found {self.page_size}"
-                )
         sharded = [pool.name for pool in first.pools if not pool.replicated]
         if sharded and any(pool.replicated for pool in self.pools):
             raise LayoutError(f"where any pool is replicated, those of {first.name} must be, found {sharded} sharded")
@@ -196,6 +199,47 @@ class ModelLayout:
         stray = [pool.name for pool in self.pools if pool.unit is not None and pool.unit not in units]
         if stray:
             raise LayoutError(f"a pool's unit must be one of {first.name}'s pools' too, found {stray} of others")
+
+    def check_resumable(self) -> None:
+        """Refuse a layout that a cache could not resume from: it needs every span, one size of pages, and Full first.
+
+        Raises:
+            LayoutError: a component stands first that does not need all pages, or one has untold spans or other pages.
+        """
+        first = self.components[0]
+        for component in self.components:
+            if component.span == SPAN_UNTOLD:
+                raise LayoutError(
+                    f"{component.name} must say which pages a resume needs, found a span that is not told"
+                )
+            if component.page_size not in {None, self.page_size}:
+                raise LayoutError(
+                    f"{component.name}: a window counted in pages of {component.page_size} tokens, "
+                    f"found {self.page_size}"
+                )
+        if first.span != SPAN_ALL:
+            raise LayoutError(
+                f"the first component must need all pages, as Full does, found {first.name}, which needs "
+                f"the last {first.span}; put Full before it"
+            )
+
+    def check_page_sizes(self, names: Collection[str]) -> None:
+        """Refuse pools whose pages have another number of tokens than the layout's: no page keys of it name them.
+
+        Raises:
+            LayoutError: one of these pools has such pages.
+        """
+        for component in self.components:
+            for pool in component.pools:
+                if pool.name in names and self.page_size_of(component) != self.page_size:
+                    raise LayoutError(
+                        f"pages of {pool.name} have {component.page_size} tokens, expected {self.page_size}: "
+                        f"a prompt's page keys name pages of one size"
+                    )
+
+    def page_size_of(self, component: Component) -> int:
+        """Return how many tokens a page of one of its components has."""
+        return self.page_size if component.page_size is None else component.page_size
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
@@ -244,6 +288,48 @@ class ModelLayout:
         return sum(pool.page_bytes for pool in self.pools)
 
 
+def facts_of(told: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Return facts for an ``Identity`` from what an engine tells: sorted, text as it is, everything else as JSON.
+
+    What is None is left out: it is not known, and a fact that is not known is none.
+
+    Raises:
+        InputError: a name that is no text, or a value that JSON has no form for.
+    """
+    facts: list[tuple[str, str]] = []
+    for name, value in told.items():
+        check_text("name of a fact", name)
+        if value is None:
+            continue
+        try:
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the fact {name!r} must be text or a value that JSON has, found {value!r}") from error
+        facts.append((name, text))
+    return tuple(sorted(facts))
+
+
+def check_facts(facts: object) -> None:
+    """Refuse facts that are no sorted pairs of text with names that differ.
+
+    Raises:
+        InputError: they are that.
+    """
+    expected = "facts of an identity as sorted pairs of text, as facts_of makes them"
+    if not isinstance(facts, tuple):
+        raise InputError(f"expected {expected}, found {facts!r}")
+    names: list[str] = []
+    for fact in facts:
+        if not isinstance(fact, tuple) or len(fact) != 2:  # a name and a value
+            raise InputError(f"expected {expected}, found {fact!r}")
+        name, value = fact
+        check_text("name of a fact", name)
+        check_text(f"the fact {name!r}", value)
+        names.append(name)
+    if names != sorted(set(names)) or "" in names:
+        raise InputError(f"expected {expected}, found the names {names}")
+
+
 @dataclass(frozen=True, slots=True)
 class OwnedPools:
     """Pools of a layout that are stored under one identity."""
@@ -266,6 +352,9 @@ class Identity:
     """Part of the model that a rank holds; of several ranks each names its own, see ``Shard.of_rank``."""
     generation: int = 0
     """Pages of another generation are never found: raise it where a store could not be cleared of all of them."""
+    facts: tuple[tuple[str, str], ...] = ()
+    """What else the bytes of a page depend on, by name, sorted: weights, quantization, attention backend. See
+    ``facts_of``. Pages written under other facts are never found."""
 
     def __post_init__(self) -> None:
         for name, value in (("model", self.model), ("revision", self.revision), ("dtype", self.dtype)):
@@ -277,6 +366,7 @@ class Identity:
         check_kind(self.generation, Integral, "the generation of an identity as a whole number")
         if self.generation < 0:
             raise InputError(f"a generation is 0 or more, found {self.generation}")
+        check_facts(self.facts)
 
     def parts(self, layout: ModelLayout) -> tuple[OwnedPools, ...]:
         """Return the identities that the layout's pools are stored under, each with its pools.
@@ -323,13 +413,20 @@ class Identity:
         """Digest identity and layout together, 32 bytes; it names a store's directory and seals every page."""
         fields: list[str] = [self.model, self.revision, self.dtype, self.shard.text, str(layout.page_size)]
         for component in layout.components:
-            fields += [component.name, str(component.span)]
+            own_pages = (
+                "" if layout.page_size_of(component) == layout.page_size else f" of {component.page_size} tokens"
+            )
+            fields += [component.name, f"{component.span}{own_pages}"]
             fields += [f"{pool.name}={pool.page_bytes}" for pool in component.pools]
+        fields += [text for fact in self.facts for text in fact]
         text = b"".join(len(field.encode()).to_bytes(8, "little") + field.encode() for field in fields)
         domain = b"unified-cache-identity-v1"
         if self.generation:
             # Generation 0 has the digest of the time before there were any: stores of that time stay readable.
             domain = b"unified-cache-identity-generation-%d" % self.generation
+        if self.facts:
+            # Their number tells where components end; without any the digest is that of the time before facts.
+            domain += b"-facts-%d" % len(self.facts)
         return hashlib.sha256(domain + text).digest()
 
 

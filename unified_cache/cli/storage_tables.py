@@ -11,9 +11,9 @@ from unified_cache.offline.listing import ObjectCount, total_of
 from unified_cache.offline.reading import FlawedObject, ReadOutcome
 from unified_cache.offline.stores import StoredIdentity, Undescribed
 from unified_cache.offline.upkeep import Verification
-from unified_cache.pool import ModelLayout
+from unified_cache.pool import Component, ModelLayout
 from unified_cache.storage_backends.catalog import UsedBetween
-from unified_cache.window import SPAN_ALL
+from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 __all__ = [
     "finding_as_json",
@@ -103,12 +103,14 @@ def stat_as_json(
             "dtype": identity.dtype,
             "shard": identity.shard.text,
             "generation": identity.generation,
+            "facts": dict(identity.facts),
             "page_size": layout.page_size,
             "components": [
                 {
                     "name": component.name,
-                    "hit_policy": component.hit_policy.value,
-                    "span_pages": None if component.span == SPAN_ALL else component.span,
+                    "hit_policy": None if (policy := component.hit_policy) is None else policy.value,
+                    "span_pages": None if component.span in (SPAN_ALL, SPAN_UNTOLD) else component.span,
+                    "page_size": layout.page_size_of(component),
                     "pools": [{"name": pool.name, "page_bytes": pool.page_bytes} for pool in component.pools],
                 }
                 for component in layout.components
@@ -133,6 +135,7 @@ def print_stat(
     console = console_on(stream)
     shown = table("pool", "component", "a resume needs", "payload bytes", "objects", "bytes", left=3)
     rest = dict(counts)
+    facts: list[str] = []
     title = f"{short_name(kept)}  {kept.name}"
     if isinstance(kept.description, Undescribed):
         title = kept.description.reason
@@ -143,6 +146,7 @@ def print_stat(
         title += (
             "".join(f"  {name} {value}" for name, value in named if value) + f"  pages of {layout.page_size} tokens"
         )
+        facts = [f"{name} {value}" for name, value in identity.facts]
         for name, component, needs, page_bytes in _pool_rows(layout):
             count = rest.pop(name, ObjectCount())
             shown.add_row(name, component, needs, f"{page_bytes:,}", *_count_cells(count))
@@ -152,14 +156,24 @@ def print_stat(
         shown.add_row(name, "none", "", "", *_count_cells(count))
     console.print_line("")
     console.print_line(title)
+    for fact in facts:
+        console.print_line(f"  {fact}")
     console.print(shown)
 
 
 def _pool_rows(layout: ModelLayout) -> Iterator[tuple[str, str, str, int]]:
     for component in layout.components:
-        needs = "every page" if component.span == SPAN_ALL else f"the last {component.span:,}"
+        needs = _needs(component)
+        if layout.page_size_of(component) != layout.page_size:
+            needs += f", of {component.page_size} tokens"
         for pool in component.pools:
             yield pool.name, component.name, needs if pool.page_bytes else "no objects", pool.page_bytes
+
+
+def _needs(component: Component) -> str:
+    if component.span == SPAN_UNTOLD:
+        return "not told"
+    return "every page" if component.span == SPAN_ALL else f"the last {component.span:,}"
 
 
 def _count_cells(count: ObjectCount) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from unified_cache.page import PageKey
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.protocol import StorageReader, StoredObject
+from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -52,7 +53,7 @@ class ObjectPools:
     A page is the set of its objects: an int whose bit ``i`` stands for the object of ``specs[i]``.
     """
 
-    __slots__ = ("_bits", "_identity", "_needed", "specs")
+    __slots__ = ("_bits", "_identity", "_needed", "_on_full", "_whole_only", "specs")
 
     def __init__(self, identity: bytes, layout: ModelLayout) -> None:
         self._identity = identity
@@ -64,6 +65,16 @@ class ObjectPools:
         self._needed = [0] * len(layout.components)
         for bit, (component, _) in enumerate(with_bytes):
             self._needed[component] |= 1 << bit
+        # Only the engine knows what it needs of pages whose span it has not told. Pages of another size have keys of
+        # their own, so Full's page is another object's; and without Full at the front there is no such rule.
+        told = [component.span != SPAN_UNTOLD for component in layout.components]
+        sizes = [layout.page_size_of(component) for component in layout.components]
+        has_full = layout.components[0].span == SPAN_ALL
+        self._whole_only = [needed for needed, is_told in zip(self._needed, told, strict=True) if is_told]
+        self._on_full = 0
+        if has_full:
+            for needed, is_told, size in zip(self._needed, told, sizes, strict=True):
+                self._on_full |= needed if is_told and size == sizes[0] else 0
 
     def label(self, key: PageKey, bit: int) -> Label:
         """Name one object of a page."""
@@ -93,14 +104,13 @@ class ObjectPools:
     def useless(self, present: int) -> int:
         """Return the objects of a page that no engine can use as long as its other objects are missing.
 
-        A component's page counts only with all of its pools, and only on Full's page.
+        A component's page counts only with all of its pools, and only on Full's page; of a component whose span is not
+        told, any object may count.
         """
-        if self._needed[0] & ~present:
-            return present
-        useless = present
-        for needed in self._needed:
-            if not needed & ~present:
-                useless &= ~needed
+        useless = present & self._on_full if self._needed[0] & ~present else 0
+        for needed in self._whole_only:
+            if needed & ~present:
+                useless |= present & needed
         return useless
 
 

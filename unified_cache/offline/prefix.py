@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.errors import LayoutError
 from unified_cache.offline.copying import Copying, CopyResult, CopyTask, chunks, exist
 from unified_cache.offline.listing import ObjectPools
 from unified_cache.offline.upkeep import Watch
@@ -17,7 +18,7 @@ from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import ModelLayout
 from unified_cache.storage_backends.manifest import Description, manifest_of
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
-from unified_cache.window import restorable_ends, window
+from unified_cache.window import SPAN_UNTOLD, restorable_ends, window
 
 __all__ = ["Prefetched", "PrefixPlan", "backup_prefixes", "plan_backup", "plan_prefetch", "prefetch_prefixes"]
 
@@ -56,6 +57,7 @@ def plan_backup(
     """Look for every page of the prompts' chains, in every pool, also beyond what can be restored.
 
     Raises:
+        LayoutError: a pool's pages have another number of tokens, so that no key of a prompt names them.
         StorageError: either store fails.
     """
     plan = _looked_for(source, target, description, prompts)
@@ -67,9 +69,18 @@ def plan_prefetch(
 ) -> PrefixPlan:
     """Look for the longest prefix of each prompt that both stores together can complete.
 
+    Where a component's span is not told, all that there is of it within the prefix belongs to it, and what is missing
+    does not shorten it: whether a resume can do without, only the engine knows.
+
     Raises:
+        LayoutError: no component says which pages a resume needs; or as ``plan_backup``.
         StorageError: either store fails.
     """
+    if all(component.span == SPAN_UNTOLD for component in description.layout.components):
+        raise LayoutError(
+            "expected a component that says which pages a resume needs, found spans that are not told; "
+            "a backup copies every page"
+        )
     plan = _looked_for(source, target, description, prompts)
     return replace(plan, objects_count=sum(int(chain.needed(chain.end).sum()) for chain in plan.chains))
 
@@ -130,20 +141,27 @@ class PromptChain:
 
     def longest(self, present: Presence) -> int:
         """Return the longest prefix that can be restored from these objects, in pages."""
-        components = self._layout.components
-        holes: list[npt.NDArray[np.bool_]] = [
-            np.logical_not(present[self._pools.component_bits(number)].all(axis=0)) for number in range(len(components))
+        told = [
+            (number, component.span)
+            for number, component in enumerate(self._layout.components)
+            if component.span != SPAN_UNTOLD
         ]
-        spans = [component.span for component in components]
-        ok = restorable_ends(spans, holes, 0, self.prompt.pages_count, [0] * len(components))
+        holes: list[npt.NDArray[np.bool_]] = [
+            np.logical_not(present[self._pools.component_bits(number)].all(axis=0)) for number, _ in told
+        ]
+        ok = restorable_ends([span for _, span in told], holes, 0, self.prompt.pages_count, [0] * len(told))
         ends = np.flatnonzero(ok)
         return int(ends[-1]) + 1 if ends.size else 0
 
     def needed(self, end: int) -> Presence:
-        """Tell which objects a resume after ``end`` pages needs."""
+        """Tell which objects a resume after ``end`` pages needs; of spans that are not told, all that there are."""
         needed = np.zeros_like(self.in_source)
         for number, component in enumerate(self._layout.components):
-            needed[self._pools.component_bits(number), window(end, component.span) : end] = True
+            bits = self._pools.component_bits(number)
+            if component.span == SPAN_UNTOLD:
+                needed[bits, :end] = (self.in_source | self.in_target)[bits, :end]
+            else:
+                needed[bits, window(end, component.span) : end] = True
         return needed
 
     def bring(self, copying: Copying, wanted: Presence, *, stop_early: bool) -> bool:
@@ -195,6 +213,7 @@ def _looked_for(
     source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
 ) -> PrefixPlan:
     layout = description.layout
+    layout.check_page_sizes({pool.name for pool in layout.pools})
     pools = ObjectPools(description.identity.digest(layout), layout)
     chains = [PromptChain(prompt, layout, pools, source, target) for prompt in prompts]
     return PrefixPlan(source, target, description, pools, chains, 0)

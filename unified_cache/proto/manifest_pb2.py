@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"unified_cache/proto/manifest.proto\x12\x10unified_cache.v1\"\xcb\x01\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\r\n\x05shard\x18\x06 \x01(\t\x12\x11\n\tpage_size\x18\x07 \x01(\r\x12/\n\ncomponents\x18\x08 \x03(\x0b\x32\x1b.unified_cache.v1.Component\x12\x12\n\ngeneration\x18\t \x01(\x04\"N\n\tComponent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04span\x18\x02 \x01(\r\x12%\n\x05pools\x18\x03 \x03(\x0b\x32\x16.unified_cache.v1.Pool\"(\n\x04Pool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"unified_cache/proto/manifest.proto\x12\x10unified_cache.v1\"\xf2\x01\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\r\n\x05shard\x18\x06 \x01(\t\x12\x11\n\tpage_size\x18\x07 \x01(\r\x12/\n\ncomponents\x18\x08 \x03(\x0b\x32\x1b.unified_cache.v1.Component\x12\x12\n\ngeneration\x18\t \x01(\x04\x12%\n\x05\x66\x61\x63ts\x18\n \x03(\x0b\x32\x16.unified_cache.v1.Fact\"#\n\x04\x46\x61\x63t\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"a\n\tComponent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04span\x18\x02 \x01(\r\x12%\n\x05pools\x18\x03 \x03(\x0b\x32\x16.unified_cache.v1.Pool\x12\x11\n\tpage_size\x18\x04 \x01(\r\"(\n\x04Pool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -22,9 +22,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'unified_cache.proto.manifes
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MANIFEST']._serialized_start=57
-  _globals['_MANIFEST']._serialized_end=260
-  _globals['_COMPONENT']._serialized_start=262
-  _globals['_COMPONENT']._serialized_end=340
-  _globals['_POOL']._serialized_start=342
-  _globals['_POOL']._serialized_end=382
+  _globals['_MANIFEST']._serialized_end=299
+  _globals['_FACT']._serialized_start=301
+  _globals['_FACT']._serialized_end=336
+  _globals['_COMPONENT']._serialized_start=338
+  _globals['_COMPONENT']._serialized_end=435
+  _globals['_POOL']._serialized_start=437
+  _globals['_POOL']._serialized_end=477
 # @@protoc_insertion_point(module_scope)

@@ -51,10 +51,12 @@ def check_configuration(
 
     Raises:
         ConfigError: they are of different shapes, or something depends on a rank's own clock.
-        LayoutError: a rank's pools cannot be those of its shard; RankError on the others.
+        LayoutError: a rank's pools cannot be those of its shard, or its layout is one of stored pages alone; RankError
+            on the others.
     """
     with together(ranks, "naming what a rank stores"):
         check_kind(identity, Identity, 'an Identity, such as Identity("my-model")', ConfigError)
+        layout.check_resumable()
         identity.owners(layout)
     shape = [(component.name, component.span) for component in layout.components]
     check_alike(ranks, "the configuration", f"{layout.page_size} {shape} {config} {has_storage}")

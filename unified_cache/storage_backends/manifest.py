@@ -42,12 +42,14 @@ def manifest_of(identity: Identity, layout: ModelLayout) -> proto.Manifest:
         dtype=identity.dtype,
         shard=identity.shard.text,
         generation=identity.generation,
+        facts=[proto.Fact(name=name, value=value) for name, value in identity.facts],
         page_size=layout.page_size,
         components=[
             proto.Component(
                 name=component.name,
                 span=component.span,
                 pools=[proto.Pool(name=pool.name, page_bytes=pool.page_bytes) for pool in component.pools],
+                page_size=size if (size := layout.page_size_of(component)) != layout.page_size else 0,
             )
             for component in layout.components
         ],
@@ -70,13 +72,21 @@ def described_by(manifest: proto.Manifest) -> Description:
     try:
         components = tuple(
             Component(
-                component.name, component.span, tuple(PoolSpec(pool.name, pool.page_bytes) for pool in component.pools)
+                component.name,
+                component.span,
+                tuple(PoolSpec(pool.name, pool.page_bytes) for pool in component.pools),
+                page_size=component.page_size or None,
             )
             for component in manifest.components
         )
         layout = ModelLayout(manifest.page_size, components)
         identity = Identity(
-            manifest.model, manifest.revision, manifest.dtype, NamedShard(manifest.shard), manifest.generation
+            manifest.model,
+            manifest.revision,
+            manifest.dtype,
+            NamedShard(manifest.shard),
+            manifest.generation,
+            tuple((fact.name, fact.value) for fact in manifest.facts),
         )
     except InputError as error:
         raise StorageError(f"{name} must describe a model and its layout: {error}", retryable=False) from error

@@ -16,7 +16,7 @@ from unified_cache.controller import InlineWorkers
 from unified_cache.errors import ConfigError, InputError, LayoutError, LockError, SlotError, StaleMatchError, TokenError
 from unified_cache.memory import DevicePool, NoBytes
 from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots, Tier
+from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, Slots, Tier
 from unified_cache.shards import Extent, Shard
 from unified_cache.storage_backends.directory.address import parse_address
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -339,7 +339,7 @@ PARTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         r"components as a tuple, such as \(Full\(...\),\), found Component",
     ),
     "a window first": (
-        lambda: ModelLayout(PAGE, (WINDOW, FULL)),
+        lambda: opened(layout=ModelLayout(PAGE, (Component("swa", 2, (KV,)),))),
         LayoutError,
         "must need all pages, as Full does, found swa, which needs the last 2; put Full before it",
     ),
@@ -465,7 +465,7 @@ def test_a_window_without_tokens_is_refused(window_tokens: int) -> None:
 
 def test_a_window_counted_in_other_pages_is_refused() -> None:
     with pytest.raises(LayoutError, match="swa: a window counted in pages of 16 tokens, found 64"):
-        ModelLayout(64, (FULL, WINDOW))
+        ModelLayout(64, (FULL, WINDOW)).check_resumable()
 
 
 def test_a_window_that_does_not_divide_deepseeks_page_is_refused() -> None:

@@ -26,8 +26,11 @@ __all__ = ["Registration", "Registry"]
 POOLS_MAX = 256
 """Pools of one layout; the largest published one has eight."""
 
+FACTS_MAX = 64
+"""Facts of one identity; an engine tells a dozen."""
+
 TEXT_CHARS_MAX = 256
-"""Names of models, revisions, dtypes, shards and components."""
+"""Names of models, revisions, dtypes, shards, components and facts, and the values of facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +131,13 @@ class Registry:
             )
         texts = [manifest.model, manifest.revision, manifest.dtype, manifest.shard]
         texts += [component.name for component in manifest.components]
+        texts += [text for fact in manifest.facts for text in (fact.name, fact.value)]
         if not manifest.model or not all(len(text) <= TEXT_CHARS_MAX and text.isprintable() for text in texts):
             raise InputError(f"names in a manifest are printable and at most {TEXT_CHARS_MAX} long; a model has one")
         if sum(len(component.pools) for component in manifest.components) > POOLS_MAX:
             raise InputError(f"a layout has at most {POOLS_MAX} pools")
+        if len(manifest.facts) > FACTS_MAX:
+            raise InputError(f"an identity has at most {FACTS_MAX} facts")
         try:
             described = described_by(manifest)
         except StorageError as error:

@@ -20,6 +20,7 @@ from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.requests.assembler import AnnouncedPage
 from unified_cache.service.requests.lookup import PoolSpan
 from unified_cache.service.settings import LimitSettings
+from unified_cache.window import SPAN_UNTOLD
 from unified_cache.wire.names import check_digests, labels_in, labels_of
 
 __all__ = [
@@ -149,6 +150,7 @@ def prefix(
     """
     pools = _pools_of(request, registration)
     if request.WhichOneof("prefix") == "tokens":
+        registration.layout.check_page_sizes({pool.name for pool in pools})
         pages_count = len(request.tokens.ids) // registration.layout.page_size
         _check_pages(pages_count, pools, limits)
         return _keys_of(request.tokens, registration, limits), pools
@@ -168,14 +170,20 @@ def _pools_of(request: service_pb2.LookupRequest, registration: Registration) ->
         if pool.page_bytes
     }
     if not request.pools:
-        return [PoolSpan(name, span) for name, span in spans.items()]
+        return [_told(PoolSpan(name, span)) for name, span in spans.items()]
     names = {pool.name for pool in request.pools}
     unknown = names - spans.keys()
     if unknown:
         raise InputError(f"a pool is one of {', '.join(spans)}, found {min(unknown)!r}")
     if len(names) < len(request.pools):
         raise InputError(f"a lookup names each pool once, found {len(names)} pools named {len(request.pools)} times")
-    return [PoolSpan(pool.name, pool.span or spans[pool.name]) for pool in request.pools]
+    return [_told(PoolSpan(pool.name, pool.span or spans[pool.name])) for pool in request.pools]
+
+
+def _told(pool: PoolSpan) -> PoolSpan:
+    if pool.span == SPAN_UNTOLD:
+        raise InputError(f"the span of pool {pool.name} is not told by its manifest, and must be given")
+    return pool
 
 
 def _check_pages(pages_count: int, pools: Sequence[PoolSpan], limits: LimitSettings) -> None:

@@ -6,7 +6,7 @@ from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import PageIO
-from unified_cache.window import SPAN_ALL
+from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 __all__ = ["Chains", "Link"]
 
@@ -21,7 +21,7 @@ class Chains:
     """Dependencies between objects, as far as the pages that were put and read have shown them.
 
     An object of a pool that needs every page of a prefix needs the page before its own; one of a windowed pool needs
-    its own page in the other pools, and nobody needs it. A pool that no manifest told of needs every page.
+    its own page in the other pools, and nobody needs it. A pool of which no manifest told a span needs every page.
     Bookkeeping only, not thread-safe.
     """
 
@@ -35,7 +35,7 @@ class Chains:
     def learn(self, manifest: Manifest) -> None:
         """Note which pools of an identity need the last pages of a prefix alone."""
         for component in manifest.components:
-            if component.span != SPAN_ALL:
+            if component.span not in (SPAN_ALL, SPAN_UNTOLD):
                 self._windowed.update((manifest.identity, pool.name) for pool in component.pools)
 
     def link(self, page: PageIO) -> None:
