@@ -1,6 +1,7 @@
-"""Set-up of every test run: interrupts, garbage collection, and a summary of skips and of processes left behind."""
+"""Set-up of every test run: interrupts, threads, garbage collection, and a summary of skips and of what is left."""
 
 import gc
+import os
 import signal
 from collections import Counter
 
@@ -17,7 +18,12 @@ __all__ = [
 
 
 def pytest_configure() -> None:
-    """Have children that are interrupted end, also where whoever started the tests ignores interrupts itself."""
+    """Have children that are interrupted end, also where whoever started the tests ignores interrupts itself.
+
+    torch computes in one thread, here and in every process that a test starts: as many as there are cores wait for each
+    other by spinning, and other tests have the other cores.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
