@@ -6,10 +6,12 @@ python examples/two_engines.py --storage file:/tmp/kv
 # ruff: noqa: T201 - an example prints to standard output
 
 import argparse
+from contextlib import AbstractContextManager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
 
+from unified_cache.demo.engine import DemoEngine
 from unified_cache.demo.opening import TierSizes, load_model, opened
 from unified_cache.demo.request import DemoRequest
 from unified_cache.integrations.transformers import Reused
@@ -23,45 +25,51 @@ Said = tuple[list[int], Reused, int]
 """An answer, what was reused of its prompt, and how many tokens were computed."""
 
 
+def serve(engine: DemoEngine, prompts: list[list[int]]) -> list[Said]:
+    """Answer all prompts at once, by continuous batching; what was inserted is in the store afterwards."""
+    requests = [DemoRequest(prompt, tokens_max=16) for prompt in prompts]
+    for request in requests:
+        engine.submit(request)
+    engine.run()
+    engine.cache.wait_all(timeout_s=WAIT_S)
+    return [(each.generated, each.reused, each.computed_tokens) for each in requests]
+
+
+def engine_on(storage: str) -> AbstractContextManager[DemoEngine]:
+    """Open an engine of this process over the store that both share."""
+    return opened(MODEL, load_model(MODEL), TierSizes(device_pages=64, host_pages=256), storage)
+
+
 def engine_process(storage: str, line: Connection) -> None:
-    """Serve a continuous-batching engine: all prompts of a message at once, until an empty message comes."""
-    with opened(MODEL, load_model(MODEL), TierSizes(device_pages=64, host_pages=256), storage) as engine:
+    """Serve the prompts of each message in a process of its own, until an empty message comes."""
+    with engine_on(storage) as engine:
         while prompts := line.recv():
-            requests = [DemoRequest(prompt, tokens_max=16) for prompt in prompts]
-            for request in requests:
-                engine.submit(request)
-            engine.run()
-            engine.cache.wait_all(timeout_s=WAIT_S)  # what was inserted is in the store now
-            said: list[Said] = [(each.generated, each.reused, each.computed_tokens) for each in requests]
-            line.send(said)
+            line.send(serve(engine, prompts))
 
 
-def ask(name: str, line: Connection, prompts: list[list[int]]) -> list[Said]:
-    """Have one engine answer prompts; say what it took."""
-    line.send(prompts)
-    assert line.poll(WAIT_S), f"{name} does not answer"
-    answers: list[Said] = line.recv()
+def show(name: str, answers: list[Said]) -> None:
+    """Say what the answers took."""
     for _, reused, computed_tokens in answers:
         print(f"{name}: {reused.storage_tokens} tokens from storage, {computed_tokens} computed")
-    return answers
 
 
 def main(storage: str) -> None:
-    """Let one engine answer; then the other, while the first is still there."""
+    """Let the engine of this process answer; then another process's, while the first engine is still there."""
     prompts = [list(SYSTEM + question) for question in QUESTIONS]
     spawn = get_context("spawn")
-    lines, engines = [], []
-    for _ in range(2):
-        ours, theirs = spawn.Pipe()
-        lines.append(ours)
-        engines.append(spawn.Process(target=engine_process, args=(storage, theirs), daemon=True))
-        engines[-1].start()
-    first = ask("engine 1", lines[0], prompts)
-    second = ask("engine 2", lines[1], prompts)
-    for line, engine in zip(lines, engines, strict=True):
-        line.send([])
-        engine.join(WAIT_S)
-        assert engine.exitcode == 0, "an engine has failed"
+    ours, theirs = spawn.Pipe()
+    other = spawn.Process(target=engine_process, args=(storage, theirs), daemon=True)
+    other.start()
+    with engine_on(storage) as engine:
+        first = serve(engine, prompts)
+        show("engine 1", first)
+        ours.send(prompts)
+        assert ours.poll(WAIT_S), "engine 2 does not answer"
+        second: list[Said] = ours.recv()
+        show("engine 2", second)
+        ours.send([])
+        other.join(WAIT_S)
+    assert other.exitcode == 0, "an engine has failed"
     assert [answer for answer, *_ in first] == [answer for answer, *_ in second], "a hit is never wrong bytes"
     assert all(reused.storage_tokens for _, reused, _ in second), "the store was not shared"
 

@@ -20,13 +20,6 @@ def example(name: str, *options: str) -> list[str]:
     ).stdout.splitlines()
 
 
-def restarts_on(l3: L3) -> None:
-    """Rung 2: an engine with three tiers, and another one after it."""
-    lines = example("host_and_file", "--storage", l3.url)
-    assert "host_tokens=192" in lines[-2]
-    assert ("storage_tokens=192" in lines[-1]) == l3.is_shared
-
-
 def is_shared_by_two_engines(l3: L3) -> None:
     """Rung 3: two processes at a time."""
     lines = example("two_engines", "--storage", l3.url)
@@ -44,7 +37,10 @@ def test_memory_only_computes_what_is_new() -> None:
 
 
 def test_host_and_file_survives_a_restart(l3: L3) -> None:
-    restarts_on(l3)
+    """Rung 2: an engine with three tiers, and another one after it."""
+    lines = example("host_and_file", "--storage", l3.url)
+    assert "host_tokens=192" in lines[-2]
+    assert "storage_tokens=192" in lines[-1]
 
 
 def test_two_engines_share_one_store(l3: L3) -> None:

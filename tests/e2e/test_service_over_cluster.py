@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_examples import is_shared_by_two_engines, restarts_on
+from tests.e2e.test_examples import is_shared_by_two_engines
 from tests.e2e.test_serve_command import ServeProcess, serving
-from tests.support.exactness import L3
+from tests.support.exactness import L3, after_a_restart
 from tests.support.mooncake import small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 
@@ -31,4 +31,4 @@ def test_two_engines_share_a_cluster_through_two_servers_and_through_the_one_tha
     is_shared_by_two_engines(service)
     servers[0].child.kill()
     servers[0].child.wait()
-    restarts_on(service)
+    after_a_restart("tiny-gpt-oss", service, is_aligned=False)
