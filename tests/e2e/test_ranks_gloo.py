@@ -1,11 +1,11 @@
 """Ranks as real processes over gloo: equal trees, the longest prefix that all can resume, and no hang, whoever dies."""
 
 import json
-import os
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -23,21 +23,25 @@ WALL_S = 240.0
 
 def play(directory: Path, name: str, size: int, *, seeds: int = 0, steps: int = 0) -> list[object]:
     """Run a play with ``size`` processes; return by rank what each wrote down, None for one that died on purpose."""
+    return play_all(directory, [name], size, seeds=seeds, steps=steps)[name]
+
+
+def play_all(
+    directory: Path, names: Sequence[str], size: int, *, seeds: int = 0, steps: int = 0
+) -> dict[str, list[object]]:
+    """Run plays one after the other, all with the same processes; return what ``play`` does, by play."""
     deadline_s = time.monotonic() + WALL_S
     arguments = [str(value) for value in (size, seeds, steps, directory)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
         started: list[subprocess.Popen[bytes]] = []
         for rank in range(size):
-            command = [sys.executable, "-m", "tests.support.rank_process", name, str(rank), *arguments]
+            command = [sys.executable, "-m", "tests.support.rank_process", ",".join(names), str(rank), *arguments]
             errors = stack.enter_context((directory / f"{rank}.err").open("wb"))
-            started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stderr=errors))
+            started.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=errors))
             stack.enter_context(started[-1])
             stack.callback(started[-1].kill)
         for rank, running in enumerate(started):
-            if rank == size - 1:
-                let_end(running)  # which it may be waiting for
-            while running.poll() is None and not report_of(directory, rank).exists():
+            while running.poll() is None and not report_of(directory, names[-1], rank).exists():
                 assert time.monotonic() < deadline_s, f"rank {rank} hangs"
                 with suppress(subprocess.TimeoutExpired):
                     running.wait(0.02)
@@ -46,8 +50,11 @@ def play(directory: Path, name: str, size: int, *, seeds: int = 0, steps: int = 
             running.wait(max(1.0, deadline_s - time.monotonic()))
         statuses = [ended.returncode for ended in started]
     assert set(statuses) <= {0, DEATH}, [(directory / f"{rank}.err").read_text()[-3000:] for rank in range(size)]
-    reports = [report_of(directory, rank) for rank in range(size)]
-    return [json.loads(report.read_text()) if report.exists() else None for report in reports]
+    reports = {name: [report_of(directory, name, rank) for rank in range(size)] for name in names}
+    return {
+        name: [json.loads(report.read_text()) if report.exists() else None for report in written]
+        for name, written in reports.items()
+    }
 
 
 def let_end(running: subprocess.Popen[bytes]) -> None:
@@ -92,33 +99,40 @@ def stored_objects(directory: Path) -> dict[str, StoredCounts]:
     return found
 
 
-def test_arrays_of_every_length_are_agreed_on(tmp_path: Path) -> None:
-    assert play(tmp_path, "agree", 3) == [[rank, 3, [True] * 7] for rank in range(3)]
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    """Three processes through all plays of three; in the last one a rank dies."""
+    names = ("agree", "pairs", "disagree", "dawdle", "die")
+    return play_all(tmp_path_factory.mktemp("ranks"), names, 3)
 
 
-def test_ranks_out_of_step_are_told_so_on_every_rank(tmp_path: Path) -> None:
-    for outcomes in play(tmp_path, "disagree", 3):
+def test_arrays_of_every_length_are_agreed_on(played: dict[str, list[object]]) -> None:
+    assert played["agree"] == [[rank, 3, [True] * 7] for rank in range(3)]
+
+
+def test_ranks_out_of_step_are_told_so_on_every_rank(played: dict[str, list[object]]) -> None:
+    for outcomes in played["disagree"]:
         assert isinstance(outcomes, list)
         first, second, is_lost = outcomes
         assert "out of step" in first
         assert (second, is_lost) == (first, True)
 
 
-def test_processes_can_be_cut_into_groups(tmp_path: Path) -> None:
-    assert play(tmp_path, "pairs", 3) == [
+def test_processes_can_be_cut_into_groups(played: dict[str, list[object]]) -> None:
+    assert played["pairs"] == [
         [0, 2, [False, False, True]],
         [1, 2, [False, False, True]],
         "process 2 is in none of the groups [[0, 1]]",
     ]
 
 
-def test_when_a_rank_dies_the_others_fail_what_moves_and_go_on_with_the_device(tmp_path: Path) -> None:
+def test_when_a_rank_dies_the_others_fail_what_moves_and_go_on_with_the_device(played: dict[str, list[object]]) -> None:
     alive = ["lost", True, True, [True, True, True], 11, 0, []]
-    assert play(tmp_path, "die", 3) == [alive, alive, None]
+    assert played["die"] == [alive, alive, None]
 
 
-def test_a_rank_that_does_not_come_in_time_is_lost_to_the_others(tmp_path: Path) -> None:
-    *others, last = play(tmp_path, "dawdle", 3)
+def test_a_rank_that_does_not_come_in_time_is_lost_to_the_others(played: dict[str, list[object]]) -> None:
+    *others, last = played["dawdle"]
     assert last == []
     for number, outcome in enumerate(others):
         assert outcome == [f"rank {number} of 3 lost the others", True]

@@ -1,12 +1,14 @@
-"""One rank as a process: ``python -m tests.support.rank_process PLAY RANK SIZE SEEDS STEPS DIRECTORY``.
+"""One rank as a process: ``python -m tests.support.rank_process PLAYS RANK SIZE SEEDS STEPS DIRECTORY``.
 
-Meets the others through a file in the directory, plays its part and writes what it saw to ``RANK.json`` there.
+Meets the others through a file in the directory, plays its part in each of the plays, in a group of their own for each,
+and writes what it saw to ``PLAY.RANK.json`` there.
 """
 
 import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.rank_grid import cells
 from tests.support.rank_script import Rank
 from tests.support.ranks import out_pages, ranked
+from unified_cache.cluster.child import wait_until
 from unified_cache.controller import InlineWorkers, ThreadWorkers
 from unified_cache.errors import ConfigError, RankLostError
 from unified_cache.page import Prompt
@@ -121,12 +124,13 @@ def serve(toy: ToyEngine, prompt: Prompt) -> int:
     return verified
 
 
-def dawdle(ranks: TorchRanks) -> object:
+def dawdle(ranks: TorchRanks, directory: Path) -> object:
     """Have the last rank not come, though it lives; say how long the others waited."""
     short = TorchRanks.open(SHORT_DEADLINE_S)
     short.agree(np.ones(1, np.bool_))
     if ranks.rank == ranks.size - 1:
-        sys.stdin.read()  # until the parent closes it, when the others have written their reports
+        others = [report_of(directory, "dawdle", rank) for rank in range(ranks.rank)]
+        assert wait_until(lambda: all(report.exists() for report in others), DEADLINE_S)
         return []
     started_s = time.monotonic()
     outcome = lost(short, 1)
@@ -147,13 +151,13 @@ def resume(ranks: TorchRanks, store: Path) -> object:
     return {str(cell): cell.resume(ranks, storage) for cell in cells(ranks.size)}
 
 
-def report_of(directory: Path, rank: int) -> Path:
+def report_of(directory: Path, play: str, rank: int) -> Path:
     """Name the file of what a rank saw."""
-    return directory / f"{rank}.json"
+    return directory / f"{play}.{rank}.json"
 
 
-def main(play: str, rank: int, size: int, seeds: int, steps: int, directory: Path) -> None:
-    """Meet the others, play, report."""
+def main(names: Sequence[str], rank: int, size: int, seeds: int, steps: int, directory: Path) -> None:
+    """Meet the others; play and report, play by play."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -162,25 +166,25 @@ def main(play: str, rank: int, size: int, seeds: int, steps: int, directory: Pat
         world_size=size,
         timeout=timedelta(seconds=MEETING_S),
     )
-    ranks = TorchRanks.open(DEADLINE_S)
-    plays = {
-        "seeds": lambda: play_seeds(ranks, seeds, steps),
-        "agree": lambda: agree(ranks),
-        "disagree": lambda: disagree(ranks),
-        "pairs": lambda: pairs(ranks),
-        "die": lambda: die(ranks),
-        "dawdle": lambda: dawdle(ranks),
-        "back_up": lambda: back_up(ranks, directory.parent / "store"),
-        "resume": lambda: resume(ranks, directory.parent / "store"),
+    plays: Mapping[str, Callable[[TorchRanks], object]] = {
+        "seeds": lambda ranks: play_seeds(ranks, seeds, steps),
+        "agree": agree,
+        "disagree": disagree,
+        "pairs": pairs,
+        "die": die,
+        "dawdle": lambda ranks: dawdle(ranks, directory),
+        "back_up": lambda ranks: back_up(ranks, directory.parent / "store"),
+        "resume": lambda ranks: resume(ranks, directory.parent / "store"),
     }
-    report = plays[play]()
-    draft = directory / f"{rank}.draft"
-    draft.write_text(json.dumps(report))
-    draft.rename(report_of(directory, rank))
+    for name in names:
+        report = plays[name](TorchRanks.open(DEADLINE_S))
+        draft = directory / f"{name}.{rank}.draft"
+        draft.write_text(json.dumps(report))
+        draft.rename(report_of(directory, name, rank))
     sys.stdin.read()  # until the parent closes it: the others may not be done with this one
     os._exit(0)  # a group that has lost a rank does not end by itself
 
 
 if __name__ == "__main__":
-    name, number, count, seeds_count, steps_count, place = sys.argv[1:]
-    main(name, int(number), int(count), int(seeds_count), int(steps_count), Path(place))
+    names, number, count, seeds_count, steps_count, place = sys.argv[1:]
+    main(names.split(","), int(number), int(count), int(seeds_count), int(steps_count), Path(place))
