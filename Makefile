@@ -39,7 +39,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: run quick test test-long libraries check sim mutants soak soak-service bench fmt proto clean help
+.PHONY: run quick test test-long libraries oldest check sim mutants soak soak-service bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -58,6 +58,9 @@ test-long: $(READY) libraries  ## run every test, property tests with many examp
 
 libraries: $(READY)  ## install the system libraries that Mooncake needs, where apt and root are there
 	@$(BIN)/python scripts/system_libraries.py
+
+oldest: $(READY)  ## run the tests of the wire under the oldest protobuf and gRPC promised; needs the package index
+	@$(BIN)/python scripts/check_oldest.py
 
 check: $(READY)  ## everything a change must pass: format, lint, types, generated code, wheel, tests
 	$(BIN)/ruff format --check --quiet
