@@ -13,6 +13,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
+from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
 __all__ = ["MemoryStorage", "keys_only_storage", "open_keys_only_url", "open_url"]
 
@@ -88,6 +89,7 @@ class MemoryStorage:
         self._lru = StoreLru(bytes_max)
         self._contents: PageContents = _WholePages() if contents is None else contents
         self._pages: dict[Label, bytes] = {}
+        self._removed = RemovalBuffer()
         self._closed = False
         self._guard = Lock()
 
@@ -127,8 +129,8 @@ class MemoryStorage:
             for page, hit in zip(pages, hits, strict=True):
                 if hit:
                     self._contents.fill(page, self._pages[page.label])
-                else:
-                    self._pages.pop(page.label, None)
+                elif self._pages.pop(page.label, None) is not None:
+                    self._removed.note((page.label,))
             return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
@@ -146,12 +148,16 @@ class MemoryStorage:
             stored, evicted = self._lru.store([page.label for page in pages], sizes)
             for label in evicted:
                 del self._pages[label]
+            if evicted:
+                self._removed.note(evicted)
             for page, object_bytes, ok in zip(pages, sizes, stored, strict=True):
                 kept = self._pages.get(page.label)
                 if not ok:
-                    self._pages.pop(page.label, None)
+                    if self._pages.pop(page.label, None) is not None:
+                        self._removed.note((page.label,))
                 elif kept is None or len(kept) != object_bytes:
                     self._pages[page.label] = self._contents.take(page)
+            self._removed.restored(page.label for page, ok in zip(pages, stored, strict=True) if ok)
             return Answer.of_puts(stored)
 
     def touch(self, labels: Sequence[Label]) -> None:
@@ -178,6 +184,12 @@ class MemoryStorage:
             self._check_open()
             return self._lru.scan(identity, cursor)
 
+    def removals(self) -> RemovalFeed:
+        """Begin to tell one subscriber what goes; closing the store tells nothing."""
+        with self._guard:
+            self._check_open()
+            return self._removed.subscribe()
+
     def close(self) -> None:
         """Let every page go; memory is where this backend keeps them."""
         with self._guard:
@@ -190,7 +202,10 @@ class MemoryStorage:
 
     def _drop(self, label: Label) -> bool:
         self._lru.forget(label)
-        return self._pages.pop(label, None) is not None
+        was_there = self._pages.pop(label, None) is not None
+        if was_there:
+            self._removed.note((label,))
+        return was_there
 
     def _sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
         return [self._contents.size_of(page) for page in pages]

@@ -11,6 +11,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Flaw, Label, verify_buffers
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 
 __all__ = ["VerifiedStorage"]
 
@@ -109,6 +110,10 @@ class VerifiedStorage:
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend, flawed or not."""
         return self._backend.scan(identity, cursor)
+
+    def removals(self) -> RemovalFeed | None:
+        """Have the wrapped backend tell what goes; asking it waits for nothing."""
+        return removals_of(self._backend)
 
     def close(self) -> None:
         """Close the wrapped backend."""

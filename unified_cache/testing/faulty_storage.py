@@ -14,6 +14,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["FaultPlan", "FaultyStorage", "ScriptedFaults", "SeededFaults", "StorageFault"]
@@ -230,6 +231,10 @@ class FaultyStorage:
         """List objects of the wrapped backend."""
         self._begin(Method.SCAN)
         return self._backend.scan(identity, cursor)
+
+    def removals(self) -> RemovalFeed | None:
+        """Have the wrapped backend tell what goes; asking it waits for nothing."""
+        return removals_of(self._backend)
 
     def close(self) -> None:
         """Close the wrapped backend; never faulty, and calls that hang go on hanging."""

@@ -41,7 +41,7 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     PACKAGE: LIBRARY + PROGRAMS,
     f"{PACKAGE}.storage_backends": (
         ("protocol", "manifest"),
-        ("common", "catalog"),
+        ("common", "catalog", "removals"),
         ("directory", "wrappers", "verified"),
         ("memory", "file", "packed", "mooncake", "remote"),
         (FACADE,),

@@ -12,8 +12,15 @@ from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.journal import Journal, JournalLine
 from unified_cache.storage_backends.file.layout import objects_in
-from unified_cache.storage_backends.file.quota import addition_lines, decline_for_free_space, is_there, removal_lines
+from unified_cache.storage_backends.file.quota import (
+    addition_lines,
+    decline_for_free_space,
+    is_there,
+    note_changes,
+    removal_lines,
+)
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
+from unified_cache.storage_backends.removals import RemovalBuffer
 
 __all__ = ["NoQuota"]
 
@@ -30,6 +37,8 @@ class NoQuota:
     unremovable_count = 0
 
     def __init__(self, root: StoreRoot, directories: OpenDirectories, journal: Journal, free_bytes_min: int) -> None:
+        self.removed = RemovalBuffer()
+        """What has gone, whoever removed it, for whoever wants to know."""
         self._root = root
         self._directories = directories
         self._journal = journal
@@ -123,16 +132,20 @@ class NoQuota:
         try:
             if self._restored_count != self._root.restored_count:
                 self._restored_count = self._root.restored_count
+                self.removed.lose()
                 self._journal = self._journal.reopened(self._root.fd)
             news = self._journal.exchange(lines)
             if news is None:
                 # The others went too far ahead to be followed; whatever has no name yet may have been evicted.
                 self._evicted.update(self._unnamed)
+                self.removed.lose()
                 news = self._journal.exchange(lines)
         except OSError:
             news = None
         if news is None:
             self._unrecorded_count += len(lines)
+        note_changes(self.removed, lines if news is None else news)
+        if news is None:
             return
         for label, object_bytes in news if self._unnamed else ():
             if label in self._unnamed:

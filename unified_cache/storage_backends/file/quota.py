@@ -15,6 +15,7 @@ from unified_cache.storage_backends.file.journal import Journal, JournalLine
 from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.listing import StoreListing
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
+from unified_cache.storage_backends.removals import RemovalBuffer
 
 __all__ = [
     "UNREMOVABLE_MAX",
@@ -22,6 +23,7 @@ __all__ = [
     "addition_lines",
     "decline_for_free_space",
     "is_there",
+    "note_changes",
     "removal_lines",
 ]
 
@@ -56,6 +58,8 @@ class SharedQuota:
     ) -> None:
         self.bytes_max = bytes_max
         """Cap of the store."""
+        self.removed = RemovalBuffer()
+        """What has gone, whoever removed it, for whoever wants to know."""
         self._root = root
         self._lru = StoreLru(bytes_max)
         self._directories = directories
@@ -341,6 +345,7 @@ class SharedQuota:
 
     def _lose_track(self) -> None:
         """List the directories from now on; until that is over, what was known stands, and what the journal says."""
+        self.removed.lose()
         if self._listing is None:
             self._listing = StoreListing(self._root)
         else:
@@ -357,6 +362,7 @@ class SharedQuota:
                     self._lru.forget(label)
                 else:
                     self._lru.add(label, object_bytes)
+            note_changes(self.removed, changes)
 
 
 def decline_for_free_space(root: StoreRoot, granted: list[StoredObject], free_bytes_min: int) -> None:
@@ -367,6 +373,13 @@ def decline_for_free_space(root: StoreRoot, granted: list[StoredObject], free_by
     short_bytes = missing_bytes(root.disk, root.fd, wanted_bytes + free_bytes_min)
     while granted and short_bytes > 0:
         short_bytes -= granted.pop().object_bytes
+
+
+def note_changes(removed: RemovalBuffer, changes: Sequence[JournalLine]) -> None:
+    """Note what lines of the journal say of pages that went and pages that came, in their order."""
+    if removed.is_told:
+        for label, object_bytes in changes:
+            (removed.note if object_bytes is None else removed.restored)((label,))
 
 
 def is_there(disk: Disk, directories: OpenDirectories, label: Label) -> bool:

@@ -37,6 +37,7 @@ from unified_cache.storage_backends.file.page_reader import PageReader
 from unified_cache.storage_backends.file.page_writer import PageWriter
 from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.removals import RemovalFeed
 
 __all__ = ["FileCounts", "FileStorage", "open_url"]
 
@@ -194,6 +195,10 @@ class FileStorage:
         """Read each page straight into its buffers; a hit makes it recent."""
         with self._calls:
             hits = self._page_reader.read(pages)
+            if Answer.FLAWED in hits:
+                self._quota.removed.note(
+                    page.label for page, hit in zip(pages, hits, strict=True) if hit is Answer.FLAWED
+                )
             self._quota.record(pages, hits, ())
             self._stamp(self._stamps.note(pages, hits))
             return hits
@@ -286,6 +291,15 @@ class FileStorage:
         """
         with self._calls:
             return self._page_reader.used_between(identity)
+
+    def removals(self) -> RemovalFeed:
+        """Begin to tell one subscriber what goes.
+
+        What other processes removed is told once this one has read their journal: at its next put, and when it writes
+        times of use. Where it fell behind what the journal keeps, that is a loss.
+        """
+        with self._calls:
+            return self._quota.removed.subscribe()
 
     def close(self) -> None:
         """Wait for calls in flight, remove this process's temp directory, let go of every descriptor."""

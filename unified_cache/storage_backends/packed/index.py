@@ -10,6 +10,7 @@ from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.removals import RemovalBuffer
 
 __all__ = ["PageIndex", "PutBatch"]
 
@@ -50,6 +51,8 @@ class PageIndex:
     """Slots and recency under one guard. Thread-safe; it makes no call on the disk."""
 
     def __init__(self, lru: StoreLru) -> None:
+        self.removed = RemovalBuffer()
+        """What has gone, for whoever wants to know."""
         self._lru = lru
         self._slots: dict[Label, SegmentSlot] = {}
         self._unreadable: dict[Label, list[SegmentSlot]] = {}
@@ -135,6 +138,7 @@ class PageIndex:
                 slot = self._slots.get(label)
                 if slot is not None and slot.segment.object_bytes != sizes[number]:
                     batch.gone.append(self._slots.pop(label))
+                    self.removed.note((label,))
                     slot = None
                 # Of a page that is in the batch at two lengths the last one is stored.
                 stored[number] = stored[number] and self._lru.size_of(label) == sizes[number]
@@ -175,6 +179,7 @@ class PageIndex:
                     if label in self._slots:
                         spare.append(self._slots[label])
                     self._slots[label] = slot
+                    self.removed.restored((label,))
         if evicted:
             batch.decline(evicted)
         return spare
@@ -275,4 +280,5 @@ class PageIndex:
             if slot is not None:
                 self._lru.forget(label)
                 slots.append(slot)
+                self.removed.note((label,))
         return slots

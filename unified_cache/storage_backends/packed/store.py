@@ -41,6 +41,7 @@ from unified_cache.storage_backends.packed.segment import (
 )
 from unified_cache.storage_backends.packed.segments import SegmentFiles
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
+from unified_cache.storage_backends.removals import RemovalFeed
 
 __all__ = ["PackedCounts", "PackedStorage", "open_url"]
 
@@ -326,6 +327,11 @@ class PackedStorage:
             except OSError as error:
                 raise storage_error(error, f"cannot read the tables in {self._root.path}") from error
             return UsedBetween(min(times), max(times)) if times else None
+
+    def removals(self) -> RemovalFeed:
+        """Begin to tell one subscriber what goes. A page that cannot be read has gone, until it is put again."""
+        with self._calls:
+            return self._index.removed.subscribe()
 
     def close(self) -> None:
         """Wait for calls in flight, write times of use, give free room back, let go of every descriptor."""

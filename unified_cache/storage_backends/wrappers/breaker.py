@@ -9,6 +9,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.breaker import Admission, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["BreakerStorage"]
@@ -106,6 +107,10 @@ class BreakerStorage:
             StorageError: the breaker is open; an empty listing would be a lie.
         """
         return self._ask(Method.SCAN, lambda: self._backend.scan(identity, cursor), self._refuse)
+
+    def removals(self) -> RemovalFeed | None:
+        """Have the wrapped backend tell what goes; asking it waits for nothing."""
+        return removals_of(self._backend)
 
     def close(self) -> None:
         """Close the wrapped backend, in any state."""

@@ -17,6 +17,7 @@ from unified_cache.errors import ClosedError, ConfigError, StorageError, Storage
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["CallWatch", "DeadlineStorage", "StuckCall", "call_within"]
@@ -309,6 +310,10 @@ class DeadlineStorage:
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
         return self._run(Method.SCAN, lambda: self._backend.scan(identity, cursor))
+
+    def removals(self) -> RemovalFeed | None:
+        """Have the wrapped backend tell what goes; asking it waits for nothing."""
+        return removals_of(self._backend)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse calls, let those in flight return, close the wrapped backend; wait at most ``timeout_s`` in all.

@@ -12,6 +12,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 
 __all__ = ["RetryStorage"]
 
@@ -99,6 +100,10 @@ class RetryStorage:
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
         return self._backend.scan(identity, cursor)
+
+    def removals(self) -> RemovalFeed | None:
+        """Have the wrapped backend tell what goes; asking it waits for nothing."""
+        return removals_of(self._backend)
 
     def close(self) -> None:
         """Close the wrapped backend."""

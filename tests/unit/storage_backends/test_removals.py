@@ -1,0 +1,197 @@
+"""Removals of a store: a subscriber that is told of them knows what is in it, or knows that it does not know."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.support.files import path_of, put
+from tests.support.service import LoopbackServer
+from tests.support.store_kinds import StoreKind
+from tests.support.wrappers import scripted
+from unified_cache.config import GuardConfig
+from unified_cache.errors import ClosedError, ConfigError, StateError
+from unified_cache.seal import Label
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.memory import MemoryStorage, keys_only_storage
+from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed, Removals, removals_of
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
+from unified_cache.testing.storage_contract import MODEL, OTHER_MODEL, PAGE_BYTES, blank_page, label, sealed_page
+
+CAP_BYTES = 6 * PAGE_BYTES
+LABELS = [label(number, model=model) for number in range(8) for model in (MODEL, OTHER_MODEL)]
+
+OPENERS: dict[str, Callable[[Path], StorageBackend]] = {
+    "memory": lambda root: MemoryStorage(CAP_BYTES),
+    "keys_only": lambda root: keys_only_storage(CAP_BYTES),
+    "file": lambda root: FileStorage.open(root, bytes_max=CAP_BYTES),
+    "file without a cap": FileStorage.open,
+    "packed": lambda root: PackedStorage.open(root, bytes_max=CAP_BYTES),
+    "packed without a cap": PackedStorage.open,
+    "verified": lambda root: VerifiedStorage(PackedStorage.open(root, bytes_max=CAP_BYTES)),
+}
+
+
+def subscribed(storage: StorageBackend) -> RemovalFeed:
+    feed = removals_of(storage)
+    assert feed is not None
+    return feed
+
+
+@pytest.fixture(params=OPENERS)
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
+    with closing(OPENERS[request.param](tmp_path / "store")) as storage:
+        yield storage
+
+
+class BelievedPages:
+    """Pages that a subscriber believes to be in a store: it saw each stored, and was not told that it went."""
+
+    def __init__(self, feed: RemovalFeed) -> None:
+        self.labels: set[Label] = set()
+        self.next_start = 0
+        self._feed = feed
+
+    def stored(self, labels: list[Label], answers: list[Answer]) -> None:
+        self.labels |= {named for named, answer in zip(labels, answers, strict=True) if answer}
+
+    def refresh(self) -> None:
+        told = self._feed.take()
+        assert (told.start, told.lost_count) == (self.next_start, 0)
+        assert len(set(told.labels)) == len(told.labels)
+        self.next_start = told.end
+        self.labels -= set(told.labels)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_is_told_of_removals_knows_what_is_in_the_store(storage: StorageBackend, seed: int) -> None:
+    choice = random.Random(seed)
+    put(storage, [0, 1])
+    picture = BelievedPages(subscribed(storage))
+    picture.labels = {label(0), label(1)}
+    for _ in range(120):
+        some = choice.sample(LABELS, choice.randrange(1, 5))
+        action = choice.random()
+        if action < 0.55:
+            level = Level.DURABLE if choice.random() < 0.1 and storage.capability().durable else Level.CACHED
+            picture.stored(some, storage.put([sealed_page(named) for named in some], level))
+        elif action < 0.75:
+            storage.get([blank_page(named, PAGE_BYTES + (choice.random() < 0.1)) for named in some])
+        elif action < 0.85:
+            storage.remove(some)
+        elif action < 0.95:
+            storage.touch(some)
+        else:
+            storage.clear(some[0].identity)
+        if choice.random() < 0.3:
+            picture.refresh()
+            there = {named for named, answer in zip(LABELS, storage.exists(LABELS), strict=True) if answer}
+            assert picture.labels == there
+    picture.refresh()
+    assert picture.next_start > 5
+
+
+def test_a_store_has_one_subscriber_at_a_time(storage: StorageBackend) -> None:
+    first = subscribed(storage)
+    with pytest.raises(StateError, match="one subscriber"):
+        removals_of(storage)
+    put(storage, [1])
+    storage.remove([label(1)])
+    first.close()
+    first.close()
+    second = subscribed(storage)
+    put(storage, [2])
+    storage.remove([label(2)])
+    assert first.take() == Removals(0, 0, ())
+    assert second.take() == Removals(0, 0, (label(2),))
+    storage.close()
+    with pytest.raises(ClosedError):
+        removals_of(storage)
+
+
+def test_what_came_back_before_anybody_asked_is_not_told() -> None:
+    buffer = RemovalBuffer()
+    buffer.note(LABELS[:2])
+    feed = buffer.subscribe()
+    assert feed.take() == Removals(0, 0, ())
+    buffer.note([LABELS[0], LABELS[1], LABELS[2]])
+    buffer.restored([LABELS[1], LABELS[9]])
+    assert feed.take() == Removals(0, 0, (LABELS[0], LABELS[2]))
+    assert feed.take() == Removals(2, 0, ())
+
+
+def test_what_there_is_no_room_for_is_lost_and_the_next_answer_says_so() -> None:
+    buffer = RemovalBuffer(labels_max=3)
+    feed = buffer.subscribe()
+    buffer.note(LABELS[:3])
+    buffer.note(LABELS[:3])
+    assert feed.take() == Removals(0, 0, tuple(LABELS[:3]))
+    buffer.note(LABELS[:4])
+    buffer.note(LABELS[5:7])
+    told = feed.take()
+    assert told == Removals(7, 4, tuple(LABELS[5:7]))
+    assert feed.take() == Removals(told.end, 0, ())
+    buffer.lose()
+    assert feed.take() == Removals(10, 1, ())
+    with pytest.raises(ConfigError, match="labels_max must be positive, found 0"):
+        RemovalBuffer(labels_max=0)
+
+
+def test_wrappers_tell_what_their_store_tells(tmp_path: Path) -> None:
+    store = PackedStorage.open(tmp_path / "store")
+    metered = MeteredStorage(scripted({}, store), StorageMetrics(CollectorRegistry()), "packed")
+    with closing(VerifiedStorage(StorageGuard.around(metered, store.capability(), GuardConfig()).breaker)) as storage:
+        feed = subscribed(storage)
+        put(storage, [1])
+        storage.remove([label(1)])
+        assert feed.take().labels == (label(1),)
+
+
+def test_the_service_tells_its_clients_nothing() -> None:
+    running = LoopbackServer.start(MemoryStorage())
+    client = running.client()
+    assert removals_of(client) is None
+    assert removals_of(VerifiedStorage(client)) is None
+    client.close()
+    running.stop()
+
+
+@pytest.mark.parametrize("bytes_max", [None, 40 * PAGE_BYTES], ids=["without a cap", "with a cap"])
+def test_what_another_process_evicted_is_told_with_the_next_put(bytes_max: int | None, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        mine = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=bytes_max)))
+        theirs = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=CAP_BYTES)))
+        feed = subscribed(mine)
+        put(mine, range(4))
+        put(theirs, range(4, 10))
+        put(mine, [10])
+        assert set(feed.take().labels) == {label(number) for number in range(4)}
+        theirs.remove([label(5)])
+        put(mine, [11])
+        assert feed.take().labels == (label(5),)
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_page_found_to_be_another_one_is_told(kind: StoreKind, tmp_path: Path) -> None:
+    with closing(VerifiedStorage(kind.open(tmp_path))) as storage:
+        page = sealed_page(label(1))._replace(label=label(2))
+        assert storage.put([page], Level.CACHED) == [Answer.STORED]
+        feed = subscribed(storage)
+        assert storage.get([blank_page(label(2))]) == [Answer.FLAWED]
+        assert feed.take().labels == (label(2),)
+
+
+def test_a_file_of_another_length_is_told(tmp_path: Path) -> None:
+    with closing(FileStorage.open(tmp_path)) as storage:
+        put(storage, [1])
+        feed = subscribed(storage)
+        path_of(tmp_path, label(1)).write_bytes(b"short")
+        assert storage.get([blank_page(label(1))]) == [Answer.FLAWED]
+        assert feed.take().labels == (label(1),)

@@ -1,0 +1,197 @@
+"""Removals of a store, told to whoever knows what it had: a publisher of KV events, an index of a router.
+
+A store evicts by itself, and whoever put a page learns of it when a get misses. One that tells more offers the method
+of ``RemovalSource`` beside those of ``StorageBackend``; its one subscriber asks from time to time.
+
+    store    note(labels) where pages go, restored(labels) where they are stored again; neither waits for anything
+    buffer   labels that have gone and have not come back, in their order, bounded
+    feed     take() what has gone since the last time
+
+Nobody is called back, and a store never waits for its subscriber: where more goes than there is room for, all of it is
+dropped, and the next answer says so. The subscriber then knows of no page that it is in the store, but of those that it
+sees there from then on.
+"""
+
+from collections.abc import Iterable
+from threading import Lock
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from unified_cache.errors import ConfigError, StateError
+from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import StorageReader
+
+__all__ = ["LABELS_WAITING_MAX", "RemovalBuffer", "RemovalFeed", "RemovalSource", "Removals", "removals_of"]
+
+LABELS_WAITING_MAX = 1 << 16
+"""Labels kept for a subscriber that does not ask: some 15 MB."""
+
+
+class Removals(NamedTuple):
+    """Pages that have left a store since its subscriber last asked."""
+
+    start: int
+    """Pages that left before these, told or lost, since the feed was opened: where this answer begins."""
+    lost_count: int
+    """Of those, pages that left since the last answer and are not told. Unless 0, any page may have gone."""
+    labels: tuple[Label, ...]
+    """Pages that have gone and had not come back, in the order in which they went; each once."""
+
+    @property
+    def end(self) -> int:
+        """Where the next answer begins, if nothing is lost until then."""
+        return self.start + len(self.labels)
+
+
+class RemovalFeed(Protocol):
+    """Removals of one open store, for one subscriber. Thread-safe."""
+
+    def take(self) -> Removals:
+        """Return what has gone since the last call, or since the feed was opened. Waits for no disk."""
+        ...
+
+    def close(self) -> None:
+        """Be told no more; another may subscribe. Once more does nothing."""
+        ...
+
+
+@runtime_checkable
+class RemovalSource(Protocol):
+    """A store that tells what it lets go.
+
+    # Behavior
+
+    * a page is told when it is evicted, removed, cleared, or found to be another page or damaged, whoever did that
+    * a page that is stored again before it was told is not told
+    * what other processes do to the store is told once this one has heard of it, see the store
+    * nothing is told of a page that vanishes without the store: a crash, a disk that was emptied
+    """
+
+    def removals(self) -> RemovalFeed | None:
+        """Begin to tell one subscriber; None where the store, or one that is wrapped, cannot.
+
+        Raises:
+            StateError: somebody is told already.
+        """
+        ...
+
+
+def removals_of(storage: StorageReader) -> RemovalFeed | None:
+    """Subscribe to the removals of a store; None where it does not tell them.
+
+    Raises:
+        StateError: somebody is told already.
+    """
+    return storage.removals() if isinstance(storage, RemovalSource) else None
+
+
+class _BoundedFeed:
+    """Labels for one subscriber; a ``RemovalFeed``."""
+
+    __slots__ = ("_gone", "_guard", "_is_open", "_labels_max", "_lost_count", "_start")
+
+    def __init__(self, labels_max: int) -> None:
+        self._labels_max = labels_max
+        self._gone: dict[Label, None] = {}
+        self._start = 0
+        self._lost_count = 0
+        self._is_open = True
+        self._guard = Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody may still ask."""
+        return self._is_open
+
+    def note(self, labels: Iterable[Label]) -> None:
+        """Note that pages have gone."""
+        with self._guard:
+            if self._is_open:
+                for label in labels:
+                    self._gone.pop(label, None)
+                    self._gone[label] = None
+                if len(self._gone) > self._labels_max:
+                    self._lose()
+
+    def restored(self, labels: Iterable[Label]) -> None:
+        """Note that pages are there."""
+        if self._gone:
+            with self._guard:
+                for label in labels:
+                    self._gone.pop(label, None)
+
+    def lose(self) -> None:
+        """Note that any page may have gone."""
+        with self._guard:
+            if self._is_open:
+                self._lose()
+
+    def take(self) -> Removals:
+        """Return what has gone since the last call; nothing once closed."""
+        with self._guard:
+            taken = Removals(self._start, self._lost_count, tuple(self._gone))
+            self._start, self._lost_count = taken.end, 0
+            self._gone = {}
+            return taken
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        with self._guard:
+            self._is_open = False
+            self._lost_count = 0
+            self._gone = {}
+
+    def _lose(self) -> None:
+        """Drop what is kept; one page at least counts as lost."""
+        dropped_count = max(1, len(self._gone))
+        self._gone = {}
+        self._lost_count += dropped_count
+        self._start += dropped_count
+
+
+class RemovalBuffer:
+    """Store's side of its removals: what it notes here, the one subscriber finds in the feed.
+
+    As long as nobody has subscribed, nothing is kept. Thread-safe; no call waits for another longer than it takes to
+    move the labels of one batch.
+    """
+
+    __slots__ = ("_feed", "_guard", "_labels_max")
+
+    def __init__(self, labels_max: int = LABELS_WAITING_MAX) -> None:
+        if labels_max < 1:
+            raise ConfigError(f"labels_max must be positive, found {labels_max}")
+        self._labels_max = labels_max
+        self._feed: _BoundedFeed | None = None
+        self._guard = Lock()
+
+    @property
+    def is_told(self) -> bool:
+        """Whether there is a subscriber, for whom it is worth to collect labels."""
+        return self._feed is not None and self._feed.is_open
+
+    def subscribe(self) -> RemovalFeed:
+        """Return a feed of what goes from now on.
+
+        Raises:
+            StateError: somebody has one and has not closed it.
+        """
+        with self._guard:
+            if self.is_told:
+                raise StateError("the removals of a store are told to one subscriber, and there is one")
+            self._feed = _BoundedFeed(self._labels_max)
+            return self._feed
+
+    def note(self, labels: Iterable[Label]) -> None:
+        """Note that pages have gone."""
+        if self._feed is not None:
+            self._feed.note(labels)
+
+    def restored(self, labels: Iterable[Label]) -> None:
+        """Note that pages are there, again or for the first time."""
+        if self._feed is not None:
+            self._feed.restored(labels)
+
+    def lose(self) -> None:
+        """Note that any page may have gone."""
+        if self._feed is not None:
+            self._feed.lose()
