@@ -29,6 +29,7 @@ from benchmarks.mooncake import mooncake_figures
 from benchmarks.plan import FULL, QUICK, BenchmarkPlan, Effort
 from benchmarks.remote import remote_figures
 from benchmarks.report import FULL_RUN, BenchmarkRun, print_run, record, write_json
+from benchmarks.rows import rows_figures
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
 from benchmarks.ttft import ttft_figures
 
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Section] = {
     "keys": keys_figures,
     "copies": copies_figures,
     "files": files_figures,
+    "rows": rows_figures,
     "guard": guard_figures,
     "ttft": ttft_figures,
     "remote": remote_figures,

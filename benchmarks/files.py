@@ -29,9 +29,8 @@ from unified_cache.storage_backends.verified import VerifiedStorage
 
 __all__ = ["files_figures"]
 
-PAGES_KIB = (64, 1024, 4096)
-"""Payloads of a page."""
-BATCH_PAGES = (1, 64)
+BATCHES = {64: (1, 64), 1024: (1, 64), 4096: (1, 64), 12288: (1, 8)}
+"""Pages of a batch by the KiB of a page's payload."""
 RATIO_MIN = 0.9
 SMALL_RATIO_MIN = 0.7
 """Smallest accepted ratio of pages below 1 MiB, for which the calls that name a file cost more than its bytes."""
@@ -45,8 +44,8 @@ READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 def files_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Put and get pages in a directory that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="unified-cache-bench-", dir=plan.storage_dir) as directory:
-        for page_kib in PAGES_KIB:
-            for pages_count in BATCH_PAGES:
+        for page_kib, counts in BATCHES.items():
+            for pages_count in counts:
                 bench = _FileBench.build(Path(directory) / f"{page_kib}-{pages_count}", page_kib, pages_count)
                 try:
                     yield from bench.figures(plan)

@@ -196,8 +196,20 @@ MUTANTS = [
     Mutant(
         "a page from storage is believed",
         "storage_backends/verified.py",
-        "verify_buffers(page.buffers, page.label) if hits[number] is Answer.HIT and page.buffers else None",
+        "verify_buffers(page.buffers, page.label, page.checksum if is_summed else None)",
         "None",
+    ),
+    Mutant(
+        "a checksum goes on after a gap",
+        "seal.py",
+        "            self._end = -1\n            return\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a page that is read again is added to what was read before",
+        "seal.py",
+        "            self._hash.reset()\n            self._end = 0\n",
+        "            self._end = 0\n",
     ),
     Mutant(
         "slots of the tree may be inserted again",

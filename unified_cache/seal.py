@@ -29,6 +29,7 @@ __all__ = [
     "HEADER_BYTES",
     "Flaw",
     "Label",
+    "PageChecksum",
     "relabelled",
     "seal",
     "seal_buffers",
@@ -74,6 +75,40 @@ class Label(NamedTuple):
         return f"{self.key.hex()}.{self.pool}"
 
 
+class PageChecksum:
+    """Checksum of one page's payload, taken piece by piece by whoever reads the page.
+
+    A piece that has just been read is still in the processor's caches; of a whole page of several MiB most has left
+    them by the time it is there. One thread at a time.
+    """
+
+    __slots__ = ("_end", "_hash")
+
+    def __init__(self) -> None:
+        self._hash = xxh3_64()
+        self._end = 0
+        """Bytes of the page added so far, header included; -1 once some were left out."""
+
+    def add(self, start: int, pieces: Sequence[memoryview]) -> None:
+        """Add the bytes of the page from ``start`` on, which are in place now; the caller changes them no more.
+
+        In order and without a gap, the header too. A ``start`` of 0 begins anew: what is read again counts again.
+        """
+        if not start:
+            self._hash.reset()
+            self._end = 0
+        elif start != self._end:
+            self._end = -1
+            return
+        for piece in _payload(pieces, HEADER_BYTES - start):
+            self._hash.update(piece)
+        self._end += sum(map(len, pieces))
+
+    def of(self, page_bytes: int) -> int | None:
+        """Return the checksum of the payload of a page of that length; None unless just so much was added."""
+        return self._hash.intdigest() if self._end == page_bytes else None
+
+
 def seal(page: memoryview, label: Label) -> None:
     """Write the header of ``page``, whose payload (all bytes after the header) is complete."""
     page[:HEADER_BYTES] = _header(label, len(page) - HEADER_BYTES, xxh3_64_intdigest(page[HEADER_BYTES:]))
@@ -86,6 +121,10 @@ def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
         return
     payload = _payload(buffers)
     header = _header(label, sum(map(len, payload)), _checksum(payload))
+    first = buffers[0]
+    if len(first) >= HEADER_BYTES:
+        first[:HEADER_BYTES] = header
+        return
     start = 0
     for buffer in buffers:
         end = min(start + len(buffer), HEADER_BYTES)
@@ -107,26 +146,34 @@ def verify(page: memoryview, label: Label) -> Flaw | None:
     header = page[:HEADER_BYTES].tobytes()
     if header == _header(label, len(payload), xxh3_64_intdigest(payload)):
         return None
-    claimed = _claim(header, len(payload), label)
-    return claimed if isinstance(claimed, Flaw) else Flaw.PAYLOAD
+    return _flaw_of(header, len(payload), label)
 
 
-def verify_buffers(buffers: Sequence[memoryview], label: Label) -> Flaw | None:
-    """Return what is wrong with a page that lies in several buffers, whose payloads are not joined for it."""
-    if len(buffers) == 1:
+def verify_buffers(buffers: Sequence[memoryview], label: Label, checksum: PageChecksum | None = None) -> Flaw | None:
+    """Return what is wrong with a page that lies in several buffers, whose payloads are not joined for it.
+
+    ``checksum`` is what the reader of these buffers has made of them. A page is flawed only by its bytes as they are:
+    where the checksum is not that of the whole page, or says that something is wrong, they are all read again.
+    """
+    if len(buffers) == 1 and checksum is None:
         return verify(buffers[0], label)
     page_bytes = sum(map(len, buffers))
     if page_bytes < HEADER_BYTES:
         return Flaw.LENGTH
-    header = b"".join(buffer[:HEADER_BYTES] for buffer in buffers)[:HEADER_BYTES]
-    checksum = _claim(header, page_bytes - HEADER_BYTES, label)
-    if isinstance(checksum, Flaw):
-        return checksum
-    return None if checksum == _checksum(_payload(buffers)) else Flaw.PAYLOAD
+    header = buffers[0][:HEADER_BYTES].tobytes()
+    if len(header) < HEADER_BYTES:
+        header = b"".join(buffer[:HEADER_BYTES] for buffer in buffers)[:HEADER_BYTES]
+    payload_bytes = page_bytes - HEADER_BYTES
+    found = None if checksum is None else checksum.of(page_bytes)
+    if found is not None and header == _header(label, payload_bytes, found):
+        return None
+    if header == _header(label, payload_bytes, _checksum(_payload(buffers))):
+        return None
+    return _flaw_of(header, payload_bytes, label)
 
 
-def _claim(header: bytes, payload_bytes: int, label: Label) -> int | Flaw:
-    """Return the payload checksum that a header claims, or why the header is not to be believed."""
+def _flaw_of(header: bytes, payload_bytes: int, label: Label) -> Flaw:
+    """Return what is wrong with a page that does not verify."""
     found = header[: _BODY.size]
     (check,) = _CHECK.unpack(header[_BODY.size :])
     if check != xxh3_64_intdigest(found) or found[: len(_MAGIC)] != _MAGIC:
@@ -136,22 +183,22 @@ def _claim(header: bytes, payload_bytes: int, label: Label) -> int | Flaw:
         return Flaw.FORMAT
     if claimed_bytes != payload_bytes:
         return Flaw.LENGTH
-    if found != _body(label, payload_bytes, checksum):
-        return Flaw.FOREIGN
-    return int(checksum)
+    return Flaw.PAYLOAD if found == _body(label, payload_bytes, checksum) else Flaw.FOREIGN
 
 
-def _payload(buffers: Sequence[memoryview]) -> list[memoryview]:
-    """Cut the header off the front of the buffers."""
-    payload: list[memoryview] = []
-    skip = HEADER_BYTES
-    for buffer in buffers:
-        payload.append(buffer[skip:])
-        skip = max(0, skip - len(buffer))
-    return payload
+def _payload(buffers: Sequence[memoryview], skip: int = HEADER_BYTES) -> Sequence[memoryview]:
+    """Cut ``skip`` bytes, as a rule the header, off the front of the buffers."""
+    number = 0
+    while skip > 0 and number < len(buffers) and len(buffers[number]) <= skip:
+        skip -= len(buffers[number])
+        number += 1
+    rest = buffers[number:]
+    return [rest[0][skip:], *rest[1:]] if skip > 0 and rest else rest
 
 
 def _checksum(payload: Sequence[memoryview]) -> int:
+    if len(payload) == 1:
+        return xxh3_64_intdigest(payload[0])
     stream = xxh3_64()
     for buffer in payload:
         stream.update(buffer)

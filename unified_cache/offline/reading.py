@@ -8,6 +8,7 @@ from unified_cache.errors import StorageError
 from unified_cache.page import PageKey
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageReader, StoredObject
+from unified_cache.storage_backends.verified import summed
 
 __all__ = ["FlawedObject", "ReadObject", "ReadOutcome", "empty_page", "read_verified"]
 
@@ -56,15 +57,16 @@ def read_verified(storage: StorageReader, pages: Sequence[PageIO]) -> list[ReadO
     Raises:
         StorageError: the store fails in a way that may pass; asking again later may succeed.
     """
+    asked = [summed(page) for page in pages]
     try:
-        answers = storage.get(pages)
+        answers = storage.get(asked)
     except StorageError as error:
         if error.retryable:
             raise
         if len(pages) == 1:
             return [_reading(pages[0], ReadOutcome.UNREADABLE, str(error))]
         return [read_verified(storage, [page])[0] for page in pages]
-    return [_verified(page, answer) for page, answer in zip(pages, answers, strict=True)]
+    return [_verified(page, answer) for page, answer in zip(asked, answers, strict=True)]
 
 
 def _verified(page: PageIO, answer: Answer) -> ReadObject:
@@ -74,7 +76,7 @@ def _verified(page: PageIO, answer: Answer) -> ReadObject:
         return _reading(page, ReadOutcome.UNREADABLE, "the store did not give it")
     if not answer:
         return _reading(page, ReadOutcome.GONE)
-    flaw = verify_buffers(page.buffers, page.label)
+    flaw = verify_buffers(page.buffers, page.label, page.checksum)
     return _reading(page, ReadOutcome.SOUND) if flaw is None else _reading(page, ReadOutcome.FLAWED, flaw.value)
 
 

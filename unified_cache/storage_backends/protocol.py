@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
+from unified_cache.seal import Label, PageChecksum
 
 __all__ = ["Answer", "Capability", "Level", "PageIO", "Scan", "StorageBackend", "StorageReader", "StoredObject"]
 
@@ -98,6 +98,12 @@ class PageIO(NamedTuple):
     """The page's bytes in order: one buffer for a page in a slab, more where an engine owns the memory.
 
     The caller keeps them alive and untouched until the call returns. Backends do not join them first.
+    """
+    checksum: PageChecksum | None = None
+    """Of a page to fill: a store that reads it piece by piece adds each piece as soon as it is in its buffer.
+
+    A store need not: of a page that was not added in order and to the end, whoever verifies it reads all bytes again.
+    A wrapper that changes what was read, or takes one page from several stores, hands the page down without it.
     """
 
 

@@ -8,12 +8,15 @@ from threading import Lock
 
 from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Flaw, Label, verify_buffers
+from unified_cache.seal import Flaw, Label, PageChecksum, verify_buffers
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 
-__all__ = ["VerifiedStorage"]
+__all__ = ["SUMMED_BYTES_MIN", "VerifiedStorage", "summed"]
+
+SUMMED_BYTES_MIN = 4 << 20
+"""Pages below it are in the processor's caches when they have been read: a checksum taken meanwhile gains nothing."""
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +24,8 @@ logger = logging.getLogger(__name__)
 class VerifiedStorage:
     """Answer FLAWED for a page that does not verify, remove it from the wrapped store, and count it by its flaw.
 
-    It reads every payload byte once more, at the speed of xxh3, and copies none. It owns the wrapped backend:
+    It reads every payload byte once more, at the speed of xxh3, and copies none: piece by piece while the page is read
+    where the page is large and the store takes the checksum along, otherwise after it. It owns the wrapped backend:
     closing it closes that. Thread-safe where the backend is.
     """
 
@@ -55,14 +59,14 @@ class VerifiedStorage:
         A page asked for without buffers brings no bytes, so there is nothing to verify.
         """
         if len(pages) == 1:
-            return self._get(pages)
+            return self._get(pages, page_bytes(pages[0]))
         call_bytes = self._asked_call_bytes()
         hits: list[Answer] = []
         start = taken_bytes = 0
         for end, page in enumerate(pages, 1):
             taken_bytes += page_bytes(page)
             if taken_bytes >= call_bytes or end == len(pages):
-                hits += self._get(pages[start:end])
+                hits += self._get(pages[start:end], taken_bytes)
                 start, taken_bytes = end, 0
         return hits
 
@@ -72,13 +76,17 @@ class VerifiedStorage:
             self._call_bytes = self._backend.capability().call_bytes
         return self._call_bytes
 
-    def _get(self, pages: Sequence[PageIO]) -> list[Answer]:
+    def _get(self, pages: Sequence[PageIO], asked_bytes: int) -> list[Answer]:
+        is_summed = asked_bytes >= SUMMED_BYTES_MIN
+        if is_summed:
+            pages = [summed(page) for page in pages]
         hits = self._backend.get(pages)
         flaws: dict[int, Flaw] = {}
         for number, page in enumerate(pages):
-            flaw = verify_buffers(page.buffers, page.label) if hits[number] is Answer.HIT and page.buffers else None
-            if flaw is not None:
-                flaws[number] = flaw
+            if hits[number] is Answer.HIT and page.buffers:
+                flaw = verify_buffers(page.buffers, page.label, page.checksum if is_summed else None)
+                if flaw is not None:
+                    flaws[number] = flaw
         if flaws:
             for number in flaws:
                 hits[number] = Answer.FLAWED
@@ -118,3 +126,8 @@ class VerifiedStorage:
     def close(self) -> None:
         """Close the wrapped backend."""
         self._backend.close()
+
+
+def summed(page: PageIO) -> PageIO:
+    """Give a large page a new checksum for its store to add to, and a small one none, whatever it had."""
+    return page._replace(checksum=PageChecksum() if page_bytes(page) >= SUMMED_BYTES_MIN else None)

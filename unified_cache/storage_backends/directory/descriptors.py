@@ -3,10 +3,12 @@
 import errno
 import os
 import stat
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
 from unified_cache.errors import StorageError, StorageFullError
+from unified_cache.seal import PageChecksum
 from unified_cache.storage_backends.directory.disk import Disk
 
 __all__ = [
@@ -37,6 +39,17 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 """Buffers that one readv or writev takes; 1024 on Linux."""
+
+PIECE_BYTES = 1 << 20
+"""Bytes of a page that are read before they are added to its checksum, which finds them in the processor's caches."""
+
+LED_BYTES_MIN = 1 << 20
+"""Of a file so long the first ``LEAD_BYTES`` are read by a call of their own."""
+
+LEAD_BYTES = 16 << 10
+"""A short read at the start of a file lets Linux read ahead while what has come is copied, in several requests at a
+time. Asked for all at once it waits for a request as long as it makes them, and what is not cached comes half as fast.
+"""
 
 _BEYOND = memoryview(bytearray(1))
 """For the byte after a page, which is not there; nobody looks at it."""
@@ -95,60 +108,61 @@ def close_quietly(disk: Disk, fd: int) -> None:
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> None:
-    """Write the buffers one after the other, however many calls it takes."""
-    if len(buffers) == 1 and disk.write(fd, buffers[0]) == buffers[0].nbytes:
+    """Write the buffers one after the other, however many calls it takes: one, as a rule."""
+    count = disk.write(fd, buffers[0]) if len(buffers) == 1 else disk.writev(fd, buffers[:_BUFFERS_MAX])
+    if count == _sum_bytes(buffers):
         return
     rest = _BuffersLeft(buffers)
-    if len(buffers) == 1:
-        rest.skip(disk.lseek(fd, 0, os.SEEK_CUR))
+    rest.take(count)
     while rest.buffers:
-        rest.skip(disk.writev(fd, rest.buffers[:_BUFFERS_MAX]))
-
-
-def read_all(disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: int) -> bool:
-    """Fill the buffers one after the other; False where the file is shorter or longer than they are.
-
-    It asks for a byte more than they hold, which tells so without a look at the file's length.
-    """
-    if len(buffers) < _BUFFERS_MAX:
-        count = disk.readv(fd, (*buffers, _BEYOND))
-        if count >= wanted_bytes:
-            return count == wanted_bytes
-    else:
-        count = 0
-    rest = _BuffersLeft(buffers)
-    rest.skip(count)
-    while rest.buffers:
-        count = disk.readv(fd, rest.buffers[:_BUFFERS_MAX])
-        if not count:
-            return False
-        rest.skip(count)
-    return not disk.readv(fd, [_BEYOND])
+        rest.take(disk.writev(fd, rest.buffers[:_BUFFERS_MAX]))
 
 
 def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Write the buffers one after the other from an offset on, however many calls it takes."""
-    if len(buffers) == 1 and disk.pwritev(fd, buffers, offset) == buffers[0].nbytes:
+    """Write the buffers one after the other from an offset on, however many calls it takes: one, as a rule."""
+    count = disk.pwritev(fd, buffers[:_BUFFERS_MAX], offset)
+    if count == _sum_bytes(buffers):
         return
     rest = _BuffersLeft(buffers)
+    rest.take(count)
     while rest.buffers:
+        offset += count
         count = disk.pwritev(fd, rest.buffers[:_BUFFERS_MAX], offset)
-        rest.skip(count)
-        offset += count
+        rest.take(count)
 
 
-def read_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> bool:
-    """Fill the buffers one after the other from an offset on; False where the file ends before they do."""
-    if len(buffers) == 1 and disk.preadv(fd, buffers, offset) == buffers[0].nbytes:
+def read_all(
+    disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: int, checksum: PageChecksum | None = None
+) -> bool:
+    """Fill the buffers, of ``wanted_bytes`` in all; False where the file is shorter or longer than they are.
+
+    It asks for a byte more than they hold, which tells so without a look at the file's length. With a ``checksum``, see
+    ``read_at``.
+    """
+    if wanted_bytes < LED_BYTES_MIN and len(buffers) < _BUFFERS_MAX:
+        count = disk.readv(fd, (*buffers, _BEYOND))
+        if count >= wanted_bytes or not count:
+            return count == wanted_bytes
+    is_filled = _fill(disk, fd, buffers, 0, checksum, first_bytes=LEAD_BYTES)
+    return is_filled and not disk.preadv(fd, [_BEYOND], wanted_bytes)
+
+
+def read_at(
+    disk: Disk,
+    fd: int,
+    buffers: Sequence[memoryview],
+    wanted_bytes: int,
+    offset: int,
+    checksum: PageChecksum | None = None,
+) -> bool:
+    """Fill the buffers, of ``wanted_bytes`` in all, from an offset on; False where the file ends before they do.
+
+    One call does it, as a rule. With a ``checksum`` it is one for every ``PIECE_BYTES``, which are added to it before
+    the next are read.
+    """
+    if checksum is None and disk.preadv(fd, buffers[:_BUFFERS_MAX], offset) == wanted_bytes:
         return True
-    rest = _BuffersLeft(buffers)
-    while rest.buffers:
-        count = disk.preadv(fd, rest.buffers[:_BUFFERS_MAX], offset)
-        if not count:
-            return False
-        rest.skip(count)
-        offset += count
-    return True
+    return _fill(disk, fd, buffers, offset, checksum, first_bytes=PIECE_BYTES)
 
 
 def size_of(disk: Disk, directory: "Directory", name: str) -> int | None:
@@ -178,6 +192,29 @@ def missing_inodes(disk: Disk, fd: int, wanted_count: int) -> int:
     return wanted_count - int(status.f_favail) if status.f_files else 0
 
 
+def _fill(
+    disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int, checksum: PageChecksum | None, first_bytes: int
+) -> bool:
+    """Fill buffers by as many calls as it takes, the first for at most ``first_bytes``; False where the file ends."""
+    rest = _BuffersLeft(buffers)
+    piece_bytes = first_bytes
+    done_bytes = 0
+    while rest.buffers:
+        count = disk.preadv(fd, rest.front(piece_bytes), offset + done_bytes)
+        if not count:
+            return False
+        filled = rest.take(count)
+        if checksum is not None:
+            checksum.add(done_bytes, filled)
+        done_bytes += count
+        piece_bytes = PIECE_BYTES if checksum is not None else sys.maxsize
+    return True
+
+
+def _sum_bytes(buffers: Sequence[memoryview]) -> int:
+    return buffers[0].nbytes if len(buffers) == 1 else sum([buffer.nbytes for buffer in buffers])
+
+
 class _BuffersLeft:
     """Rest of a run of buffers: the bytes still to be read or written."""
 
@@ -186,15 +223,28 @@ class _BuffersLeft:
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self.buffers = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
 
-    def skip(self, count: int) -> None:
-        """Take ``count`` bytes off the front."""
+    def front(self, count: int) -> list[memoryview]:
+        """Return the first ``count`` bytes or all, as far as one call takes them."""
+        front: list[memoryview] = []
+        for buffer in self.buffers[:_BUFFERS_MAX]:
+            front.append(buffer[:count])
+            count -= len(front[-1])
+            if not count:
+                break
+        return front
+
+    def take(self, count: int) -> list[memoryview]:
+        """Take ``count`` bytes off the front; return them."""
         done = 0
-        while done < len(self.buffers) and count >= self.buffers[done].nbytes:
-            count -= self.buffers[done].nbytes
+        while done < len(self.buffers) and count >= len(self.buffers[done]):
+            count -= len(self.buffers[done])
             done += 1
+        taken = self.buffers[:done]
         del self.buffers[:done]
         if count:
+            taken.append(self.buffers[0][:count])
             self.buffers[0] = self.buffers[0][count:]
+        return taken
 
 
 class Directory:

@@ -125,7 +125,7 @@ class PageReader:
                 fd = fds[number]
                 if fd >= 0:
                     try:
-                        is_whole = read_all(disk, fd, page.buffers, page_bytes(page))
+                        is_whole = read_all(disk, fd, page.buffers, page_bytes(page), page.checksum)
                         answers[number] = Answer.HIT if is_whole else self._look_at(page, fd)
                     except OSError as error:
                         answers[number] = self._look_at(page, fd, error)

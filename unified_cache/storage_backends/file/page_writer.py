@@ -196,7 +196,7 @@ class PageWriter:
     def _is_sound(self, fd: int, page: PageIO) -> bool:
         """Tell whether a file is this page to the last byte, by its seal."""
         content = memoryview(bytearray(page_bytes(page)))
-        return read_at(self._disk, fd, [content], 0) and verify_buffers((content,), page.label) is None
+        return read_at(self._disk, fd, [content], len(content), 0) and verify_buffers((content,), page.label) is None
 
     def _is_same(self, fd: int, page: PageIO) -> bool:
         """Tell whether a file says that it is this page; whether its payload is right only a reader finds out."""

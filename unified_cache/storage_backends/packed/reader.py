@@ -153,7 +153,7 @@ class PackedReader:
             for _ in range(LOOKS_MAX):
                 if before is None or before.key != page.label.key:
                     return Answer.MISS
-                is_whole = segment.read(number, page.buffers)
+                is_whole = segment.read(number, page.buffers, page.checksum)
                 after = segment.entry(number)
                 if after == before:
                     return Answer.HIT if is_whole else Answer.UNAVAILABLE

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
+from unified_cache.seal import PageChecksum
 from unified_cache.storage_backends.directory.descriptors import close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.disk import Disk
 
@@ -118,9 +119,10 @@ class Segment:
         self.object_bytes = key.object_bytes
         self.number = number
 
-    def read(self, slot: int, buffers: Sequence[memoryview]) -> bool:
+    def read(self, slot: int, buffers: Sequence[memoryview], checksum: PageChecksum | None = None) -> bool:
         """Fill buffers of ``object_bytes`` in all with a page; False where the file ends before it does."""
-        return read_at(self._disk, self._fd, buffers, self._pages_offset + slot * self._slot_bytes)
+        offset = self._pages_offset + slot * self._slot_bytes
+        return read_at(self._disk, self._fd, buffers, self.object_bytes, offset, checksum)
 
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""
@@ -174,7 +176,7 @@ class Segment:
     def entries(self) -> list[TableEntry]:
         """Read the table: slots that hold pages, as far as the file reaches."""
         table = bytearray(self.key.slots_count * _ENTRY.size)
-        read_at(self._disk, self._fd, [memoryview(table)], 0)
+        read_at(self._disk, self._fd, [memoryview(table)], len(table), 0)
         last = self.reach(self.object_bytes)
         return [
             TableEntry(slot, key, stamp)

@@ -197,9 +197,9 @@ class PackedStorage:
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
-                label = pages[number].label
+                label, _, buffers, checksum = pages[number]
                 try:
-                    is_whole = slot.segment.read(slot.number, pages[number].buffers)
+                    is_whole = slot.segment.read(slot.number, buffers, checksum)
                 except OSError as error:
                     if error.errno not in UNREADABLE:
                         raise self._cannot("read", label, error) from error

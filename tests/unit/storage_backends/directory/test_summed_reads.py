@@ -1,0 +1,225 @@
+"""Pages whose checksum is taken while they are read, piece by piece: verified as strictly as those read whole."""
+
+import random
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.budget import PHASES, examples
+from tests.support.clock import ManualClock
+from tests.support.files import DiskFault, FaultyDisk
+from tests.support.store_kinds import StoreKind
+from unified_cache.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
+from unified_cache.storage_backends import verified
+from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.directory import descriptors
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import RetryStorage
+from unified_cache.testing.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
+from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
+
+PIECE_BYTES = 1000
+LEAD_BYTES = 300
+PAGE_BYTES = 4321
+CUTTINGS = ((), (HEADER_BYTES,), (HEADER_BYTES, PIECE_BYTES - 1, 2 * PIECE_BYTES + 7))
+EDGES = sorted(
+    {0, HEADER_BYTES - 1, HEADER_BYTES, PAGE_BYTES - 1}
+    | {edge + off for edge in range(0, PAGE_BYTES, PIECE_BYTES) for off in (-1, 0, LEAD_BYTES - 1, LEAD_BYTES) if edge}
+    | {LEAD_BYTES - 1, LEAD_BYTES}
+)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read in small pieces what is small, which takes no time."""
+    monkeypatch.setattr(verified, "SUMMED_BYTES_MIN", PAGE_BYTES)
+    monkeypatch.setattr(descriptors, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(descriptors, "LED_BYTES_MIN", PAGE_BYTES)
+    monkeypatch.setattr(descriptors, "LEAD_BYTES", LEAD_BYTES)
+
+
+def sealed(number: int, cuts: Sequence[int] = ()) -> PageIO:
+    return sealed_page(label(number), PAGE_BYTES, cuts)
+
+
+def blank(number: int, cuts: Sequence[int] = ()) -> PageIO:
+    return blank_page(label(number), PAGE_BYTES, cuts)
+
+
+@pytest.mark.parametrize("cuts", CUTTINGS)
+def test_a_page_is_added_to_its_checksum_as_it_is_read(kind: StoreKind, root: Path, cuts: Sequence[int]) -> None:
+    disk = FaultyDisk()
+    with closing(kind.open(root, disk=disk)) as storage:
+        storage.put([sealed(1)], Level.CACHED)
+        checksum = PageChecksum()
+        found = blank(1, cuts)._replace(checksum=checksum)
+        calls_count = len(disk.calls)
+        assert storage.get([found]) == [Answer.HIT]
+        assert disk.calls[calls_count:].count("preadv") >= PAGE_BYTES // PIECE_BYTES
+        assert bytes_of(found) == bytes_of(sealed(1))
+        assert checksum.of(PAGE_BYTES) is not None
+        assert checksum.of(PAGE_BYTES) == int.from_bytes(bytes_of(found)[112:120], "little")
+
+
+@pytest.mark.parametrize("cuts", CUTTINGS)
+def test_a_flip_at_the_edge_of_any_piece_is_found_counted_and_removed(
+    kind: StoreKind, root: Path, cuts: Sequence[int]
+) -> None:
+    with closing(VerifiedStorage(kind.open(root))) as storage:
+        page, found = sealed(1), blank(1, cuts)
+        for count, edge in enumerate(EDGES, 1):
+            page.buffers[0][edge] ^= 0x10
+            assert storage.put([page], Level.CACHED) == [Answer.STORED]
+            assert storage.get([found]) == [Answer.FLAWED]
+            assert sum(storage.flaws_count.values()) == count
+            assert storage.exists([page.label]) == [Answer.MISS]
+            page.buffers[0][edge] ^= 0x10
+        assert storage.put([page], Level.CACHED) == [Answer.STORED]
+        assert storage.get([found]) == [Answer.HIT]
+        assert bytes_of(found) == bytes_of(page)
+
+
+def test_a_page_of_12_mib_is_read_in_pieces_as_large_as_they_are(
+    kind: StoreKind, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    page_bytes = (12 << 20) + HEADER_BYTES
+    with closing(VerifiedStorage(kind.open(root))) as storage:
+        page = sealed_page(label(1), page_bytes, (HEADER_BYTES, 5 << 20))
+        storage.put([page], Level.CACHED)
+        found = blank_page(label(1), page_bytes, (HEADER_BYTES, 7 << 20))
+        assert storage.get([found]) == [Answer.HIT]
+        assert bytes_of(found) == bytes_of(page)
+
+
+def test_another_page_of_that_length_is_foreign(kind: StoreKind, root: Path) -> None:
+    with closing(VerifiedStorage(kind.open(root))) as storage:
+        storage.put([PageIO(label(1), None, sealed(2).buffers)], Level.CACHED)
+        assert storage.get([blank(1)]) == [Answer.FLAWED]
+        assert storage.flaws_count == {Flaw.FOREIGN: 1}
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1, HEADER_BYTES, PIECE_BYTES, PAGE_BYTES - 1])
+def test_an_object_that_ends_within_any_piece_is_flawed(root: Path, kept_bytes: int) -> None:
+    with closing(VerifiedStorage(StoreKind.FILE.open(root))) as storage:
+        storage.put([sealed(1)], Level.CACHED)
+        (path,) = root.rglob("*.kv")
+        with path.open("r+b") as file:
+            file.truncate(kept_bytes)
+        assert storage.get([blank(1)]) == [Answer.FLAWED]
+        assert storage.exists([label(1)]) == [Answer.MISS]
+
+
+def test_an_object_of_a_byte_more_is_flawed(root: Path) -> None:
+    with closing(VerifiedStorage(StoreKind.FILE.open(root))) as storage:
+        storage.put([sealed(1)], Level.CACHED)
+        (path,) = root.rglob("*.kv")
+        with path.open("ab") as file:
+            file.write(b"x")
+        assert storage.get([blank(1)]) == [Answer.FLAWED]
+        assert storage.exists([label(1)]) == [Answer.MISS]
+
+
+def test_a_packed_file_that_ends_within_a_piece_gives_no_page(root: Path) -> None:
+    with closing(VerifiedStorage(StoreKind.PACKED.open(root))) as storage:
+        storage.put([sealed(1)], Level.CACHED)
+        (path,) = root.rglob("*.pack")
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 2 * PIECE_BYTES)
+        assert storage.get([blank(1)]) == [Answer.UNAVAILABLE]
+
+
+@pytest.mark.parametrize("cuts", CUTTINGS)
+def test_reads_that_fall_short_are_carried_on_and_added(kind: StoreKind, root: Path, cuts: Sequence[int]) -> None:
+    disk = FaultyDisk(DiskFault.SHORT, only="preadv")
+    with closing(VerifiedStorage(kind.open(root, disk=disk))) as storage:
+        storage.put([sealed(1)], Level.CACHED)
+        disk.failing = range(len(disk.calls), len(disk.calls) + 5)
+        found = blank(1, cuts)
+        assert storage.get([found]) == [Answer.HIT]
+        assert bytes_of(found) == bytes_of(sealed(1))
+
+
+def test_a_page_that_is_read_again_after_a_fault_is_added_anew(kind: StoreKind, root: Path) -> None:
+    disk = FaultyDisk(DiskFault.EMFILE, only="preadv")
+    again = RetryStorage(kind.open(root, disk=disk), 2, Backoff(0.1, 1.0), random.Random(1), ManualClock().sleep)
+    with closing(VerifiedStorage(again)) as storage:
+        storage.put([sealed(1)], Level.CACHED)
+        for number in range(PAGE_BYTES // PIECE_BYTES):
+            disk.failing = range(len(disk.calls) + number, len(disk.calls) + number + 1)
+            found = blank(1)
+            assert storage.get([found]) == [Answer.HIT]
+            assert bytes_of(found) == bytes_of(sealed(1))
+        assert again.retries_count == PAGE_BYTES // PIECE_BYTES
+        assert storage.flaws_count == {}
+
+
+def test_a_store_that_adds_nothing_is_verified_by_the_wrapper() -> None:
+    with closing(VerifiedStorage(MemoryStorage())) as storage:
+        storage.put([sealed(1)], Level.CACHED)
+        assert storage.get([blank(1)]) == [Answer.HIT]
+        page = sealed(2)
+        page.buffers[0][PIECE_BYTES] ^= 1
+        storage.put([page], Level.CACHED)
+        assert storage.get([blank(2)]) == [Answer.FLAWED]
+        assert storage.flaws_count == {Flaw.PAYLOAD: 1}
+
+
+def test_a_wrapper_that_damages_what_was_read_is_found_out(kind: StoreKind, root: Path) -> None:
+    damaged = ScriptedFaults({2: StorageFault.FLIPPED_BIT})
+    faulty = FaultyStorage(kind.open(root), damaged, random.Random(1))
+    with closing(VerifiedStorage(faulty)) as storage:
+        storage.put([sealed(1)], Level.CACHED)
+        assert storage.get([blank(1)]) == [Answer.HIT]
+        assert storage.get([blank(1)]) == [Answer.FLAWED]
+
+
+def test_a_checksum_that_the_caller_made_is_not_believed() -> None:
+    with closing(VerifiedStorage(MemoryStorage())) as storage:
+        for page_bytes in (1000, PAGE_BYTES):
+            page = sealed_page(label(1), page_bytes)
+            checksum = PageChecksum()
+            checksum.add(0, page.buffers)
+            page.buffers[0][500] ^= 1
+            storage.put([page], Level.CACHED)
+            found = blank_page(label(1), page_bytes)._replace(checksum=checksum)
+            assert storage.get([found]) == [Answer.FLAWED]
+
+
+CUTS = st.lists(st.integers(0, PAGE_BYTES - 1), max_size=12).map(sorted)
+
+
+@pytest.mark.parametrize("small", StoreKind, ids=lambda small: small.value)
+@settings(max_examples=examples(60, 2_000), deadline=None, phases=PHASES)
+@given(put_cuts=CUTS, get_cuts=CUTS, flipped=st.none() | st.integers(0, PAGE_BYTES - 1), falls_short=st.booleans())
+def test_pages_in_any_cuts_are_read_and_verified_as_if_they_were_joined(
+    small: StoreKind, put_cuts: list[int], get_cuts: list[int], flipped: int | None, falls_short: bool
+) -> None:
+    with TemporaryDirectory() as directory:
+        disk = FaultyDisk(DiskFault.SHORT, range(3, 1 << 30, 3) if falls_short else range(0), only="preadv")
+        with closing(small.open(directory, disk=disk)) as storage:
+            page = sealed_page(label(1), PAGE_BYTES, put_cuts)
+            joined = bytearray(bytes_of(page))
+            if flipped is not None:
+                joined[flipped] ^= 1
+                start = 0
+                for buffer in page.buffers:
+                    buffer[:] = joined[start : start + len(buffer)]
+                    start += len(buffer)
+            storage.put([page], Level.CACHED)
+            checksum = PageChecksum()
+            found = blank_page(label(1), PAGE_BYTES, get_cuts)._replace(checksum=checksum)
+            assert storage.get([found]) == [Answer.HIT]
+            assert bytes_of(found) == joined
+            whole = PageChecksum()
+            whole.add(0, [memoryview(joined)])
+            assert checksum.of(PAGE_BYTES) == whole.of(PAGE_BYTES) is not None
+            flaw = None if flipped is None else Flaw.HEADER if flipped < HEADER_BYTES else Flaw.PAYLOAD
+            assert verify_buffers(found.buffers, found.label, checksum) is flaw
