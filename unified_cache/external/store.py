@@ -79,6 +79,29 @@ class _LabelWork:
         """Do nothing: labels are not the engine's memory."""
 
 
+class _TouchWork:
+    """Labels to be touched, the last of them first, so that the first are the most recent in the end."""
+
+    __slots__ = ("_labels", "_touch", "answers", "touched_count")
+
+    def __init__(self, labels: Sequence[Label], touch: Callable[[Sequence[Label]], None]) -> None:
+        self._labels = labels
+        self._touch = touch
+        self.answers: list[Answer] = []
+        self.touched_count = 0
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        for end in range(len(self._labels), 0, -LOOKUP_LABELS_MAX):
+            if clock() >= until_s:
+                return
+            part = self._labels[max(end - LOOKUP_LABELS_MAX, 0) : end]
+            self._touch(part)
+            self.touched_count += len(part)
+
+    def let_go(self) -> None:
+        """Do nothing: labels are not the engine's memory."""
+
+
 class _SingleCall:
     """One call that has no answers for pages."""
 
@@ -118,10 +141,10 @@ class _Errand:
 class ExternalStore:
     """A store for pages in an engine's memory, opened by URL: verified, guarded, and never in the engine's way.
 
-    ``exists``, ``get`` and ``put`` raise nothing: a page that cannot be had or stored is an answer, and ``counts``
-    knows the reason. Each returns by its deadline. A store that hangs is left alone with landing memory of ours, and
-    from then on nothing reads or writes the engine's rows. A store that is away is opened later, by the calls that come
-    meanwhile, and then told what was registered. Any thread may call, several at a time.
+    ``exists``, ``get``, ``put`` and ``touch`` raise nothing: a page that cannot be had or stored is an answer, and
+    ``counts`` knows the reason. Each returns by its deadline. A store that hangs is left alone with landing memory of
+    ours, and from then on nothing reads or writes the engine's rows. A store that is away is opened later, by the calls
+    that come meanwhile, and then told what was registered. Any thread may call, several at a time.
     """
 
     def __init__(self, opening: StoreOpening, landing: LandingMemory, config: ExternalConfig, clock: Clock) -> None:
@@ -192,6 +215,8 @@ class ExternalStore:
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
+        if not labels:
+            return []
         started_s = self._clock()
         identities = {label.identity for label in labels}
         opened = self._reached(identities)
@@ -211,6 +236,23 @@ class ExternalStore:
     def put(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, at that level."""
         return self._transfer(Method.PUT, pages, lambda asked, pieces, span: PageWrites(asked, pieces, span, level))
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Have pages count as used now, the first most of all; a touch that the store does not take is lost."""
+        if not labels:
+            return
+        started_s = self._clock()
+        identities = {label.identity for label in labels}
+        opened = self._reached(identities)
+        reason: Unavailable | None = self._absence()
+        touched = 0
+        if opened is not None:
+            work = _TouchWork(labels, opened.guard.breaker.touch)
+            reason = self._perform(opened, identities, work, started_s)
+            touched = work.touched_count
+        if reason is not None:
+            self._counts.add_reason(Method.TOUCH, reason, len(labels) - touched)
+        self._counts.add(Method.TOUCH, [], self._clock() - started_s)
 
     def clear(self, identity: bytes) -> bool:
         """Make every page of one identity a miss; tell whether the store says that it has. A late clear goes on."""

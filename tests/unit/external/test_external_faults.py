@@ -1,13 +1,18 @@
 """External stores over a store that hangs, fails, damages pages or is away: right answers in time, no late write."""
 
 import random
+import shutil
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from socket import AF_INET, SOCK_STREAM, socket
 from threading import Event, Thread
 
 import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.external import IDENTITY, LAYOUT, EngineRows, label_of, payload_of
+from tests.support.running_service import running
 from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
@@ -259,6 +264,46 @@ def test_a_registration_that_fails_is_made_up_after_a_pause() -> None:
     assert store.put(rows.pages([1])) == [Answer.STORED]
     assert store.counts().is_registered
     store.close()
+
+
+def test_a_server_that_starts_late_or_again_is_found_and_told_what_was_registered() -> None:
+    with socket(AF_INET, SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    guard = GuardConfig(breaker_pause_s=0.01, breaker_pause_s_max=0.01, retry_rounds_max=1)
+    store = ExternalStore.open(f"grpc://127.0.0.1:{port}?timeout_s=1", ExternalConfig(guard=guard))
+    store.register(IDENTITY, LAYOUT)
+    rows = EngineRows.holding([1])
+    assert store.put(rows.pages([1])) == store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
+    for _ in range(2):  # a server that was not there yet, and one that has forgotten everything
+        with running(listen=f"127.0.0.1:{port}"):
+            started_s = time.monotonic()
+            while store.put(rows.pages([1])) != [Answer.STORED]:
+                assert time.monotonic() < started_s + PATIENCE_S, store.counts()
+            target = EngineRows(1)
+            assert store.get(target.pages([1])) == [Answer.HIT]
+            assert target.payload(0) == payload_of(1)
+            assert store.counts().is_registered
+        assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
+    store.close()
+    rows.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "packed"])
+def test_a_directory_that_is_removed_under_the_store_costs_pages_and_raises_nothing(kind: str, tmp_path: Path) -> None:
+    store = ExternalStore.open(f"{kind}:{tmp_path / 'store'}", ExternalConfig(guard=GuardConfig(retry_rounds_max=1)))
+    store.register(IDENTITY, LAYOUT)
+    rows = EngineRows.holding([1, 2])
+    store.put(rows.pages([1, 2])[:1])
+    shutil.rmtree(tmp_path / "store")
+    for _ in range(8):
+        target = EngineRows(2)
+        for slot, answer in enumerate(store.get(target.pages([1, 2]))):
+            assert not answer or target.payload(slot) == payload_of(slot + 1)
+        store.put(rows.pages([1, 2]))
+        store.exists([label_of(1), label_of(2)])
+    store.close()
+    rows.close()
 
 
 def test_opening_that_hangs_holds_nobody_up_for_longer_than_a_deadline() -> None:

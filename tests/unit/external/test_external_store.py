@@ -11,8 +11,9 @@ from unified_cache.components import Full
 from unified_cache.config import GuardConfig
 from unified_cache.errors import ConfigError
 from unified_cache.external import ExternalConfig, ExternalPage, ExternalStore, Unavailable
+from unified_cache.external import store as store_module
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import Flaw
+from unified_cache.seal import HEADER_BYTES, Flaw
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
@@ -116,6 +117,44 @@ def test_a_page_damaged_in_the_store_is_flawed_and_then_a_miss(tmp_path: Path) -
         assert store.get(target.pages([1, 2])) == [Answer.FLAWED, Answer.HIT]
         assert store.get(target.pages([1, 2])) == [Answer.MISS, Answer.HIT]
         assert store.counts().flaws == {Flaw.PAYLOAD: 1}
+
+
+def test_a_page_that_was_touched_outlives_those_that_were_not(tmp_path: Path) -> None:
+    rows = EngineRows.holding(range(3))
+    with ExternalStore.open("memory:", bytes_max=3 * (PAGE_BYTES + HEADER_BYTES)) as store:
+        store.register(IDENTITY, LAYOUT)
+        for slot, page in enumerate(rows.pages(range(3))):
+            assert store.put([page]) == [Answer.STORED], slot
+        store.touch([label_of(0)])
+        store.put(EngineRows.holding([9]).pages([9]))
+        assert store.exists([label_of(number) for number in (0, 1, 2, 9)]) == [
+            Answer.HIT,
+            Answer.MISS,
+            Answer.HIT,
+            Answer.HIT,
+        ]
+
+
+def test_of_many_pages_that_are_touched_the_first_is_the_most_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "LOOKUP_LABELS_MAX", 2)
+    rows = EngineRows.holding(range(5))
+    with ExternalStore.open("memory:", bytes_max=5 * (PAGE_BYTES + HEADER_BYTES)) as store:
+        store.register(IDENTITY, LAYOUT)
+        store.put(rows.pages(range(5)))
+        store.touch([label_of(number) for number in (3, 1, 4, 0, 2)])
+        for gone_count, number in enumerate((10, 11, 12, 13), 1):
+            store.put(EngineRows.holding([number]).pages([number]))
+            left = store.exists([label_of(number) for number in (3, 1, 4, 0, 2)])
+            assert left == [Answer.HIT] * (5 - gone_count) + [Answer.MISS] * gone_count
+
+
+def test_a_touch_of_a_store_that_is_closed_is_lost_and_counted(store: ExternalStore) -> None:
+    store.touch([label_of(1)])
+    store.touch([])
+    assert store.counts().unavailable == {}
+    store.close()
+    store.touch([label_of(1)])
+    assert store.counts().unavailable == {(Method.TOUCH, Unavailable.CLOSED): 1}
 
 
 def test_a_store_cleared_of_an_identity_misses_its_pages(store: ExternalStore) -> None:
