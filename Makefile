@@ -39,7 +39,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: run quick test test-long libraries oldest check sim mutants soak soak-service bench fmt proto clean help
+.PHONY: run quick test test-long libraries oldest check sim mutants soak soak-service e2e-events bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -84,6 +84,9 @@ soak: $(READY) libraries  ## two engines over a cluster whose nodes die, for 10 
 soak-service: $(READY)  ## 64 clients, one tenant of them hostile, strangers and a slow flood, on a service whose store fails, for 5 minutes
 	@$(BIN)/python -m tests.soak.service --seconds 300 --clients 64 $(ARGS)
 
+e2e-events: $(READY)  ## KV events between this library and the real vLLM and SGLang, as far as they are installed
+	@$(BIN)/python -m pytest -p no:cacheprovider -o python_files='check_*.py' -o python_functions='check_*' -v -rs tests/engines/events $(ARGS)
+
 bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares
 	@$(BIN)/python -m benchmarks $(ARGS)
 
@@ -99,7 +102,7 @@ clean:  ## remove caches and build products; .venv stays
 	find unified_cache tests benchmarks examples scripts -name __pycache__ -prune -exec rm -rf {} +
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 # torch comes first and alone: an open range for it would bring gigabytes of GPU libraries.
 $(READY): pyproject.toml constraints.txt

@@ -1,10 +1,12 @@
 """Events as bytes: read by structs as the engines' own consumers define them, and read back by ours."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from unified_cache.errors import EventFormatError
-from unified_cache.events.encoding import Consumer, Encoding, EventEncoder, decode_batch
+from unified_cache.events.encoding import Consumer, DecodedBatch, Encoding, EventEncoder, decode_batch
 from unified_cache.events.values import BlockHash, ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 from unified_cache.page import Namespace, Prompt
 from unified_cache.window import SPAN_ALL
@@ -255,3 +257,38 @@ def test_what_the_engines_leave_out_or_add_is_understood() -> None:
 def test_bytes_that_are_no_batch_are_refused(payload: bytes) -> None:
     with pytest.raises(EventFormatError):
         decode_batch(payload)
+
+
+def recorded(name: str) -> bytes:
+    return bytes.fromhex((Path(__file__).parent / "recorded" / name).read_text(encoding="ascii"))
+
+
+def test_a_batch_that_vllm_encoded_is_read() -> None:
+    first, second = b"\1" * 32, b"\2" * 32
+    extra = (("style", "pepper"), ("style",))
+    assert decode_batch(recorded("vllm_0.32.hex")) == DecodedBatch(
+        2.5,
+        1,
+        (
+            ClearedEvent(),
+            StoredEvent(Medium.DEVICE, 0, (first, second), None, (1, 2, 3, 4), 2, "style", extra),
+            StoredEvent(Medium.HOST, 1, (second,), first, (3, 4), 2, span=2),
+            RemovedEvent(Medium.STORAGE, 1, (first,), "disk"),
+        ),
+        0,
+    )
+
+
+def test_a_batch_that_sglang_encoded_is_read() -> None:
+    first, second = -7164637995261029506, 3374555260141370485
+    assert decode_batch(recorded("sglang_0.5.23.hex")) == DecodedBatch(
+        2.5,
+        1,
+        (
+            ClearedEvent(),
+            StoredEvent(Medium.DEVICE, 0, (first, second), None, (1, 2, 3, 4), 2, extra_keys=(("pepper",), None)),
+            StoredEvent(Medium.HOST, 0, (second,), first, (3, 4, 4, 5), 2),
+            RemovedEvent(Medium.STORAGE, 0, (first,)),
+        ),
+        0,
+    )
