@@ -152,6 +152,8 @@ class Player:
             WaitTimeoutError: one does not end.
 
         """
+        if started is None and self._pending is None:
+            return  # nothing is under way, and waiting would count all statistics
         ended = self.cache.wait_all(SETTLE_TIMEOUT_S)
         for operation in (started, self._pending, *ended):
             if operation is not None and operation.error is not None:
