@@ -89,12 +89,9 @@ class FaultyDisk(Disk):
         self.only = only
         """Name of the calls that count; all if empty."""
         self.calls: list[str] = []
-
-    def __getattribute__(self, name: str) -> object:
-        own = object.__getattribute__(self, name)
-        if name not in Disk.__dict__ or name.startswith("_"):
-            return own
-        return _DiskCall(self, name, own)
+        for name in Disk.__dict__:
+            if not name.startswith("_"):
+                vars(self)[name] = _DiskCall(self, name, object.__getattribute__(self, name))
 
 
 class _DiskCall:
