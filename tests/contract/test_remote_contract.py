@@ -1,6 +1,7 @@
 """The storage contract over the wire: a client, a server, and a store in memory or in a directory behind it."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -60,22 +61,25 @@ class ServiceContract(StorageContract):
             assert storage.get([blank_page(label(number))]) == [Answer.HIT]
 
 
+Fronted = tuple[Callable[[Path], StorageBackend], int, int]
+"""A store behind a server: what makes it, the regions of shared memory that a client may have, and HOST_BYTES."""
+
+
+def fronted_stores() -> Iterator[object]:
+    """Yield every combination; in every run are so many that each two of the three values come together."""
+    for number, (make, host_bytes) in enumerate(product((in_memory, in_directory, in_packed_files), HOST_BYTES)):
+        for regions_max, place in ((0, "in streams"), (4, "in shared memory")):
+            marks = () if (regions_max > 0) == (number % 2 > 0) else pytest.mark.long
+            yield pytest.param((make, regions_max, host_bytes), id=f"{make.__name__}-{place}-{host_bytes}", marks=marks)
+
+
 class TestRemoteStorage(ServiceContract):
-    @pytest.fixture(params=[in_memory, in_directory, in_packed_files], ids=lambda make: make.__name__)
-    def backend(self, request: pytest.FixtureRequest, tmp_path: Path) -> StorageBackend:
-        make: Callable[[Path], StorageBackend] = request.param
-        return make(tmp_path)
-
-    @pytest.fixture(params=[0, 4], ids=["in streams", "in shared memory"])
-    def regions_max(self, request: pytest.FixtureRequest) -> int:
-        return int(request.param)
-
-    @pytest.fixture(params=HOST_BYTES)
-    def storage(
-        self, request: pytest.FixtureRequest, backend: StorageBackend, regions_max: int
-    ) -> Iterator[StorageBackend]:
+    @pytest.fixture(params=list(fronted_stores()))
+    def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
+        fronted: Fronted = request.param
+        make, regions_max, host_bytes = fronted
         limits = limits_with(part_bytes=500, regions_max=regions_max)
-        running = LoopbackServer.start(backend, limits, host_bytes=request.param)
+        running = LoopbackServer.start(make(tmp_path), limits, host_bytes=host_bytes)
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()

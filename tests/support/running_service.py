@@ -17,6 +17,7 @@ from unified_cache.service.operations.drain import Drain
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.server import Service
 from unified_cache.service.settings import load_settings
+from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN
 from unified_cache.wire.calls import Call
 
 __all__ = ["CALL_S", "REQUESTS", "RunningService", "called", "credentials", "refusal", "running"]
@@ -66,8 +67,14 @@ class RunningService:
 
 @contextmanager
 def running(**settings: object) -> Iterator[RunningService]:
-    """Open a server over memory; ``settings`` go over that."""
-    flags = {"listen": "127.0.0.1:0", "storage": "memory:", "host_bytes": 1 << 20, "metrics": {"listen": "127.0.0.1:0"}}
+    """Open a server over memory, with little shared memory for each client; ``settings`` go over that."""
+    flags = {
+        "listen": "127.0.0.1:0",
+        "storage": "memory:",
+        "host_bytes": 1 << 20,
+        "metrics": {"listen": "127.0.0.1:0"},
+        "limits": {"region_bytes_max": REGION_BYTES_MIN},
+    }
     stream, drain = StringIO(), Drain()
     log = Log(stream, LogRateLimit(100, 1.0, time.monotonic), time.time)
     service = Service.open(load_settings(None, {**flags, **settings}), log, drain)

@@ -20,6 +20,7 @@ from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.wire.calls import Call
@@ -133,8 +134,11 @@ class Notes:
 
 
 def limits_with(**settings: object) -> LimitSettings:
-    """Return the limits of a server, these among them, as its settings would have them."""
-    return LimitSettings.model_validate(settings)
+    """Return the limits of a server, these among them, as its settings would have them.
+
+    Clients make as much shared memory as they may, and all of it is touched: the least they take is enough for tests.
+    """
+    return LimitSettings.model_validate({"region_bytes_max": REGION_BYTES_MIN, **settings})
 
 
 class LoopbackServer:
@@ -161,7 +165,7 @@ class LoopbackServer:
         clock: Callable[[], float] | None = None,
         port: int = 0,
     ) -> "LoopbackServer":
-        limits = limits or LimitSettings()
+        limits = limits or limits_with()
         gate, notes, usage = TokenGate(), Notes(), usage or CappedQuota()
         drains: list[None] = []
         counted = TenantUsage(usage, limits.counted_pages_max, store.capability().bytes_max)

@@ -6,6 +6,7 @@ import threading
 
 from tests.sources import ROOT
 from tests.support.service import LoopbackServer
+from unified_cache.service.settings import LimitSettings
 from unified_cache.storage_backends.file.store import FileStorage
 
 __all__ = ["ServerProcess"]
@@ -41,6 +42,6 @@ class ServerProcess:
 
 
 if __name__ == "__main__":
-    running = LoopbackServer.start(FileStorage.open(sys.argv[1]), port=int(sys.argv[2]))
+    running = LoopbackServer.start(FileStorage.open(sys.argv[1]), LimitSettings(), port=int(sys.argv[2]))
     print(running.port, flush=True)  # noqa: T201  # its one output: where it listens
     threading.Event().wait()
