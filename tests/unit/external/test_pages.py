@@ -1,0 +1,99 @@
+"""Pages of engines' host pools as views: addresses that follow a rule, and those that do not."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from unified_cache.errors import InputError
+from unified_cache.external.pages import AffineRows, AskedRows, rows_at
+
+SLOTS = 40
+
+
+class TwoBuffers:
+    """Keys and values in one array each, as a pool of an engine has them."""
+
+    def __init__(self, keys_bytes: int = 24, values_bytes: int = 16, gap_bytes: int = 8) -> None:
+        self.keys = np.zeros((SLOTS, keys_bytes + gap_bytes), np.uint8)
+        self.values = np.zeros((SLOTS, values_bytes), np.uint8)
+        self.sizes = [keys_bytes, values_bytes]
+        self.asked = 0
+
+    def locate(self, slots: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        self.asked += 1
+        bases = [(self.keys.ctypes.data, self.keys.shape[1]), (self.values.ctypes.data, self.values.shape[1])]
+        return [base + slot * stride for slot in slots for base, stride in bases], self.sizes * len(slots)
+
+
+def learnt(pool: TwoBuffers, slots_count: int = SLOTS) -> AffineRows:
+    rows = AffineRows.learn(pool.locate, slots_count)
+    assert rows is not None
+    return rows
+
+
+def test_the_engine_is_asked_once_and_its_pages_are_written_in_place() -> None:
+    pool = TwoBuffers()
+    rows = learnt(pool)
+    assert rows.buffers_bytes == (24, 16)
+    for slot in (0, 7, SLOTS - 1):
+        ((key, value),) = rows.rows_to_fill([slot])
+        key[:], value[:] = bytes([slot]) * 24, bytes([slot + 1]) * 16
+    assert pool.asked == 1
+    assert (pool.keys[7, :24] == 7).all()
+    assert not pool.keys[7, 24:].any()
+    assert (pool.values[SLOTS - 1] == SLOTS).all()
+    assert not pool.keys[8].any()
+
+
+@pytest.mark.parametrize("slots_count", [1, 2, 3, SLOTS])
+def test_a_rule_is_learnt_from_pools_of_any_size(slots_count: int) -> None:
+    pool = TwoBuffers()
+    rows = learnt(pool, slots_count)
+    pool.values[slots_count - 1] = 9
+    assert rows.rows_to_store([slots_count - 1])[0][1].tobytes() == bytes([9]) * 16
+
+
+def test_a_slot_that_the_pool_does_not_have_is_refused() -> None:
+    rows = learnt(TwoBuffers())
+    for slot in (-1, SLOTS):
+        with pytest.raises(InputError, match="slots in"):
+            rows.rows_to_store([0, slot])
+
+
+def test_pages_that_lie_anywhere_follow_no_rule() -> None:
+    pool = TwoBuffers()
+    order = np.random.default_rng(1).permutation(SLOTS).tolist()
+    assert AffineRows.learn(lambda slots: pool.locate([order[slot] for slot in slots]), SLOTS) is None
+
+
+def test_pages_of_different_sizes_follow_no_rule() -> None:
+    pool = TwoBuffers()
+
+    def locate(slots: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        addresses, sizes = pool.locate(slots)
+        return addresses, [size - (place == len(sizes) - 1) for place, size in enumerate(sizes)]
+
+    assert AffineRows.learn(locate, SLOTS) is None
+
+
+def test_pages_that_overlap_follow_no_rule() -> None:
+    pool = TwoBuffers(gap_bytes=0)
+    pool.sizes = [25, 16]
+    assert AffineRows.learn(pool.locate, SLOTS) is None
+
+
+def test_a_pool_that_moves_its_pages_is_asked_at_every_call() -> None:
+    pool = TwoBuffers()
+    moved = list(range(SLOTS))
+    rows = AskedRows(lambda slots: pool.locate([moved[slot] for slot in slots]), (24, 16))
+    pool.values[3] = 1
+    assert rows.rows_to_store([3])[0][1].tobytes() == bytes([1]) * 16
+    moved[3] = 4
+    assert rows.rows_to_store([3])[0][1].tobytes() == bytes(16)
+    assert rows.rows_to_store([]) == []
+
+
+def test_buffers_that_are_not_so_many_for_each_page_are_refused() -> None:
+    with pytest.raises(InputError, match="as many buffers"):
+        rows_at(lambda _: ([1, 2, 3], [1, 1, 1]), [0, 1])

@@ -1,0 +1,224 @@
+"""Pools of an engine over one store: look-ups by chain, bundles, pools without bytes, and stores that are away."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from unified_cache.external import ExternalPage, ExternalStore
+from unified_cache.external.pages import AffineRows
+from unified_cache.external.tier import BundleName, BundlePages, ExternalTier, PoolNeed
+from unified_cache.page import PageKey
+from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.window import SPAN_ALL
+
+SLOTS = 64
+
+
+class CountedStore:
+    """An external store, and the calls that came to it."""
+
+    def __init__(self, store: ExternalStore) -> None:
+        self.store = store
+        self.labels_asked: list[Label] = []
+        self.gets: list[int] = []
+        self.puts: list[list[ExternalPage]] = []
+        self.is_away = False
+
+    def register(self, identity: Identity, layout: ModelLayout) -> None:
+        self.store.register(identity, layout)
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        self.labels_asked += labels
+        return [Answer.UNAVAILABLE] * len(labels) if self.is_away else self.store.exists(labels)
+
+    def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        self.gets.append(len(pages))
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
+
+    def put(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        self.puts.append(list(pages))
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put(pages)
+
+    def clear(self, identity: bytes) -> bool:
+        return self.store.clear(identity)
+
+
+@pytest.fixture
+def store() -> Iterator[CountedStore]:
+    with ExternalStore.open("memory:") as opened:
+        yield CountedStore(opened)
+
+
+def name_of(pools: tuple[str, ...], pages_bytes: Sequence[int]) -> BundleName:
+    name = "_".join(pools)
+    layout = ModelLayout(16, (Component(name, SPAN_ALL, (PoolSpec(name, sum(pages_bytes)),)),))
+    return BundleName(Identity("model"), layout)
+
+
+class Pools:
+    """A tier and the memory of its pools."""
+
+    def __init__(self, store: CountedStore, **pages_bytes: int) -> None:
+        self.tier = ExternalTier(store, name_of)
+        self.memory: dict[str, np.ndarray[tuple[int, int], np.dtype[np.uint8]]] = {}
+        for pool, page_bytes in pages_bytes.items():
+            self.add(pool, page_bytes)
+
+    def add(self, pool: str, page_bytes: int) -> None:
+        if not page_bytes:
+            self.tier.add(pool, None)
+            return
+        memory = self.memory[pool] = np.zeros((SLOTS, page_bytes), np.uint8)
+        base = memory.ctypes.data
+        rows = AffineRows.learn(
+            lambda slots: ([base + slot * page_bytes for slot in slots], [page_bytes] * len(slots)), SLOTS
+        )
+        self.tier.add(pool, rows)
+
+    def store(self, keys: Sequence[PageKey], *pools: str) -> list[bool]:
+        """Store pages that hold their own number, in slots of that number."""
+        for pool in pools:
+            for slot in range(len(keys)):
+                self.memory[pool][slot] = slot + 1
+        (stored,) = self.tier.put([BundlePages(pools, keys, range(len(keys)), None)])
+        return stored
+
+
+def chain(count: int, name: str = "") -> list[PageKey]:
+    return [hashlib.sha256(f"{name}{number}".encode()).digest() for number in range(count)]
+
+
+def test_pages_come_back_into_other_slots(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=100), chain(5)
+    assert pools.store(keys, "kv") == [True] * 5
+    (filled,) = pools.tier.get([BundlePages(("kv",), keys, range(20, 25), None)])
+    assert filled == [True] * 5
+    assert (pools.memory["kv"][20:25, 0] == [1, 2, 3, 4, 5]).all()
+
+
+def test_a_bundle_is_one_object_a_page(store: CountedStore) -> None:
+    pools, keys = Pools(store, a=100, b=7), chain(4)
+    pools.store(keys, "a", "b")
+    assert [len(batch) for batch in store.puts] == [4]
+    (filled,) = pools.tier.get([BundlePages(("b", "a"), keys, range(10, 14), None)])
+    assert filled == [True] * 4
+    assert (pools.memory["a"][10:14, -1] == [1, 2, 3, 4]).all()
+    assert (pools.memory["b"][10:14, -1] == [1, 2, 3, 4]).all()
+
+
+def test_every_page_names_the_one_before_it(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=100), chain(4)
+    pools.tier.put([BundlePages(("kv",), keys[1:], range(3), keys[0])])
+    (batch,) = store.puts
+    assert [page.parent for page in batch] == keys[:3]
+
+
+def test_what_is_stored_is_not_sealed_again(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=100), chain(6)
+    pools.store(keys[:4], "kv")
+    assert pools.store(keys, "kv") == [True] * 6
+    assert [page.label.key for page in store.puts[1]] == keys[4:]
+    assert [page.parent for page in store.puts[1]] == keys[3:5]
+
+
+@pytest.mark.parametrize("stored", [0, 1, 63, 64, 65, 700])
+def test_a_prefix_ends_at_the_first_page_that_is_missing(store: CountedStore, stored: int) -> None:
+    pools, keys = Pools(store, kv=8), chain(1000)
+    for start in range(0, stored, SLOTS):
+        pools.store(keys[start : min(start + SLOTS, stored)], "kv")
+    found = pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)])
+    assert found.ends == list(range(1, stored + 1))
+    assert found.reach == {"kv": stored}
+
+
+def test_a_chain_that_is_not_there_costs_a_short_look(store: CountedStore) -> None:
+    pools = Pools(store, kv=8)
+    assert pools.tier.restorable(chain(50_000), [PoolNeed(("kv",), SPAN_ALL)]).ends == []
+    assert len(store.labels_asked) == 64
+
+
+def test_a_window_is_restorable_where_its_last_pages_are(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8, swa=8), chain(10)
+    pools.store(keys, "kv")
+    pools.store(keys[:1], "swa")
+    pools.store(keys[3:6], "swa")
+    found = pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("swa",), 2)])
+    # The first page is a whole window of its own; 4 would need pages 2 and 3.
+    assert found.ends == [1, 5, 6]
+    assert found.reach == {"kv": 10, "swa": 6}
+
+
+def test_the_set_of_ends_is_no_run_where_a_longer_prefix_is_there_and_a_shorter_is_not(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8, state=8), chain(9)
+    pools.store(keys, "kv")
+    for page in (2, 7):
+        pools.store(keys[page : page + 1], "state")
+    assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("state",), 1)]).ends == [3, 8]
+
+
+def test_a_pool_without_bytes_decides_nothing(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=0, c4=8, swa=8), chain(6)
+    needs = [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("c4",), SPAN_ALL), PoolNeed(("swa",), 1)]
+    assert pools.tier.put([BundlePages(("kv",), keys, range(6), None)]) == [[True] * 6]
+    assert pools.tier.restorable(keys, needs).ends == []
+    assert pools.tier.restorable(keys, needs[:1]).ends == []
+    pools.store(keys[:4], "c4")
+    pools.store(keys, "swa")
+    assert pools.tier.restorable(keys, needs).ends == [1, 2, 3, 4]
+    assert not [label for label in store.labels_asked if label.pool == "kv"]
+    assert pools.tier.get([BundlePages(("kv",), keys, range(6), None)]) == [[True] * 6]
+
+
+def test_nothing_is_found_of_a_pool_that_nobody_added(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8), chain(3)
+    pools.store(keys, "kv")
+    needs = [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("draft",), SPAN_ALL)]
+    assert pools.tier.restorable(keys, needs).ends == []
+    assert pools.tier.get([BundlePages(("draft",), keys, range(3), None)]) == [[False] * 3]
+    pools.add("draft", 8)
+    pools.store(keys, "draft")
+    assert pools.tier.restorable(keys, needs).ends == [1, 2, 3]
+
+
+def test_a_pool_added_later_leaves_what_is_stored_of_the_others(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8), chain(3)
+    pools.store(keys, "kv")
+    pools.add("draft", 8)
+    assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == [1, 2, 3]
+
+
+def test_a_call_of_many_pages_goes_in_batches(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8), chain(300)
+    pools.tier.get([BundlePages(("kv",), keys, [0] * 300, None)])
+    assert store.gets == [128, 128, 44]
+
+
+def test_a_store_that_is_away_is_asked_once_and_answers_nothing(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8), chain(300)
+    store.is_away = True
+    assert pools.tier.get([BundlePages(("kv",), keys, [0] * 300, None)]) == [[False] * 300]
+    assert pools.tier.put([BundlePages(("kv",), keys, [0] * 300, None)]) == [[False] * 300]
+    assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == []
+    assert store.gets == [128]
+    assert len(store.puts) == 1
+
+
+def test_cleared_pages_are_gone(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8, swa=8), chain(3)
+    pools.store(keys, "kv")
+    pools.store(keys, "swa")
+    assert pools.tier.clear()
+    assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == []
+    assert pools.tier.restorable(keys, [PoolNeed(("swa",), 1)]).ends == []
+
+
+def test_after_close_no_pool_is_known_and_no_view_is_left(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8), chain(3)
+    pools.store(keys, "kv")
+    pools.tier.close()
+    assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == []
+    assert pools.tier.get([BundlePages(("kv",), keys, range(3), None)]) == [[False] * 3]

@@ -1,0 +1,330 @@
+"""Pools of an engine over one external store: how long a prefix it can restore, and their pages there and back.
+
+Pools may be added at any time. Pools whose pages always move together are a **bundle**, and one page of a bundle is one
+object; each bundle has an identity of its own, so that a pool that is added later, such as a draft model's, leaves what
+is stored of the others as it is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
+from threading import Lock
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.external.pages import PageRows, Rows
+from unified_cache.external.transfer import ExternalPage
+from unified_cache.page import PageKey
+from unified_cache.pool import Identity, ModelLayout
+from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.window import SPAN_ALL, restorable_ends
+
+__all__ = ["BundleName", "BundlePages", "ExternalTier", "PageStore", "PoolNeed", "Restorable"]
+
+PROBE_PAGES = 64
+"""Pages of the first look at a chain; each further look is four times as long."""
+
+PROBE_PAGES_MAX = 4096
+"""Pages of the longest look."""
+
+BATCH_PAGES = 128
+"""Pages of one call to the store; as STORAGE_BATCH_SIZE in SGLang 0.5.23."""
+
+LANES = 2
+"""Calls to the store at a time that one call of the engine's is split into: while one checks a page, another copies."""
+
+LANE_BYTES_MIN = 2 << 20
+"""Less is moved by one call: handing it to a second thread costs more than it saves."""
+
+
+class PageStore(Protocol):
+    """Part of ``ExternalStore`` that a tier uses: none of it raises on a page."""
+
+    def register(self, identity: Identity, layout: ModelLayout) -> None:
+        """Announce an identity before its pages are put."""
+        ...
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Tell of each page whether a get would find it."""
+        ...
+
+    def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        """Fill the rows of each page."""
+        ...
+
+    def put(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        """Store each page."""
+        ...
+
+    def clear(self, identity: bytes) -> bool:
+        """Remove every page of an identity; tell whether all are gone."""
+        ...
+
+
+class BundleName(NamedTuple):
+    """Identity and layout that the pages of a bundle are stored under."""
+
+    identity: Identity
+    layout: ModelLayout
+    """One component of one pool: the bundle."""
+
+
+class PoolNeed(NamedTuple):
+    """Pages of a bundle that a resume needs."""
+
+    pools: tuple[str, ...]
+    span: int
+    """Pages before the end; ``SPAN_ALL`` for all of them."""
+
+
+class BundlePages(NamedTuple):
+    """Pages of a bundle that one call moves; all its pools have them in the same slots."""
+
+    pools: tuple[str, ...]
+    keys: Sequence[PageKey]
+    """Of pages that follow each other in a chain."""
+    slots: Sequence[int]
+    parent: PageKey | None
+    """Key of the page before the first one; None where it is the first of all, or not known."""
+
+
+class Restorable(NamedTuple):
+    """Prefixes of a chain that a store can restore."""
+
+    ends: list[int]
+    """Every number of pages after which a resume is possible, ascending."""
+    reach: dict[str, int]
+    """By pool the longest prefix, in pages, that the pool alone can restore, as far as it was looked at."""
+
+
+class _Bundle(NamedTuple):
+    digest: bytes
+    pool: str
+    sources: tuple[PageRows, ...]
+
+
+class ExternalTier:
+    """Pools over a store. Thread-safe; no method raises on what the store does."""
+
+    def __init__(self, store: PageStore, name_bundle: Callable[[tuple[str, ...], Sequence[int]], BundleName]) -> None:
+        """``name_bundle`` names a bundle by its pools and the bytes of a page in each; equal calls give equal names."""
+        self._store = store
+        self._name_bundle = name_bundle
+        self._pools: dict[str, PageRows | None] = {}
+        self._bundles: dict[tuple[str, ...], _Bundle] = {}
+        self._guard = Lock()
+        # Two callers at a time, one that reads and one that writes; each does the first part of its call itself.
+        self._lanes = ThreadPoolExecutor(2 * (LANES - 1), thread_name_prefix="unified-cache-lane")
+
+    def add(self, pool: str, pages: PageRows | None) -> None:
+        """Add a pool, or replace it; None for one without bytes, which is stored nowhere and always there."""
+        with self._guard:
+            self._pools[pool] = pages
+            for pools in [pools for pools in self._bundles if pool in pools]:
+                del self._bundles[pools]
+
+    def restorable(self, keys: Sequence[PageKey], needs: Sequence[PoolNeed]) -> Restorable:
+        """Look how long a prefix of the chain can be restored: as far as all pages are there, and a bit further.
+
+        A chain that is not there at all costs one short look, however long it is.
+        """
+        wanted = [(need, self._bundle(need.pools)) for need in needs if self._stored(need.pools)]
+        if any(bundle is None for _, bundle in wanted) or not wanted or not keys:
+            return Restorable([], {})
+        bundles = [(need, bundle) for need, bundle in wanted if bundle is not None]
+        whole = [(need, bundle) for need, bundle in bundles if need.span >= SPAN_ALL]
+        reach: dict[str, int] = {}
+        count = len(keys)
+        if whole:
+            prefixes = self._prefixes(keys, [bundle for _, bundle in whole])
+            count = min(prefixes)
+            for (need, _), pages in zip(whole, prefixes, strict=True):
+                reach.update(dict.fromkeys(need.pools, pages))
+        if not count:
+            return Restorable([], reach)
+        ok: npt.NDArray[np.bool_] = np.ones(count, np.bool_)
+        tails = [(need, bundle) for need, bundle in bundles if need.span < SPAN_ALL]
+        present = self._present(keys[:count], [bundle for _, bundle in tails])
+        for (need, _), row in zip(tails, present, strict=True):
+            ends = restorable_ends([need.span], [~row], 0, count, [0])
+            reach.update(dict.fromkeys(need.pools, _last(ends)))
+            ok &= ends
+        return Restorable((np.flatnonzero(ok) + 1).tolist(), reach)
+
+    def get(self, batch: Sequence[BundlePages]) -> list[list[bool]]:
+        """Fill the pages of each bundle; tell for each page whether it is what its key names."""
+        return self._move(batch, self._get)
+
+    def put(self, batch: Sequence[BundlePages]) -> list[list[bool]]:
+        """Store the pages of each bundle; tell for each page whether the store has it now."""
+        return self._move(batch, self._put)
+
+    def clear(self) -> bool:
+        """Remove all pages of every bundle that was named so far; tell whether all are gone."""
+        with self._guard:
+            digests = {bundle.digest for bundle in self._bundles.values()}
+        cleared = [self._store.clear(digest) for digest in digests]
+        return all(cleared)
+
+    def close(self) -> None:
+        """Let all pools go; nothing is found of them from now on. The store is the caller's to close."""
+        with self._guard:
+            self._pools.clear()
+            self._bundles.clear()
+        self._lanes.shutdown(wait=False, cancel_futures=True)
+
+    def _stored(self, pools: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the pools that are stored, or not known, in one order."""
+        return tuple(sorted(pool for pool in pools if pool not in self._pools or self._pools[pool] is not None))
+
+    def _bundle(self, pools: Iterable[str]) -> _Bundle | None:
+        """Return how pages of these pools are stored; None where one is not known."""
+        stored = self._stored(pools)
+        known = self._bundles.get(stored)
+        if known is not None:
+            return known
+        with self._guard:
+            sources = [self._pools.get(pool) for pool in stored]
+        pages = tuple(source for source in sources if source is not None)
+        if len(pages) < len(stored):
+            return None
+        identity, layout = self._name_bundle(stored, [sum(source.buffers_bytes) for source in pages])
+        self._store.register(identity, layout)
+        bundle = _Bundle(identity.digest(layout), layout.pools[0].name, pages)
+        with self._guard:
+            if all(self._pools.get(pool) is source for pool, source in zip(stored, sources, strict=True)):
+                self._bundles[stored] = bundle
+        return bundle
+
+    def _prefixes(self, keys: Sequence[PageKey], bundles: Sequence[_Bundle]) -> list[int]:
+        """Return how many pages each bundle has from the start, up to where the first of them lacks one."""
+        start, pages = 0, PROBE_PAGES
+        while start < len(keys):
+            part = keys[start : start + pages]
+            found = [_run(row) for row in self._present(part, bundles)]
+            if min(found) < len(part):
+                return [start + run for run in found]
+            start += len(part)
+            pages = min(4 * pages, PROBE_PAGES_MAX)
+        return [len(keys)] * len(bundles)
+
+    def _present(self, keys: Sequence[PageKey], bundles: Sequence[_Bundle]) -> list[npt.NDArray[np.bool_]]:
+        """Ask of every page of every bundle whether it is there, in one call for each batch of pages."""
+        if not bundles:
+            return []
+        labels = [Label(bundle.digest, key, bundle.pool) for bundle in bundles for key in keys]
+        found = np.fromiter(map(bool, self._store.exists(labels)), np.bool_, len(labels))
+        return list(found.reshape(len(bundles), len(keys)))
+
+    def _move(
+        self, batch: Sequence[BundlePages], move: Callable[[Sequence[BundlePages], Sequence[_Bundle]], list[list[bool]]]
+    ) -> list[list[bool]]:
+        """Move what has bytes; of what has none every page is there, and of an unknown pool none."""
+        results: list[list[bool]] = []
+        moved: list[int] = []
+        bundles: list[_Bundle] = []
+        for number, part in enumerate(batch):
+            stored = self._stored(part.pools)
+            bundle = self._bundle(stored) if stored and part.keys else None
+            results.append([not stored] * len(part.keys))
+            if bundle is not None and len(part.slots) == len(part.keys):
+                moved.append(number)
+                bundles.append(bundle)
+        for number, result in zip(moved, move([batch[number] for number in moved], bundles), strict=True):
+            results[number] = result
+        return results
+
+    def _get(self, batch: Sequence[BundlePages], bundles: Sequence[_Bundle]) -> list[list[bool]]:
+        """Read in as few calls as possible; what comes after a batch that failed as a whole is not asked for."""
+        lent = [
+            [source.rows_to_fill(part.slots) for source in bundle.sources]
+            for part, bundle in zip(batch, bundles, strict=True)
+        ]
+        pages = [list(_pages(part, bundle, rows)) for part, bundle, rows in zip(batch, bundles, lent, strict=True)]
+        answers = _split(self._in_batches(list(chain.from_iterable(pages)), self._store.get), pages)
+        for part, bundle, rows, hits in zip(batch, bundles, lent, answers, strict=True):
+            for source, filled in zip(bundle.sources, rows, strict=True):
+                source.publish(part.slots, filled, hits)
+        return answers
+
+    def _put(self, batch: Sequence[BundlePages], bundles: Sequence[_Bundle]) -> list[list[bool]]:
+        """Store what the store lacks: sealing a page costs more than asking for it."""
+        labels = [
+            [Label(bundle.digest, key, bundle.pool) for key in part.keys]
+            for part, bundle in zip(batch, bundles, strict=True)
+        ]
+        there = _split([bool(answer) for answer in self._store.exists(list(chain.from_iterable(labels)))], labels)
+        absent = [[number for number, found in enumerate(row) if not found] for row in there]
+        pages: list[list[ExternalPage]] = []
+        for part, bundle, numbers in zip(batch, bundles, absent, strict=True):
+            slots = [part.slots[number] for number in numbers]
+            rows = [source.rows_to_store(slots) for source in bundle.sources]
+            pages.append(list(_pages(part, bundle, rows, numbers)))
+        answers = _split(self._in_batches(list(chain.from_iterable(pages)), self._store.put), pages)
+        for row, numbers, stored in zip(there, absent, answers, strict=True):
+            for number, ok in zip(numbers, stored, strict=True):
+                row[number] = ok
+        return there
+
+    def _in_batches(
+        self, pages: Sequence[ExternalPage], call: Callable[[Sequence[ExternalPage]], list[Answer]]
+    ) -> list[bool]:
+        """Call for some pages at a time; give up after a batch of which the store did nothing."""
+        done: list[bool] = []
+        for start in range(0, len(pages), BATCH_PAGES):
+            answers = self._in_lanes(pages[start : start + BATCH_PAGES], call)
+            done += map(bool, answers)
+            if all(answer is Answer.UNAVAILABLE for answer in answers):
+                break
+        return done + [False] * (len(pages) - len(done))
+
+    def _in_lanes(
+        self, pages: Sequence[ExternalPage], call: Callable[[Sequence[ExternalPage]], list[Answer]]
+    ) -> list[Answer]:
+        """Call for the pages in as many parts at a time as there are lanes, where they are worth it."""
+        part = -(-len(pages) // LANES)
+        if part * sum(row.nbytes for row in pages[0].rows) < LANE_BYTES_MIN:
+            return call(pages)
+        try:
+            others = [self._lanes.submit(call, pages[start : start + part]) for start in range(part, len(pages), part)]
+        except RuntimeError:
+            return [Answer.UNAVAILABLE] * len(pages)  # closed meanwhile
+        answers = call(pages[:part])
+        for other in others:
+            answers = answers + other.result()
+        return answers
+
+
+def _pages(
+    part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]], numbers: Sequence[int] | None = None
+) -> Iterable[ExternalPage]:
+    """Yield the pages of these numbers, all by default; ``rows`` are those of each pool, page by page."""
+    parents = [part.parent, *(key for key, _ in pairwise(part.keys))]
+    for place, number in enumerate(range(len(part.keys)) if numbers is None else numbers):
+        label = Label(bundle.digest, part.keys[number], bundle.pool)
+        whole = rows[0][place] if len(rows) == 1 else tuple(chain.from_iterable(row[place] for row in rows))
+        yield ExternalPage(label, parents[number], whole)
+
+
+def _split(values: Sequence[bool], like: Sequence[Sequence[object]]) -> list[list[bool]]:
+    """Cut a flat row into rows of the lengths of ``like``."""
+    rows: list[list[bool]] = []
+    start = 0
+    for row in like:
+        rows.append(list(values[start : start + len(row)]))
+        start += len(row)
+    return rows
+
+
+def _run(row: npt.NDArray[np.bool_]) -> int:
+    """Return how many entries from the start are True."""
+    return len(row) if row.all() else int(row.argmin())
+
+
+def _last(ends: npt.NDArray[np.bool_]) -> int:
+    """Return the longest end that is possible, 0 if none is."""
+    possible = np.flatnonzero(ends)
+    return int(possible[-1]) + 1 if len(possible) else 0

@@ -1,0 +1,46 @@
+"""Digest of a checkpoint's bytes: what tells apart two sets of weights under one path."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from xxhash import xxh3_128
+
+from unified_cache.errors import ConfigError
+
+__all__ = ["weights_digest"]
+
+PIECE_BYTES = 4 << 20
+SUFFIXES = frozenset({".bin", ".gguf", ".pt", ".pth", ".safetensors"})
+"""Files that loaders of engines read weights from."""
+
+
+def weights_digest(directory: Path) -> str:
+    """Return a digest of every weight file in a directory, by name and by each byte, 32 hex digits.
+
+    Reads them whole: the loader has just read them too, so they mostly come from the page cache.
+
+    Raises:
+        ConfigError: there is no weight file, or one cannot be read.
+    """
+    names = sorted(path for path in directory.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    if not names:
+        raise ConfigError(f"{directory} must hold weights ({', '.join(sorted(SUFFIXES))}), found none: say revision")
+    total = hashlib.sha256()
+    for path in names:
+        content = xxh3_128()
+        try:
+            for piece in _pieces(path):
+                content.update(piece)
+        except OSError as error:
+            raise ConfigError(f"cannot read the weights in {path}: {error}; say revision") from error
+        total.update(f"{path.relative_to(directory).as_posix()}\n{content.hexdigest()}\n".encode())
+    return total.hexdigest()[:32]
+
+
+def _pieces(path: Path) -> Iterator[memoryview]:
+    """Yield the bytes of a file; each piece is good until the next is asked for."""
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            yield buffer[:count]
