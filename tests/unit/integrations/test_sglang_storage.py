@@ -1,0 +1,409 @@
+"""SGLang's storage class over real stores: both call generations, any pools, several ranks, and nothing that raises."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.sglang_names import (
+    FlatPool,
+    HeadsPool,
+    LogicalPool,
+    PoolNames,
+    SglangConfig,
+    SglangExtraInfo,
+    SglangTransfer,
+    SglangVerdict,
+    StatesPool,
+    TensorPool,
+    adapter_class,
+)
+from unified_cache.errors import ConfigError
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
+
+SLOTS = 32
+EXTRA = {"backend_name": "ours", "module_path": "m", "class_name": "c", "interface_v1": 1, "revision": "r1"}
+
+
+class Engine:
+    """One rank: its storage, and its pools by name."""
+
+    def __init__(self, cls: type, url: str, pools: Mapping[str, TensorPool], **config: object) -> None:
+        extra = {**EXTRA, "url": url, **dict(config.pop("extra", {}))}  # type: ignore[call-overload]  # a mapping
+        self.storage = cls(SglangConfig(extra_config=extra, **config), {})  # type: ignore[arg-type]  # its fields
+        self.pools = dict(pools)
+        self.storage.register_mem_pool_host(pools["kv"])
+        for name, pool in pools.items():
+            self.storage.register_mem_host_pool_v2(pool, PoolNames(name))
+        self.storage.on_host_pools_registered()
+
+    def fill(self, slots: Sequence[int], value: int) -> None:
+        for pool in self.pools.values():
+            for buffer in pool.buffers:
+                buffer[list(slots)] = value
+
+    def transfers(self, keys: Sequence[str], slots: Sequence[int], **policies: str) -> list[SglangTransfer]:
+        """Name pools by the pool that they follow: ``c4="kv"``; pools of the same one share indices and keys."""
+        shared: dict[str, torch.Tensor] = {}
+        return [
+            SglangTransfer(
+                PoolNames(name),
+                shared.setdefault(source, self.pools[name].indices(slots)),
+                list(keys),
+                indices_from_pool=None if source == name else PoolNames(source),
+            )
+            for name, source in policies.items()
+        ]
+
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start engines over one store; they are stopped in the end."""
+    with ExitStack() as stack:
+        cls = stack.enter_context(adapter_class({"kv_cache_dtype": "auto"}))
+
+        def start_engine(pools: Mapping[str, TensorPool] | None = None, url: str = "", **config: object) -> Engine:
+            engine = Engine(cls, url or f"file:{tmp_path}", pools or {"kv": TensorPool(SLOTS)}, **config)
+            stack.callback(engine.storage.close)
+            return engine
+
+        yield start_engine
+
+
+def hashes(count: int, name: str = "") -> list[str]:
+    return [hashlib.sha256(f"{name}{number}".encode()).hexdigest() for number in range(count)]
+
+
+def look_up(*needs: tuple[str, str, str | None, int]) -> list[SglangTransfer]:
+    """Transfers of a look-up: pool, policy, source, and how many pages a window has."""
+    return [
+        SglangTransfer(
+            PoolNames(pool),
+            None,
+            ["__placeholder__"] * pages if pages else None,
+            policy,
+            PoolNames(source) if source else None,
+        )
+        for pool, policy, source, pages in needs
+    ]
+
+
+# ---- pages there and back ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [TensorPool, FlatPool])
+def test_what_the_first_generation_stores_it_gets_back(start: Start, kind: type[TensorPool]) -> None:
+    engine, keys = start({"kv": kind(SLOTS, 4, (48, 16))}), hashes(6)
+    pool = engine.pools["kv"]
+    pool.buffers[0][:6] = torch.arange(6, dtype=torch.uint8)[:, None]
+    assert engine.storage.batch_set_v1(keys, pool.indices(range(6))) == [True] * 6
+    assert engine.storage.batch_exists([*keys[:4], *hashes(1, "absent")]) == 4
+    assert engine.storage.exists(keys[5])
+    assert engine.storage.batch_get_v1(keys[::-1], pool.indices(range(10, 16))) == [True] * 6
+    assert (pool.buffers[0][10:16, 5] == torch.arange(5, -1, -1)).all()
+    assert not engine.storage.batch_get_v1(hashes(1, "absent"), pool.indices([20]))[0]
+
+
+def test_pools_that_follow_one_pool_are_one_object_a_page(start: Start, tmp_path: Path) -> None:
+    pools = {"kv": LogicalPool(SLOTS), "deepseek_v4_c4": TensorPool(SLOTS), "deepseek_v4_c128": TensorPool(SLOTS)}
+    engine, keys = start(pools), hashes(5)
+    engine.fill(range(5), 7)
+    sources = {"deepseek_v4_c4": "kv", "deepseek_v4_c128": "kv"}
+    stored = engine.storage.batch_set_v2(engine.transfers(keys, range(5), **sources))
+    assert stored == {"deepseek_v4_c4": [True] * 5, "deepseek_v4_c128": [True] * 5}
+    assert len([path for path in tmp_path.glob("*/?/*") if path.is_file()]) == 5
+    engine.fill(range(SLOTS), 0)
+    # A read names no source: pools that share indices and keys belong together.
+    moved = engine.transfers(keys, range(9, 14), **sources)
+    for transfer in moved:
+        transfer.indices_from_pool = None
+    assert engine.storage.batch_get_v2(moved[::-1]) == stored
+    assert (pools["deepseek_v4_c4"].buffers[0][9:14] == 7).all()
+    assert (pools["deepseek_v4_c128"].buffers[0][9:14] == 7).all()
+
+
+def test_a_logical_anchor_has_no_objects_and_says_nothing_about_what_is_stored(start: Start, tmp_path: Path) -> None:
+    engine, keys = start({"kv": LogicalPool(SLOTS), "deepseek_v4_c4": TensorPool(SLOTS)}), hashes(4)
+    assert engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(4))) == [True] * 4
+    assert not list(tmp_path.glob("*/?/*"))
+    wanted = look_up(("deepseek_v4_c4", "all_pages", "kv", 0))
+    assert engine.storage.batch_exists(keys) == 0
+    assert engine.storage.batch_exists_v2(keys, wanted).kv_hit_pages == 0
+    engine.storage.batch_set_v2(engine.transfers(keys[:3], range(3), deepseek_v4_c4="kv"))
+    assert engine.storage.batch_exists_v2(keys, wanted) == SglangVerdict(3, {"deepseek_v4_c4": 3}, [1, 2, 3])
+    assert engine.storage.batch_get_v1(keys[:3], engine.pools["kv"].indices(range(3))) == [True] * 3
+
+
+def test_a_window_counts_its_placeholders_and_the_set_of_ends_is_sparse(start: Start) -> None:
+    engine, keys = start({"kv": TensorPool(SLOTS), "swa": TensorPool(SLOTS), "mamba": StatesPool(SLOTS, 1)}), hashes(8)
+    engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(8)))
+    engine.storage.batch_set_v2(engine.transfers(keys[1:8], range(7), swa="swa"))
+    for page in (2, 5):
+        engine.storage.batch_set_v2(engine.transfers(keys[page : page + 1], [page], mamba="mamba"))
+    found = engine.storage.batch_exists_v2(
+        keys, look_up(("swa", "trailing_pages", None, 2), ("mamba", "trailing_pages", None, 1))
+    )
+    assert found == SglangVerdict(6, {"kv": 8, "swa": 8, "mamba": 6}, [3, 6])
+
+
+def test_a_pool_of_block_groups_is_left_out_of_the_verdict(start: Start) -> None:
+    engine, keys = start({"kv": TensorPool(SLOTS), "indexer": TensorPool(SLOTS)}), hashes(3)
+    engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(3)))
+    found = engine.storage.batch_exists_v2(keys, look_up(("indexer", "block_groups", None, 0)))
+    assert found == SglangVerdict(3, {"kv": 3}, [1, 2, 3])
+
+
+def test_a_pool_registered_while_the_engine_runs_gates_and_is_stored(start: Start) -> None:
+    engine, keys = start(), hashes(3)
+    engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(3)))
+    wanted = look_up(("draft", "all_pages", "kv", 0))
+    assert engine.storage.batch_exists_v2(keys, wanted).kv_hit_pages == 0
+    engine.pools["draft"] = TensorPool(SLOTS)
+    engine.storage.register_mem_host_pool_v2(engine.pools["draft"], PoolNames.DRAFT)
+    engine.storage.batch_set_v2(engine.transfers(keys, range(3), draft="kv"))
+    assert engine.storage.batch_exists_v2(keys, wanted).kv_hit_pages == 3
+
+
+def test_an_engine_that_is_started_again_finds_what_was_stored(start: Start) -> None:
+    keys = hashes(4)
+    first = start()
+    first.fill(range(4), 3)
+    first.storage.batch_set_v1(keys, first.pools["kv"].indices(range(4)), SglangExtraInfo(hashes(1, "before")))
+    first.storage.close()
+    second = start()
+    assert second.storage.batch_get_v1(keys, second.pools["kv"].indices(range(4))) == [True] * 4
+    assert (second.pools["kv"].buffers[0][:4] == 3).all()
+
+
+# ---- who shares what ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("is_mla", "pool", "shared"),
+    [
+        (True, TensorPool(SLOTS), True),
+        (False, TensorPool(SLOTS), False),
+        (True, HeadsPool(SLOTS), False),
+        (True, StatesPool(SLOTS), False),
+    ],
+    ids=["replicated", "sharded", "heads beside a replicated pool", "states beside a replicated pool"],
+)
+def test_ranks_share_pages_that_are_the_same_on_all_of_them(
+    start: Start, is_mla: bool, pool: TensorPool, shared: bool
+) -> None:
+    keys = hashes(2)
+    ranks = [
+        start({"kv": TensorPool(SLOTS), "draft": pool}, is_mla_model=is_mla, tp_rank=rank, tp_size=2)
+        for rank in range(2)
+    ]
+    ranks[0].storage.batch_set_v2(ranks[0].transfers(keys, range(2), draft="draft"))
+    found = ranks[1].storage.batch_get_v2(ranks[1].transfers(keys, range(2), draft="draft"))
+    assert found["draft"] == [shared, shared]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"extra": {"revision": "r2"}},
+        {"extra": {"generation": 1}},
+        {"model_name": "example/other"},
+        {"pp_rank": 1, "pp_size": 2},
+        {"attn_cp_rank": 1, "attn_cp_size": 2},
+        {"pools": {"kv": TensorPool(SLOTS, 8)}},
+        {"pools": {"kv": TensorPool(SLOTS, 4, (32, 32))}},
+        {"pools": {"kv": HeadsPool(SLOTS)}},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_pages_of_another_model_format_or_part_are_not_found(start: Start, other: Mapping[str, object]) -> None:
+    keys = hashes(2)
+    first = start()
+    first.storage.batch_set_v1(keys, first.pools["kv"].indices(range(2)))
+    first.storage.close()
+    assert start(**other).storage.batch_exists(keys) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"kv_cache_dtype": "fp8_e5m2"}, {"kv_cache_dtype": "fp8_e4m3"}, {"attention_backend": "fa3"}]
+)
+def test_pages_of_an_engine_with_other_arguments_are_not_found(tmp_path: Path, arguments: Mapping[str, object]) -> None:
+    keys, found = hashes(2), []
+    for each in ({"kv_cache_dtype": "auto"}, arguments):
+        with adapter_class(each) as cls:
+            engine = Engine(cls, f"file:{tmp_path}", {"kv": TensorPool(SLOTS)})
+            found.append(engine.storage.batch_exists(keys))
+            engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(2)))
+            engine.storage.close()
+    assert found == [0, 0]
+
+
+def test_other_weights_under_the_same_path_are_another_model(tmp_path: Path) -> None:
+    keys, found = hashes(2), []
+    model = tmp_path / "model"
+    model.mkdir()
+    for weights in (b"old", b"new", b"old"):
+        (model / "model.safetensors").write_bytes(weights)
+        with adapter_class({"model_path": str(model)}) as cls:
+            pools = {"kv": TensorPool(SLOTS)}
+            engine = Engine(cls, f"file:{tmp_path / 'store'}", pools, extra={"revision": None})
+            found.append(engine.storage.batch_exists(keys))
+            engine.storage.batch_set_v1(keys, pools["kv"].indices(range(2)))
+            engine.storage.close()
+    assert found == [0, 0, 2]
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": {"url": ""}}, "must name the store"),
+        ({"url": "no-such-store:"}, "must begin with one of"),
+        ({"extra": {"interface_v1": 0}}, "interface_v1"),
+        ({"extra": {"uri": "file:x"}}, "found uri"),
+        ({"extra": {"deadline_s": "soon"}}, "deadline_s"),
+        ({"extra": {"deadline_s": -1}}, "deadline_s"),
+        ({"extra": {"generation": -1}}, "generation"),
+        ({"extra": {"landing_bytes": "much"}}, "landing_bytes"),
+        ({"extra": {"revision": 7}}, "revision"),
+        ({"should_split_heads": True}, "tp_lcm_size"),
+        ({"dcp_size": 2}, "dcp_size"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_cannot_work_is_refused_when_the_engine_starts(
+    start: Start, change: Mapping[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        start(**change)
+
+
+def test_calls_that_make_no_sense_are_misses(start: Start) -> None:
+    engine, keys = start(), hashes(2)
+    pool = engine.pools["kv"]
+    storage = engine.storage
+    assert storage.batch_set_v1(["no hash", *keys], pool.indices(range(3))) == [False] * 3
+    assert storage.batch_set_v1(["abcd"], pool.indices([0])) == [False]
+    assert storage.batch_get_v1(keys, pool.indices([0])) == [False, False]
+    assert storage.batch_get_v1(keys, pool.indices(range(2)) + 1) == [False, False]
+    assert storage.batch_get_v1(keys, pool.indices([0, SLOTS])) == [False, False]
+    assert storage.batch_exists(["no hash"]) == 0
+    unknown = SglangTransfer("nobody", pool.indices(range(2)), keys)
+    assert storage.batch_set_v2([unknown]) == {"nobody": [False, False]}
+    assert storage.batch_get_v2([SglangTransfer(PoolNames.KV, None, keys)]) == {"kv": [False, False]}
+    assert storage.batch_exists_v2(keys, [unknown]).restorable_prefix_pages == []
+    assert storage.batch_set_v1(keys, pool.indices(range(2))) == [True, True]
+
+
+def test_the_interface_before_zero_copy_stores_nothing(start: Start) -> None:
+    storage, key = start().storage, hashes(1)[0]
+    assert not storage.set(key, torch.zeros(4))
+    assert not storage.batch_set([key], [torch.zeros(4)])
+    assert storage.get(key) is None
+    assert storage.batch_get([key]) == [None]
+
+
+class BrokenStore(MemoryStorage):
+    """A store with a bug: it raises what no store should."""
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        raise RuntimeError("a bug of the store")
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        raise RuntimeError("a bug of the store")
+
+
+def open_broken(rest: str, bytes_max: int | None) -> StorageBackend:
+    return BrokenStore()
+
+
+def test_a_store_that_raises_anything_is_a_miss(start: Start) -> None:
+    engine, keys = start(url=f"{__name__}:open_broken"), hashes(2)
+    indices = engine.pools["kv"].indices(range(2))
+    assert engine.storage.batch_set_v1(keys, indices) in ([False, False], [True, True])
+    assert engine.storage.batch_get_v1(keys, indices) == [False, False]
+    assert engine.storage.batch_exists(keys) == 0
+    assert engine.storage.batch_exists_v2(keys, []).kv_hit_pages == 0
+    assert engine.storage.batch_get_v2(engine.transfers(keys, range(2), kv="kv")) == {"kv": [False, False]}
+
+
+RELEASED = threading.Event()
+
+
+class HangingStore(MemoryStorage):
+    """A store whose reads hang until the test lets them go."""
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        RELEASED.wait(60)
+        return super().get(pages)
+
+
+def open_hanging(rest: str, bytes_max: int | None) -> StorageBackend:
+    return HangingStore()
+
+
+def test_a_read_that_hangs_is_a_miss_and_touches_nothing_afterwards(start: Start) -> None:
+    engine, keys = start(url=f"{__name__}:open_hanging", extra={"deadline_s": 0.1}), hashes(2)
+    pool = engine.pools["kv"]
+    engine.fill(range(2), 5)
+    assert engine.storage.batch_set_v1(keys, pool.indices(range(2))) == [True, True]
+    try:
+        assert engine.storage.batch_get_v1(keys, pool.indices(range(8, 10))) == [False, False]
+        engine.fill(range(8, 10), 9)
+    finally:
+        RELEASED.set()
+    engine.storage.close()
+    assert (pool.buffers[0][8:10] == 9).all()
+
+
+def test_a_store_that_is_away_is_a_miss_until_it_is_there(start: Start, tmp_path: Path) -> None:
+    place = tmp_path / "later"
+    place.write_bytes(b"a file in the way")
+    engine, keys = start(url=f"file:{place}", extra={"deadline_s": 1.0}), hashes(2)
+    indices = engine.pools["kv"].indices(range(2))
+    assert engine.storage.batch_set_v1(keys, indices) == [False, False]
+    assert engine.storage.batch_exists(keys) == 0
+    assert engine.storage.counts().breaker is None
+
+
+def test_after_close_everything_is_a_miss_and_no_view_is_left(start: Start) -> None:
+    engine, keys = start(), hashes(2)
+    indices = engine.pools["kv"].indices(range(2))
+    engine.storage.batch_set_v1(keys, indices)
+    engine.storage.close()
+    engine.storage.close()
+    assert engine.storage.batch_get_v1(keys, indices) == [False, False]
+    assert engine.storage.batch_exists(keys) == 0
+
+
+# ---- operation -----------------------------------------------------------------------------------------------------
+
+
+def test_clear_removes_every_pool(start: Start) -> None:
+    engine, keys = start({"kv": TensorPool(SLOTS), "swa": TensorPool(SLOTS)}), hashes(2)
+    engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(2)))
+    engine.storage.batch_set_v2(engine.transfers(keys, range(2), swa="swa"))
+    assert engine.storage.clear()
+    assert engine.storage.batch_exists(keys) == 0
+    assert engine.storage.batch_get_v2(engine.transfers(keys, range(2), swa="swa")) == {"swa": [False, False]}
+
+
+def test_the_engine_is_told_pages_and_rates_once(start: Start) -> None:
+    engine, keys = start(), hashes(3)
+    indices = engine.pools["kv"].indices(range(3))
+    engine.storage.batch_set_v1(keys, indices)
+    engine.storage.batch_get_v1(keys, indices)
+    told = engine.storage.get_stats()
+    assert (told.prefetch_pgs, told.backup_pgs) == ([3], [3])
+    assert told.prefetch_bandwidth[0] > 0
+    assert engine.storage.get_stats().prefetch_pgs == []

@@ -1,0 +1,238 @@
+"""The class that SGLang loads by ``--hicache-storage-backend dynamic``; the only module here that imports SGLang.
+
+SGLang has one thread each for look-ups, reads and writes; it ends for good if a call raises, and requests wait for ever
+then. So no call does: what goes wrong is a miss, or a page that was not stored, and a line in the log. What is wrong
+with the configuration is refused in the constructor, where SGLang expects it.
+"""
+
+# pyright: reportMissingImports=false
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from sglang.srt.arg_groups.overrides import resolution_result
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.observability.metrics_collector import StorageMetrics
+from sglang.srt.runtime_context import get_server_args
+
+from unified_cache.external import ExternalCounts, ExternalStore
+from unified_cache.external.weights import weights_digest
+from unified_cache.integrations.sglang.engine import EngineHostPool
+from unified_cache.integrations.sglang.failures import FailureLog
+from unified_cache.integrations.sglang.naming import EngineFacts
+from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, PoolCalls
+from unified_cache.integrations.sglang.settings import HiCacheSettings
+
+__all__ = ["UnifiedCacheHiCache"]
+
+logger = logging.getLogger(__name__)
+
+ARGUMENTS = (
+    "attention_backend",
+    "decode_attention_backend",
+    "dtype",
+    "json_model_override_args",
+    "kv_cache_dtype",
+    "prefill_attention_backend",
+    "quantization",
+    "quantization_param_path",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+)
+"""Arguments of the server that change what pages hold: facts of every identity."""
+
+CLOSE_TIMEOUT_S = 5.0
+"""Longest wait for calls under way when SGLang detaches the store; it waits 10 s for its own threads before."""
+
+_T = TypeVar("_T")
+
+
+class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not installed where types are checked
+    """Storage of one rank's pages, behind both generations of SGLang's interface, zero-copy where the pools allow it.
+
+    A store that is away when the engine starts is used as soon as it is there; meanwhile everything is a miss.
+    """
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Mapping[str, object]) -> None:
+        """Open the store that ``url`` in the extra configuration names.
+
+        Raises:
+            ConfigError: a setting is missing, unknown or wrong, or the engine is set up in a way that is not supported.
+        """
+        settings = HiCacheSettings.of(storage_config)
+        arguments = _server_arguments()
+        facts = EngineFacts.of(storage_config, settings, arguments, _weights(settings))
+        self._is_replicated = bool(storage_config.is_mla_model)
+        self._store = ExternalStore.open(settings.url, settings.external, bytes_max=settings.bytes_max)
+        self._calls = PoolCalls(self._store, facts)
+        self._failures = FailureLog()
+        self._url = settings.url
+
+    # ---- pools ---------------------------------------------------------------------------------------------------
+
+    def register_mem_pool_host(self, mem_pool_host: EngineHostPool) -> None:
+        """Take the anchor pool."""
+        super().register_mem_pool_host(mem_pool_host)
+        self._add(ANCHOR_POOL, mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: EngineHostPool, host_pool_name: str) -> None:
+        """Take any pool by its name, when the engine starts or later."""
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._add(str(host_pool_name), host_pool)
+
+    def on_host_pools_registered(self) -> None:
+        """Say in the log what is stored where."""
+        self._safely(lambda: logger.info("unified-cache stores %s in %s", self._calls.described(), self._url), None)
+
+    def _add(self, name: str, pool: EngineHostPool) -> None:
+        is_rank_own = (
+            not self._is_replicated or name == PoolName.MAMBA or isinstance(pool, MHATokenToKVPoolHost | MambaPoolHost)
+        )
+        self._safely(lambda: self._calls.add(name, pool, is_rank_own=is_rank_own), None)
+
+    # ---- second generation -----------------------------------------------------------------------------------------
+
+    def batch_exists_v2(
+        self,
+        keys: Sequence[str],
+        pool_transfers: Sequence[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        """Tell which prefixes of a chain all pools together can restore."""
+        verdict = self._safely(lambda: self._calls.verdict(keys, pool_transfers or ()), None)
+        if verdict is None:
+            return PoolTransferResult(0, {}, [])
+        return PoolTransferResult(verdict.pages, dict(verdict.reach), list(verdict.restorable))
+
+    def batch_get_v2(
+        self, transfers: Sequence[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """Fill pages of several pools; by pool, whether each is what its key names."""
+        nothing = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
+        return self._safely(lambda: self._calls.get_pools(transfers, extra_info), nothing)
+
+    def batch_set_v2(
+        self, transfers: Sequence[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """Store pages of several pools; by pool, whether each is stored."""
+        nothing = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
+        return self._safely(lambda: self._calls.put_pools(transfers, extra_info), nothing)
+
+    # ---- first generation ------------------------------------------------------------------------------------------
+
+    def exists(self, key: str) -> bool:
+        """Tell whether the anchor pool has a page."""
+        return self.batch_exists([key]) == 1
+
+    def batch_exists(self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
+        """Return how many pages from the start the anchor pool has."""
+        return self._safely(lambda: self._calls.run(keys), 0)
+
+    def batch_get_v1(
+        self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Fill pages of the anchor pool; whether each is what its key names."""
+        return self._safely(lambda: self._calls.get(keys, host_indices, extra_info), [False] * len(keys))
+
+    def batch_set_v1(
+        self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> list[bool]:
+        """Store pages of the anchor pool; whether each is stored."""
+        return self._safely(lambda: self._calls.put(keys, host_indices, extra_info), [False] * len(keys))
+
+    # ---- the interface before both: not used with interface_v1, which the constructor demands ----------------------
+
+    def get(self, key: str, target_location: object = None, target_sizes: object = None) -> torch.Tensor | None:
+        """Read nothing: a page in a tensor of its own may have another order of bytes than one in the pool."""
+        return None
+
+    def batch_get(
+        self, keys: Sequence[str], target_locations: object = None, target_sizes: object = None
+    ) -> list[torch.Tensor | None]:
+        """Read nothing, as ``get``."""
+        return [None] * len(keys)
+
+    def set(self, key: str, value: object = None, target_location: object = None, target_sizes: object = None) -> bool:
+        """Store nothing, as ``get``."""
+        return False
+
+    def batch_set(
+        self,
+        keys: Sequence[str],
+        values: object = None,
+        target_locations: object = None,
+        target_sizes: object = None,
+    ) -> bool:
+        """Store nothing, as ``get``."""
+        return False
+
+    # ---- operation -------------------------------------------------------------------------------------------------
+
+    def clear(self) -> bool:
+        """Remove every page of this engine's pools; tell whether all are gone."""
+        return self._safely(self._calls.clear, False)
+
+    def get_stats(self) -> StorageMetrics:
+        """Return pages and GB/s of the calls since the last time that SGLang asked."""
+        read, written = self._calls.take_rates()
+        return StorageMetrics(
+            prefetch_pgs=read.pages,
+            backup_pgs=written.pages,
+            prefetch_bandwidth=read.gigabytes_per_second,
+            backup_bandwidth=written.gigabytes_per_second,
+        )
+
+    def counts(self) -> ExternalCounts:
+        """Return what the store answered so far, and its state."""
+        return self._store.counts()
+
+    def close(self) -> None:
+        """Let the store and the engine's memory go."""
+        self._safely(lambda: logger.info("unified-cache closes %s: %s", self._url, self._store.counts()), None)
+        self._calls.close()
+        self._safely(lambda: self._store.close(CLOSE_TIMEOUT_S), None)
+
+    def _safely(self, call: Callable[[], _T], otherwise: _T) -> _T:
+        """Return what a call returns, or ``otherwise`` and a line in the log if it raises."""
+        try:
+            return call()
+        except Exception as error:
+            self._failures.add(error)
+            return otherwise
+
+
+def _server_arguments() -> dict[str, str]:
+    """Return what SGLang decided about the arguments that change what pages hold, as far as it says something."""
+    server_args = get_server_args()
+    decided = {name: resolution_result(server_args, name) for name in ARGUMENTS}
+    return {name: str(value) for name, value in decided.items() if value not in {None, "", "{}"}}
+
+
+def _weights(settings: HiCacheSettings) -> str:
+    """Return what names the weights: a revision that was said, or a digest of the checkpoint, or the model's name.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read.
+    """
+    if settings.revision:
+        return settings.revision
+    server_args = get_server_args()
+    path, revision = (resolution_result(server_args, name) for name in ("model_path", "revision"))
+    if path and Path(path).is_dir():
+        return weights_digest(Path(path))
+    if not revision:
+        logger.warning("the weights of %s have no name that is sure to change with them: say revision", path)
+    return f"{path}@{revision or 'default'}"

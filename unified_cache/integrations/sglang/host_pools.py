@@ -1,0 +1,103 @@
+"""Pages of SGLang's host pools, in its own memory where it tells their addresses, else as copies that it makes."""
+
+from collections.abc import Sequence
+
+import torch
+
+from unified_cache.errors import InputError
+from unified_cache.external.pages import AffineRows, AskedRows, PageRows, Rows
+from unified_cache.integrations.sglang.engine import EngineHostPool
+
+__all__ = ["CopiedRows", "rows_of_pool"]
+
+
+def rows_of_pool(pool: EngineHostPool) -> PageRows | None:
+    """Return the pages of a pool, reached in the fastest way that it allows; None for one that has no bytes.
+
+    Raises:
+        InputError: the pool tells neither where its pages lie nor what they hold.
+    """
+    locate = _PageAddresses(pool)
+    try:
+        located = locate.ask([0])
+    except (AssertionError, NotImplementedError, ValueError):
+        # Mamba with states beside its slots, and layouts without a zero-copy form.
+        return CopiedRows.of(pool)
+    if located is None:
+        return CopiedRows.of(pool) if pool.get_dummy_flat_data_page().numel() else None
+    rows = None
+    if pool.shared_allocation_domain is None:
+        rows = AffineRows.learn(locate, pool.size // pool.page_size)
+    return rows or AskedRows(locate, located[1])
+
+
+class CopiedRows:
+    """Pages that SGLang copies out of a pool and into it, one at a time."""
+
+    __slots__ = ("_dtype", "_page_bytes", "_pool")
+
+    def __init__(self, pool: EngineHostPool, dtype: torch.dtype, page_bytes: int) -> None:
+        self._pool = pool
+        self._dtype = dtype
+        self._page_bytes = page_bytes
+
+    @classmethod
+    def of(cls, pool: EngineHostPool) -> "CopiedRows":
+        """Take a pool after a look at a page of it.
+
+        Raises:
+            InputError: the pool does not hand out its pages.
+        """
+        try:
+            page, shape = pool.get_data_page(0, flat=True), pool.get_dummy_flat_data_page()
+        except (NotImplementedError, ValueError) as error:
+            raise InputError(f"a pool must hand out its pages, {type(pool).__name__} does not: {error}") from error
+        page_bytes = page.numel() * page.element_size()
+        if not page_bytes or page_bytes != shape.numel() * shape.element_size():
+            raise InputError(
+                f"expected pages of {shape.numel() * shape.element_size()} bytes of {type(pool).__name__}, "
+                f"found {page_bytes}"
+            )
+        return cls(pool, shape.dtype, page_bytes)
+
+    @property
+    def buffers_bytes(self) -> tuple[int, ...]:
+        """Bytes of a page, in one buffer."""
+        return (self._page_bytes,)
+
+    def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
+        """Return copies of the pages."""
+        return [(self._bytes(self._pool.get_data_page(slot * self._pool.page_size, flat=True)),) for slot in slots]
+
+    def rows_to_fill(self, slots: Sequence[int]) -> list[Rows]:
+        """Return new memory for the pages."""
+        return [(memoryview(bytearray(self._page_bytes)),) for _ in slots]
+
+    def publish(self, slots: Sequence[int], rows: Sequence[Rows], filled: Sequence[bool]) -> None:
+        """Copy what was filled into the pool."""
+        for slot, (row,), ok in zip(slots, rows, filled, strict=True):
+            if ok:
+                page = torch.frombuffer(row, dtype=self._dtype)
+                self._pool.set_from_flat_data_page(slot * self._pool.page_size, page)
+
+    @staticmethod
+    def _bytes(page: torch.Tensor) -> memoryview:
+        return page.contiguous().view(torch.uint8).reshape(-1).numpy().data
+
+
+class _PageAddresses:
+    """Addresses of pages by slot, as a pool tells them by index."""
+
+    def __init__(self, pool: EngineHostPool) -> None:
+        self._pool = pool
+
+    def __call__(self, slots: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        found = self.ask(slots)
+        if found is None:
+            raise InputError(f"{type(self._pool).__name__} told where its pages lie, and does not now")
+        return found
+
+    def ask(self, slots: Sequence[int]) -> tuple[list[int], list[int]] | None:
+        """Ask the pool; None if it has no bytes."""
+        starts = torch.tensor(slots, dtype=torch.int64) * self._pool.page_size
+        return self._pool.get_page_buffer_meta((starts[:, None] + torch.arange(self._pool.page_size)).reshape(-1))

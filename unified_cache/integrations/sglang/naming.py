@@ -1,0 +1,126 @@
+"""Facts of an engine as identities: pages that another model, format or rank would misread are never found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unified_cache.external.tier import BundleName
+from unified_cache.integrations.sglang.engine import EngineHostPool, StorageConfig
+from unified_cache.integrations.sglang.settings import HiCacheSettings
+from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
+from unified_cache.shards import NamedShard
+from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
+
+__all__ = ["BundleNames", "EngineFacts", "PoolFacts"]
+
+BUNDLE_NAME_MAX = 20
+"""Letters of its first pool's name that a bundle's name begins with."""
+
+PAGE_HASH = "sha256 of the page's tokens after the hash before, SGLang 0.5.23"
+"""How the engine names a page."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Facts that all pools of an engine have in common."""
+
+    model: str
+    weights: str
+    """Digest of the checkpoint, or a revision that stands for it."""
+    generation: int
+    settings: tuple[tuple[str, str], ...]
+    """Arguments of the server that change what pages hold, by name."""
+    stage: str
+    """Pipeline stage and context-parallel rank; empty for a whole model."""
+    rank: str
+    """The tensor-parallel rank on top of that."""
+
+    @classmethod
+    def of(
+        cls, config: StorageConfig, settings: HiCacheSettings, arguments: Mapping[str, str], weights: str
+    ) -> "EngineFacts":
+        """Take what the engine says of itself."""
+        parts = [
+            f"{name}{rank}of{size}"
+            for name, rank, size in (
+                ("pp", config.pp_rank, config.pp_size),
+                ("cp", config.attn_cp_rank, config.attn_cp_size),
+            )
+            if size > 1
+        ]
+        tensor = [f"tp{config.tp_rank}of{config.tp_size}"] if config.tp_size > 1 else []
+        return cls(
+            model=config.model_name or "unnamed",
+            weights=weights,
+            generation=settings.generation,
+            settings=tuple(sorted(arguments.items())),
+            stage=".".join(parts),
+            rank=".".join([*parts, *tensor]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """Facts that tell a pool's pages from those of another format."""
+
+    kind: str
+    """Class of the host pool."""
+    layout: str
+    dtype: str
+    page_size: int
+    buffers_bytes: tuple[int, ...]
+    is_rank_own: bool
+    """Whether each tensor-parallel rank has pages of its own, and not all the same."""
+
+    @classmethod
+    def of(cls, pool: EngineHostPool, buffers_bytes: tuple[int, ...], *, is_rank_own: bool) -> "PoolFacts":
+        """Look at a host pool whose pages have buffers of these sizes, none for one without bytes."""
+        dtype = str(pool.dtype).removeprefix("torch.")
+        return cls(type(pool).__name__, pool.layout, dtype, pool.page_size, buffers_bytes, is_rank_own)
+
+    @property
+    def text(self) -> str:
+        """All of it, for people and for the digest."""
+        sizes = dict.fromkeys(self.buffers_bytes)
+        buffers = f"{len(self.buffers_bytes)} x {next(iter(sizes))}" if len(sizes) == 1 else str(self.buffers_bytes)
+        return f"{self.kind} {self.layout} {self.dtype}, {self.page_size} indices, {buffers} bytes"
+
+
+class BundleNames:
+    """Names of bundles in a store: for each an identity of its own, of facts that are the same after a restart."""
+
+    def __init__(self, engine: EngineFacts, anchor: str) -> None:
+        """``anchor`` is the pool whose pages are of tokens; others may count them otherwise."""
+        self._engine = engine
+        self._anchor = anchor
+        self._pools: dict[str, PoolFacts] = {}
+
+    def add(self, pool: str, facts: PoolFacts) -> None:
+        """Add a pool, or replace it."""
+        self._pools[pool] = facts
+
+    def __call__(self, pools: tuple[str, ...], pages_bytes: Sequence[int]) -> BundleName:
+        """Name the bundle of these pools, whose pages have so many bytes."""
+        engine = self._engine
+        is_rank_own = any(self._pools[pool].is_rank_own for pool in pools)
+        facts = {**dict(engine.settings), "page_hash": PAGE_HASH}
+        facts |= {f"pool {pool}": self._pools[pool].text for pool in pools}
+        identity = Identity(
+            engine.model,
+            revision=engine.weights,
+            dtype=self._pools[pools[0]].dtype,
+            shard=NamedShard(engine.rank if is_rank_own else engine.stage),
+            generation=engine.generation,
+            facts=facts_of(facts),
+        )
+        name = _bundle_name(pools)
+        span = SPAN_ALL if pools == (self._anchor,) else SPAN_UNTOLD
+        component = Component(name, span, (PoolSpec(name, sum(pages_bytes)),))
+        page_tokens = self._pools.get(self._anchor, self._pools[pools[0]]).page_size
+        return BundleName(identity, ModelLayout(page_tokens, (component,)))
+
+
+def _bundle_name(pools: tuple[str, ...]) -> str:
+    """Return a name of letters that stores allow; which pools it is of stands in the facts."""
+    letters = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in pools[0].lower())
+    first = letters.strip("_") or "pool"
+    return first[:32] if len(pools) == 1 else f"{first[:BUNDLE_NAME_MAX]}_and_{len(pools) - 1}_more"
