@@ -39,7 +39,7 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: run quick test test-long libraries oldest check sim mutants soak soak-service e2e-events bench fmt proto clean help
+.PHONY: run quick test test-long libraries oldest check sim mutants soak soak-service e2e-events e2e-sglang bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -86,6 +86,9 @@ soak-service: $(READY)  ## 64 clients, one tenant of them hostile, strangers and
 
 e2e-events: $(READY)  ## KV events between this library and the real vLLM and SGLang, as far as they are installed
 	@$(BIN)/python -m pytest -p no:cacheprovider -o python_files='check_*.py' -o python_functions='check_*' -v -rs tests/engines/events $(ARGS)
+
+e2e-sglang: $(READY) libraries  ## run SGLang on the CPU over our stores; installs it into UNIFIED_CACHE_SGLANG_HOME, 2 GB, once
+	@$(BIN)/python -m tests.engines.sglang $(ARGS)
 
 bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -1,0 +1,16 @@
+"""SGLang's own trees, controllers, host pools and storage threads on a CPU, over the adapter.
+
+    install    the engine beside the repository: its wheel unpacked, and an environment with what it imports
+    absent     packages that it imports and that need a GPU, as empty names
+    cpu        streams, and the copies between device and host that are kernels elsewhere
+    stacks     device pools of five kinds of models, and a tree over them
+    session    prompts written, forgotten, read and compared byte by byte
+    outcome    descriptions of runs, and of what came of them
+    running    a run: engines over some stores
+    recording  calls of the engine on its storage, kept for tests without it
+    faults     stores that misbehave on purpose
+    job        one run in a process of its own, described by JSON
+    __main__   all runs: stacks, cores, stores, two processes, two ranks, faults, figures
+
+Nothing here is collected by `make test`: `make e2e-sglang` runs it.
+"""

@@ -50,7 +50,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "unified_cache/controller/workers.py::run_turn": "the one edge where backends' code runs on our threads; "
         "the exception becomes the operation's error",
         "unified_cache/integrations/sglang/hicache.py::UnifiedCacheHiCache._safely": "the edge to SGLang's only worker "
-        "thread of a kind, which ends for good if anything is raised; the exception becomes a miss and a line in the log",
+        "thread of a kind, which ends if anything is raised; the exception becomes a miss and a line in the log",
         "tests/engines/sglang/running.py::_Engine.round": "whatever the engine raises is what came of the run",
         "tests/engines/sglang/running.py::_Engine.end": "the same",
         "unified_cache/external/threads.py::WorkRun.run": "the same edge for an engine's adapter; the exception "

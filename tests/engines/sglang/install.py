@@ -1,0 +1,103 @@
+"""SGLang beside the repository: its wheel unpacked, and an environment with the packages that its caches import.
+
+UNIFIED_CACHE_SGLANG_HOME    directory of both; ~/.cache/unified-cache/sglang-0.5.23 unless it is set
+"""
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["VERSION", "Installation", "install"]
+
+VERSION = "0.5.23"
+VARIABLE = "UNIFIED_CACHE_SGLANG_HOME"
+
+PACKAGES = (
+    "aiohttp",
+    "dill",
+    "einops",
+    "fastapi",
+    "grpcio",
+    "interegular",
+    "msgspec",
+    "ninja",
+    "numpy",
+    "orjson",
+    "packaging",
+    "partial_json_parser",
+    "pillow",
+    "prometheus-client",
+    "protobuf",
+    "psutil",
+    "pybase64",
+    "pydantic",
+    "python-dateutil",
+    "python-multipart",
+    "pyzmq",
+    "regex",
+    "requests",
+    "setproctitle",
+    "sympy",
+    "torch==2.13.0",
+    "tqdm",
+    "uvicorn",
+    "xxhash",
+    "mooncake-transfer-engine-non-cuda",
+)
+"""What SGLang's caches import on a CPU, and what this library needs beside."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Directory with a wheel and an environment."""
+
+    root: Path
+
+    @property
+    def wheel(self) -> Path:
+        return self.root / "wheel"
+
+    @property
+    def python(self) -> Path:
+        return self.root / "venv" / "bin" / "python"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a process that runs the engine; nothing is written beside its sources."""
+        return {
+            "PATH": f"{self.python.parent}:{os.environ['PATH']}",
+            "SGLANG_WHEEL": str(self.wheel),
+            "PYTHONPYCACHEPREFIX": str(self.root / "pyc"),
+            "TORCH_EXTENSIONS_DIR": str(self.root / "torch_extensions"),
+            "SGLANG_RUST_BUILD_MODE": "never",
+            "OMP_NUM_THREADS": "1",
+            "HOME": os.environ.get("HOME", "/tmp"),
+        }
+
+
+def install() -> Installation:
+    """Return the engine, downloaded and installed if it is not there."""
+    default = Path.home() / ".cache" / "unified-cache" / f"sglang-{VERSION}"
+    found = Installation(Path(os.environ.get(VARIABLE) or default))
+    found.root.mkdir(parents=True, exist_ok=True)
+    if not (found.wheel / "sglang").is_dir():
+        downloads = found.root / "dl"
+        _run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", f"sglang=={VERSION}", "-d", str(downloads))
+        (wheel,) = downloads.glob(f"sglang-{VERSION}-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(found.wheel)
+    ready = found.root / "packages"
+    if not ready.exists() or ready.read_text(encoding="utf-8") != "\n".join(PACKAGES):
+        if not found.python.exists():
+            venv.create(found.root / "venv", with_pip=True)
+        _run(str(found.python), "-m", "pip", "install", "-q", *PACKAGES)
+        ready.write_text("\n".join(PACKAGES), encoding="utf-8")
+    return found
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)

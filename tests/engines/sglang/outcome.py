@@ -1,0 +1,71 @@
+"""Descriptions of runs of the engine, and of what came of them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["EngineJob", "JobOutcome"]
+
+
+@dataclass
+class EngineJob:
+    """Description of one run."""
+
+    stack: str = "full"
+    core: str = "rust"
+    stores: list[dict[str, Any]] = field(default_factory=list)
+    """Extra configuration of each store; one with ``file_storage_path`` is SGLang's own file backend."""
+    phases: str = "write read"
+    prompts: int = 2
+    pages: int = 8
+    grows: bool = False
+    layers: int = 4
+    heads: int = 8
+    window_pages: int = 4
+    layout: str = "page_first"
+    io_backend: str = "kernel"
+    rounds: int = 1
+    attach: bool = False
+    """Whether the store is attached after the engine has started."""
+    rank: int = 0
+    size: int = 1
+    meeting: str = ""
+    """File by which the ranks find each other."""
+    remove_before_read: str = ""
+    """Directory that goes away under the engine."""
+    kill_before_read: int = 0
+    """Process that is killed under the engine."""
+    timeout_s: float = 60.0
+    record: str = ""
+    """File to keep the engine's calls on its storage in."""
+
+
+@dataclass
+class JobOutcome:
+    """Result of a run over one store."""
+
+    store: str
+    write_s: list[float] = field(default_factory=list)
+    read_s: list[float] = field(default_factory=list)
+    write_cpu_s: list[float] = field(default_factory=list)
+    """Processor time of the whole process, the engine's own part included: on a busy machine it says more."""
+    read_cpu_s: list[float] = field(default_factory=list)
+    restored_pages: list[int] = field(default_factory=list)
+    expected_pages: list[int] = field(default_factory=list)
+    rows_checked: int = 0
+    rows_wrong: int = 0
+    wrong: list[str] = field(default_factory=list)
+    prompt_bytes: int = 0
+    """Of one prompt, in all pools."""
+    pools: dict[str, int] = field(default_factory=dict)
+    """Bytes of a page by pool."""
+    detached: bool = False
+    collected: bool = False
+    """Whether nothing holds the adapter after it was detached."""
+    close_s: float = 0.0
+    counts: str = ""
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every prompt came back, byte by byte."""
+        return not (self.error or self.rows_wrong) and self.restored_pages == self.expected_pages

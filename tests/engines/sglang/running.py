@@ -1,0 +1,142 @@
+"""An engine over some stores, as a job describes it. Imported once the engine can be."""
+
+import gc
+import json
+import logging
+import os
+import shutil
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.runtime_context import get_context
+
+from tests.engines.sglang import cpu
+from tests.engines.sglang.outcome import EngineJob, JobOutcome
+from tests.engines.sglang.recording import Recording
+from tests.engines.sglang.session import EnginePrompts, EngineSession
+from tests.engines.sglang.stacks import Geometry, build_stack
+
+__all__ = ["run_job"]
+
+
+def run_job(job: EngineJob) -> list[JobOutcome]:
+    """Run the engine over every store of a job, by turns."""
+    cpu.serve_as_device(
+        job.rank,
+        job.size,
+        page_size=_page_tokens(job),
+        hicache_ratio=4.0,
+        hicache_mem_layout=job.layout,
+        hicache_io_backend=job.io_backend,
+        hicache_write_policy="write_through",
+        hicache_storage_prefetch_policy="wait_complete",
+        served_model_name="example/model",
+        _mamba_cache_chunk_size=_page_tokens(job),
+    )
+    group = None
+    if job.size > 1:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{job.meeting}", rank=job.rank, world_size=job.size
+        )
+        group = torch.distributed.group.WORLD
+    recording = Recording()
+    if job.record:
+        recording.listen()
+    engines = [_Engine(job, store, group) for store in job.stores]
+    for number in range(job.rounds):
+        for engine in engines:
+            engine.round(number + 1)
+    if job.record:
+        recording.save(Path(job.record), job.stack)
+    return [engine.end() for engine in engines]
+
+
+class _Engine:
+    def __init__(self, job: EngineJob, store: dict[str, Any], group: Any) -> None:
+        self.job = job
+        self.outcome = JobOutcome(str(store.get("url", "file backend")))
+        page = _page_tokens(job)
+        turns = job.prompts * (job.prompts + 1) // 2 if job.grows else job.prompts
+        geometry = Geometry(
+            page, (turns * job.pages + 4 * job.prompts + 8) * page, job.window_pages * page, job.layers, job.heads
+        )
+        name = "file" if "file_storage_path" in store else "dynamic"
+        extra = {"prefetch_threshold": page, **store}
+        if name == "dynamic":
+            extra |= {
+                "backend_name": "unified_cache",
+                "module_path": "unified_cache.integrations.sglang",
+                "class_name": "UnifiedCacheHiCache",
+                "interface_v1": 1,
+            }
+        written = json.dumps(extra)
+        get_context().override(
+            "the run",
+            hicache_storage_backend=None if job.attach else name,
+            hicache_storage_backend_extra_config=None if job.attach else written,
+        )
+        self.stack = build_stack(job.stack, job.core, geometry, group)
+        if job.attach:
+            done, said = self.stack.tree.attach_storage_backend(
+                name, written, "example/model", "wait_complete", "write_through"
+            )
+            assert done, said
+
+    def round(self, number: int) -> None:
+        job, outcome = self.job, self.outcome
+        prompts = EnginePrompts(job.prompts, job.pages, number, job.grows)
+        owner = 0 if job.stack in {"mla", "dsv4"} else job.rank
+        session = EngineSession(self.stack, prompts, owner, job.timeout_s)
+        outcome.expected_pages = [prompts.pages_of(number) for number in range(job.prompts)]
+        outcome.pools = {pool: session.page_bytes(pool) for pool in session.pools}
+        outcome.prompt_bytes = sum(size * (1 if pool == "mamba" else job.pages) for pool, size in outcome.pools.items())
+        try:
+            if "write" in job.phases:
+                written = session.write()
+                outcome.write_s.append(written.seconds)
+                outcome.write_cpu_s.append(written.cpu_seconds)
+                session.forget()
+            if "read" in job.phases:
+                session.overwrite()
+                if job.remove_before_read:
+                    shutil.rmtree(job.remove_before_read)
+                if job.kill_before_read:
+                    os.kill(job.kill_before_read, 9)
+                found = session.read()
+                outcome.read_s.append(found.took.seconds)
+                outcome.read_cpu_s.append(found.took.cpu_seconds)
+                outcome.restored_pages = found.restored_pages
+                outcome.rows_checked += found.rows_checked
+                outcome.rows_wrong += found.rows_wrong
+                outcome.wrong += found.wrong[:5]
+                self.stack.tree.sanity_check()
+                session.forget()
+        except Exception as error:  # it is the outcome
+            logging.exception("the run failed")
+            outcome.error = f"{type(error).__name__}: {error}"
+
+    def end(self) -> JobOutcome:
+        outcome = self.outcome
+        backend = self.stack.tree.cache_controller.storage_backend
+        if "unified_cache" in type(backend).__module__:
+            outcome.counts = str(backend.counts())
+        alive = weakref.ref(backend)
+        del backend
+        started_s = time.perf_counter()
+        try:
+            done, said = self.stack.tree.detach_storage_backend()
+            outcome.detached = bool(done)
+            outcome.error = outcome.error or ("" if done else str(said))
+        except Exception as error:  # it is the outcome
+            outcome.error = f"{type(error).__name__}: {error}"
+        outcome.close_s = time.perf_counter() - started_s
+        gc.collect()
+        outcome.collected = alive() is None
+        return outcome
+
+
+def _page_tokens(job: EngineJob) -> int:
+    return 256 if job.stack == "dsv4" else 64

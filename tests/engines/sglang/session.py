@@ -1,0 +1,267 @@
+"""EnginePrompts written through an engine's own path, forgotten, read back, and compared byte by byte.
+
+write    device pages of known bytes are inserted; the engine backs them up to the host and stores them
+forget   tree and allocators are emptied, and every byte on device and host is overwritten
+read     the engine looks up, prefetches, matches and loads; what it says is restored is compared on the device
+"""
+
+import hashlib
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import (
+    CacheRequestHandle,
+    InitLoadBackParams,
+    InsertParams,
+    MatchPrefixParams,
+)
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from tests.engines.sglang.stacks import Stack, device_rows
+
+__all__ = ["EnginePrompts", "EngineSession", "ReadBack"]
+
+DEVICE_JUNK, HOST_JUNK = 0xA5, 0x5A
+
+
+@dataclass(frozen=True)
+class EnginePrompts:
+    """EnginePrompts of whole pages; turns of one conversation where it ``grows``, each longer by ``pages``."""
+
+    count: int
+    pages: int
+    seed: int = 1
+    grows: bool = False
+
+    def tokens(self, number: int, page_tokens: int) -> "array[int]":
+        """Return the token ids of a prompt."""
+        rng = np.random.default_rng([self.seed, 0 if self.grows else number])
+        pages = self.pages * (number + 1 if self.grows else 1)
+        return array("q", rng.integers(1, 100_000, pages * page_tokens).tolist())
+
+    def pages_of(self, number: int) -> int:
+        """Return how many pages a prompt has."""
+        return self.pages * (number + 1 if self.grows else 1)
+
+
+@dataclass
+class Took:
+    """Time that something took."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def add(self, other: "Took") -> None:
+        self.seconds += other.seconds
+        self.cpu_seconds += other.cpu_seconds
+
+
+class Stopwatch:
+    """Time since it was made."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter(), time.process_time()
+
+    def took(self) -> Took:
+        return Took(time.perf_counter() - self._started[0], time.process_time() - self._started[1])
+
+
+@dataclass
+class ReadBack:
+    """Pages that came back, and how many of their rows were wrong."""
+
+    restored_pages: list[int] = field(default_factory=list)
+    """By prompt."""
+    rows_checked: int = 0
+    rows_wrong: int = 0
+    wrong: list[str] = field(default_factory=list)
+    took: Took = field(default_factory=Took)
+
+
+class EngineSession:
+    """One engine and what is asked of it."""
+
+    def __init__(self, stack: Stack, prompts: EnginePrompts, owner: int = 0, timeout_s: float = 60.0) -> None:
+        """``owner`` tells ranks apart that hold different bytes; 0 where all hold the same."""
+        self.stack, self.prompts, self.owner, self.timeout_s = stack, prompts, owner, timeout_s
+        self.tree = stack.tree
+        self.page = stack.geometry.page_tokens
+        self.pools = {str(entry.name): entry.host_pool for entry in self.tree.host_pool_group.entries}
+        sources = {str(spec.pool_name): str(spec.indices_from_pool) for spec in self.tree.sidecar_pool_specs}
+        self.sources = {name: sources.get(name, name) for name in self.pools}
+
+    # ---- bytes that are known ------------------------------------------------------------------------------------
+
+    def _content(self, pool: str, tensor: int, prompt: int, page: int, size: int) -> torch.Tensor:
+        chain = 0 if self.prompts.grows else prompt
+        name = f"{self.prompts.seed} {self.owner} {pool} {tensor} {chain} {page}".encode()
+        seed = int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
+        return torch.from_numpy(np.frombuffer(np.random.Generator(np.random.SFC64(seed)).bytes(size), np.uint8).copy())
+
+    def _places(self, pool: str, indices: torch.Tensor, state: torch.Tensor | None, end: int) -> list[tuple[int, int]]:
+        """Return (page number, device row) of a prompt's pages in a pool, for Full indices of its pages [0, end)."""
+        source = self.sources[pool]
+        if source == "mamba":
+            return [] if state is None else [(end - 1, int(state.reshape(-1)[0]))]
+        if source == "swa":
+            indices = vars(self.stack.allocator)["full_to_swa_index_mapping"][indices]
+        rows = (indices[:: self.page] // self.page).tolist()
+        return list(enumerate(rows))
+
+    def page_bytes(self, pool: str) -> int:
+        """Return the bytes of one page of a pool."""
+        page = self.pools[pool].get_data_page(0)
+        return int(page.numel() * page.element_size())
+
+    # ---- phases --------------------------------------------------------------------------------------------------
+
+    def write(self) -> Took:
+        """Insert every prompt and wait until all is stored; return the time that storing took."""
+        took = Took()
+        for number in range(self.prompts.count):
+            tokens = self.prompts.tokens(number, self.page)
+            end = self.prompts.pages_of(number)
+            match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
+            start = match.device_prefix_len // self.page
+            indices = self._allocate((end - start) * self.page)
+            if start:
+                held = self.tree.path_device_indices(match.last_device_node)[: start * self.page]
+                indices = torch.cat([held, indices])
+            state = self.stack.requests.mamba_allocator.alloc(1) if self.stack.requests is not None else None
+            for pool, host_pool in self.pools.items():
+                for number_of, rows in enumerate(device_rows(host_pool)):
+                    for page, row in self._places(pool, indices, state, end):
+                        if page >= start:
+                            rows[row] = self._content(pool, number_of, number, page, rows.shape[1])
+            self.tree.insert(
+                InsertParams(key=RadixKey(tokens), value=indices, prev_prefix_len=start * self.page, mamba_value=state)
+            )
+            self.tree.flush_pending_backups()
+            if self.prompts.grows:
+                took.add(self._until(self._is_stored))
+        took.add(self._until(self._is_stored))
+        return took
+
+    def forget(self) -> None:
+        """Empty tree and allocators, and overwrite every byte on device and host."""
+        self._until(self._is_stored)
+        self.tree.reset()
+        self.stack.allocator.clear()  # type: ignore[attr-defined]  # one of two allocators of the engine
+        if self.stack.requests is not None:
+            self.stack.requests.clear()
+        self.overwrite()
+
+    def overwrite(self) -> None:
+        """Overwrite every byte on device and host."""
+        for host_pool in self.pools.values():
+            for rows in device_rows(host_pool):
+                rows.fill_(DEVICE_JUNK)
+            for name in ("kv_buffer", "temporal_buffer", "conv_buffer"):
+                buffers = vars(host_pool).get(name)
+                for buffer in buffers if isinstance(buffers, list | tuple) else [buffers]:
+                    if isinstance(buffer, torch.Tensor):
+                        buffer.view(torch.uint8).fill_(HOST_JUNK)
+
+    def read(self) -> ReadBack:
+        """Ask for every prompt, and one token more; load what the engine finds, and compare it."""
+        found = ReadBack()
+        together = (
+            [[number] for number in range(self.prompts.count)]
+            if self.prompts.grows
+            else [list(range(self.prompts.count))]
+        )
+        for numbers in together:
+            found.took.add(self._prefetch(numbers))
+        for number in range(self.prompts.count):
+            self._load(number, found)
+        return found
+
+    def _prefetch(self, numbers: list[int]) -> Took:
+        asked = [self._asked(number) for number in numbers]
+        watch = Stopwatch()
+        handles = []
+        for number, tokens in zip(numbers, asked, strict=True):
+            match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
+            held = match.device_prefix_len + match.host_hit_length
+            handles.append(CacheRequestHandle(f"request {number}", 0))
+            prefix_keys = (
+                self.tree.get_prefix_hash_values(match.last_host_node)
+                if self.tree.hicache_storage_pass_prefix_keys
+                else None
+            )
+            self.tree.prefetch_from_storage(
+                handles[-1],
+                match.last_host_node,
+                tokens[held:],
+                self.tree.get_last_hash_value(match.last_host_node),
+                prefix_keys,
+                matched_prefix_tokens=list(tokens[:held]),
+            )
+        self._until(lambda: all(self.tree.check_prefetch_progress(handle) for handle in handles))
+        return watch.took()
+
+    def _load(self, number: int, found: ReadBack) -> None:
+        tokens = self._asked(number)
+        match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
+        kv = SimpleNamespace(holds_mamba=False, mamba_pool_idx=None)
+        request = SimpleNamespace(
+            rid=f"request {number}",
+            last_node=match.last_device_node,
+            swa_host_hit_length=match.swa_host_hit_length,
+            mamba_host_hit_length=match.mamba_host_hit_length,
+            kv=kv,
+        )
+        self.tree.init_load_back(
+            InitLoadBackParams(
+                best_match_node=match.best_match_node, host_hit_length=match.host_hit_length, req=request
+            )
+        )
+        self.tree.ready_to_load_host_cache()
+        self._until(lambda: not self.tree.ongoing_load_back)
+        match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
+        end = match.device_prefix_len // self.page
+        found.restored_pages.append(end)
+        if not end:
+            return
+        indices = self.tree.path_device_indices(match.last_device_node)[: end * self.page]
+        window = self.stack.geometry.window_tokens // self.page
+        for pool, host_pool in self.pools.items():
+            for tensor, rows in enumerate(device_rows(host_pool)):
+                places = self._places(pool, indices, kv.mamba_pool_idx, end)
+                for page, row in places[-window:] if self.sources[pool] == "swa" else places:
+                    found.rows_checked += 1
+                    if not torch.equal(rows[row], self._content(pool, tensor, number, page, rows.shape[1])):
+                        found.rows_wrong += 1
+                        found.wrong.append(f"prompt {number} {pool} tensor {tensor} page {page}")
+
+    # ---- the engine's loop -----------------------------------------------------------------------------------------
+
+    def _asked(self, number: int) -> "array[int]":
+        """Return a prompt and a page that nobody stored."""
+        return self.prompts.tokens(number, self.page) + array("q", [7] * self.page)
+
+    def _allocate(self, tokens: int) -> torch.Tensor:
+        allocators = vars(self.stack.allocator)
+        if "full_attn_allocator" not in allocators:
+            return self.stack.allocator.alloc(tokens)  # type: ignore[attr-defined, no-any-return]  # as in ``forget``
+        full, window = (allocators[name].alloc(tokens) for name in ("full_attn_allocator", "swa_attn_allocator"))
+        self.stack.allocator.set_full_to_swa_mapping(full, window)  # type: ignore[attr-defined]  # as above
+        return full  # type: ignore[no-any-return]  # SGLang is untyped here
+
+    def _is_stored(self) -> bool:
+        tree = self.tree
+        return not (tree.ongoing_write_through or tree.ongoing_backup or tree.cache_controller.ack_write_queue)
+
+    def _until(self, condition: Callable[[], bool]) -> Took:
+        watch = Stopwatch()
+        while not condition():
+            self.tree.check_hicache_events()
+            if watch.took().seconds > self.timeout_s:
+                raise TimeoutError("the engine waited for storage for ever")
+            time.sleep(0.0005)
+        return watch.took()

@@ -1,0 +1,210 @@
+"""Device pools of five kinds of models in host memory, and SGLang's own tree over them.
+
+full    keys and values of heads                      KV
+mla     one latent a layer, the same on every rank    KV
+swa     every second layer sees a window              KV, SWA
+dsv4    DeepSeek-V4: a logical anchor, compressed caches that follow it, a window and states that follow that
+mamba   every fourth layer full, the others states    KV, MAMBA
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool, resolve_compress_state_ring_size
+from sglang.srt.mem_cache.memory_pool import (
+    HybridLinearKVPool,
+    HybridReqToTokenPool,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+)
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_server_args
+
+__all__ = ["Geometry", "Stack", "build_stack", "device_rows"]
+
+DTYPE = torch.bfloat16
+REQUESTS = 8
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of a model's state."""
+
+    page_tokens: int
+    tokens: int
+    window_tokens: int
+    layers: int = 4
+    heads: int = 8
+    head_dim: int = 128
+
+
+@dataclass
+class Stack:
+    """One model's pools on the device, and a tree over them."""
+
+    tree: UnifiedRadixCache
+    allocator: object
+    requests: HybridReqToTokenPool | None
+    geometry: Geometry
+    components: tuple[ComponentType, ...]
+
+    @property
+    def has_window(self) -> bool:
+        return ComponentType.SWA in self.components
+
+    @property
+    def has_states(self) -> bool:
+        return ComponentType.MAMBA in self.components
+
+
+@dataclass
+class _Parts:
+    pool: object
+    allocator: object
+    components: tuple[ComponentType, ...]
+    requests: HybridReqToTokenPool | None = None
+
+
+def _paged(pool: object, g: Geometry) -> PagedTokenToKVPoolAllocator:
+    return PagedTokenToKVPoolAllocator(g.tokens, g.page_tokens, torch.int64, "cpu", pool, False)
+
+
+def _windowed(pool: object, g: Geometry) -> SWATokenToKVPoolAllocator:
+    return SWATokenToKVPoolAllocator(g.tokens, g.tokens, g.page_tokens, torch.int64, "cpu", pool, False)
+
+
+def _full(g: Geometry) -> _Parts:
+    pool = MHATokenToKVPool(g.tokens, g.page_tokens, DTYPE, g.heads, g.head_dim, g.layers, "cpu", False)
+    return _Parts(pool, _paged(pool, g), (ComponentType.FULL,))
+
+
+def _mla(g: Geometry) -> _Parts:
+    pool = MLATokenToKVPool(g.tokens, g.page_tokens, DTYPE, 512, 64, g.layers, "cpu", False)
+    return _Parts(pool, _paged(pool, g), (ComponentType.FULL,))
+
+
+def _swa(g: Geometry) -> _Parts:
+    layers = range(g.layers)
+    pool = SWAKVPool(
+        g.tokens, g.tokens, g.page_tokens, DTYPE, g.heads, g.head_dim, list(layers[1::2]), list(layers[::2]), "cpu"
+    )
+    return _Parts(pool, _windowed(pool, g), (ComponentType.FULL, ComponentType.SWA))
+
+
+def _dsv4(g: Geometry) -> _Parts:
+    ratios = [0, *[4, 128] * ((g.layers + 1) // 2)][: g.layers + 1]
+    pages = g.tokens // g.page_tokens
+    pool = DeepSeekV4TokenToKVPool(
+        max_num_reqs=REQUESTS,
+        swa_size=g.tokens,
+        full_size=g.tokens,
+        c4_size=g.tokens // 4,
+        c128_size=g.tokens // 128,
+        c4_state_pool_size=pages * resolve_compress_state_ring_size(4),
+        c128_state_pool_size=(REQUESTS + 1) * resolve_compress_state_ring_size(128),
+        page_size=g.page_tokens,
+        swa_page_size=g.page_tokens,
+        dtype=torch.float8_e4m3fn,
+        c4_state_dtype=torch.float32,
+        c128_state_dtype=torch.float32,
+        qk_nope_head_dim=448,
+        qk_rope_head_dim=64,
+        indexer_head_dim=128,
+        layer_num=len(ratios),
+        start_layer=0,
+        end_layer=len(ratios),
+        compression_ratios=ratios,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    return _Parts(pool, _windowed(pool, g), (ComponentType.FULL, ComponentType.SWA))
+
+
+def _mamba(g: Geometry) -> _Parts:
+    attention = list(range(g.layers))[3::4] or [g.layers - 1]
+    linear = [layer for layer in range(g.layers) if layer not in attention]
+    shape = Mamba2StateShape.create(
+        tp_world_size=1, intermediate_size=2048, n_groups=8, num_heads=16, head_dim=128, state_size=128, conv_kernel=4
+    )
+    requests = HybridReqToTokenPool(
+        size=REQUESTS,
+        mamba_size=8 * REQUESTS,
+        mamba_spec_state_size=REQUESTS,
+        max_context_len=g.tokens,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=Mamba2CacheParams(
+            shape=shape, layers=linear, dtype=Mamba2StateDType(conv=DTYPE, temporal=torch.float32)
+        ),
+        mamba_layer_ids=linear,
+        enable_mamba_extra_buffer=True,
+        start_layer=0,
+    )
+    pool = HybridLinearKVPool(
+        size=g.tokens,
+        page_size=g.page_tokens,
+        dtype=DTYPE,
+        head_num=g.heads,
+        head_dim=g.head_dim,
+        full_attention_layer_ids=attention,
+        device="cpu",
+        enable_memory_saver=False,
+        mamba_pool=requests.mamba_pool,
+        start_layer=0,
+    )
+    return _Parts(pool, _paged(pool, g), (ComponentType.FULL, ComponentType.MAMBA), requests)
+
+
+KINDS: dict[str, Callable[[Geometry], _Parts]] = {
+    "full": _full,
+    "mla": _mla,
+    "swa": _swa,
+    "dsv4": _dsv4,
+    "mamba": _mamba,
+}
+
+
+def build_stack(kind: str, core: str, geometry: Geometry, group: object = None) -> Stack:
+    """Make the pools, and the tree with the storage that the published arguments name."""
+    parts = KINDS[kind](geometry)
+    params = CacheInitParams(
+        disable=False,
+        req_to_token_pool=parts.requests,
+        token_to_kv_pool_allocator=parts.allocator,
+        page_size=geometry.page_tokens,
+        sliding_window_size=geometry.window_tokens if ComponentType.SWA in parts.components else None,
+        tree_components=parts.components,
+        tree_core_backend=core,
+        tp_cache_group=group,
+        **({"enable_mamba_extra_buffer": True} if parts.requests is not None else {}),
+    )
+    tree = UnifiedRadixCache(params)
+    tree.init_hicache(get_server_args(), params)
+    for entry in tree.host_pool_group.entries:
+        vars(entry.host_pool)["pin_memory"] = False
+    return Stack(tree, parts.allocator, parts.requests, geometry, parts.components)
+
+
+def device_rows(host_pool: object) -> list[torch.Tensor]:
+    """Return every device tensor that a host pool mirrors as bytes, shape (rows, bytes of a page)."""
+    kind = type(host_pool).__name__
+    parts = vars(host_pool)
+    tensors: Sequence[torch.Tensor]
+    if kind == "LogicalHostPool":
+        return []
+    if kind == "DeepSeekV4PagedHostPool":
+        return [tensor.view(torch.uint8) for tensor in parts["device_buffers"]]
+    if kind == "DeepSeekV4StateHostPool":
+        return list(parts["device_page_views"])
+    if kind == "MambaPoolHost":
+        tensors = [*parts["temporal_device_layers"], *(t for layers in parts["conv_device_layers"] for t in layers)]
+        return [tensor.view(torch.uint8).reshape(tensor.shape[0], -1) for tensor in tensors]
+    tensors = parts.get("device_kv_buffers") or [*parts["device_k_buffers"], *parts["device_v_buffers"]]
+    return [t.view(torch.uint8).reshape(t.shape[0] // parts["page_size"], -1) for t in tensors]
