@@ -173,13 +173,14 @@ def test_a_pool_registered_while_the_engine_runs_gates_and_is_stored(start: Star
     assert engine.storage.batch_exists_v2(keys, wanted).kv_hit_pages == 3
 
 
-def test_an_engine_that_is_started_again_finds_what_was_stored(start: Start) -> None:
-    keys = hashes(4)
-    first = start()
+@pytest.mark.parametrize("kind", ["file", "packed"])
+def test_what_was_stored_is_found_after_a_detach_and_an_attach(start: Start, tmp_path: Path, kind: str) -> None:
+    keys, url = hashes(4), f"{kind}:{tmp_path}"
+    first = start(url=url)
     first.fill(range(4), 3)
     first.storage.batch_set_v1(keys, first.pools["kv"].indices(range(4)), SglangExtraInfo(hashes(1, "before")))
     first.storage.close()
-    second = start()
+    second = start(url=url)
     assert second.storage.batch_get_v1(keys, second.pools["kv"].indices(range(4))) == [True] * 4
     assert (second.pools["kv"].buffers[0][:4] == 3).all()
 
@@ -399,7 +400,8 @@ def test_clear_removes_every_pool(start: Start) -> None:
 
 
 def test_the_engine_is_told_pages_and_rates_once(start: Start) -> None:
-    engine, keys = start(), hashes(3)
+    engine, keys = start({"kv": TensorPool(SLOTS), "deepseek_v4_c4": LogicalPool(SLOTS)}), hashes(3)
+    engine.storage.batch_set_v2(engine.transfers(keys, range(3), deepseek_v4_c4="kv"))
     indices = engine.pools["kv"].indices(range(3))
     engine.storage.batch_set_v1(keys, indices)
     engine.storage.batch_get_v1(keys, indices)

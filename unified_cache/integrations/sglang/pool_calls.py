@@ -205,11 +205,12 @@ class PoolCalls:
                 moved.append(BundlePages(part.pools, _page_keys(part.keys), slots, parent))
         for number, done in zip(numbers, move(moved), strict=True):
             results[number] = done
-        pages = sum(map(sum, results))
-        if pages:
-            sizes = [sum(self._places[pool].page_bytes for pool in part.pools) for part in moved]
-            bytes_moved = sum(size * sum(results[number]) for size, number in zip(sizes, numbers, strict=True))
-            rates.add(pages, bytes_moved, self._clock() - started_s)
+        places = self._places
+        sizes = [sum(places[pool].page_bytes for pool in part.pools if pool in places) for part in moved]
+        counts = [sum(results[number]) for number in numbers]
+        bytes_moved = sum(size * count for size, count in zip(sizes, counts, strict=True))
+        if bytes_moved:
+            rates.add(sum(counts), bytes_moved, self._clock() - started_s)
         return results
 
     def _slots(self, part: "_Pages") -> list[int] | None:
