@@ -175,7 +175,8 @@ class Backups:
         They count as stored from the beginning, so that no write policy offers them twice meanwhile, and as not stored
         where this does not come to a good end.
         """
-        stored = self._ledger.stored
+        stored, changes = self._ledger.stored, self._ledger.changes
+        since = changes.evictions_count
         parts = putting.choose(held)
         if not any(len(part) for part in parts):
             return 0
@@ -190,8 +191,8 @@ class Backups:
         finally:
             for part, mask in zip(parts, whole, strict=True):
                 stored.forget(part.component, part.target[~mask])
-                if self._ledger.changes.is_watched:
-                    self._ledger.changes.note_stored(part.component, prompt, part.pages[mask])
+                if changes.is_watched:
+                    changes.note_stored(part.component, prompt, part.pages[mask], since)
         stored_count = sum(int(np.count_nonzero(mask)) for mask in whole)
         operation.note_stored(stored_count, sum(map(len, parts)) - stored_count)
         new = [part.where(mask & ~was) for part, mask, was in zip(parts, whole, were_stored, strict=True)]

@@ -458,7 +458,7 @@ class UnifiedCache:
         with together(self._ranks, "taking a store over"):
             tier = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory, written)
         self._storage = self._transfers.storage = tier
-        self._ledger.forget_stored()
+        self._ledger.follow_storage(tier.backend)
         logger.info("attached a store: %s", type(storage).__name__)
 
     def detach(self) -> list[str]:
@@ -470,7 +470,7 @@ class UnifiedCache:
         self._storage = self._transfers.storage = None
         self._controller.stop_all()
         self._controller.try_wait_all(self.config.close_timeout_s)  # the store is closed once it has returned
-        self._ledger.forget_stored()
+        self._ledger.follow_storage(None)
         hanging = tier.close(self.config.close_timeout_s)
         logger.info("detached the store%s", _hanging(hanging))
         return hanging

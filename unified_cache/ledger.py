@@ -18,6 +18,7 @@ from unified_cache.page import Prompt
 from unified_cache.page_changes import PageChanges
 from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier
 from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
+from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim
 from unified_cache.window import window
 
@@ -358,6 +359,11 @@ class Ledger:
     def windows(self, end: int) -> list[int]:
         """Return by component the first page needed to resume at ``end``."""
         return [window(end, component.span) for component in self.layout.components]
+
+    def follow_storage(self, storage: StorageReader | None) -> None:
+        """Note that another store lies below the host now, or none: it may have none of the pages held there."""
+        self.changes.follow_storage(storage)
+        self.forget_stored()
 
     def forget_stored(self) -> None:
         """Note that storage may have none of the pages that the host holds."""

@@ -6,7 +6,7 @@ later, on the owner's thread, between two calls to the cache:
     insert, load, backup, prefetch     PagesHeld     prompt, which of its pages, their slots on the tier
     eviction                           SlotsLeft     slots of the tier; the watcher knows whose pages they held
     a put, a prefetch                  PagesStored   prompt, which of its pages storage has
-    a store's own eviction             ObjectsEvicted
+    a store that lets pages go         ObjectsEvicted: asked for at each ``take``, of stores that tell
     reset; clear_storage, detach       MemoryCleared, StorageCleared
 
 The notes are bounded by pages. When more are noted than that, all of them are dropped and the next ``take`` says so:
@@ -15,16 +15,19 @@ the watcher begins anew from ``held_runs``, which tells what memory holds now.
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, OwnerThreadError, StateError
-from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt
+from unified_cache.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt
 from unified_cache.pool import PageCopies, Slots, Tier
 from unified_cache.seal import Label
 from unified_cache.slots import StoredSlots
+from unified_cache.storage_backends.protocol import StorageReader
+from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 from unified_cache.tree import Freed, HeldRun, RadixTree
 
 __all__ = [
@@ -41,6 +44,9 @@ __all__ = [
 
 NAMESPACES_MAX = 4_096
 """Namespaces remembered by their seed, so that events can name them; the oldest is forgotten first."""
+
+EVICTED_MAX = 1 << 18
+"""Objects remembered that the store has let go; with more, nothing is said of storage in ``held_runs``."""
 
 PageNumbers = npt.NDArray[np.int64]
 
@@ -78,7 +84,7 @@ class PagesStored:
 
 @dataclass(frozen=True, slots=True)
 class ObjectsEvicted:
-    """Objects that the store says it has evicted."""
+    """Objects that the store says it has let go."""
 
     labels: tuple[Label, ...]
 
@@ -109,13 +115,18 @@ class PageChanges:
     """Notes of one cache. Nothing is noted, and nothing costs anything, until somebody watches."""
 
     __slots__ = (
+        "_evicted",
+        "_evictions_known",
+        "_feed",
         "_namespaces",
         "_noted_pages",
         "_notes",
         "_owner",
         "_pages_max",
+        "_storage",
         "_stored",
         "_tree",
+        "evictions_count",
         "is_watched",
         "lost_count",
     )
@@ -129,6 +140,13 @@ class PageChanges:
         self._pages_max = 0
         self._owner = 0
         self._namespaces: dict[bytes, Namespace] = {}
+        self._storage: StorageReader | None = None
+        self._feed: RemovalFeed | None = None
+        self._evicted: dict[tuple[str, PageKey], int] = {}
+        """Objects that the store has let go since it was last known to have them, and how many others before each."""
+        self._evictions_known = True
+        self.evictions_count = 0
+        """Objects that the store has let go so far."""
         self.is_watched = False
         self.lost_count = 0
         """Times that more was noted than there was room for."""
@@ -149,6 +167,7 @@ class PageChanges:
         self.is_watched = True
         self._pages_max = pages_max
         self._owner = threading.get_ident()
+        self._subscribe()
         self.forget()
 
     def unwatch(self) -> None:
@@ -156,6 +175,14 @@ class PageChanges:
         self.is_watched = False
         self._notes = None
         self._namespaces.clear()
+        self._unsubscribe()
+
+    def follow_storage(self, storage: StorageReader | None) -> None:
+        """Ask this store from now on what it lets go; None for no store."""
+        self._unsubscribe()
+        self._storage = storage
+        if self.is_watched:
+            self._subscribe()
 
     def take(self) -> list[PageChange] | None:
         """Return what has changed since the last call, in order; None if that is not known: ask ``held_runs``.
@@ -164,6 +191,7 @@ class PageChanges:
             OwnerThreadError: another thread than the one that watches.
         """
         self._check_owner()
+        self._take_removals()
         notes, self._notes, self._noted_pages = self._notes, [], 0
         return notes
 
@@ -181,7 +209,7 @@ class PageChanges:
         self._check_owner()
         runs: list[StoredRun] = []
         for run in self._tree.held_runs():
-            host = run.slots[len(run.slots) // 2 :]
+            host = run.slots[len(run.slots) // 2 :] if self._evictions_known else ()
             stored = [
                 np.zeros(run.pages_count, np.bool_)
                 if slots is None
@@ -194,6 +222,10 @@ class PageChanges:
     def namespace(self, seed: bytes) -> Namespace | None:
         """Return the namespace with that seed; None where no prompt of it was made while somebody watched."""
         return self._namespaces.get(seed) if seed else DEFAULT_NAMESPACE
+
+    def was_evicted(self, component: int, key: PageKey) -> bool:
+        """Tell whether the store has let any object of a page go since it was last known to have it."""
+        return any((pool.name, key) in self._evicted for pool in self._tree.components[component].pools)
 
     # ---- noting: what calls these asks ``is_watched`` first ---------------------------------------------------
 
@@ -231,22 +263,36 @@ class PageChanges:
                 slots = np.concatenate(arrays)
                 self._note(SlotsLeft(Tier(lane // components), lane % components, slots), len(slots))
 
-    def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers) -> None:
-        """Note pages that storage has."""
+    def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers, since: int) -> None:
+        """Note pages that storage has, as seen after ``since`` evictions, but for those evicted after that."""
+        if self._evicted:
+            pages = pages[[self._is_there(component, prompt.keys[page], since) for page in pages.tolist()]]
         if len(pages):
             self._note(PagesStored(component, prompt, pages), len(pages))
 
     def note_evicted(self, labels: Sequence[Label]) -> None:
-        """Note objects that the store has evicted."""
-        if labels:
-            self._note(ObjectsEvicted(tuple(labels)), len(labels))
+        """Note objects that the store has let go."""
+        if not labels:
+            return
+        for label in labels:
+            self._evicted.pop((label.pool, label.key), None)
+            self._evicted[label.pool, label.key] = self.evictions_count
+            self.evictions_count += 1
+        if len(self._evicted) > EVICTED_MAX:
+            self._evicted.clear()
+            self._evictions_known = False
+        self._note(ObjectsEvicted(tuple(labels)), len(labels))
 
     def note_memory_cleared(self) -> None:
         """Note that the tree holds nothing any more."""
         self._note(MemoryCleared(), 1)
 
     def note_storage_cleared(self) -> None:
-        """Note that nothing is known of storage any more."""
+        """Note that storage holds nothing that is known."""
+        if self._feed is not None:
+            self._feed.take()  # of what was there before
+        self._evicted.clear()
+        self._evictions_known = True
         self._note(StorageCleared(), 1)
 
     def _note(self, change: PageChange, pages_count: int) -> None:
@@ -258,6 +304,39 @@ class PageChanges:
             self.forget()
         else:
             self._notes.append(change)
+
+    def _is_there(self, component: int, key: PageKey, since: int) -> bool:
+        """Tell whether no object of a page has gone since then, and forget that any had gone before."""
+        names = [(pool.name, key) for pool in self._tree.components[component].pools]
+        if any(self._evicted.get(name, -1) >= since for name in names):
+            return False
+        for name in names:
+            self._evicted.pop(name, None)
+        return True
+
+    def _subscribe(self) -> None:
+        if self._storage is not None:
+            with suppress(StateError):  # it tells another cache already
+                self._feed = removals_of(self._storage)
+
+    def _unsubscribe(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+    def _take_removals(self) -> None:
+        """Note what the store has let go since it was last asked; where it does not know, any page may have gone.
+
+        What the cache itself believes to be stored stays as it is: it is alike on all ranks, and not all are watched.
+        """
+        if self._feed is None:
+            return
+        removals = self._feed.take()
+        if removals.lost_count:
+            self.evictions_count += removals.lost_count
+            self._evictions_known = False
+            self._note(StorageCleared(), 1)
+        self.note_evicted(removals.labels)
 
     def _check_owner(self) -> None:
         if threading.get_ident() != self._owner:

@@ -298,6 +298,8 @@ class Prefetches:
                 fetch = FetchJob(storage, prompt, parts)
                 failure: CacheError | None = None
                 clears_count = self._ledger.stored.clears_count
+                changes = self._ledger.changes
+                since = changes.evictions_count
                 self._under_way[operation] = FetchUnderWay(missing, plan, fetch)
                 try:
                     yield fetch
@@ -312,8 +314,8 @@ class Prefetches:
                 if clears_count == self._ledger.stored.clears_count:
                     for part in grafted:
                         self._ledger.stored.add(part.component, part.target)
-                        if self._ledger.changes.is_watched:
-                            self._ledger.changes.note_stored(part.component, prompt, part.pages)
+                        if changes.is_watched:
+                            changes.note_stored(part.component, prompt, part.pages, since)
                 if failure is not None:
                     raise failure
                 return [part.pages[~mask] for part, mask in zip(parts, arrived, strict=True)]

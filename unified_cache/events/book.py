@@ -92,7 +92,9 @@ class PageBook:
                 self._hold(PagesHeld(tier, component, prompt, pages, slots[pages]))
                 yield from self._runs(Medium(tier), component, prompt, pages, namespace, run.parent is None)
             for component, mask in enumerate(held.stored):
-                pages = np.flatnonzero(mask)
+                marked = np.flatnonzero(mask)
+                there = [not self._changes.was_evicted(component, prompt.keys[page]) for page in marked.tolist()]
+                pages = marked[np.array(there, np.bool_)]
                 yield from self._runs(Medium.STORAGE, component, prompt, pages, namespace, run.parent is None)
 
     def _hold(self, held: PagesHeld) -> None:

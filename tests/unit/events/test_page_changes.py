@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine
-from tests.support.operations import engine, filled, serve, started, tokens
+from tests.support.operations import Stepped, engine, filled, serve, started, tokens
 from unified_cache.errors import ConfigError, OwnerThreadError, StateError
 from unified_cache.events.book import PageBook
 from unified_cache.events.values import BlockHash, ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Tier
+from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.memory import MemoryStorage
 
 Lanes = dict[tuple[Medium, int], set[BlockHash]]
@@ -41,7 +42,7 @@ class ToldPages:
             case ClearedEvent():
                 self.lanes.clear()
             case RemovedEvent():
-                lane = self.lanes[event.medium, event.group]
+                lane = self.lanes.setdefault((event.medium, event.group), set())
                 if event.medium is not Medium.STORAGE:
                     assert lane >= set(event.hashes), "a page was removed that had not been stored"
                 lane -= set(event.hashes)
@@ -227,3 +228,70 @@ def test_changes_have_one_watcher_on_the_owners_thread() -> None:
     thread.start()
     thread.join(10)
     assert len(failures) == 1
+
+
+def test_what_a_store_evicts_is_told_and_not_announced_again() -> None:
+    prompt_bytes = 2 * sum(pool.page_bytes + HEADER_BYTES for pool in engine().layout.pools if pool.page_bytes)
+    toy = engine(MemoryStorage(bytes_max=2 * prompt_bytes - 1))
+    told = watched(toy)
+    prompts = [serve(toy, 2, first) for first in (0, 1000, 2000)]
+    stored: set[BlockHash] = set()
+    for prompt in prompts:
+        started(toy.cache.backup(prompt))
+        toy.cache.wait_all(1)
+        stored |= told.take().lanes[Medium.STORAGE, 0]
+    left = told.lanes[Medium.STORAGE, 0]
+    assert left < stored, "the cap has evicted some"
+    there = {key for prompt in prompts for key in prompt.keys if holds(toy, key)}
+    assert left == there
+    toy.cache.changes.forget()
+    assert told.take().lanes[Medium.STORAGE, 0] == there
+
+
+def test_what_a_store_evicts_while_it_is_being_stored_is_not_told_as_stored() -> None:
+    workers = Stepped()
+    store = MemoryStorage()
+    toy = engine(store, workers=workers)
+    told = watched(toy)
+    prompt = serve(toy, 2)
+    started(toy.cache.backup(prompt))
+    workers.run()  # the copy
+    toy.cache.poll()
+    workers.run()  # the puts
+    gone = Label(IDENTITY.digest(toy.layout), prompt.keys[1], toy.layout.components[0].pools[0].name)
+    assert store.remove([gone]) == 1
+    told.take()
+    toy.cache.poll()
+    assert told.take().lanes[Medium.STORAGE, 0] == {prompt.keys[0]}
+
+
+def test_a_store_that_does_not_know_what_it_has_let_go_is_not_believed_any_more() -> None:
+    store = MemoryStorage()
+    toy = engine(store)
+    told = watched(toy)
+    prompt = serve(toy, 2)
+    started(toy.cache.backup(prompt))
+    toy.cache.wait_all(1)
+    told.take()
+    store._removed.lose()
+    assert told.take().events == [ClearedEvent()]
+    toy.cache.changes.forget()
+    assert told.take().memory() == held(toy, [prompt])
+    assert (Medium.STORAGE, 0) not in told.lanes
+
+
+def test_a_store_is_left_to_the_next_subscriber() -> None:
+    store = MemoryStorage()
+    toy = engine(store)
+    watched(toy)
+    with pytest.raises(StateError):
+        store.removals()
+    toy.cache.changes.unwatch()
+    store.removals().close()
+
+
+def holds(toy: ToyEngine, key: bytes) -> bool:
+    """Tell whether the store has every object of a Full page."""
+    storage = toy.cache._storage
+    assert storage is not None
+    return all(all(storage.backend.exists(storage.labels([key], pool))) for pool in storage.pools(0))
