@@ -3,6 +3,7 @@
 A page passes these files in this order:
 
     store       ``RemoteStorage``: the protocol's methods, failing over between servers
+    batches     which pages go in one call, and how long all calls of a request may take
     rendezvous  which server a page belongs to
     server      one server: connections, Hello, breaker
     sharing     memory shared with a server on the same machine

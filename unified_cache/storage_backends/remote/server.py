@@ -85,8 +85,10 @@ class Server:
         ]
         return cls(name, channels, options, clock)
 
-    def greet(self, manifests: Mapping[bytes, Manifest]) -> None:
+    def greet(self, manifests: Mapping[bytes, Manifest], timeout_s: Callable[[], float] | None = None) -> None:
         """Say Hello for the identities that the server has not heard of from here, or for none, once.
+
+        ``timeout_s`` gives the time of each call, the usual one if None.
 
         Raises:
             grpc.RpcError: not reached, or refused.
@@ -96,7 +98,8 @@ class Server:
         ]
         for manifest in fresh or [None] * (self.agreed is None):
             request = pb.HelloRequest(tenant=self._tenant, manifest=manifest)
-            self.agreed = pb.HelloReply.FromString(self.ask(Call.HELLO, request.SerializeToString())())
+            left_s = self._timeout_s if timeout_s is None else timeout_s()
+            self.agreed = pb.HelloReply.FromString(self.ask(Call.HELLO, request.SerializeToString(), left_s)())
             if manifest is not None:
                 self._manifests_sent[manifest.identity] = manifest
 
@@ -109,11 +112,11 @@ class Server:
         """Bytes of pages that one call had better move."""
         return CALL_BYTES if self._region_bytes_max else STREAM_BYTES_MAX
 
-    def lend(self, length: int) -> LentSlice | None:
-        """Return shared memory for one call; None to send its pages in the stream."""
+    def lend(self, length: int, timeout_s: float) -> LentSlice | None:
+        """Return shared memory for one call; None to send its pages in the stream, or if that is not clear in time."""
         if self._sharing is None or not self._region_bytes_max or not length:
             return None
-        return self._sharing.lend(length, self._region_bytes_max)
+        return self._sharing.lend(length, self._region_bytes_max, timeout_s)
 
     def over(self, lent: LentSlice | None) -> AbstractContextManager[None]:
         """Take shared memory back at the end of the with block, and give it up where that raises."""
@@ -124,27 +127,27 @@ class Server:
         """Tenant that every request names; None for none."""
         return self._tenant
 
-    def ask(self, call: Call, message: bytes) -> Callable[[], bytes]:
+    def ask(self, call: Call, message: bytes, timeout_s: float | None = None) -> Callable[[], bytes]:
         """Begin a call of one message each way; return what waits for its answer.
 
         Both may raise ``grpc.RpcError``.
         """
-        return self._start_unary(call, message, self._timeout_s).result
+        return self._start_unary(call, message, self._timeout_s if timeout_s is None else timeout_s).result
 
-    def receive(self, call: Call, message: bytes) -> Iterator[bytes]:
+    def receive(self, call: Call, message: bytes, timeout_s: float) -> Iterator[bytes]:
         """Begin a call that answers with a stream; iterating over it may raise ``grpc.RpcError``."""
         begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel().unary_stream(call.path)
-        return begin(message, self._timeout_s, self._metadata)
+        return begin(message, timeout_s, self._metadata)
 
-    def send(self, call: Call, messages: Iterator[bytes]) -> Callable[[], bytes]:
+    def send(self, call: Call, messages: Iterator[bytes], timeout_s: float) -> Callable[[], bytes]:
         """Begin a call that sends a stream, from a thread of gRPC; return what waits for its answer.
 
         Both may raise ``grpc.RpcError``.
         """
         begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel().stream_unary(call.path)
-        return begin.future(messages, self._timeout_s, self._metadata).result
+        return begin.future(messages, timeout_s, self._metadata).result
 
-    def send_whole(self, call: Call, messages: Iterator[bytes]) -> bytes:
+    def send_whole(self, call: Call, messages: Iterator[bytes], timeout_s: float) -> bytes:
         """Send a stream, wait for its answer and return it.
 
         The calling thread looks after the call. ``send`` leaves that to another thread, and each message then wakes
@@ -154,7 +157,7 @@ class Server:
             grpc.RpcError: not reached, refused or late.
         """
         begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel().stream_unary(call.path)
-        return begin(messages, self._timeout_s, self._metadata)
+        return begin(messages, timeout_s, self._metadata)
 
     def close(self) -> None:
         """Close the connections; calls under way are cancelled."""
@@ -171,10 +174,10 @@ class Server:
     def _region_bytes_max(self) -> int:
         return self.agreed.region_bytes_max if self._sharing is not None and self.agreed is not None else 0
 
-    def _offer(self, offer: RegionOffer) -> RegionGrant:
+    def _offer(self, offer: RegionOffer, timeout_s: float) -> RegionGrant:
         name, region_bytes, proof = offer
         request = pb.ShareRequest(tenant=self._tenant, name=name, region_bytes=region_bytes, proof=proof)
-        reply = pb.ShareReply.FromString(self.ask(Call.SHARE, request.SerializeToString())())
+        reply = pb.ShareReply.FromString(self.ask(Call.SHARE, request.SerializeToString(), timeout_s)())
         return RegionGrant(reply.region, reply.idle_s)
 
     def _start_unary(self, call: Call, message: bytes, timeout_s: float) -> "grpc.Future[bytes]":

@@ -100,7 +100,7 @@ class RegionSharing:
 
     def __init__(
         self,
-        offer: Callable[[RegionOffer], RegionGrant],
+        offer: Callable[[RegionOffer, float], RegionGrant],
         clock: Callable[[], float],
         directory: Path = SHARED_DIRECTORY,
         wall_clock: Callable[[], float] = time.time,
@@ -110,27 +110,45 @@ class RegionSharing:
         self._wall_clock = wall_clock
         self._directory = directory
         self._open: _OpenRegion | None = None
+        self._is_offering = False
         self._breaker = CircuitBreaker(1, Backoff(RETRY_S, RETRY_S), clock)
         self._guard = Lock()
 
-    def lend(self, length: int, region_bytes_max: int) -> LentSlice | None:
-        """Return a window for one call; None where there is no room, or nobody to share with."""
+    def lend(self, length: int, region_bytes_max: int, timeout_s: float) -> LentSlice | None:
+        """Return a window for one call; None where there is no room, or nobody to share with.
+
+        A region that is to be offered first is offered by one thread, which waits at most ``timeout_s`` for the server;
+        the others share nothing meanwhile.
+        """
         now_s = self._clock()
         with self._guard:
             opened = self._open
             if opened is not None and now_s - opened.used_s > opened.granted.idle_s * SAFE_SHARE:
                 self._drop()
-            if self._open is None and not self._breaker.is_resting:
-                self._open = self._opened(min(REGION_BYTES, region_bytes_max))
-                if self._open is None:
-                    self._breaker.record_failure()
-                else:
-                    self._breaker.record_success()
+            must_offer = self._open is None and not self._is_offering and not self._breaker.is_resting
+            if must_offer:
+                self._is_offering = True
+        if must_offer:
+            self._offer_region(min(REGION_BYTES, region_bytes_max), timeout_s)
+        with self._guard:
             if self._open is None:
                 return None
             self._open.used_s = now_s
             window = self._open.take(length)
             return None if window is None else LentSlice(window, self._open)
+
+    def _offer_region(self, region_bytes: int, timeout_s: float) -> None:
+        opened: _OpenRegion | None = None
+        try:
+            opened = self._opened(region_bytes, timeout_s)
+        finally:
+            with self._guard:
+                self._is_offering = False
+                self._open = opened
+                if opened is None:
+                    self._breaker.record_failure()
+                else:
+                    self._breaker.record_success()
 
     @contextmanager
     def over(self, lent: LentSlice | None) -> Iterator[None]:
@@ -155,7 +173,7 @@ class RegionSharing:
         with self._guard:
             return self._drop()
 
-    def _opened(self, region_bytes: int) -> _OpenRegion | None:
+    def _opened(self, region_bytes: int, timeout_s: float) -> _OpenRegion | None:
         remove_abandoned_files(self._directory, self._wall_clock())  # there may be no room for ours beside them
         while region_bytes >= REGION_BYTES_MIN:
             offer = RegionOffer(
@@ -167,7 +185,7 @@ class RegionSharing:
                 region_bytes //= 2
                 continue
             try:
-                return _OpenRegion(region, self._offer(offer), self._clock())
+                return _OpenRegion(region, self._offer(offer, timeout_s), self._clock())
             except grpc.RpcError:
                 return None
             finally:

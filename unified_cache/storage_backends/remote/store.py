@@ -13,10 +13,10 @@ Bytes are believed as little as any store's: wrap it in ``VerifiedStorage``, as 
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
-from itertools import groupby, zip_longest
-from typing import NamedTuple
+from itertools import zip_longest
 
 import grpc
 
@@ -28,6 +28,16 @@ from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.remote.batches import (
+    PAGES_PER_CALL,
+    GatedMessages,
+    RequestTime,
+    ServerBatch,
+    cut,
+    put_messages,
+    range_of,
+    sized_runs,
+)
 from unified_cache.storage_backends.remote.reasons import put_answers, read_answers
 from unified_cache.storage_backends.remote.rendezvous import RendezvousHash
 from unified_cache.storage_backends.remote.scatter import ScatterReader
@@ -39,16 +49,12 @@ from unified_cache.storage_backends.remote.server import (
     wants_hello,
     wants_stream,
 )
-from unified_cache.storage_backends.remote.sharing import LentSlice
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
-from unified_cache.wire.calls import PART_BYTES, SHARED_PART_BYTES, Call
+from unified_cache.wire.calls import Call
 from unified_cache.wire.names import labels_in, named_runs
-from unified_cache.wire.parts import decoded, parts_of, shared_parts_of
+from unified_cache.wire.parts import decoded
 
 __all__ = ["RemoteStorage", "open_secure_url", "open_url"]
-
-PAGES_PER_CALL = 4096
-"""Pages named in one request, where the server takes as many: their names fit into a message."""
 
 CALLS_AHEAD = 2
 """Calls of one request under way at a time, for each server."""
@@ -63,23 +69,15 @@ AwaitReply = Callable[[], None]
 """Waits for a call that was begun, and notes its answers; raises ``grpc.RpcError`` where it failed."""
 
 
-class ServerBatch(NamedTuple):
-    """Pages of one call to one server."""
-
-    server: Server
-    numbers: list[int]
-    """Positions in what was asked for."""
-    total_bytes: int
-    """Of their pages; 0 where only names move."""
-    is_only: bool = False
-    """Whether nothing else is asked for meanwhile, so that whoever waits may as well look after the call."""
-
-
 class RemoteStorage:
     """Exchange sealed pages with servers. Exists, get and put are tried elsewhere where a server fails; remove is not.
 
     Pages that no server answers for are UNAVAILABLE where others of their batch were answered; where none was, the last
-    error is raised. No call takes longer than its timeout times the servers and retries. Thread-safe.
+    error is raised. Thread-safe.
+
+    Exists, get, put and touch are bounded: they take at most the timeout times servers and retries, and as much again
+    for every further ``VERIFIED_BYTES``. Only the thread that asked writes into pages that are got, and what reads the
+    pages of a put is stopped before that returns.
     """
 
     def __init__(
@@ -88,8 +86,11 @@ class RemoteStorage:
         servers: Sequence[Server],
         sleep: Callable[[float], None],
         rng: random.Random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._servers = servers
+        self._timeout_s = options.timeout_s
+        self._clock = clock
         self._hash = RendezvousHash(options.servers)
         self._tries_max = len(servers) + options.retries
         pauses_s = sum(PAUSES.pause_s(count) for count in range(1, options.retries + 1))
@@ -109,7 +110,7 @@ class RemoteStorage:
         """Open connections to servers; nothing is sent before the first call. The caller closes it."""
         servers = [Server.connect(name, options, clock) for name in options.servers]
         # Any seed: it only keeps the pauses of several clients from falling together.
-        return cls(options, servers, sleep, random.Random())  # noqa: S311
+        return cls(options, servers, sleep, random.Random(), clock)  # noqa: S311
 
     def capability(self) -> Capability:
         """Say what the service can do. Its cap is shared with others, and none of this client's own.
@@ -120,7 +121,12 @@ class RemoteStorage:
         with self._calls:
             durable = all(reply.durable for reply in self._greet_all({}))
             return Capability(
-                "remote", durable=durable, bytes_max=None, call_s_max=self._call_s_max, call_bytes=VERIFIED_BYTES
+                "remote",
+                durable=durable,
+                bytes_max=None,
+                call_s_max=self._call_s_max,
+                call_bytes=VERIFIED_BYTES,
+                bounded=True,
             )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
@@ -145,10 +151,10 @@ class RemoteStorage:
 
             def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
-                lent = batch.server.lend(batch.total_bytes)
-                shared = _range_of(lent)
-                request = pb.GetRequest(tenant=batch.server.tenant, runs=_sized_runs(chosen), shared=shared)
-                parts = batch.server.receive(Call.GET, request.SerializeToString())
+                lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
+                shared = range_of(lent)
+                request = pb.GetRequest(tenant=batch.server.tenant, runs=sized_runs(chosen), shared=shared)
+                parts = batch.server.receive(Call.GET, request.SerializeToString(), batch.time.timeout_s())
                 reader = ScatterReader(chosen, None if lent is None else lent.window)
 
                 def await_reply() -> None:
@@ -183,16 +189,17 @@ class RemoteStorage:
 
             def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
-                lent = batch.server.lend(batch.total_bytes)
-                messages = _put_messages(batch.server, chosen, level, lent)
+                lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
+                messages = GatedMessages(put_messages(batch.server, chosen, level, lent))
+                timeout_s = batch.time.timeout_s()
                 answer = (
-                    partial(batch.server.send_whole, Call.PUT, messages)
+                    partial(batch.server.send_whole, Call.PUT, messages, timeout_s)
                     if batch.is_only
-                    else batch.server.send(Call.PUT, messages)
+                    else batch.server.send(Call.PUT, messages, timeout_s)
                 )
 
                 def await_reply() -> None:
-                    with batch.server.over(lent):
+                    with batch.server.over(lent), closing(messages):
                         reply = pb.PutReply.FromString(answer())
                     for number, kept in zip(batch.numbers, put_answers(reply.stored, reply.reasons), strict=True):
                         stored[number] = kept
@@ -216,7 +223,7 @@ class RemoteStorage:
             def start(batch: ServerBatch) -> AwaitReply:
                 runs = named_runs(labels[number] for number in batch.numbers)
                 request = pb.TouchRequest(tenant=batch.server.tenant, runs=runs)
-                answer = batch.server.ask(Call.TOUCH, request.SerializeToString())
+                answer = batch.server.ask(Call.TOUCH, request.SerializeToString(), batch.time.timeout_s())
 
                 def await_reply() -> None:
                     try:
@@ -317,7 +324,7 @@ class RemoteStorage:
         def start(batch: ServerBatch) -> AwaitReply:
             runs = named_runs(labels[number] for number in batch.numbers)
             request = pb.ExistsRequest(tenant=batch.server.tenant, runs=runs)
-            answer = batch.server.ask(Call.EXISTS, request.SerializeToString())
+            answer = batch.server.ask(Call.EXISTS, request.SerializeToString(), batch.time.timeout_s())
 
             def await_reply() -> None:
                 reply = pb.ExistsReply.FromString(answer())
@@ -344,11 +351,14 @@ class RemoteStorage:
         """Let servers answer for pages, of these lengths where bytes move, until there were tries enough."""
         waiting = [number for number, answer in enumerate(answers) if answer is None]
         failed: StorageError | None = None
+        shares_count = max(1, -(-sum(sizes) // VERIFIED_BYTES))
+        time_left = RequestTime(self._clock, self._timeout_s, self._call_s_max * shares_count)
         for tries_count in range(self._tries_max):
             if tries_count >= len(self._servers):
                 pause_s = PAUSES.pause_s(tries_count - len(self._servers) + 1)
-                self._sleep(pause_s * self._rng.uniform(0.5, 1.0))
-            failed = self._send_round(call, self._batches(labels, sizes, waiting, tries_count), labels, start) or failed
+                self._sleep(min(pause_s * self._rng.uniform(0.5, 1.0), time_left.left_s()))
+            batches = self._batches(labels, sizes, waiting, tries_count, time_left)
+            failed = self._send_round(call, batches, labels, start) or failed
             waiting = [number for number in waiting if answers[number] is None]
             if not waiting:
                 return
@@ -374,6 +384,11 @@ class RemoteStorage:
                 if len(started) == CALLS_AHEAD * len(self._servers):
                     ahead, await_reply = started.popleft()
                     failed = self._await_reply(ahead.server, call, await_reply) or failed
+                if not batch.time.left_s():
+                    failed = failed or StorageError(
+                        f"{batch.server.name}: {call.value}: no time is left", retryable=True
+                    )
+                    break
                 started.append((batch, self._start(batch, labels, start)))
         finally:
             # Whatever happened: no call may go on moving bytes of buffers that are the caller's again.
@@ -398,7 +413,8 @@ class RemoteStorage:
         """Say Hello where that is due, and begin a call; whatever fails already, fails when it is waited for."""
         identities = {labels[number].identity for number in batch.numbers}
         try:
-            batch.server.greet({identity: self._manifests[identity] for identity in identities})
+            manifests = {identity: self._manifests[identity] for identity in identities}
+            batch.server.greet(manifests, batch.time.timeout_s)
             return start(batch)
         except grpc.RpcError as error:
             return _failing_with(error)
@@ -426,7 +442,12 @@ class RemoteStorage:
         return None
 
     def _batches(
-        self, labels: Sequence[Label], sizes: Sequence[int], waiting: Sequence[int], tries_count: int
+        self,
+        labels: Sequence[Label],
+        sizes: Sequence[int],
+        waiting: Sequence[int],
+        tries_count: int,
+        time_left: RequestTime,
     ) -> list[ServerBatch]:
         """Send each page to its own server, or to the first of its ranking that does not rest."""
         resting = {number for number, server in enumerate(self._servers) if server.breaker.is_resting}
@@ -435,8 +456,8 @@ class RemoteStorage:
             ranked = self._hash.ranked(labels[number].key)
             awake = (server for server in ranked if server not in resting)
             chosen.setdefault(next(awake, ranked[tries_count % len(ranked)]), []).append(number)
-        cut = [_cut(self._servers[number], numbers, sizes) for number, numbers in chosen.items()]
-        batches = [batch for turn in zip_longest(*cut) for batch in turn if batch is not None]
+        per_server = [cut(self._servers[number], numbers, sizes, time_left) for number, numbers in chosen.items()]
+        batches = [batch for turn in zip_longest(*per_server) for batch in turn if batch is not None]
         return batches if len(batches) > 1 else [batch._replace(is_only=True) for batch in batches]
 
     def _greet_all(self, manifests: Mapping[bytes, Manifest]) -> list[pb.HelloReply]:
@@ -477,63 +498,6 @@ class RemoteStorage:
 def _complete(answers: Sequence[Answer | None]) -> list[Answer]:
     """Return the answers; UNAVAILABLE where no server gave one."""
     return [Answer.UNAVAILABLE if answer is None else answer for answer in answers]
-
-
-def _cut(server: Server, numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[ServerBatch]:
-    """Cut the pages of one server into calls."""
-    pages_max = min(PAGES_PER_CALL, server.agreed.pages_max if server.agreed is not None else PAGES_PER_CALL)
-    some: list[int] = []
-    total_bytes = 0
-    for number in numbers:
-        size = sizes[number] if sizes else 0
-        if some and (len(some) == pages_max or total_bytes + size > server.call_bytes_max):
-            yield ServerBatch(server, some, total_bytes)
-            some, total_bytes = [], 0
-        some.append(number)
-        total_bytes += size
-    yield ServerBatch(server, some, total_bytes)
-
-
-def _put_messages(server: Server, pages: Sequence[PageIO], level: Level, lent: LentSlice | None) -> Iterator[bytes]:
-    wanted = pb.DURABLE if level is Level.DURABLE else pb.CACHED
-    runs, shared = _sized_runs(pages), _range_of(lent)
-    start = pb.PutStart(tenant=server.tenant, level=wanted, runs=runs, shared=shared)
-    yield pb.PutPart(start=start).SerializeToString()
-    content = ((b"", page.buffers) for page in pages)
-    if lent is not None:
-        yield from shared_parts_of(content, lent.window, SHARED_PART_BYTES)
-    else:
-        part_bytes = min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
-        yield from parts_of(content, part_bytes)
-
-
-def _range_of(lent: LentSlice | None) -> pb.SharedRange | None:
-    if lent is None:
-        return None
-    return pb.SharedRange(region=lent.window.name, start=lent.window.start, length=lent.window.length)
-
-
-def _sized_runs(pages: Sequence[PageIO]) -> list[pb.PageRun]:
-    """Name pages with their lengths and, as far as known, their parents."""
-    runs: list[pb.PageRun] = []
-    for (identity, pool, object_bytes), run in groupby(pages, _run_of):
-        members = list(run)
-        parents = [page.parent or b"" for page in members]
-        keys = [page.label.key for page in members]
-        runs.append(
-            pb.PageRun(
-                identity=identity,
-                pool=pool,
-                keys=keys,
-                parents=parents if any(parents) else [],
-                object_bytes=object_bytes,
-            )
-        )
-    return runs
-
-
-def _run_of(page: PageIO) -> tuple[bytes, str, int]:
-    return page.label.identity, page.label.pool, page_bytes(page)
 
 
 def _failing_with(error: grpc.RpcError) -> AwaitReply:

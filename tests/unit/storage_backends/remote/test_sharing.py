@@ -131,14 +131,14 @@ def test_a_call_that_a_small_region_has_no_room_for_uses_the_stream_and_others_g
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     leave_room(monkeypatch, REGION_BYTES_MIN)
-    sharing = RegionSharing(lambda offer: RegionGrant("region", 60.0), ManualClock(1000.0), tmp_path)
-    assert sharing.lend(REGION_BYTES_MIN, 1 << 30) is None
-    first = sharing.lend(REGION_BYTES_MIN // 2, 1 << 30)
+    sharing = RegionSharing(lambda offer, timeout_s: RegionGrant("region", 60.0), ManualClock(1000.0), tmp_path)
+    assert sharing.lend(REGION_BYTES_MIN, 1 << 30, 1.0) is None
+    first = sharing.lend(REGION_BYTES_MIN // 2, 1 << 30, 1.0)
     assert first is not None
-    assert sharing.lend(REGION_BYTES_MIN // 2, 1 << 30) is None
+    assert sharing.lend(REGION_BYTES_MIN // 2, 1 << 30, 1.0) is None
     with sharing.over(first):
         assert list(tmp_path.iterdir()) == []
-    assert sharing.lend(REGION_BYTES_MIN // 2, 1 << 30) is not None
+    assert sharing.lend(REGION_BYTES_MIN // 2, 1 << 30, 1.0) is not None
 
 
 def test_a_client_of_this_machine_shares_memory_over_tls_too(
@@ -176,6 +176,6 @@ def test_a_client_makes_room_by_what_killed_ones_left(tmp_path: Path) -> None:
     left = tmp_path / (NAME_PREFIX + secrets.token_hex(16))
     left.touch()
     os.utime(left, (1.0, 1.0))
-    sharing = RegionSharing(lambda _: RegionGrant("region", 60.0), ManualClock(), tmp_path)
-    assert sharing.lend(1, REGION_BYTES_MIN) is not None
+    sharing = RegionSharing(lambda offer, timeout_s: RegionGrant("region", 60.0), ManualClock(), tmp_path)
+    assert sharing.lend(1, REGION_BYTES_MIN, 1.0) is not None
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,176 @@
+"""The client's calls end by themselves, and leave the caller's pages alone from then on."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.service import LoopbackServer, limits_with
+from unified_cache.components import Full
+from unified_cache.errors import StorageError
+from unified_cache.pool import ModelLayout, PoolSpec
+from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.remote.batches import GatedMessages
+from unified_cache.storage_backends.remote.sharing import (
+    REGION_BYTES_MIN,
+    LentSlice,
+    RegionGrant,
+    RegionOffer,
+    RegionSharing,
+)
+from unified_cache.storage_backends.remote.store import RemoteStorage
+from unified_cache.storage_backends.remote.url import RemoteOptions
+from unified_cache.testing.storage_contract import MODEL, blank_page, bytes_of, label, open_for_contract, sealed_page
+from unified_cache.wire.calls import Call
+
+PATIENCE_S = 30.0
+LARGE_BYTES = HEADER_BYTES + (6 << 20)
+LARGE = ModelLayout(16, (Full((PoolSpec("kv", LARGE_BYTES - HEADER_BYTES),)),))
+
+
+class PausedReads(MemoryStorage):
+    """A store that returns from a get when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.has_returned = threading.Event()
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        assert self.goes_on.wait(PATIENCE_S)
+        hits = super().get(pages)
+        self.has_returned.set()
+        return hits
+
+
+def test_a_get_that_was_given_up_writes_nothing_when_the_server_answers_after_all() -> None:
+    store = PausedReads()
+    running = LoopbackServer.start(store, host_bytes=0)
+    storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
+    storage.put([sealed_page(label(1))], Level.CACHED)
+    page = blank_page(label(1))
+    with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+        storage.get([page])
+    page.buffers[0][:] = b"\x55" * len(page.buffers[0])
+    store.goes_on.set()
+    assert store.has_returned.wait(PATIENCE_S)
+    storage.close()
+    running.stop()
+    assert set(bytes_of(page)) == {0x55}
+
+
+class DeafHandler(grpc.GenericRpcHandler):
+    """A server that takes no message of any put."""
+
+    def __init__(self, handler: grpc.GenericRpcHandler) -> None:
+        self._handler = handler
+        self.over = threading.Event()
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        if handler_call_details.method == Call.PUT.path:
+            return grpc.stream_unary_rpc_method_handler(self._ignore)
+        return self._handler.service(handler_call_details)
+
+    def _ignore(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        self.over.wait(PATIENCE_S)
+        return b""
+
+
+@pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
+def test_a_put_that_was_given_up_holds_no_page_any_more(shares_memory: bool) -> None:
+    limits = limits_with(regions_max=4 if shares_memory else 0)
+    running = LoopbackServer.start(MemoryStorage(), limits)
+    deaf = DeafHandler(running.service.rpc_methods())
+    server = grpc.server(ThreadPoolExecutor(4), options=limits.channel_options())
+    server.add_generic_rpc_handlers((deaf,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    storage = RemoteStorage.open(RemoteOptions((f"127.0.0.1:{port}",), timeout_s=0.5, retries=0))
+    storage.register(manifest_of(MODEL, LARGE), {})
+    label_of_large = Label(MODEL.digest(LARGE), label(1).key, "kv")
+    content = bytearray(LARGE_BYTES)
+    view = memoryview(content)
+    with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+        storage.put([PageIO(label_of_large, None, (view,))], Level.CACHED)
+    view.release()
+    content.append(0)  # raises BufferError as long as anybody has a view of it
+    storage.close()
+    deaf.over.set()
+    server.stop(None).wait()
+    running.stop()
+
+
+def test_what_a_put_sends_is_over_once_it_is_closed() -> None:
+    content = bytearray(4)
+
+    def made() -> Iterator[bytes]:
+        view = memoryview(content)
+        for byte in view:
+            yield bytes([byte])
+
+    generator = made()
+    messages = GatedMessages(generator)  # type: ignore[arg-type]
+    assert next(messages) == b"\0"
+    messages.close()
+    messages.close()
+    assert list(messages) == []
+    content.append(0)
+
+
+class ClockedReads(MemoryStorage):
+    """A store whose every get takes as long as a clock says that nobody waits for."""
+
+    def __init__(self, clock: ManualClock, get_s: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._get_s = get_s
+        self.gets_count = 0
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        self.gets_count += 1
+        self._clock.sleep(self._get_s)
+        return super().get(pages)
+
+
+def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_unavailable() -> None:
+    clock = ManualClock()
+    store = ClockedReads(clock, 40.0)
+    running = LoopbackServer.start(store, limits_with(pages_max=1), host_bytes=0)
+    options = RemoteOptions((running.address,), timeout_s=100.0, retries=0)
+    storage = open_for_contract(RemoteStorage.open(options, clock, lambda _: None))
+    for number in range(20):
+        assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
+    answers = storage.get([blank_page(label(number)) for number in range(20)])
+    assert 3 <= answers.count(Answer.HIT) == store.gets_count <= 5
+    assert answers.count(Answer.UNAVAILABLE) == 20 - store.gets_count
+    storage.close()
+    running.stop()
+
+
+def test_while_a_region_is_offered_other_calls_send_their_pages_in_the_stream(tmp_path: Path) -> None:
+    meanwhile: list[LentSlice | None] = []
+
+    def offer(offered: RegionOffer, timeout_s: float) -> RegionGrant:
+        meanwhile.append(sharing.lend(1, REGION_BYTES_MIN, timeout_s))
+        return RegionGrant("region", 60.0)
+
+    sharing = RegionSharing(offer, ManualClock(), tmp_path)
+    assert sharing.lend(1, REGION_BYTES_MIN, 5.0) is not None
+    assert meanwhile == [None]
+
+
+def test_the_client_says_that_it_is_bounded() -> None:
+    running = LoopbackServer.start(MemoryStorage())
+    storage = running.client(timeout_s=3.0)
+    capability = storage.capability()
+    assert (capability.bounded, capability.exists_costs_io) == (True, True)
+    assert capability.call_s_max >= 2 * 3.0
+    storage.close()
+    running.stop()
