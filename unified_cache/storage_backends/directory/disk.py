@@ -58,6 +58,7 @@ class Disk:
 
     makedirs = staticmethod(os.makedirs)
     mkdir = staticmethod(os.mkdir)
+    dup2 = staticmethod(os.dup2)
     rmdir = staticmethod(os.rmdir)
     rmtree = staticmethod(shutil.rmtree)
     open = staticmethod(os.open)

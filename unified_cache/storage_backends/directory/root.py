@@ -57,8 +57,18 @@ class StoreRoot:
     """Open directory of a store, and the temp directory of this process in it. Owns its descriptors. Thread-safe."""
 
     def __init__(
-        self, disk: Disk, path: Path, fd: int, expected: StoreFormat, new_writer: Callable[[], str], writer: _Writer
+        self,
+        disk: Disk,
+        path: Path,
+        fd: int,
+        expected: StoreFormat,
+        new_writer: Callable[[], str],
+        writer: _Writer,
+        is_remade: bool,
     ) -> None:
+        """See ``open_root``; a ``path`` from where this process is now is kept as one from the root."""
+        self._is_remade = is_remade
+        self._place = path.absolute()
         self.disk = disk
         self.path = path
         self.fd = fd
@@ -101,11 +111,15 @@ class StoreRoot:
     def restore(self) -> None:
         """Make anew what somebody has removed under the open store: the marker, this process's temp directory.
 
+        And the directory itself, where the store was opened so.
+
         Raises:
-            StorageError: other processes undid it all the time.
+            StorageError: other processes undid it all the time; or what stands in the directory's place is not ours.
             OSError: it cannot be made.
         """
         with self._guard:
+            if self._is_remade and not self.disk.fstat(self.fd).st_nlink:
+                self._remake()
             if not self.disk.access(_MARKER_NAME, os.F_OK, dir_fd=self.fd):
                 _write_marker(self.disk, self.fd, self._format, f"{_MARKER_NAME}.{self._new_writer()}")
                 self.disk.fsync(self.fd)
@@ -114,6 +128,17 @@ class StoreRoot:
                 self._removed.append(self._writer)
                 self._writer = _enter(self.disk, self.path, self.fd, self._new_writer)
                 self.restored_count += 1
+
+    def _remake(self) -> None:
+        """Make the directory anew, or take one that somebody made since, under the descriptor that all know."""
+        fd = _make_root(self.disk, self._place)
+        try:
+            _check_owner(self.path, self.disk.fstat(fd))
+            _claim_root(self.disk, self.path, fd, self._format, self._new_writer())
+            self.disk.dup2(fd, self.fd, inheritable=False)
+        finally:
+            close_quietly(self.disk, fd)
+        self.restored_count += 1
 
     def close(self) -> None:
         """Remove the temp directory, give up its lock, close every descriptor."""
@@ -124,8 +149,12 @@ class StoreRoot:
         close_quietly(self.disk, self.fd)
 
 
-def open_root(disk: Disk, path: Path, expected: StoreFormat, new_writer: Callable[[], str]) -> StoreRoot:
+def open_root(
+    disk: Disk, path: Path, expected: StoreFormat, new_writer: Callable[[], str], *, is_remade: bool = False
+) -> StoreRoot:
     """Open the directory of a store, made if absent, sweep what dead processes left, and enter a temp directory.
+
+    ``is_remade`` has ``restore`` make the directory itself anew too; not where a lock on it says who may use it.
 
     Raises:
         ConfigError: no system takes the path.
@@ -135,9 +164,7 @@ def open_root(disk: Disk, path: Path, expected: StoreFormat, new_writer: Callabl
     _check_path(path)
     opened: list[int] = []
     try:
-        with suppress(FileExistsError):
-            disk.makedirs(path, 0o700)
-        root_fd = disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        root_fd = _make_root(disk, path)
         opened.append(root_fd)
         _check_owner(path, disk.fstat(root_fd))
         _claim_root(disk, path, root_fd, expected, new_writer())
@@ -153,7 +180,7 @@ def open_root(disk: Disk, path: Path, expected: StoreFormat, new_writer: Callabl
     # What cannot be swept now takes room and harms nobody; the next to open tries again.
     with suppress(OSError):
         _sweep(disk, writer.tmp_fd, writer.name)
-    return StoreRoot(disk, path, root_fd, expected, new_writer, writer)
+    return StoreRoot(disk, path, root_fd, expected, new_writer, writer, is_remade)
 
 
 def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Directory:
@@ -175,6 +202,13 @@ def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Director
     except OSError as error:
         raise storage_error(error, f"cannot open a {expected.name} in {path}") from error
     return root
+
+
+def _make_root(disk: Disk, path: Path) -> int:
+    """Open a directory, made if absent."""
+    with suppress(FileExistsError):
+        disk.makedirs(path, 0o700)
+    return disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _check_path(path: Path) -> None:

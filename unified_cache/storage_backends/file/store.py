@@ -74,7 +74,8 @@ class FileStorage:
     and counts lengths of objects, not blocks. A batch never evicts its own pages, nor an object that another one
     needs before that one: of a chain longer than the cap the first pages are stored, the rest declined.
     Recency is kept in modification times and survives a restart; a crash forgets when pages were last read, of at
-    most ``PAGES_WAITING_MAX`` of them, no further back than ``STAMP_GRAIN_NS`` before the last call. Local file systems
+    most ``PAGES_WAITING_MAX`` of them, no further back than ``STAMP_GRAIN_NS`` before the last call. Where somebody
+    removes the directory, its pages are misses, and the next put or register makes it anew. Local file systems
     only: locks and appends on a network are not what they are here.
 
     Thread-safe. Objects are read and written outside the guards.
@@ -118,7 +119,7 @@ class FileStorage:
             StorageError: the directory cannot be used or is not ours, see its message. It was not changed.
         """
         check_limits(bytes_max, free_bytes_min)
-        root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
+        root = open_root(disk or Disk(), Path(path), FORMAT, new_writer, is_remade=True)
         try:
             journal = Journal.open(root.disk, root.fd)
         except OSError as error:
