@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.sources import ROOT
+from tests.support.cluster import ask
 from tests.support.mooncake import open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cluster.local import LocalCluster
@@ -43,15 +44,16 @@ def test_two_engines_over_a_cluster_hit_more_than_over_halves_of_it(cluster: Loc
     assert found["hit_blocks"]["storage"] > 0
     assert found["block_hit_ratio"] > found["block_hit_ratio_apart"]
 
-    capped = replay("--storage", "memory:", "--storage-bytes", str(NODES * SEGMENT_BYTES), "--no-bytes", "--json", "-")
-    assert capped.returncode == 0, capped.stderr
-    assert json.loads(capped.stdout)["block_hit_ratio_apart"] == found["block_hit_ratio_apart"], "of the same size"
+    apart = ("--storage", "memory:", "--storage-bytes", str(NODES * SEGMENT_BYTES), "--no-bytes", "--json", "-")
+    capped = ask("replay", TRACE, *SIZES, *apart)
+    assert capped.status == 0, capped.err
+    assert json.loads(capped.out)["block_hit_ratio_apart"] == found["block_hit_ratio_apart"], "of the same size"
 
 
 def test_a_cluster_has_the_cap_that_its_nodes_give_it(cluster: LocalCluster) -> None:
     storage = open_mooncake(cluster)
     assert storage.capability().bytes_max == NODES * SEGMENT_BYTES
     storage.close()
-    refused = replay("--storage", cluster.url, "--storage-bytes", "1GiB")
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1].startswith("error: a Mooncake cluster has the cap that its nodes give it")
+    refused = ask("replay", TRACE, *SIZES, "--storage", cluster.url, "--storage-bytes", "1GiB")
+    assert refused.status == 2
+    assert refused.error.startswith("error: a Mooncake cluster has the cap that its nodes give it")

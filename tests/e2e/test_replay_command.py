@@ -94,9 +94,9 @@ def test_json_on_standard_output_is_alone_there() -> None:
 def test_version_and_help_answer_and_no_arguments_ask_for_help() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", unified_cache("--version").stdout)
     for arguments in (("--help",), (), ("replay", "--help")):
-        result = unified_cache(*arguments)
-        assert result.returncode == 0, result.stderr
-        assert "replay" in result.stdout
+        result = ask(*arguments)
+        assert result.status == 0, result.err
+        assert "replay" in result.out
 
 
 USAGE = (
@@ -230,7 +230,7 @@ def test_a_run_killed_midway_leaves_a_store_that_serves_the_next_one(tmp_path: P
 
 
 def test_an_interrupted_run_says_so_in_one_line() -> None:
-    child = started("replay", TRACE, *SMALL)
+    child = started("replay", TRACE, "--limit", "4000", *SMALL)
     child.send_signal(signal.SIGINT)
     _, rest = child.communicate(timeout=TIMEOUT_S)
     assert child.returncode == 130

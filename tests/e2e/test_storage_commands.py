@@ -358,19 +358,24 @@ def verdicts(out: str) -> dict[str, str]:
     return {promise["promise"]: promise["verdict"] for promise in json.loads(out)["promises"]}
 
 
-@pytest.mark.parametrize("bytes_max", [(), ("--bytes-max", "1048576")])
-@pytest.mark.parametrize("kind", ["memory:", "file:{}", "packed:{}", "keys_only:"])
+KINDS = {"memory:": (), "file:{}": (), "packed:{}": (), "keys_only:": ("--keys-only",)}
+"""Our stores that need nothing but this machine, each with its options."""
+CAPS = ((), ("--bytes-max", "1048576"))
+
+
+@pytest.mark.parametrize("bytes_max", CAPS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_our_backends_keep_every_promise(kind: str, bytes_max: tuple[str, ...], ask: Ask, tmp_path: Path) -> None:
-    keys_only = ("--keys-only",) if kind == "keys_only:" else ()
-    url = kind.format(tmp_path / "store")
+    url, keys_only = kind.format(tmp_path / "store"), KINDS[kind]
     status, out, _ = ask("conformance", url, *bytes_max, *keys_only, "--json")
     assert status == 0, out
     found = verdicts(out)
     assert "a page that was never put is a miss and its buffers may hold anything afterwards" in found
     assert set(found.values()) <= {"pass", "skip"}
-    status, out, _ = ask("conformance", url, *bytes_max, *keys_only)
-    assert status == 0
-    assert out.count(" pass ") == list(found.values()).count("pass")
+    if list(KINDS).index(kind) % 2 == CAPS.index(bytes_max):  # of each kind and of each cap
+        status, out, _ = ask("conformance", url, *bytes_max, *keys_only)
+        assert status == 0
+        assert out.count(" pass ") == list(found.values()).count("pass")
 
 
 RELEASED = threading.Event()
