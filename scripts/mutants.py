@@ -47,6 +47,12 @@ TESTS = [
 ]
 """What must catch a mutant, quickest first."""
 
+EXTERNAL_TESTS = (
+    "tests/unit/external/test_external_faults.py",
+    "tests/unit/external/test_external_callers.py",
+)
+"""What must catch a mistake in how engines' own memory is treated."""
+
 
 SGLANG_TREE_TESTS = (
     "tests/unit/integrations/test_sglang_tree_slots.py",
@@ -439,6 +445,41 @@ MUTANTS = [
         "self._hand_out(self._free_pages())",
         "self._hand_out(0)",
         SGLANG_TREE_TESTS,
+    ),
+    Mutant(
+        "a late read fills the engine's rows",
+        "external/transfer.py",
+        "        with self._guard:\n            self._pages = ()\n",
+        "        with self._guard:\n            pass\n",
+        EXTERNAL_TESTS,
+    ),
+    Mutant(
+        "landing memory of a late call is lent again",
+        "external/store.py",
+        "if run.call is None or run.call.returned:",
+        "if True:",
+        EXTERNAL_TESTS,
+    ),
+    Mutant(
+        "a registration that failed is not made up",
+        "external/registrations.py",
+        "                raise\n            found.is_taken = True\n",
+        "                found.is_taken = True\n                raise\n            found.is_taken = True\n",
+        EXTERNAL_TESTS,
+    ),
+    Mutant(
+        "a fact is taken for a component",
+        "pool.py",
+        'domain += b"-facts-%d" % len(self.facts)',
+        "pass",
+        ("tests/unit/core/test_identity_facts.py",),
+    ),
+    Mutant(
+        "a span that is not told needs nothing",
+        "offline/prefix.py",
+        "needed[bits, :end] = (self.in_source | self.in_target)[bits, :end]",
+        "needed[bits, :end] = False",
+        ("tests/unit/offline/test_untold.py",),
     ),
 ]
 

@@ -190,7 +190,11 @@ class ExternalStore:
         opening = StoreOpening(lambda: OpenedStore.around(make(), config.guard, clock), pauses, clock)
         store = cls(opening, LandingMemory.allocate(config.landing_bytes, clock), config, clock)
         opening.reach(config.guard.deadline_s)
-        opening.raise_wrong_input()
+        try:
+            opening.raise_wrong_input()
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def register(self, identity: Identity, layout: ModelLayout) -> None:

@@ -57,10 +57,10 @@ def test_identities_that_differ_in_one_fact_share_no_page_and_their_manifests_sa
 
 def test_facts_are_no_components_with_other_names() -> None:
     # Both are pairs of text in a row: only the number of facts tells where components end.
-    state = Component("a", 1, (PoolSpec("b", 1),))
+    state = Component("a", 1, (PoolSpec("b", 1), PoolSpec("c", 2)))
     two = ModelLayout(64, (Full((KV,)), state))
     one = ModelLayout(64, (Full((KV,)),))
-    facts = (("a", "1"),)
+    facts = (("a", "1"), ("b=1", "c=2"))
     assert Identity("m", facts=facts).digest(one) != Identity("m").digest(two)
     assert Identity("m", facts=facts).digest(one) != Identity("m").digest(one)
 
