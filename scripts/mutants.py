@@ -217,12 +217,14 @@ MUTANTS = [
         "seal.py",
         "            self._end = -1\n            return\n",
         "            pass\n",
+        tests=("tests/unit/core/test_seal.py",),
     ),
     Mutant(
         "a page that is read again is added to what was read before",
         "seal.py",
         "            self._hash.reset()\n            self._end = 0\n",
         "            self._end = 0\n",
+        tests=("tests/unit/core/test_seal.py",),
     ),
     Mutant(
         "slots of the tree may be inserted again",

@@ -94,6 +94,17 @@ class FaultyDisk(Disk):
                 vars(self)[name] = _DiskCall(self, name, object.__getattribute__(self, name))
 
 
+class RefusingDisk(FaultyDisk):
+    """A disk that reads nothing from memory, for one reason."""
+
+    def __init__(self, reason: int, only: str = "") -> None:
+        super().__init__(only=only)
+        self.reason = reason
+
+    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        raise OSError(self.reason, os.strerror(self.reason))
+
+
 class _DiskCall:
     """One call on its way to a faulty disk."""
 
@@ -130,7 +141,7 @@ def _halved(name: str, given: tuple[object, ...]) -> tuple[object, ...]:
             return fd, buffer[: len(buffer) // 2]
         case "writev" | "readv", (fd, [memoryview() as first, *_]):
             return fd, [first[: (len(first) + 1) // 2]]
-        case "preadv" | "pwritev", (fd, [memoryview() as first, *_], offset):
+        case "preadv" | "preadv_cached" | "pwritev", (fd, [memoryview() as first, *_], offset):
             return fd, [first[: (len(first) + 1) // 2]], offset
         case "pwrite", (fd, bytes() as buffer, offset):
             return fd, buffer[: len(buffer) // 2], offset

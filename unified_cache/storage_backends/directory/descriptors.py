@@ -13,6 +13,7 @@ from unified_cache.storage_backends.directory.disk import Disk
 
 __all__ = [
     "DIRECTORY_FLAGS",
+    "LED_BYTES_MIN",
     "READ_FLAGS",
     "WRITE_FLAGS",
     "Directory",
@@ -23,6 +24,7 @@ __all__ = [
     "missing_inodes",
     "read_all",
     "read_at",
+    "read_cached",
     "size_of",
     "storage_error",
     "sync_or_distrust",
@@ -145,6 +147,17 @@ def read_all(
             return count == wanted_bytes
     is_filled = _fill(disk, fd, buffers, 0, checksum, first_bytes=LEAD_BYTES)
     return is_filled and not disk.preadv(fd, [_BEYOND], wanted_bytes)
+
+
+def read_cached(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> int:
+    """Fill the buffers as far as the system has the file in memory, and let it begin to read the rest of it.
+
+    Return how many bytes came, one more than the buffers hold where the file is longer.
+
+    Raises:
+        OSError: EAGAIN where none of it is in memory; EOPNOTSUPP where the system or the file system cannot tell.
+    """
+    return disk.preadv_cached(fd, (*buffers[: _BUFFERS_MAX - 1], _BEYOND), 0)
 
 
 def read_at(

@@ -45,6 +45,16 @@ def _write_first(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     return os.pwrite(fd, buffers[0], offset)
 
 
+def _read_cached(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fill buffers from memory, where the system can tell what it has there."""
+    return os.preadv(fd, buffers, offset, os.RWF_NOWAIT)
+
+
+def _refuse_cached(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Refuse, as a file system does that cannot tell what it has in memory."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
 _preadv = cast("_VectoredCall", os.preadv if "preadv" in vars(os) else _read_first)
 _pwritev = cast("_VectoredCall", os.pwritev if "pwritev" in vars(os) else _write_first)
 
@@ -72,6 +82,7 @@ class Disk:
     read = staticmethod(os.read)
     pread = staticmethod(os.pread)
     preadv = staticmethod(_preadv)
+    preadv_cached = staticmethod(_read_cached if "RWF_NOWAIT" in vars(os) else _refuse_cached)
     readv = staticmethod(os.readv)
     write = staticmethod(os.write)
     writev = staticmethod(os.writev)

@@ -1,7 +1,8 @@
 """Read side of a file store: pages straight into the buffers of who asks, and the listing of those there are."""
 
+import errno
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import closing
 from pathlib import Path
 from threading import Lock
@@ -12,10 +13,12 @@ from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
 from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.descriptors import (
+    LED_BYTES_MIN,
     READ_FLAGS,
     Directory,
     close_quietly,
     read_all,
+    read_cached,
     size_of,
     storage_error,
 )
@@ -50,6 +53,8 @@ class PageReader:
         self._directories = directories
         self._clear_foreign = clear_foreign
         self._unreadable_count = 0
+        self._reads_cached = True
+        """Whether the file system is believed to tell what it has in memory."""
         self._guard = Lock()
 
     @property
@@ -121,9 +126,12 @@ class PageReader:
                 except OSError as error:
                     answers[number] = self._unreadable(page, error)
                 fds.append(fd)
+            cached = self._read_cached(pages, fds) if len(pages) > 1 else ()
             for number, page in enumerate(pages):
                 fd = fds[number]
-                if fd >= 0:
+                if number in cached:
+                    answers[number] = Answer.HIT
+                elif fd >= 0:
                     try:
                         is_whole = read_all(disk, fd, page.buffers, page_bytes(page), page.checksum)
                         answers[number] = Answer.HIT if is_whole else self._look_at(page, fd)
@@ -134,6 +142,27 @@ class PageReader:
                 if fd >= 0:
                     close_quietly(disk, fd)
         return answers
+
+    def _read_cached(self, pages: Sequence[PageIO], fds: Sequence[int]) -> Set[int]:
+        """Read the small pages that the system has in memory, and let it begin to read all others; return which came.
+
+        So pages that are not cached come from the disk several at a time, and not each after the one before it. Of a
+        page that did not come, for whatever reason, the read that follows tells what is wrong.
+        """
+        cached: set[int] = set()
+        if not self._reads_cached:
+            return cached
+        for number, page in enumerate(pages):
+            wanted_bytes = page_bytes(page)
+            if fds[number] >= 0 and wanted_bytes < LED_BYTES_MIN:
+                try:
+                    if read_cached(self._disk, fds[number], page.buffers) == wanted_bytes:
+                        cached.add(number)
+                except OSError as error:
+                    if error.errno == errno.EOPNOTSUPP:
+                        self._reads_cached = False
+                        break
+        return cached
 
     def _look_at(self, page: PageIO, fd: int, fault: OSError | None = None) -> Answer:
         """Clear away what proved not to be a file of exactly that length; any other ``fault`` is one of the object."""

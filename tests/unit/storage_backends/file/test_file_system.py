@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, held, path_of, put, temps
+from tests.support.files import DiskFault, FaultyDisk, RefusingDisk, bytes_in, descriptors, held, path_of, put, temps
 from unified_cache.errors import InputError, StorageError, StorageFullError
 from unified_cache.pool import Identity
 from unified_cache.seal import Label
@@ -169,7 +169,7 @@ def test_a_fault_while_storing_raises_and_leaves_nothing_half_written(call: str,
 
 @pytest.mark.parametrize("call", ["open", "readv"])
 def test_an_object_that_cannot_be_read_is_a_miss_stays_and_is_replaced_by_the_next_put(call: str, root: Path) -> None:
-    disk = FaultyDisk(only=call)
+    disk = RefusingDisk(errno.EAGAIN, only=call)
     with closing(FileStorage.open(root, disk=disk)) as storage:
         put(storage, range(3))
         at = len(disk.calls) + 1
