@@ -136,6 +136,17 @@ class Bench:
         """Run it."""
         return self.end(self.start(**job))
 
+    def compare_trees(self, module: str, *options: str) -> None:
+        """Run a program that holds our tree against the engine's, and print what it found equal."""
+        command = [str(self.installation.python), "-W", "ignore", "-m", f"tests.engines.sglang.{module}", *options]
+        environment = {**self.installation.environment, "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=5 * RUN_S
+        )
+        said = ended.stdout.splitlines() if ended.returncode == 0 else (ended.stderr.splitlines() or [""])[-3:]
+        for line in said:
+            self._line(ended.returncode == 0, module, line)
+
     def say(self, name: str, outcomes: Sequence[Outcome], holds: Callable[[Outcome], bool]) -> None:
         """Print what held, store by store."""
         if not outcomes:
@@ -301,6 +312,12 @@ def loss(bench: Bench) -> None:
     bench.say("server away full", bench.run(stack="full", stores=[away]), less)
 
 
+def trees(bench: Bench) -> None:
+    """Our tree in place of the engine's own: the same scheduler, requests and slots, and random calls."""
+    bench.compare_trees("tree_against_engine", "--seeds", "0", "4", "--steps", "100")
+    bench.compare_trees("tree_random_calls", "--seeds", "0", "500")
+
+
 def figures(bench: Bench) -> None:
     """Write and read against SGLang's file backend, in one process, by turns; medians of their ratios."""
     print("figures: time of the file backend by ours, write / read, medians of 7 rounds; in brackets processor time")
@@ -338,7 +355,7 @@ def record(bench: Bench) -> None:
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     section.__name__: section
-    for section in (matrix, processes, ranks, talks, attach, layouts, damage, faults, loss, figures)
+    for section in (matrix, processes, ranks, talks, attach, layouts, damage, faults, loss, trees, figures)
 }
 
 

@@ -1,6 +1,6 @@
 """Our tree against SGLang's own, under the same scheduler, requests and slots: every step must leave both the same.
 
-python -m tests.engines.sglang.tree_against_engine WHEEL --cores python rust --seeds 0 200
+SGLANG_WHEEL=DIRECTORY python -m tests.engines.sglang.tree_against_engine --cores python rust --seeds 0 200
 """
 
 import argparse
@@ -80,7 +80,6 @@ def run_with_host(scheduler: Any, workload: Any, counts: Counter[str]) -> None:
 def main() -> None:
     """Compare as many random workloads as asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("wheel")
     parser.add_argument(
         "--cores", nargs="+", default=["python", "rust", "host"], help="host: ours alone, over host memory"
     )
@@ -88,7 +87,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs=2, type=int, default=[0, 20])
     parser.add_argument("--steps", type=int, default=120)
     options = parser.parse_args()
-    tree_bootstrap.install(options.wheel, attention_backend="torch_native")
+    tree_bootstrap.install()
     scheduler = importlib.import_module("tests.engines.sglang.tree_scheduler")
     for core, page_size in itertools.product(options.cores, options.pages):
         counts: Counter[str] = Counter()

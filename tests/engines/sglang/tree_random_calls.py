@@ -1,6 +1,6 @@
 """Random calls on SGLang's own tree, replayed on ours: short prompts over few pages, so that all of them meet.
 
-python -m tests.engines.sglang.tree_random_calls WHEEL --seeds 0 1000
+SGLANG_WHEEL=DIRECTORY python -m tests.engines.sglang.tree_random_calls --seeds 0 1000
 """
 
 import argparse
@@ -97,13 +97,12 @@ class RandomCalls:
 def main() -> None:
     """Compare as many random sequences as asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("wheel")
     parser.add_argument("--cores", nargs="+", default=["python", "rust"])
     parser.add_argument("--pages", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--seeds", nargs=2, type=int, default=[0, 1000])
     parser.add_argument("--calls", type=int, default=60)
     options = parser.parse_args()
-    tree_bootstrap.install(options.wheel, attention_backend="torch_native")
+    tree_bootstrap.install()
     scheduler = importlib.import_module("tests.engines.sglang.tree_scheduler")
     calls_module = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
     keys_module = importlib.import_module("sglang.srt.mem_cache.radix_cache")

@@ -1,6 +1,6 @@
 """Recorder of the calls that reach SGLang's own tree, and of what it answers, as ``tests.support.sglang_tree`` reads.
 
-python -m tests.engines.sglang.tree_recorder WHEEL --core rust --page 64 --seed 7 --steps 150 > 64.txt
+SGLANG_WHEEL=DIRECTORY python -m tests.engines.sglang.tree_recorder --core rust --page 64 --seed 7 --steps 150 > 64.txt
 """
 
 import argparse
@@ -122,7 +122,6 @@ class TreeCallRecorder:
 def main() -> None:
     """Record one random workload to stdout."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("wheel")
     parser.add_argument("--core", default="rust", choices=["python", "rust"])
     parser.add_argument("--page", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
@@ -131,7 +130,7 @@ def main() -> None:
     parser.add_argument("--turn-pages", type=int, default=6)
     parser.add_argument("--bigrams", action="store_true")
     options = parser.parse_args()
-    tree_bootstrap.install(options.wheel, attention_backend="torch_native")
+    tree_bootstrap.install()
     scheduler = importlib.import_module("tests.engines.sglang.tree_scheduler")
     workload = scheduler.TreeWorkload(
         options.seed,
