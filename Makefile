@@ -38,6 +38,9 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
+# Tests start hundreds of processes that import the package: it is compiled once, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: run quick test test-long libraries oldest check sim mutants soak soak-service e2e-events e2e-sglang bench fmt proto clean help
 
