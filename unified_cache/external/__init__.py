@@ -1,15 +1,16 @@
 """Pages that lie in an engine's own host memory, kept in any store: the room between an engine's adapter and a store.
 
-    store      ``ExternalStore``: never raises on a page, answers why, returns by its deadline
-    settings   ``ExternalConfig``, its settings
-    counts     what it counts
-    landing    memory of our own, where a store that is late may still write
-    transfer   pages from landing memory into the engine's rows, and back
-    threads    threads that calls to a store run on, while the caller waits no longer than it may
-    opening    a store that is away when it is named, and is opened later
-    pages      pages of an engine's pools as views, by addresses that are learnt
-    tier       several pools over one store: how long a prefix can be restored, and their pages there and back
-    weights    digest of a checkpoint's bytes
+    store          ``ExternalStore``: never raises on a page, answers why, returns by its deadline
+    settings       ``ExternalConfig``, its settings
+    counts         what it counts
+    landing        memory of our own, where a store that is late may still write
+    transfer       pages from landing memory into the engine's rows, and back
+    threads        threads that calls to a store run on, while the caller waits no longer than it may
+    opening        a store that is away when it is named, and is opened later
+    registrations  identities that a store has not taken yet, announced again by the calls that need them
+    pages          pages of an engine's pools as views, by addresses that are learnt
+    tier           several pools over one store: how long a prefix can be restored, and their pages there and back
+    weights        digest of a checkpoint's bytes
 
 An engine's rows have no room for our header, and belong to another request as soon as a call has returned. So a page
 is read, header and payload, into landing memory, verified there, and its payload copied into the rows; a page to be
