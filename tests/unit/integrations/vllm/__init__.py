@@ -1,0 +1,1 @@
+"""vLLM's adapter without vLLM."""

@@ -1,0 +1,156 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.vllm_recording import RecordedEngine, recordings
+from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, HostMemory, offload_key
+from unified_cache.integrations.vllm.chunks import ChunkTier
+from unified_cache.integrations.vllm.lookups import ChunkAnswer
+from unified_cache.integrations.vllm.metrics import FIGURES, Reading, TierFigures
+from unified_cache.integrations.vllm.settings import OnReset, TierSettings
+from unified_cache.storage_backends.protocol import Answer
+
+ROWS = 16
+KEYS = [offload_key(number) for number in range(4)]
+ENDS = {key: (number + 1) * 16 for number, key in enumerate(KEYS)}
+
+
+@pytest.fixture
+def memory() -> Iterator[HostMemory]:
+    host = HostMemory(ROWS)
+    yield host
+    host.close()
+
+
+def opened(memory: HostMemory, url: str, on_reset: OnReset = OnReset.KEEP) -> ChunkTier:
+    return ChunkTier.open(TierSettings(url, on_reset=on_reset), FACTS, memory.view, ROW)
+
+
+def found(tier: ChunkTier, request: str) -> list[ChunkAnswer]:
+    for key in KEYS:
+        tier.look_up(key, request)
+    tier.step_ended()
+    assert tier.wait(TIMEOUT_S)
+    return [tier.look_up(key, request) for key in KEYS]
+
+
+def store_all(tier: ChunkTier, memory: HostMemory) -> None:
+    for number in range(len(KEYS)):
+        memory.fill(number, number)
+    tier.store(0, KEYS, range(len(KEYS)), ENDS.get)
+    assert tier.wait(TIMEOUT_S)
+    (end,) = tier.ended()
+    assert not end.failed
+
+
+def test_an_engine_finds_what_another_has_stored(memory: HostMemory, tmp_path: Path) -> None:
+    url = f"file:{tmp_path}"
+    first = opened(memory, url)
+    assert found(first, "a") == [ChunkAnswer.MISS] * 4
+    store_all(first, memory)
+    assert first.close()
+    second = opened(memory, url)
+    assert found(second, "b") == [ChunkAnswer.HIT] * 4
+    second.load(1, KEYS, range(8, 12))
+    assert second.wait(TIMEOUT_S)
+    assert [end.failed for end in second.ended()] == [()]
+    assert [memory.row(8 + number) for number in range(4)] == [memory.payload(number) for number in range(4)]
+    assert second.close()
+
+
+def test_a_damaged_chunk_is_a_miss_while_the_request_lives_and_is_stored_anew(
+    memory: HostMemory, tmp_path: Path
+) -> None:
+    tier = opened(memory, f"file:{tmp_path}")
+    store_all(tier, memory)
+    assert found(tier, "a") == [ChunkAnswer.HIT] * 4
+    (damaged,) = [path for path in tmp_path.rglob(f"{KEYS[1][:32].hex()}.g0") if path.is_file()]
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    tier.load(1, KEYS, range(8, 12))
+    assert tier.wait(TIMEOUT_S)
+    (end,) = tier.ended()
+    assert end.failed == (KEYS[1],)
+    assert found(tier, "a") == [ChunkAnswer.HIT, ChunkAnswer.MISS, ChunkAnswer.HIT, ChunkAnswer.HIT]
+    tier.request_ended("a")
+    assert found(tier, "b")[1] is ChunkAnswer.MISS
+    tier.request_ended("b")
+    store_all(tier, memory)
+    assert found(tier, "c") == [ChunkAnswer.HIT] * 4
+    assert tier.counts().loaded == {Answer.HIT: 3, Answer.FLAWED: 1}
+    assert tier.close()
+
+
+@pytest.mark.parametrize(
+    ("on_reset", "expected"), [(OnReset.KEEP, ChunkAnswer.HIT), (OnReset.FORGET, ChunkAnswer.MISS)]
+)
+def test_a_reset_keeps_or_forgets_what_is_stored(
+    memory: HostMemory, tmp_path: Path, on_reset: OnReset, expected: ChunkAnswer
+) -> None:
+    tier = opened(memory, f"file:{tmp_path}", on_reset)
+    store_all(tier, memory)
+    assert found(tier, "a") == [ChunkAnswer.HIT] * 4
+    tier.drain()
+    assert found(tier, "a") == [expected] * 4
+    store_all(tier, memory)
+    tier.request_ended("a")
+    assert found(tier, "b") == [ChunkAnswer.HIT] * 4
+    assert tier.close()
+
+
+def test_engines_that_were_reset_do_not_meet_in_one_generation(memory: HostMemory, tmp_path: Path) -> None:
+    other = HostMemory(ROWS)
+    tiers = [opened(host, f"file:{tmp_path}", OnReset.FORGET) for host in (memory, other)]
+    for tier in tiers:
+        tier.drain()
+    assert tiers[0].names.identity != tiers[1].names.identity
+    assert all(tier.close() for tier in tiers)
+    other.close()
+
+
+def test_a_job_that_is_drained_was_stored_first(memory: HostMemory, tmp_path: Path) -> None:
+    tier = opened(memory, f"file:{tmp_path}")
+    tier.store(0, KEYS, range(4), ENDS.get)
+    tier.drain()
+    (end,) = tier.ended()
+    assert end.moved == tuple(KEYS)
+    assert tier.close()
+
+
+def test_a_key_that_no_other_process_finds_is_a_miss_and_counted(memory: HostMemory, tmp_path: Path) -> None:
+    tier = opened(memory, f"file:{tmp_path}")
+    assert tier.look_up(b"0123456789abcdef" + bytes(4), "a") is ChunkAnswer.MISS
+    assert tier.counts().unstable_count == 1
+    assert tier.close()
+
+
+def test_figures_are_what_was_added_since_the_reading_before(memory: HostMemory, tmp_path: Path) -> None:
+    tier, figures = opened(memory, f"file:{tmp_path}"), TierFigures()
+    store_all(tier, memory)
+    first = {(reading.figure.name, *reading.labels): reading.value for reading in read(tier, figures)}
+    assert first["vllm:unified_cache_store_chunks", "stored"] == 4
+    assert first["vllm:unified_cache_store_bytes",] == 4 * ROW.payload_bytes
+    assert first["vllm:unified_cache_registered",] == 1
+    assert read(tier, figures) == []
+    found(tier, "a")
+    (reading,) = read(tier, figures)
+    assert (reading.figure.name, reading.labels, reading.value) == ("vllm:unified_cache_lookup_chunks", ("hit",), 4)
+    assert {reading.figure for reading in read(tier, figures)} <= set(FIGURES)
+    assert tier.close()
+
+
+def read(tier: ChunkTier, figures: TierFigures) -> list[Reading]:
+    return figures.readings(tier.counts(), tier.store_counts())
+
+
+@pytest.mark.parametrize("path", recordings(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("scheme", ["file", "packed"])
+def test_the_calls_of_a_real_engine_are_answered_as_they_were(path: Path, scheme: str, tmp_path: Path) -> None:
+    lines = iter([line.split() for line in path.read_text().splitlines()])
+    engine = RecordedEngine.open(lines, TierSettings(f"{scheme}:{tmp_path}", on_reset=OnReset.KEEP))
+    engine.play(lines)
+    assert engine.hits_count > 0
+    assert engine.loaded_count > 0
+    engine.close()

@@ -1,0 +1,147 @@
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.support.vllm_tier import TIMEOUT_S, offload_key
+from unified_cache.integrations.vllm import lookups as module
+from unified_cache.integrations.vllm.lookups import ChunkAnswer, Lookups
+
+KEYS = [offload_key(number) for number in range(6)]
+
+
+class AskedStore:
+    """A store that has some keys, and answers when it is let."""
+
+    def __init__(self, held: set[bytes]) -> None:
+        self.held = held
+        self.asked: list[list[bytes]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, keys: Sequence[bytes]) -> list[bool]:
+        self.asked.append(list(keys))
+        assert self.gate.wait(TIMEOUT_S)
+        return [key in self.held for key in keys]
+
+
+@pytest.fixture
+def store() -> AskedStore:
+    return AskedStore(set(KEYS[:3]))
+
+
+@pytest.fixture
+def lookups(store: AskedStore) -> Iterator[Lookups]:
+    running = Lookups.start(store)
+    yield running
+    store.gate.set()
+    assert running.close(TIMEOUT_S)
+
+
+def answers(lookups: Lookups, request: str, keys: Sequence[bytes] = KEYS) -> list[ChunkAnswer]:
+    return [lookups.answer(key, request) for key in keys]
+
+
+def answered(lookups: Lookups, request: str, keys: Sequence[bytes] = KEYS) -> list[ChunkAnswer]:
+    answers(lookups, request, keys)
+    lookups.send()
+    assert lookups.wait(TIMEOUT_S)
+    return answers(lookups, request, keys)
+
+
+def test_keys_of_a_step_are_asked_for_together_and_later_until_then(lookups: Lookups, store: AskedStore) -> None:
+    assert answers(lookups, "a") == [ChunkAnswer.LATER] * 6
+    assert store.asked == []
+    assert answered(lookups, "a") == [ChunkAnswer.HIT] * 3 + [ChunkAnswer.MISS] * 3
+    assert store.asked == [KEYS]
+
+
+def test_a_look_up_never_waits_for_the_store(lookups: Lookups, store: AskedStore) -> None:
+    store.gate.clear()
+    answers(lookups, "a")
+    lookups.send()
+    assert answers(lookups, "a") == [ChunkAnswer.LATER] * 6
+    lookups.send()
+    store.gate.set()
+    assert lookups.wait(TIMEOUT_S)
+    assert store.asked == [KEYS]
+
+
+def test_a_second_request_shares_the_answer(lookups: Lookups, store: AskedStore) -> None:
+    answered(lookups, "a")
+    assert answers(lookups, "b")[0] is ChunkAnswer.HIT
+    lookups.request_ended("a")
+    assert answers(lookups, "b")[0] is ChunkAnswer.HIT
+    assert store.asked == [KEYS]
+
+
+def test_a_chunk_whose_load_failed_is_a_miss_while_a_request_lives_that_asked(
+    lookups: Lookups, store: AskedStore
+) -> None:
+    answered(lookups, "a")
+    answers(lookups, "b")
+    lookups.miss(KEYS[:1])
+    lookups.request_ended("a")
+    assert answered(lookups, "b")[:2] == [ChunkAnswer.MISS, ChunkAnswer.HIT]
+    assert answered(lookups, "c")[0] is ChunkAnswer.MISS
+    lookups.request_ended("b")
+    lookups.request_ended("c")
+    assert answered(lookups, "d")[0] is ChunkAnswer.HIT
+
+
+def test_a_failed_load_has_the_last_word_over_an_answer_under_way(lookups: Lookups, store: AskedStore) -> None:
+    store.gate.clear()
+    answers(lookups, "a")
+    lookups.send()
+    lookups.miss(KEYS)
+    store.gate.set()
+    assert lookups.wait(TIMEOUT_S)
+    assert answers(lookups, "a") == [ChunkAnswer.MISS] * 6
+
+
+def test_nothing_is_remembered_of_requests_that_ended(lookups: Lookups, store: AskedStore) -> None:
+    answered(lookups, "a")
+    answers(lookups, "b", KEYS[:2])
+    lookups.request_ended("a")
+    assert lookups.keys_count == 2
+    lookups.request_ended("b")
+    assert lookups.keys_count == 0
+    lookups.request_ended("never seen")
+
+
+def test_a_request_that_ended_before_the_step_did_is_not_asked_for(lookups: Lookups, store: AskedStore) -> None:
+    answers(lookups, "a")
+    lookups.request_ended("a")
+    lookups.send()
+    assert lookups.wait(TIMEOUT_S)
+    assert store.asked == []
+
+
+def test_an_answer_of_the_time_before_a_reset_is_dropped(lookups: Lookups, store: AskedStore) -> None:
+    store.gate.clear()
+    answers(lookups, "a")
+    lookups.send()
+    lookups.ask_anew()
+    store.held.clear()
+    assert answers(lookups, "a") == [ChunkAnswer.LATER] * 6
+    lookups.send()
+    store.gate.set()
+    assert lookups.wait(TIMEOUT_S)
+    assert answers(lookups, "a") == [ChunkAnswer.MISS] * 6
+
+
+def test_keys_beyond_the_bound_are_misses_at_once(
+    lookups: Lookups, store: AskedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING_KEYS_MAX", 2)
+    store.gate.clear()
+    assert answers(lookups, "a", KEYS[:3]) == [ChunkAnswer.LATER] * 2 + [ChunkAnswer.MISS]
+    assert lookups.answered[ChunkAnswer.LATER] == 1
+
+
+def test_a_long_chain_is_asked_for_in_pieces(
+    lookups: Lookups, store: AskedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE_KEYS_MAX", 4)
+    assert answered(lookups, "a") == [ChunkAnswer.HIT] * 3 + [ChunkAnswer.MISS] * 3
+    assert store.asked == [KEYS[:4], KEYS[4:]]

@@ -1,0 +1,55 @@
+from dataclasses import fields
+
+import pytest
+
+from unified_cache.errors import ConfigError
+from unified_cache.integrations.vllm.settings import OnReset, TierSettings, own_keys
+from unified_cache.storage_backends.protocol import Level
+
+
+def test_a_url_is_enough() -> None:
+    assert TierSettings.of({"url": "file:/var/kv"}) == TierSettings("file:/var/kv")
+
+
+def test_every_key_is_read() -> None:
+    options = {
+        "url": "packed:/var/kv",
+        "bytes_max": "100GiB",
+        "model": "org/model",
+        "revision": "1",
+        "on_reset": "keep",
+        "level": "durable",
+        "deadline_s": 2,
+        "close_timeout_s": 3.5,
+        "store_share": 0.5,
+        "load_threads": 2,
+        "store_threads": 3,
+    }
+    read = TierSettings.of(options)
+    assert set(options) == own_keys()
+    assert all(getattr(read, each.name) != getattr(TierSettings("u"), each.name) for each in fields(read))
+    assert (read.bytes_max, read.on_reset, read.level) == (100 << 30, OnReset.KEEP, Level.DURABLE)
+
+
+def test_weights_may_have_changed_at_a_reset_unless_the_user_says_otherwise() -> None:
+    assert TierSettings("file:/var/kv").on_reset is OnReset.FORGET
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "url must name a store"),
+        ({"url": "file:/kv", "urll": "x"}, "found urll"),
+        ({"url": "file:/kv", "on_reset": "drop"}, "on_reset must be one of forget, keep, found 'drop'"),
+        ({"url": "file:/kv", "level": True}, "level must be one of"),
+        ({"url": "file:/kv", "bytes_max": "many"}, "bytes_max must be bytes"),
+        ({"url": "file:/kv", "deadline_s": 0}, "deadline_s must be positive"),
+        ({"url": "file:/kv", "deadline_s": "soon"}, "deadline_s must be a number"),
+        ({"url": "file:/kv", "store_share": 2}, "store_share must be in"),
+        ({"url": "file:/kv", "load_threads": 0}, "load_threads must be at least 1"),
+        ({"url": 5}, "url must be text"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TierSettings.of(options)

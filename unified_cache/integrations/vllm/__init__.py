@@ -1,0 +1,15 @@
+"""vLLM stores its KV through any store of this package, unmodified: see docs/vllm.md.
+
+    settings    keys that a user writes into vLLM's configuration
+    facts       what vLLM's configuration says about the bytes of a page
+    names       facts → identity and layout; offload key → label
+    lookups     answers of the store that requests wait for
+    moving      threads that move chunks between vLLM's host memory and the store
+    chunks      the tier without vLLM's types: names, lookups and moving in one
+    metrics     figures of the tier under vLLM's names
+    tier        ``UnifiedCacheTier``, an out-of-tree secondary tier; imports vLLM
+    connector   ``UnifiedCacheConnector``, an out-of-tree connector over that tier; imports vLLM
+    cpu         the copy worker that vLLM lacks on machines without a GPU; imports vLLM
+
+Only the last three need vLLM, and they are imported by it. What stands there is written for vLLM 0.32.
+"""

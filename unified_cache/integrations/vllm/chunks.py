@@ -1,0 +1,220 @@
+"""The tier without vLLM's types: chunks by offload key, looked up, loaded and stored under the names of this engine.
+
+Everything but the threads of ``Lookups`` and ``Moving`` belongs to the scheduler's thread, and returns at once; only
+``drain`` and ``close`` wait, and both are bounded.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from unified_cache.config import GuardConfig
+from unified_cache.external import ExternalConfig, ExternalCounts, ExternalStore
+from unified_cache.integrations.vllm.lookups import ChunkAnswer, Lookups
+from unified_cache.integrations.vllm.moving import (
+    ChunkJob,
+    ChunkStore,
+    Direction,
+    HostRows,
+    JobEnd,
+    MovedChunk,
+    Moving,
+    MovingConfig,
+)
+from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFacts, group_of, is_stable_key, page_key
+from unified_cache.integrations.vllm.settings import OnReset, TierSettings
+from unified_cache.page import PageKey
+from unified_cache.pool import Identity, ModelLayout
+from unified_cache.storage_backends.protocol import Answer
+
+__all__ = ["ChunkTier", "TierCounts", "TierStore"]
+
+LANDING_BYTES = 256 << 20
+"""Memory that chunks pass through, unless a few of them are larger."""
+
+LANDED_ROWS_MIN = 4
+"""Chunks that fit in it at the least."""
+
+CLOSE_S = 5.0
+"""Longest wait for the store to close, after the threads have ended."""
+
+
+class TierStore(ChunkStore, Protocol):
+    """The store under the tier: as much of ``ExternalStore`` as the tier needs."""
+
+    def register(self, identity: Identity, layout: ModelLayout) -> None:
+        """Announce an identity; made up for later where the store is away."""
+        ...
+
+    def counts(self) -> ExternalCounts:
+        """Return what the store counted."""
+        ...
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Let everything go within ``timeout_s``."""
+        ...
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Counts of one tier since it was opened, in chunks."""
+
+    looked_up: Mapping[ChunkAnswer, int]
+    """Chunks that the store was asked for, once while any request lives that asks for them."""
+    loaded: Counter[Answer] = field(default_factory=Counter)
+    stored: Counter[Answer] = field(default_factory=Counter)
+    """With chunks that were there already."""
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    unstable_count: int = 0
+    """Look-ups whose key another process would not find."""
+
+
+class ChunkTier:
+    """Chunks of one engine in one store."""
+
+    def __init__(
+        self, store: TierStore, facts: VllmFacts, names: ChunkNames, rows: HostRows, settings: TierSettings
+    ) -> None:
+        self._store = store
+        self._steps = {group.number: group.tokens_per_chunk for group in facts.groups}
+        """Tokens of a chunk by group."""
+        self._names = names
+        self._rows = rows
+        self._settings = settings
+        self._lookups = Lookups.start(self._ask)
+        config = MovingConfig(
+            settings.load_threads,
+            settings.store_threads,
+            load_rows_max=rows.rows_count,
+            store_rows_max=max(int(rows.rows_count * settings.store_share), 1),
+            level=settings.level,
+        )
+        self._moving = Moving.start(store, rows, config)
+        self._counts = TierCounts(self._lookups.answered)
+
+    @classmethod
+    def open(cls, settings: TierSettings, facts: VllmFacts, view: memoryview, row: RowShape) -> "ChunkTier":
+        """Open the store, and start to serve an engine from it; ``view`` is vLLM's host memory, all of its rows.
+
+        A store that is away is opened later: meanwhile every look-up is a miss.
+
+        Raises:
+            ConfigError: the URL names no store, or the facts name no revision.
+        """
+        names = ChunkNames.of(facts, row)
+        config = ExternalConfig(
+            guard=GuardConfig(deadline_s=settings.deadline_s),
+            landing_bytes=max(LANDING_BYTES, LANDED_ROWS_MIN * row.stride_bytes),
+        )
+        store = ExternalStore.open(settings.url, config, bytes_max=settings.bytes_max)
+        store.register(names.identity, names.layout)
+        return cls(store, facts, names, HostRows(view, row.stride_bytes, row.payload_bytes), settings)
+
+    @property
+    def names(self) -> ChunkNames:
+        """Names of this engine's pages, of its generation now."""
+        return self._names
+
+    def look_up(self, key: bytes, request: str) -> ChunkAnswer:
+        """Tell whether the store has a chunk, as far as is known without waiting."""
+        if not is_stable_key(key):
+            self._counts.unstable_count += 1
+            return ChunkAnswer.MISS
+        return self._lookups.answer(key, request)
+
+    def step_ended(self) -> None:
+        """Send the look-ups of a step."""
+        self._lookups.send()
+
+    def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
+        """Start to fill rows with chunks."""
+        self._submit(number, Direction.LOAD, [(key, None, row) for key, row in zip(keys, rows, strict=True)])
+
+    def store(
+        self, number: int, keys: Sequence[bytes], rows: Sequence[int], end_token: Callable[[bytes], int | None]
+    ) -> None:
+        """Start to store rows; ``end_token`` tells where in its prompt a chunk ends, which orders what is unordered."""
+        placed = sorted(
+            ((group_of(key), end_token(key) or 0, key, row) for key, row in zip(keys, rows, strict=True)),
+            key=lambda place: place[:2],
+        )
+        chunks: list[tuple[bytes, PageKey | None, int]] = []
+        before: tuple[int, int, bytes] | None = None
+        for group, end, key, row in placed:
+            follows = before is not None and before[0] == group and end - before[1] == self._steps.get(group)
+            chunks.append((key, page_key(before[2]) if follows and before is not None else None, row))
+            before = (group, end, key)
+        self._submit(number, Direction.STORE, chunks)
+
+    def ended(self) -> list[JobEnd]:
+        """Return the jobs that ended since the last call; a chunk that was not loaded is a miss from now on."""
+        ended = self._moving.ended()
+        for end in ended:
+            moved_bytes = len(end.moved) * self._rows.payload_bytes
+            if end.job.direction is Direction.LOAD:
+                self._counts.loaded.update(end.answers)
+                self._counts.loaded_bytes += moved_bytes
+                self._lookups.miss(end.failed)
+            else:
+                self._counts.stored.update(end.answers)
+                self._counts.stored_bytes += moved_bytes
+        return ended
+
+    def touch(self, keys: Collection[bytes]) -> None:
+        """Have the store told that chunks are in use."""
+        labels = [self._names.label(key) for key in keys if is_stable_key(key)]
+        if labels:
+            self._moving.touch(labels)
+
+    def request_ended(self, request: str) -> None:
+        """Drop what only this request needed to know."""
+        self._lookups.request_ended(request)
+
+    def drain(self) -> None:
+        """Let every job end before vLLM resets its caches, and forget the store's pages if that is what it means."""
+        self._moving.drain(self._settings.close_timeout_s)
+        if self._settings.on_reset is OnReset.FORGET:
+            # Drawn, not counted: another engine whose weights were updated differently counts from 0, too.
+            self._names = self._names.renewed(secrets.randbits(63) | 1)
+            self._store.register(self._names.identity, self._names.layout)
+        self._lookups.ask_anew()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until every look-up that was sent is answered and every job has ended; False after ``timeout_s``."""
+        return self._lookups.wait(timeout_s) and self._moving.wait(timeout_s)
+
+    def counts(self) -> TierCounts:
+        """Return what the tier did so far; the tier goes on counting in it."""
+        return self._counts
+
+    def store_counts(self) -> ExternalCounts:
+        """Return what the store counted."""
+        return self._store.counts()
+
+    def rows_out(self, direction: Direction) -> int:
+        """Return how many rows belong to jobs under way."""
+        return self._moving.rows_out(direction)
+
+    def close(self) -> bool:
+        """End jobs and threads and close the store, within bounds; tell whether vLLM's memory is let go of.
+
+        False if a thread has not ended: vLLM must not unmap its memory then.
+        """
+        is_over = self._moving.close(self._settings.close_timeout_s)
+        self._lookups.close(self._settings.deadline_s)
+        self._store.close(CLOSE_S)
+        if is_over:
+            self._rows.release()
+        return is_over
+
+    def _submit(self, number: int, direction: Direction, chunks: Sequence[tuple[bytes, PageKey | None, int]]) -> None:
+        named = tuple(MovedChunk(key, self._names.label(key), parent, int(row)) for key, parent, row in chunks)
+        self._moving.submit(ChunkJob(number, direction, named))
+
+    def _ask(self, keys: Sequence[bytes]) -> list[bool]:
+        """Ask the store on the thread of look-ups; an answer of another generation is dropped by ``ask_anew``."""
+        names = self._names
+        return [bool(answer) for answer in self._store.exists([names.label(key) for key in keys])]

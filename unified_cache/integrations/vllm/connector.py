@@ -1,0 +1,114 @@
+"""``UnifiedCacheConnector``: vLLM's own KV offloading over any store of this package, in one line. Imports vLLM.
+
+    --kv-transfer-config '{"kv_connector": "UnifiedCacheConnector",
+        "kv_connector_module_path": "unified_cache.integrations.vllm.connector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"url": "file:/var/kv", "cpu_bytes_to_use": 8589934592}}'
+
+Copies, fences, groups, recency in host memory and metrics stay vLLM's: this adds the tier to its configuration, with
+the facts about the engine that a tier by itself is not told.
+"""
+
+from collections.abc import Mapping
+
+from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole  # pyright: ignore[reportMissingImports]
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # pyright: ignore[reportMissingImports]
+    KVConnectorPromMetrics,
+    PromMetric,
+    PromMetricT,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (  # pyright: ignore[reportMissingImports]
+    build_offloading_config,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (  # pyright: ignore[reportMissingImports]
+    get_sliding_window_size_in_chunks,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (  # pyright: ignore[reportMissingImports]
+    OffloadingConnector,
+)
+from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+from vllm.v1.kv_cache_interface import KVCacheConfig  # pyright: ignore[reportMissingImports]
+from vllm.version import __version__ as vllm_version  # pyright: ignore[reportMissingImports]
+
+from unified_cache.errors import ConfigError
+from unified_cache.integrations.vllm.facts import OffloadedGroup, engine_facts
+from unified_cache.integrations.vllm.names import VllmFacts
+from unified_cache.integrations.vllm.settings import TierSettings, own_keys
+from unified_cache.integrations.vllm.tier import FACTS_KEY, UnifiedCacheTier
+from unified_cache.window import SPAN_ALL
+
+__all__ = ["UnifiedCacheConnector"]
+
+TIERS_KEY = "secondary_tiers"
+CPU_SPEC_MODULE = "unified_cache.integrations.vllm.cpu"
+
+
+class UnifiedCacheConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM's, untyped where it is not installed
+    """vLLM's offloading connector, configured with one tier over a store."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        """Configure vLLM's connector; its scheduler's side opens the store.
+
+        Raises:
+            ConfigError: keys that contradict each other, weights without a revision, or a hash that is not stable.
+        """
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        facts = None
+        if role == KVConnectorRole.SCHEDULER:
+            facts = _facts(vllm_config, kv_cache_config, TierSettings.of(_own(extra)))
+        extra.update(_completed(extra, facts))
+        super().__init__(vllm_config, role, kv_cache_config)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        """Define vLLM's metrics and the tier's, in the front end, which has no connector of its own."""
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        extra.update(_completed(extra, None))
+        return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _own(extra: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in extra.items() if key in own_keys()}
+
+
+def _completed(extra: Mapping[str, object], facts: VllmFacts | None) -> dict[str, object]:
+    """Return what vLLM's offloading connector wants to find beside the user's keys; the same if called again."""
+    tier: dict[str, object] = {
+        **_own(extra),
+        "type": UnifiedCacheTier.__name__,
+        "module_path": UnifiedCacheTier.__module__,
+    }
+    if facts is not None:
+        tier[FACTS_KEY] = facts
+    others = extra.get(TIERS_KEY, [])
+    if not isinstance(others, list):
+        raise ConfigError(f"{TIERS_KEY} must be a list of tiers, found {others!r}")
+    completed: dict[str, object] = {
+        "spec_name": "TieringOffloadingSpec",
+        TIERS_KEY: [tier, *(other for other in others if other.get("type") != UnifiedCacheTier.__name__)],
+    }
+    if not (current_platform.is_cuda_alike() or current_platform.is_xpu()):
+        completed |= {"spec_name": "CpuTieringSpec", "spec_module_path": CPU_SPEC_MODULE}
+    return completed
+
+
+def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: TierSettings) -> VllmFacts:
+    """Return the facts of this engine, with the user's word for its model and revision."""
+    offloading = build_offloading_config(vllm_config, kv_cache_config)
+    groups: list[OffloadedGroup] = []
+    for each in offloading.groups:
+        group = kv_cache_config.kv_cache_groups[each.group_id]
+        tokens = each.tokens_per_block * offloading.cache.blocks_per_chunk
+        window = get_sliding_window_size_in_chunks(group.kv_cache_spec, tokens)
+        groups.append(OffloadedGroup(each.group_id, group, SPAN_ALL if window is None else window))
+    machine = {
+        "engine": f"vllm {vllm_version}",
+        "platform": f"{current_platform.device_name} {current_platform.get_device_capability() or ''}".strip(),
+    }
+    return engine_facts(vllm_config, offloading, groups, machine, settings)

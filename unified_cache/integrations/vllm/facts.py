@@ -1,0 +1,308 @@
+"""Facts about a vLLM engine that the bytes of its KV depend on, read from its configuration.
+
+The connector sees all of them; a bare tier sees what ``OffloadingConfig`` has, and is told the revision by the user.
+The protocols below name the fields of vLLM's classes that are read, as they are in vLLM 0.32.
+"""
+
+import dataclasses
+import hashlib
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from unified_cache.errors import ConfigError
+from unified_cache.external.weights import weights_digest
+from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
+from unified_cache.integrations.vllm.settings import TierSettings
+from unified_cache.window import SPAN_UNTOLD
+
+__all__ = [
+    "OffloadedGroup",
+    "OffloadingConfigLike",
+    "OffloadingSpecLike",
+    "VllmConfigLike",
+    "engine_facts",
+    "row_shape",
+    "spec_facts",
+]
+
+STABLE_HASHES = frozenset({"sha256", "sha256_cbor"})
+"""Algorithms of vLLM whose hashes are 32 bytes and the same in every process."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""Revision that vLLM has resolved at the hub."""
+
+TOLD_FIELDS = ("sliding_window", "attention_chunk_size", "mamba_type", "mamba_cache_mode", "kv_quant_mode")
+"""Fields of a KV cache spec that a person wants to read; the digest has all of them."""
+
+VOLATILE_KEYS = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
+"""Keys of a model's configuration that say nothing about its KV."""
+
+
+class GroupConfigLike(Protocol):
+    """OffloadingGroupConfig of vLLM."""
+
+    group_id: int
+    tokens_per_block: int
+    layer_names: tuple[str, ...]
+
+
+class NamedModelLike(Protocol):
+    """OffloadingModelConfig of vLLM."""
+
+    name: str
+    dtype: str
+
+
+class ChunkSizesLike(Protocol):
+    """OffloadingCacheConfig of vLLM."""
+
+    tokens_per_hash: int
+    blocks_per_chunk: int
+
+
+class ParallelLike(Protocol):
+    """OffloadingParallelConfig of vLLM."""
+
+    world_size: int
+    tp_size: int
+    pp_size: int
+    pcp_size: int
+    dcp_size: int
+
+
+class OffloadingConfigLike(Protocol):
+    """OffloadingConfig of vLLM."""
+
+    groups: Sequence[GroupConfigLike]
+    model: NamedModelLike
+    cache: ChunkSizesLike
+    parallel: ParallelLike
+    replicated_layout: bool
+    canonical_layout: bool
+    kv_cache_layout: str | None
+
+
+class OffloadingSpecLike(Protocol):
+    """CPUOffloadingSpec of vLLM, which its tiering spec is."""
+
+    config: OffloadingConfigLike
+    replicated_layout: bool
+    cpu_page_size_per_worker: int
+
+
+class KVCacheSpecLike(Protocol):
+    """KVCacheSpec of vLLM: a dataclass, with fields of its own for each kind of state."""
+
+    block_size: int
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of one layer."""
+        ...
+
+
+class CacheGroupLike(Protocol):
+    """KVCacheGroupSpec of vLLM."""
+
+    layer_names: Sequence[str]
+    kv_cache_spec: KVCacheSpecLike
+
+
+class HFConfigLike(Protocol):
+    """Configuration of a model as transformers has it, overrides of the user's included."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it as plain values."""
+        ...
+
+
+class ModelConfigLike(Protocol):
+    """ModelConfig of vLLM."""
+
+    model: str
+    revision: str | None
+    dtype: object
+    quantization: object
+    seed: int
+    hf_config: HFConfigLike
+
+
+class CacheConfigLike(Protocol):
+    """CacheConfig of vLLM."""
+
+    cache_dtype: str
+    prefix_caching_hash_algo: str
+
+
+class LoadConfigLike(Protocol):
+    """LoadConfig of vLLM."""
+
+    load_format: object
+
+
+class AttentionConfigLike(Protocol):
+    """AttentionConfig of vLLM."""
+
+    backend: object
+
+
+class SpeculativeConfigLike(Protocol):
+    """SpeculativeConfig of vLLM."""
+
+    method: object
+    draft_model_config: ModelConfigLike | None
+
+
+class VllmConfigLike(Protocol):
+    """VllmConfig of vLLM."""
+
+    model_config: ModelConfigLike
+    cache_config: CacheConfigLike
+    load_config: LoadConfigLike
+    attention_config: AttentionConfigLike
+    speculative_config: SpeculativeConfigLike | None
+
+
+class OffloadedGroup(NamedTuple):
+    """A group of layers that vLLM offloads, as its KV cache configuration has it."""
+
+    number: int
+    group: CacheGroupLike
+    span: int
+    """Chunks that a resume needs of it; ``SPAN_ALL`` for all."""
+
+
+def engine_facts(
+    config: VllmConfigLike,
+    offloading: OffloadingConfigLike,
+    groups: Sequence[OffloadedGroup],
+    machine: Mapping[str, str],
+    settings: TierSettings,
+) -> VllmFacts:
+    """Return the facts of an engine; ``machine`` says what runs it.
+
+    The revision is the user's if ``settings`` has one, else the commit that vLLM has resolved at the hub, or the digest
+    of a local checkpoint.
+
+    Raises:
+        ConfigError: keys that no other process would find, or weights that cannot be told from others.
+    """
+    algorithm = config.cache_config.prefix_caching_hash_algo
+    if algorithm not in STABLE_HASHES:
+        raise ConfigError(
+            f"prefix_caching_hash_algo must be one of {', '.join(sorted(STABLE_HASHES))} for keys that another "
+            f"process finds, found {algorithm}"
+        )
+    model = config.model_config
+    facts = {
+        **_shared_facts(offloading),
+        **machine,
+        "attention backend": _text(config.attention_config.backend, "auto"),
+        "config": _config_digest(model.hf_config),
+        "dtype": _text(model.dtype, "auto").removeprefix("torch."),
+        "hash": algorithm,
+        "kv cache dtype": config.cache_config.cache_dtype,
+        "quantization": _text(model.quantization, "none"),
+    }
+    speculative = config.speculative_config
+    if speculative is not None:
+        draft = speculative.draft_model_config
+        own = draft is None or draft.model == model.model
+        facts["draft"] = f"{speculative.method}" if own or draft is None else f"{speculative.method} {_revision(draft)}"
+    chunk_tokens = _chunk_tokens(offloading)
+    return VllmFacts(
+        model=settings.model or model.model,
+        revision=settings.revision or ("" if _is_dummy(config) else _revision(model)),
+        dtype=offloading.model.dtype,
+        groups=tuple(
+            GroupFacts(group.number, chunk_tokens[group.number], group.span, _kind(group.group)) for group in groups
+        ),
+        others=facts,
+    )
+
+
+def spec_facts(offloading: OffloadingConfigLike, settings: TierSettings) -> VllmFacts:
+    """Return what a bare tier knows: without revision, quantization, hash, kinds and windows of groups."""
+    tokens = _chunk_tokens(offloading)
+    return VllmFacts(
+        model=settings.model or offloading.model.name,
+        revision=settings.revision,
+        dtype=offloading.model.dtype,
+        groups=tuple(
+            GroupFacts(
+                group.group_id, tokens[group.group_id], SPAN_UNTOLD, f"layers {_digest(','.join(group.layer_names))}"
+            )
+            for group in offloading.groups
+        ),
+        others=_shared_facts(offloading),
+    )
+
+
+def row_shape(spec: OffloadingSpecLike, stride_bytes: int) -> RowShape:
+    """Return the shape of a row of vLLM's host memory, as its spec lays it out: all workers, then alignment."""
+    copies = 1 if spec.replicated_layout else spec.config.parallel.world_size
+    return RowShape(stride_bytes, min(spec.cpu_page_size_per_worker * copies, stride_bytes))
+
+
+def _shared_facts(offloading: OffloadingConfigLike) -> dict[str, str]:
+    """Return the facts that a bare tier knows, too."""
+    parallel = offloading.parallel
+    sizes = f"tp {parallel.tp_size} pp {parallel.pp_size} pcp {parallel.pcp_size} dcp {parallel.dcp_size}"
+    return {
+        "block layout": offloading.kv_cache_layout or "unknown",
+        "chunk": f"{offloading.cache.blocks_per_chunk} blocks, {offloading.cache.tokens_per_hash} tokens per hash",
+        "parallel": sizes,
+        "row": "canonical"
+        if offloading.canonical_layout
+        else "replicated"
+        if offloading.replicated_layout
+        else "ranks",
+    }
+
+
+def _chunk_tokens(offloading: OffloadingConfigLike) -> dict[int, int]:
+    return {group.group_id: group.tokens_per_block * offloading.cache.blocks_per_chunk for group in offloading.groups}
+
+
+def _is_dummy(config: VllmConfigLike) -> bool:
+    return _text(config.load_config.load_format, "") == "dummy"
+
+
+def _revision(model: ModelConfigLike) -> str:
+    """Return what tells these weights from any others."""
+    path = Path(model.model)
+    if path.is_dir():
+        return f"weights {weights_digest(path)}"
+    if path.is_file():
+        return f"weights {weights_digest(path.parent)}"
+    return f"commit {model.revision}" if model.revision and COMMIT.fullmatch(model.revision) else ""
+
+
+def _kind(group: CacheGroupLike) -> str:
+    """Return kind, sizes and windows of a group's layers, and a digest of all that its spec says."""
+    spec = group.kv_cache_spec
+    told = [f"{len(group.layer_names)} layers", f"{spec.block_size} tokens", f"{spec.page_size_bytes} bytes"]
+    if dataclasses.is_dataclass(spec):
+        names = {each.name for each in dataclasses.fields(spec)}
+        values = {name: operator.attrgetter(name)(spec) for name in TOLD_FIELDS if name in names}
+        told += [f"{name} {_text(value, '')}" for name, value in values.items() if value is not None]
+    return f"{type(spec).__name__}: {', '.join(told)}, {_digest(f'{list(group.layer_names)} {spec!r}')}"
+
+
+def _config_digest(config: HFConfigLike) -> str:
+    values = config.to_dict()
+    return _digest(repr(sorted((key, repr(value)) for key, value in values.items() if key not in VOLATILE_KEYS)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _text(value: object, absent: str) -> str:
+    """Return a setting as text: of an enum its name, ``absent`` for None."""
+    if value is None:
+        return absent
+    return value.lower() if isinstance(value, str) else str(value).rpartition(".")[2].lower()

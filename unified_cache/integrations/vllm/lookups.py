@@ -1,0 +1,176 @@
+"""Answers of the store to look-ups, kept while a request that asked lives.
+
+vLLM looks up key by key on its scheduler's thread, the same keys again at every step until none says later. So a
+look-up never waits: new keys are gathered during a step, sent at its end, and asked for by a thread.
+
+    scheduler:  answer ─ gathers ─> send ─> waiting ─┐
+    thread:                                          └─> ask the store ─> answered
+    scheduler:  answer <─ applies ───────────────────────────────────────────┘
+
+An answer stays as long as a request that asked for it lives: a chunk that was found is loaded, and one whose load
+failed is missing for all these requests, or the engine would try it for ever.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from queue import Empty, SimpleQueue
+
+__all__ = ["AskStore", "ChunkAnswer", "Lookups"]
+
+PIECE_KEYS_MAX = 2_048
+"""Keys asked for at once: answers for the first are there while the last are asked for."""
+
+WAITING_KEYS_MAX = 1 << 20
+"""Keys sent and not answered; more are misses at once."""
+
+
+class ChunkAnswer(Enum):
+    """Answer to one look-up."""
+
+    HIT = "hit"
+    MISS = "miss"
+    LATER = "later"
+    """Not known yet: ask again in the next step."""
+
+
+AskStore = Callable[[Sequence[bytes]], Iterable[bool]]
+"""Asks the store for keys, on the thread of look-ups; answers in their order, and never raises."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A key that at least one living request asked for. The scheduler's thread alone changes it."""
+
+    key: bytes
+    answer: ChunkAnswer = ChunkAnswer.LATER
+    requests: set[str] = field(default_factory=set)
+
+
+_Batch = list[_Asked]
+_Answers = list[tuple[_Asked, bool]]
+
+
+class Lookups:
+    """Look-ups of one tier. All methods belong to the scheduler's thread; ``start`` starts the thread that asks."""
+
+    def __init__(self, ask: AskStore) -> None:
+        self._ask = ask
+        self._asked: dict[bytes, _Asked] = {}
+        self._keys: dict[str, set[bytes]] = {}
+        """Keys by request."""
+        self._gathered: _Batch = []
+        self._waiting: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._answered: SimpleQueue[_Answers] = SimpleQueue()
+        self._waiting_count = 0
+        """Keys sent whose answers have not been applied."""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._answer_all, name="unified-cache-lookups", daemon=True)
+        self.answered: Counter[ChunkAnswer] = Counter()
+        """Keys that the store was asked for, by its answer; LATER for those it was not, since too many waited."""
+
+    @classmethod
+    def start(cls, ask: AskStore) -> "Lookups":
+        """Start look-ups that are answered by ``ask``."""
+        lookups = cls(ask)
+        lookups._thread.start()
+        return lookups
+
+    def answer(self, key: bytes, request: str) -> ChunkAnswer:
+        """Return what is known of a key, and note that ``request`` asked; a new key is sent at the end of the step."""
+        asked = self._asked.get(key)
+        if asked is None:
+            asked = self._asked[key] = _Asked(key)
+            if self._waiting_count + len(self._gathered) >= WAITING_KEYS_MAX:
+                asked.answer = ChunkAnswer.MISS
+                self.answered[ChunkAnswer.LATER] += 1
+            else:
+                self._gathered.append(asked)
+        elif asked.answer is ChunkAnswer.LATER:
+            self._apply()
+        if request not in asked.requests:
+            asked.requests.add(request)
+            self._keys.setdefault(request, set()).add(key)
+        return asked.answer
+
+    def send(self) -> None:
+        """Have the keys gathered in this step asked for."""
+        self._apply()
+        gathered, self._gathered = [asked for asked in self._gathered if asked.requests], []
+        if not self._thread.is_alive():
+            # Nobody answers any more: an engine that waited would wait for ever.
+            self.miss([asked.key for asked in gathered])
+            return
+        for start in range(0, len(gathered), PIECE_KEYS_MAX):
+            piece = gathered[start : start + PIECE_KEYS_MAX]
+            self._waiting_count += len(piece)
+            self._waiting.put(piece)
+
+    def miss(self, keys: Collection[bytes]) -> None:
+        """Answer MISS for keys whose load failed, for as long as any request lives that asked for them."""
+        for key in keys:
+            asked = self._asked.get(key)
+            if asked is not None:
+                asked.answer = ChunkAnswer.MISS
+
+    def request_ended(self, request: str) -> None:
+        """Drop what nobody else asked for."""
+        for key in self._keys.pop(request, ()):
+            asked = self._asked[key]
+            asked.requests.discard(request)
+            if not asked.requests:
+                del self._asked[key]
+
+    def ask_anew(self) -> None:
+        """Drop all answers, those under way too: living requests ask again."""
+        self._asked.clear()
+        self._keys.clear()
+        self._gathered.clear()
+
+    @property
+    def keys_count(self) -> int:
+        """Keys remembered; 0 when no request lives that asked."""
+        return len(self._asked)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until every key sent is answered and return True, or False after ``timeout_s``."""
+        while self._waiting_count:
+            try:
+                self._take(self._answered.get(timeout=timeout_s))
+            except Empty:
+                return False
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop asking; tell whether the thread has ended within ``timeout_s``."""
+        self._closed.set()
+        self._waiting.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _apply(self) -> None:
+        while True:
+            try:
+                self._take(self._answered.get_nowait())
+            except Empty:
+                return
+
+    def _take(self, answers: _Answers) -> None:
+        self._waiting_count -= len(answers)
+        for asked, found in answers:
+            self.answered[ChunkAnswer.HIT if found else ChunkAnswer.MISS] += 1
+            # A load that failed meanwhile has the last word.
+            if asked.answer is ChunkAnswer.LATER:
+                asked.answer = ChunkAnswer.HIT if found else ChunkAnswer.MISS
+
+    def _answer_all(self) -> None:
+        while (piece := self._waiting.get()) is not None:
+            if self._closed.is_set():
+                return
+            found: list[bool] = [False] * len(piece)
+            try:
+                found = list(self._ask([asked.key for asked in piece]))
+            finally:
+                self._answered.put(list(zip(piece, found, strict=True)))

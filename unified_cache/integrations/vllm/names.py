@@ -1,0 +1,152 @@
+"""Names of vLLM's chunks in a store: facts about the engine → identity and layout; offload key → label.
+
+An offload key of vLLM is the hash of a prefix, then the number of a group of layers. The hash is the page key, and each
+group a pool: a chunk of a group is one page of that pool. A row of vLLM's host memory holds one chunk of any group, of
+all workers side by side; the payload of a page is the row without its alignment.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from unified_cache.errors import ConfigError
+from unified_cache.page import PageKey
+from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
+from unified_cache.seal import Label
+
+__all__ = ["ChunkNames", "GroupFacts", "RowShape", "VllmFacts", "is_stable_key"]
+
+HASH_BYTES = 32
+"""Bytes of a hash that is the same in every process: SHA-256, as vLLM's sha256 and sha256_cbor."""
+
+GROUP_BYTES = 4
+"""Bytes of the group's number, big-endian; as make_offload_key in vLLM 0.32."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """One group of layers that vLLM offloads: they share block tables, and so their chunks."""
+
+    number: int
+    """Number of the group in vLLM's KV cache configuration, and in its offload keys."""
+    tokens_per_chunk: int
+    span: int
+    """Chunks that a resume needs of this group: ``SPAN_ALL`` for all, ``SPAN_UNTOLD`` if the engine did not tell."""
+    kind: str
+    """Kind of its layers and their bytes, as text for the identity."""
+
+    @property
+    def pool(self) -> str:
+        """Name of the group's pool."""
+        return pool_of(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmFacts:
+    """All that the bytes of a page depend on beside the tokens. Engines share pages only where it is equal."""
+
+    model: str
+    revision: str
+    """Commit or digest of the weights."""
+    dtype: str
+    """Type of the KV cache's numbers."""
+    groups: tuple[GroupFacts, ...]
+    others: Mapping[str, str]
+    """Anything else by name: quantization, attention backend, hash, parallel sizes, layout of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """One row of vLLM's host memory."""
+
+    stride_bytes: int
+    """From the start of a row to the start of the next, aligned to a memory page."""
+    payload_bytes: int
+    """Of all workers; what follows it in the row is alignment."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.payload_bytes <= self.stride_bytes:
+            raise ConfigError(
+                f"a row of {self.stride_bytes} bytes must hold the chunk of all workers, found {self.payload_bytes}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkNames:
+    """Identity and layout of one engine's pages in one generation, and the label of each chunk."""
+
+    identity: Identity
+    layout: ModelLayout
+    owners: Mapping[str, bytes]
+    """Digest of the identity that each pool is stored under: taken once, since every label has it."""
+
+    @classmethod
+    def of(cls, facts: VllmFacts, row: RowShape, generation: int = 0) -> "ChunkNames":
+        """Name the pages of an engine.
+
+        Raises:
+            ConfigError: no group, or no revision: pages of other weights would be taken for this engine's.
+        """
+        if not facts.revision:
+            raise ConfigError(
+                f"a store that outlives the engine needs the revision of {facts.model}'s weights, found none: "
+                f"say revision, or use UnifiedCacheConnector, which finds it out"
+            )
+        if not facts.groups:
+            raise ConfigError("an engine that offloads has groups of layers, found none")
+        identity = Identity(facts.model, facts.revision, facts.dtype, generation=generation, facts=_facts(facts))
+        return cls._named(identity, _layout(facts.groups, row))
+
+    def renewed(self, generation: int) -> "ChunkNames":
+        """Return the names of the same engine in another generation, where none of these pages is found."""
+        return self._named(replace(self.identity, generation=generation), self.layout)
+
+    @classmethod
+    def _named(cls, identity: Identity, layout: ModelLayout) -> "ChunkNames":
+        return cls(identity, layout, identity.owners(layout))
+
+    def label(self, offload_key: bytes) -> Label:
+        """Return the label of a chunk; ``offload_key`` is one that ``is_stable_key``."""
+        pool = pool_of(group_of(offload_key))
+        return Label(self.owners[pool], page_key(offload_key), pool)
+
+
+def pool_of(group: int) -> str:
+    """Return the name of a group's pool."""
+    return f"g{group}"
+
+
+def page_key(offload_key: bytes) -> PageKey:
+    """Return the hash of the prefix that a chunk ends."""
+    return offload_key[:HASH_BYTES]
+
+
+def group_of(offload_key: bytes) -> int:
+    """Return the number of the group that a chunk belongs to."""
+    return int.from_bytes(offload_key[HASH_BYTES:], "big")
+
+
+def is_stable_key(offload_key: bytes) -> bool:
+    """Tell whether another process gives the same chunk the same key: xxhash's are shorter and seeded at random."""
+    return len(offload_key) == HASH_BYTES + GROUP_BYTES
+
+
+def _facts(facts: VllmFacts) -> tuple[tuple[str, str], ...]:
+    groups = {f"group {group.number}": group.kind for group in facts.groups}
+    return facts_of({**facts.others, **groups})
+
+
+def _layout(groups: tuple[GroupFacts, ...], row: RowShape) -> ModelLayout:
+    """Return a component for each group, those that need most pages first."""
+    ordered = sorted(groups, key=lambda group: (-group.span, group.number))
+    return ModelLayout(
+        ordered[0].tokens_per_chunk,
+        tuple(
+            Component(
+                group.pool,
+                group.span,
+                (PoolSpec(group.pool, row.payload_bytes),),
+                page_size=group.tokens_per_chunk,
+            )
+            for group in ordered
+        ),
+    )

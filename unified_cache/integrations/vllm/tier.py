@@ -1,0 +1,199 @@
+"""``UnifiedCacheTier``: any store of this package as a secondary tier of vLLM's KV offloading. Imports vLLM.
+
+vLLM loads it by name, and calls all of it on its scheduler's thread; nothing here waits but ``drain_jobs`` and
+``shutdown``, which vLLM wants to. Beside other tiers it is configured as
+
+    {"type": "UnifiedCacheTier", "module_path": "unified_cache.integrations.vllm.tier", "url": "file:/var/kv",
+     "revision": "what tells these weights from others"}
+
+and alone by ``UnifiedCacheConnector``, which finds out the revision, and everything else that KV depends on.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import ClassVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (  # pyright: ignore[reportMissingImports]
+    OffloadingConnectorStats,
+)
+from vllm.logger import init_logger  # pyright: ignore[reportMissingImports]
+from vllm.v1.kv_offload.base import (  # pyright: ignore[reportMissingImports]
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingEvent,
+    OffloadingGaugeMetadata,
+    OffloadingMetricMetadata,
+    OffloadingSpec,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector  # pyright: ignore[reportMissingImports]
+from vllm.v1.kv_offload.tiering.base import (  # pyright: ignore[reportMissingImports]
+    JobResult,
+    SecondaryTierManager,
+    TransferJob,
+)
+
+from unified_cache.errors import StateError
+from unified_cache.integrations.vllm.chunks import ChunkTier
+from unified_cache.integrations.vllm.facts import row_shape, spec_facts
+from unified_cache.integrations.vllm.lookups import ChunkAnswer
+from unified_cache.integrations.vllm.metrics import FIGURES, TierFigureKind, TierFigures
+from unified_cache.integrations.vllm.moving import Direction
+from unified_cache.integrations.vllm.names import VllmFacts
+from unified_cache.integrations.vllm.settings import TierSettings
+
+__all__ = ["FACTS_KEY", "UnifiedCacheTier"]
+
+FACTS_KEY = "engine_facts"
+"""Key under which the connector hands an engine's facts down, in the tier's configuration."""
+
+EVENTS_MAX = 10_000
+"""Events that wait for vLLM to take them; the oldest are dropped beyond it."""
+
+RESULTS = {
+    ChunkAnswer.HIT: LookupResult.HIT,
+    ChunkAnswer.MISS: LookupResult.MISS,
+    ChunkAnswer.LATER: LookupResult.RETRY,
+}
+
+# vLLM shows what is logged below its own name.
+logger = init_logger(f"vllm.{__name__}")
+
+
+class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, untyped where it is not installed
+    """Secondary tier of one engine. vLLM's types are translated here; ``ChunkTier`` does the work."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: BackpressureDetector | None = None,
+        **options: object,
+    ) -> None:
+        """Open the store; ``options`` are the keys of ``TierSettings``, as the user wrote them.
+
+        Raises:
+            ConfigError: an option that cannot be, no revision, or a URL that names no store.
+        """
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        facts = options.pop(FACTS_KEY, None)
+        settings = TierSettings.of(options)
+        if not isinstance(facts, VllmFacts):
+            facts = spec_facts(offloading_spec.config, settings)
+        row = row_shape(offloading_spec, self.block_size_bytes)
+        self._chunks = ChunkTier.open(settings, facts, primary_kv_view, row)
+        self._figures = TierFigures()
+        self._events: deque[OffloadingEvent] | None = (
+            deque(maxlen=EVENTS_MAX) if offloading_spec.kv_events_config.enable_kv_cache_events else None
+        )
+        names = self._chunks.names
+        logger.info(
+            "KV of %s, %s, is stored in %s: %s",
+            names.identity.model,
+            names.identity.revision,
+            settings.url,
+            ", ".join(f"{name}: {value}" for name, value in names.identity.facts),
+        )
+
+    @property
+    def chunks(self) -> ChunkTier:
+        """The tier without vLLM's types."""
+        return self._chunks
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Answer HIT, MISS, or RETRY until the store has answered."""
+        return RESULTS[self._chunks.look_up(key, req_context.req_id)]
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Start to store a job's chunks that the store does not have."""
+        context = job_metadata.req_context
+        keys = list(job_metadata.keys)
+        self._chunks.store(job_metadata.job_id, keys, job_metadata.chunk_ids.tolist(), context.get_offload_key_position)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Start to load a job's chunks."""
+        self._chunks.load(job_metadata.job_id, list(job_metadata.keys), job_metadata.chunk_ids.tolist())
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return the jobs that ended; of a load that failed in part, the chunks that came."""
+        results: list[JobResult] = []
+        for end in self._chunks.ended():
+            is_load = end.job.direction is Direction.LOAD
+            if not is_load and self._events is not None and end.moved:
+                self._events.append(OffloadingEvent(keys=list(end.moved), medium=self.medium, removed=False))
+            results.append(
+                JobResult(
+                    job_id=end.job.number,
+                    success=not end.failed,
+                    successful_keys=end.moved if is_load and end.failed and end.moved else None,
+                    transfer_time=end.seconds,
+                    transfer_bytes=len(end.moved) * self.block_size_bytes,
+                )
+            )
+        return results
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Return what was stored since the last call, where vLLM publishes KV events."""
+        if self._events is None:
+            return ()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Have the store told that chunks are in use."""
+        self._chunks.touch(keys)
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Ask for nothing special: chunks that are computed are stored."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Drop what only this request needed to know."""
+        self._chunks.request_ended(req_context.req_id)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Send the look-ups of this step."""
+        self._chunks.step_ended()
+
+    def drain_jobs(self) -> None:
+        """Let every job end, stores first of all, before vLLM resets its caches; bounded."""
+        self._chunks.drain()
+
+    def shutdown(self) -> None:
+        """End jobs and threads, close the store and let vLLM's memory go; bounded.
+
+        Raises:
+            StateError: a call of the store goes on past its deadline, so vLLM must not unmap its memory.
+        """
+        if not self._chunks.close():
+            raise StateError("a call of the store has not ended: vLLM's memory is left mapped")
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, object]) -> dict[str, OffloadingMetricMetadata]:
+        """Tell vLLM's front end which metrics there are."""
+        kinds = {TierFigureKind.COUNTER: OffloadingCounterMetadata, TierFigureKind.GAUGE: OffloadingGaugeMetadata}
+        return {
+            figure.name: kinds[figure.kind](documentation=figure.documentation, labelnames=figure.labels)
+            for figure in FIGURES
+        }
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Return what was counted since the last call; None if nothing was."""
+        readings = self._figures.readings(self._chunks.counts(), self._chunks.store_counts())
+        if not readings:
+            return None
+        stats = OffloadingConnectorStats()
+        for reading in readings:
+            if reading.figure.kind is TierFigureKind.COUNTER:
+                stats.increase_counter(reading.figure.name, reading.value, reading.labels)
+            else:
+                stats.set_gauge(reading.figure.name, reading.value, reading.labels)
+        return stats
