@@ -42,7 +42,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: run quick test test-long libraries oldest check sim mutants soak soak-service e2e-events e2e-sglang bench fmt proto clean help
+.PHONY: run quick test test-long libraries oldest check sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -92,6 +92,14 @@ e2e-events: $(READY)  ## KV events between this library and the real vLLM and SG
 
 e2e-sglang: $(READY) libraries  ## run SGLang on the CPU over our stores; installs it into UNIFIED_CACHE_SGLANG_HOME, 2 GB, once
 	@$(BIN)/python -m tests.engines.sglang $(ARGS)
+
+e2e-vllm: $(READY) libraries  ## run vLLM on the CPU over our stores; installs it into UNIFIED_CACHE_VLLM_HOME, 3 GB, once
+	@$(BIN)/python -m tests.engines.vllm.installation
+	@$(BIN)/python -m pytest -p no:cacheprovider -o python_files='check_*.py' -o python_functions='check_*' --timeout 1800 \
+		-v tests/engines/vllm $(ARGS)
+
+bench-vllm: $(READY)  ## measure our stores under vLLM's own manager beside its fs tier
+	@PYTHONPATH=$(CURDIR) $$($(BIN)/python -m tests.engines.vllm.installation) -m benchmarks.vllm_tiers $(ARGS)
 
 bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -1,0 +1,10 @@
+"""vLLM on the CPU with its KV in our stores, compared with vLLM alone: ``make e2e-vllm``.
+
+installation     the engine in a virtual environment outside the repository
+models           tiny checkpoints with random weights
+engine_process   the process an engine runs in, told what to do line by line
+engine           such a process, as the checks see it
+stores           stores that hang, fill up, or go wrong, by URL
+recorded         calls that the engine makes to the tier, recorded for the tests that run without it
+check_*          the checks, collected by name
+"""

@@ -1,0 +1,57 @@
+"""Models for the checks, written once, and a directory of logs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.engines.vllm.engine import VllmEngine, running_engine
+from tests.engines.vllm.installation import engine_python, home
+from tests.engines.vllm.models import checkpoint
+
+__all__ = ["alone", "engine_is_installed", "log_path", "model_path"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engine_is_installed() -> Path:
+    """Install the engine before any check counts its time."""
+    return engine_python()
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return where the checkpoint of a family lies."""
+    written: dict[str, Path] = {}
+
+    def path_of(name: str) -> Path:
+        if name not in written:
+            written[name] = checkpoint(tmp_path_factory.mktemp("models") / name, name)
+        return written[name]
+
+    return path_of
+
+
+@pytest.fixture
+def log_path(request: pytest.FixtureRequest) -> Callable[[str], Path]:
+    """Return where an engine of this check may write its log."""
+    directory = home() / "logs" / request.node.name.replace("/", "_")
+    directory.mkdir(parents=True, exist_ok=True)
+    return lambda name: directory / f"{name}.log"
+
+
+@pytest.fixture(scope="session")
+def alone(model_path: Callable[[str], Path]) -> Iterator[Callable[[str], VllmEngine]]:
+    """Return an engine of a family without a store: what it answers is right."""
+    logs = home() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        engines: dict[str, VllmEngine] = {}
+
+        def engine_of(name: str) -> VllmEngine:
+            if name not in engines:
+                running = running_engine(model_path(name), name, None, logs / f"alone_{name}.log")
+                engines[name] = stack.enter_context(running)
+            return engines[name]
+
+        yield engine_of

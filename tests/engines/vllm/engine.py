@@ -1,0 +1,195 @@
+"""An engine in a process of its own, as the checks see it."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tests.engines.vllm.installation import engine_python
+from tests.engines.vllm.models import MODELS, TOKENS
+from tests.sources import ROOT
+
+__all__ = ["EngineAnswer", "EngineLeftovers", "VllmEngine", "prompt_of", "running_engine"]
+
+ANSWER_S = 300.0
+"""Longest wait for an answer; reached only where something hangs."""
+
+HOST_BYTES = 64 << 20
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "2",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+PREFIX = "vllm:unified_cache"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """One completion, comparable bit by bit."""
+
+    tokens: tuple[int, ...]
+    cached: int
+    logprobs: tuple[tuple[tuple[int, float], ...], ...]
+
+    def difference(self, other: "EngineAnswer") -> float:
+        """Return the largest difference of two logprobs, infinite where the tokens differ."""
+        if self.tokens != other.tokens:
+            return float("inf")
+        pairs = zip(self.logprobs, other.logprobs, strict=True)
+        apart = 0.0
+        for ours, theirs in pairs:
+            found = dict(theirs)
+            apart = max([apart, *(abs(value - found.get(token, float("inf"))) for token, value in ours)])
+        return apart
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLeftovers:
+    """Leftovers of an engine after its shut-down, and how long that took."""
+
+    seconds: float
+    threads: tuple[str, ...]
+    regions: tuple[str, ...]
+
+
+class VllmEngine:
+    """A process with one engine in it."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self._process = process
+        self.log = log
+
+    def ask(self, do: str, **values: object) -> object:
+        """Have the process do something and return its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"do": do, **values}) + "\n")
+        self._process.stdin.flush()
+        timer = threading.Timer(ANSWER_S, self._process.kill)
+        timer.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        if not line:
+            raise AssertionError(f"the engine ended at {do}:\n{self.tail()}")
+        answer: object = json.loads(line)
+        return answer
+
+    def generate(self, *prompts: Sequence[int], tokens: int = 8) -> list[EngineAnswer]:
+        """Complete prompts at once."""
+        answers = self.ask("generate", prompts=[list(prompt) for prompt in prompts], tokens=tokens)
+        assert isinstance(answers, list)
+        return [
+            EngineAnswer(
+                tuple(answer["tokens"]),
+                answer["cached"],
+                tuple(tuple((token, value) for token, value in position) for position in answer["logprobs"]),
+            )
+            for answer in answers
+        ]
+
+    def completion(self, prompt: Sequence[int]) -> EngineAnswer:
+        """Complete one prompt."""
+        (only,) = self.generate(prompt)
+        return only
+
+    def settle(self) -> None:
+        """Have everything that was computed stored."""
+        assert self.ask("settle"), self.tail()
+
+    def reset(self, *, connector: bool = True) -> None:
+        """Drop what the device caches, and what host memory does."""
+        assert self.ask("reset", connector=connector), self.tail()
+
+    def counted(self, name: str, **labels: str) -> float:
+        """Return one of our metrics, as vLLM reports it; 0 if it never came."""
+        values = self.ask("metrics")
+        assert isinstance(values, dict)
+        text = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        return float(values.get(f"{PREFIX}_{name}{{{text}}}", 0.0))
+
+    def loaded(self) -> float:
+        """Return how many chunks the store has served, verified."""
+        return self.counted("load_chunks", answer="hit")
+
+    def close(self) -> EngineLeftovers:
+        """Shut the engine down."""
+        answer = self.ask("close")
+        assert isinstance(answer, dict)
+        return EngineLeftovers(answer["seconds"], tuple(answer["threads"]), tuple(answer["regions"]))
+
+    def kill(self) -> None:
+        """End the process as a power cut does."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(ANSWER_S)
+
+    def tail(self) -> str:
+        """Return the end of what the engine printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+
+@contextmanager
+def running_engine(
+    model: Path,
+    name: str,
+    url: str | None,
+    log: Path,
+    *,
+    settings: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Iterator[VllmEngine]:
+    """Run an engine; ``url`` is its store, None for vLLM alone; ``settings`` are the tier's, ``options`` vLLM's."""
+    extra = None if url is None else {"url": url, "cpu_bytes_to_use": HOST_BYTES, **(settings or {})}
+    command = [str(engine_python()), "-m", "tests.engines.vllm.engine_process"]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+    engine = VllmEngine(process, log)
+    try:
+        engine.ask(
+            "open",
+            model=str(model),
+            extra=extra,
+            options={
+                "dtype": MODELS[name].dtype,
+                "max_model_len": 1024,
+                "block_size": MODELS[name].block_size,
+                **(options or {}),
+            },
+        )
+        yield engine
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(ANSWER_S)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    """Draw a prompt."""
+    rng = Random(seed)
+    return [rng.randrange(3, TOKENS - 4) for _ in range(length)]

@@ -1,0 +1,154 @@
+"""Tiny checkpoints with random weights, large enough that attention to the wrong bytes changes the answer."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen3NextConfig,
+)
+
+__all__ = ["MODELS", "EngineModel", "checkpoint"]
+
+TOKENS = 512
+"""Size of the vocabulary."""
+
+CONTEXT = 2048
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """A family of models, made small."""
+
+    config: Callable[[], PreTrainedConfig] | None
+    """None where transformers makes no weights that vLLM takes: then vLLM draws them."""
+    dtype: str = "float32"
+    block_size: int | None = 32
+    """Tokens of a block of vLLM's; None where vLLM has its own idea."""
+
+
+def _llama() -> PreTrainedConfig:
+    return LlamaConfig(
+        vocab_size=TOKENS,
+        hidden_size=96,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        rope_parameters=ROPE,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+def _gemma3() -> PreTrainedConfig:
+    return Gemma3TextConfig(
+        vocab_size=TOKENS,
+        hidden_size=96,
+        intermediate_size=160,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=64,
+        layer_types=[*["sliding_attention"] * 2, "full_attention"] * 2,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+
+
+def _gpt_oss() -> PreTrainedConfig:
+    return GptOssConfig(
+        vocab_size=TOKENS,
+        hidden_size=96,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=64,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 2.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": CONTEXT // 2,
+        },
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+
+
+def _qwen3_next() -> PreTrainedConfig:
+    return Qwen3NextConfig(
+        vocab_size=TOKENS,
+        hidden_size=96,
+        intermediate_size=160,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=256,
+        layer_types=[*["linear_attention"] * 3, "full_attention"],
+        # vLLM's kernels for the CPU take heads of 128 only.
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        linear_conv_kernel_dim=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        max_position_embeddings=CONTEXT,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+MODELS: Mapping[str, EngineModel] = {
+    "llama": EngineModel(_llama),
+    "gemma3": EngineModel(_gemma3),
+    "gpt_oss": EngineModel(_gpt_oss),
+    "qwen3_next": EngineModel(_qwen3_next, "bfloat16", None),
+}
+
+
+def checkpoint(directory: Path, name: str, seed: int = 1) -> Path:
+    """Write a checkpoint into ``directory``; two seeds give two models of one shape."""
+    make = MODELS[name].config
+    assert make is not None
+    config = make()
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).float()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    model.save_pretrained(directory, safe_serialization=True)
+    settings = json.loads((directory / "config.json").read_text())
+    settings["torch_dtype"] = MODELS[name].dtype
+    (directory / "config.json").write_text(json.dumps(settings, indent=1))
+    return directory
