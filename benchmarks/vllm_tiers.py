@@ -1,0 +1,286 @@
+"""Chunks through vLLM's own tiering manager: our stores against its fs tier, as shipped and buffered, in one run.
+
+Runs with the interpreter that has vLLM: ``make bench-vllm``. The page cache is dropped before every read, on both
+sides; a write ends when the manager knows that it has, durable ones when a crash cannot undo them.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import numpy as np
+from vllm.v1.kv_offload.base import OffloadingKVEventsConfig, OffloadKey, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
+from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
+from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
+
+from benchmarks.machine import machine
+from unified_cache.integrations.vllm.tier import UnifiedCacheTier
+
+ROUNDS = 7
+STEP_S = 0.001
+"""Pause of vLLM's engine core in a step that has nothing to compute."""
+
+KiB, MiB = 1 << 10, 1 << 20
+
+SIZES = ((32 * KiB, 64), (256 * KiB, 64), (MiB, 48), (2 * MiB, 48), (12 * MiB, 8))
+"""Bytes and number of chunks."""
+
+STEP = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
+
+
+@dataclass(frozen=True, slots=True)
+class TierKind:
+    """A tier to measure."""
+
+    name: str
+    make: Callable[["VllmHostTier", Path], SecondaryTierManager]
+    is_durable: bool = False
+    """Whether a put is over only when a crash cannot undo it."""
+    is_synced_after: bool = False
+    """Whether the tier promises nothing, and each of its files is synced to measure what the promise would cost."""
+
+
+@dataclass(slots=True)
+class TierTimes:
+    """Rates of one tier, MB/s by round."""
+
+    reads: list[float]
+    writes: list[float]
+
+
+class VllmHostTier:
+    """vLLM's host memory and what its tiers want to know, without an engine."""
+
+    def __init__(self, chunk_bytes: int, count: int) -> None:
+        engine = f"bench-{uuid.uuid4().hex}"
+        self.chunk_bytes = chunk_bytes
+        self.region = SharedOffloadRegion(engine, count, None, chunk_bytes, chunk_bytes)
+        self.primary = CPUPrimaryTierOffloadingManager(num_chunks=count, mmap_region=self.region)
+        self.view = self.primary.get_kv_memoryview()
+        config = OffloadingConfig(
+            groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("layer",), group_id=0),),
+            worker_kv_bytes_per_block=chunk_bytes,
+            enable_kv_cache_events=False,
+            extra_config={},
+            engine_id=engine,
+            model=OffloadingModelConfig(name="bench", dtype="bfloat16"),
+            cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
+            parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
+        )
+        self.spec = SimpleNamespace(
+            config=config,
+            blocks_per_chunk=1,
+            replicated_layout=False,
+            cpu_page_size_per_worker=chunk_bytes,
+            kv_events_config=OffloadingKVEventsConfig(False, False),
+        )
+
+
+def fs(host: VllmHostTier, directory: Path) -> SecondaryTierManager:
+    return FileSystemTierManager(host.spec, host.view, "fs", root_dir=str(directory))
+
+
+def fs_buffered(host: VllmHostTier, directory: Path) -> SecondaryTierManager:
+    tier = fs(host, directory)
+    tier._use_o_direct = False
+    return tier
+
+
+def ours(scheme: str, level: str) -> Callable[[VllmHostTier, Path], SecondaryTierManager]:
+    def make(host: VllmHostTier, directory: Path) -> SecondaryTierManager:
+        url = f"{scheme}:{directory}"
+        return UnifiedCacheTier(
+            host.spec,
+            host.view,
+            "UnifiedCacheTier",
+            url=url,
+            revision="1",
+            level=level,
+            store_share=1.0,
+            on_reset="keep",
+        )
+
+    return make
+
+
+KINDS = (
+    TierKind("fs as shipped", fs),
+    TierKind("fs buffered", fs_buffered),
+    TierKind("fs buffered, synced", fs_buffered, is_durable=True, is_synced_after=True),
+    TierKind("file: cached", ours("file", "cached")),
+    TierKind("packed: cached", ours("packed", "cached")),
+    TierKind("file: durable", ours("file", "durable"), is_durable=True),
+    TierKind("packed: durable", ours("packed", "durable"), is_durable=True),
+)
+
+
+class TierRun:
+    """One tier under vLLM's manager, over a directory of its own."""
+
+    def __init__(self, kind: TierKind, chunk_bytes: int, count: int, directory: Path) -> None:
+        self.kind = kind
+        self.host = VllmHostTier(chunk_bytes, count)
+        self.directory = directory
+        self.manager = TieringOffloadingManager(self.host.primary, [kind.make(self.host, directory)])
+        self.requests = 0
+        self.content = np.random.default_rng(chunk_bytes).integers(0, 256, (count, chunk_bytes), np.uint8)
+
+    @contextmanager
+    def request(self) -> Iterator[ReqContext]:
+        """Make a request of the manager, and step until nothing of it is left."""
+        self.requests += 1
+        context = ReqContext(f"request-{self.requests}")
+        self.manager.on_new_request(context)
+        yield context
+        self.manager.on_request_finished(context)
+        self.settle()
+
+    def settle(self) -> None:
+        while True:
+            self.manager.on_schedule_end(STEP)
+            if not self.manager.has_pending_work():
+                return
+            time.sleep(STEP_S)
+
+    def write(self, keys: Sequence[OffloadKey]) -> float:
+        """Store chunks that the tier does not have; return the rate in MB/s."""
+        self.manager.reset_cache()
+        rows = np.asarray(self.host.view).view(np.uint8)
+        with self.request() as context:
+            for number, key in enumerate(keys):
+                context.set_offload_key_position(key, (number + 1) * 16)
+            prepared = self.manager.prepare_store(keys, context)
+            for key, row in zip(prepared.keys_to_store, prepared.store_spec.chunk_ids, strict=True):
+                rows[row] = self.content[keys.index(key)]
+            started_s = time.perf_counter()
+            self.manager.complete_store(keys, context)
+            self.settle()
+            if self.kind.is_synced_after:
+                sync(self.directory)
+            seconds = time.perf_counter() - started_s
+        return rate(len(keys) * self.host.chunk_bytes, seconds)
+
+    def read(self, keys: Sequence[OffloadKey]) -> float:
+        """Load chunks with a page cache that has none of them; return the rate in MB/s."""
+        self.manager.reset_cache()
+        np.asarray(self.host.view)[:] = 0
+        sync(self.directory)
+        drop_page_cache(self.directory)
+        with self.request() as context:
+            started_s = time.perf_counter()
+            while True:
+                results = [self.manager.lookup(key, context) for key in keys]
+                if all(result.name == "HIT" for result in results):
+                    break
+                assert not any(result.name == "MISS" for result in results), self.kind.name
+                self.manager.on_schedule_end(STEP)
+                time.sleep(STEP_S)
+            seconds = time.perf_counter() - started_s
+            rows = np.asarray(self.host.view).view(np.uint8)
+            for row, expected in zip(self.manager.prepare_load(keys, context).chunk_ids, self.content, strict=True):
+                assert np.array_equal(rows[row], expected), self.kind.name
+            self.manager.complete_load(keys, context)
+        return rate(len(keys) * self.host.chunk_bytes, seconds)
+
+    def close(self) -> None:
+        self.manager.shutdown()
+
+
+def rate(size_bytes: int, seconds: float) -> float:
+    return size_bytes / seconds / 1e6
+
+
+def files_of(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def sync(directory: Path) -> None:
+    """Have every file and every directory on the disk."""
+    for path in [*files_of(directory), *(path for path in directory.rglob("*") if path.is_dir()), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def drop_page_cache(directory: Path) -> None:
+    """Have no byte of the files in the page cache; they are on the disk."""
+    for path in files_of(directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def keys_of(round_number: int, count: int) -> list[OffloadKey]:
+    rng = np.random.default_rng(round_number)
+    return [OffloadKey(rng.bytes(32) + bytes(4)) for _ in range(count)]
+
+
+def measure(chunk_bytes: int, count: int, rounds: int, root: Path) -> dict[str, TierTimes]:
+    """Let the tiers take turns: each round writes new chunks and reads them."""
+    runs = [TierRun(kind, chunk_bytes, count, root / str(number)) for number, kind in enumerate(KINDS)]
+    times = {run.kind.name: TierTimes([], []) for run in runs}
+    for number in range(rounds):
+        keys = keys_of(number, count)
+        for run in runs if number % 2 == 0 else reversed(runs):
+            times[run.kind.name].writes.append(run.write(keys))
+            times[run.kind.name].reads.append(run.read(keys))
+    for run in runs:
+        run.close()
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, default=None, help="a directory on the disk to measure")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    before = machine()
+    found: list[dict[str, object]] = []
+    for chunk_bytes, count in SIZES:
+        with TemporaryDirectory(dir=options.directory) as root:
+            times = measure(chunk_bytes, count, options.rounds, Path(root))
+        medians = {
+            way: {name: statistics.median(vars_of(each)[way]) for name, each in times.items()}
+            for way in ("reads", "writes")
+        }
+        for way, by_tier in medians.items():
+            shipped = by_tier["fs as shipped"]
+            print(f"{chunk_bytes // KiB} KiB x {count}, {way}: ", end="")
+            print(", ".join(f"{name} {value:.0f} MB/s ({value / shipped:.2f})" for name, value in by_tier.items()))
+        found.append(
+            {
+                "chunk_bytes": chunk_bytes,
+                "chunks": count,
+                "median_mb_per_s": medians,
+                "rounds_mb_per_s": {name: vars_of(each) for name, each in times.items()},
+            }
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": asdict(before), "sizes": found}, indent=1) + "\n")
+
+
+def vars_of(times: TierTimes) -> dict[str, list[float]]:
+    return {"reads": times.reads, "writes": times.writes}
+
+
+if __name__ == "__main__":
+    main()
