@@ -184,7 +184,7 @@ def parse_engine(text: str) -> "tuple[str, EventSource, EngineTraits]":
     indexes, subscribers = _router_module("index"), _router_module("subscriber")
     first, *rest = text.split(",")
     name, _, endpoint = first.partition("=")
-    properties = dict(each.partition("=")[::2] for each in rest)
+    properties = {key: value for key, _, value in (each.partition("=") for each in rest)}
     unknown = sorted(properties.keys() - {"replay", "topic", "hashes", "storage"})
     if not name or not endpoint or unknown or not all(properties.values()):
         raise ConfigError(
