@@ -7,6 +7,7 @@ Every run is a process of the engine's environment. A line says what held; the l
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -18,11 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.engines.sglang.install import Installation, install
 from tests.support.mooncake import small_cluster
+from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.host_port import free_ports
 from unified_cache.cluster.master import MasterSettings
 
@@ -34,6 +37,10 @@ DAMAGES = ("flip", "swap", "truncate", "remove")
 RECORDINGS = ROOT / "tests" / "unit" / "integrations" / "sglang_recordings"
 RUN_S = 240.0
 """Longest time of one run, the engine's start included."""
+
+SERVICE_S = 60.0
+SERVICE_TRIES = 3
+"""Ports that are tried: somebody else may take one between two looks."""
 
 SEGMENT_BYTES = 512 << 20
 REVISION = "e2e"
@@ -68,22 +75,21 @@ class Bench:
 
     def serve(self, directory: Path) -> str:
         """Start a service over a directory; return its URL."""
-        (port,) = free_ports(1, random.Random())
         command = [sys.executable, "-c", "from unified_cache.cli.main import main; main()"]
-        options = ["serve", "--listen", f"127.0.0.1:{port}", "--storage", f"file:{directory}", "--host-bytes", "0"]
-        log = (self.root / f"service-{port}.log").open("wb")
-        running = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT)
-        until_s = time.monotonic() + 60
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            if running.poll() is not None or time.monotonic() > until_s:
-                raise RuntimeError(f"the service did not start, see {log.name}")
-            time.sleep(0.1)
-        url = f"grpc://127.0.0.1:{port}"
-        self._services[url] = running
-        return url
+        # Several services run at a time, and metrics would be served at one port by all of them.
+        environment = {**os.environ, "UNIFIED_CACHE_SERVE_METRICS__LISTEN": "127.0.0.1:0"}
+        for _ in range(SERVICE_TRIES):
+            (port,) = free_ports(1, random.Random())
+            options = ["serve", "--listen", f"127.0.0.1:{port}", "--storage", f"file:{directory}", "--host-bytes", "0"]
+            with (self.root / f"service-{port}.log").open("wb") as log:
+                running = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT, env=environment)
+            if wait_until(partial(_ended_or_answers, running, port), SERVICE_S) and running.poll() is None:
+                url = f"grpc://127.0.0.1:{port}"
+                self._services[url] = running
+                return url
+            running.kill()
+            running.wait()
+        raise RuntimeError(f"the service did not start, see {self.root}")
 
     def pid_of(self, url: str) -> int:
         """Return the process of a service."""
@@ -167,6 +173,11 @@ class Bench:
         print(f"{'ok  ' if ok else 'FAIL'} {name}: {told}", flush=True)
         if not ok:
             self.failures.append(name)
+
+
+def _ended_or_answers(running: "subprocess.Popen[bytes]", port: int) -> bool:
+    with socket.socket() as probe:
+        return running.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def whole(outcome: Outcome) -> bool:
@@ -373,6 +384,7 @@ def main() -> None:
     installation = install()
     root = Path(tempfile.mkdtemp(prefix="e2e-sglang-", dir=chosen.directory))
     bench = Bench(installation, root, chosen.stores.split(","))
+    keep = True
     try:
         with bench.serving():
             for name in chosen.sections or SECTIONS:
@@ -381,8 +393,9 @@ def main() -> None:
                 for left in root.glob("*-*"):
                     if left.is_dir():
                         shutil.rmtree(left, ignore_errors=True)
+        keep = bool(bench.failures)
     finally:
-        if not bench.failures:
+        if not keep:
             shutil.rmtree(root, ignore_errors=True)
     print(f"{len(bench.failures)} of the runs failed{': see ' + str(root) if bench.failures else ''}")
     sys.exit(bool(bench.failures))

@@ -121,6 +121,8 @@ class BundleNames:
 
 def _bundle_name(pools: tuple[str, ...]) -> str:
     """Return a name of letters that stores allow; which pools it is of stands in the facts."""
-    letters = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in pools[0].lower())
+    # The shortest name is that of the pool that the others follow, or says most of what they have in common.
+    pool = min(pools, key=lambda name: (len(name), name))
+    letters = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in pool.lower())
     first = letters.strip("_") or "pool"
     return first[:32] if len(pools) == 1 else f"{first[:BUNDLE_NAME_MAX]}_and_{len(pools) - 1}_more"
