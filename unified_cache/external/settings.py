@@ -9,6 +9,9 @@ from unified_cache.errors import ConfigError
 
 __all__ = ["ExternalConfig"]
 
+PIECE_BYTES = 1 << 20
+"""Least that landing memory must hold where nobody says how much."""
+
 PIECE_BYTES_MAX = 8 << 20
 """Pages of more bytes are out of the processor's caches before they are verified and copied."""
 
@@ -21,17 +24,23 @@ class ExternalConfig:
     """Deadline, retries and circuit breaker. ``guard.calls_max`` bounds the threads as well."""
     landing_bytes: int = 256 << 20
     """Memory that pages pass through on their way, at most; the system gives it as it is used. A page must fit."""
-    piece_bytes: int = 1 << 20
+    piece_bytes: int | None = None
     """Pages of one call to the store hold about so many bytes, so that they are verified and copied while they are
-    in the processor's caches; a page that is larger goes alone."""
+    in the processor's caches; a page that is larger goes alone. None for what the store asks for, 8 MiB at most: one
+    behind a connection has a round trip for each call."""
     call_timeout_s: float = 30.0
     """After this time no further piece of a call is begun. So a call returns after this time and one deadline."""
 
+    def piece_bytes_for(self, call_bytes: int) -> int:
+        """Return the size of a piece for a store that asks for calls of ``call_bytes``."""
+        return self.piece_bytes or min(call_bytes, PIECE_BYTES_MAX, self.landing_bytes)
+
     def __post_init__(self) -> None:
         check_kind(self.guard, GuardConfig, "guard as a GuardConfig", ConfigError)
-        if not 0 < self.piece_bytes <= PIECE_BYTES_MAX:
+        least_bytes = PIECE_BYTES if self.piece_bytes is None else self.piece_bytes
+        if not 0 < least_bytes <= PIECE_BYTES_MAX:
             raise ConfigError(f"piece_bytes must be in (0, {PIECE_BYTES_MAX}], found {self.piece_bytes}")
-        if self.landing_bytes < self.piece_bytes:
+        if self.landing_bytes < least_bytes:
             raise ConfigError(f"landing_bytes must be at least piece_bytes, found {self.landing_bytes}")
         if not 0 < self.call_timeout_s < math.inf:
             raise ConfigError(f"call_timeout_s must be positive and finite, found {self.call_timeout_s}")

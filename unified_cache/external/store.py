@@ -339,7 +339,7 @@ class ExternalStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), started_s)
-        pieces = pieces_of(pages, self._config.piece_bytes)
+        pieces = pieces_of(pages, self._config.piece_bytes_for(opened.capability.call_bytes))
         span = self._landing.lend(max(piece.span_bytes for piece in pieces), opened.guard.deadline.deadline_s)
         if span is None:
             return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)
