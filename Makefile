@@ -4,8 +4,10 @@
 PYTHON ?= python3
 # Appended to the command of `make run`, `make soak` and `make bench`.
 ARGS ?=
-# Processes that share the tests.
-TEST_WORKERS ?= 2
+# Processes that share the tests: one more than two cores, since a quarter of their time tests wait for other processes.
+TEST_WORKERS ?= 3
+# The same for tests that wait for nobody.
+QUICK_WORKERS ?= 2
 # What `make quick` runs. Random histories over real bytes and over stores take as long as all the rest: `make test` has them.
 QUICK_TESTS := $(addprefix tests/property/test_,tree_against_model.py window_grid.py eviction_policies.py translation.py) \
 	tests/unit/core tests/unit/components tests/unit/forward \
@@ -50,7 +52,7 @@ run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make ru
 		--storage file:{} --page-bytes $(RUN_PAGE_BYTES) $(ARGS)
 
 quick: $(READY)  ## run the tests of the core at every save: page, window, tree, ledger, transfers; under a minute
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not long" $(QUICK_TESTS)
+	@$(BIN)/python -m pytest -n $(QUICK_WORKERS) --dist worksteal -m "not long" $(QUICK_TESTS)
 
 test: $(READY) libraries  ## run the tests, without the long ones
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "not long" tests
