@@ -197,12 +197,16 @@ class Moving:
         return moving
 
     def submit(self, job: ChunkJob) -> None:
-        """Take a job; where too many rows wait it ends at once, with nothing moved."""
+        """Take a job; where it would be one too many for the rows that may wait it ends at once, with nothing moved.
+
+        One that has more rows than that is taken where no other of its direction waits: else it would never be.
+        """
         run = _Run(job, [Answer.UNAVAILABLE] * len(job.chunks), self._clock(), 0)
         with self._changed:
             rows_out = self._rows_out[job.direction] + len(job.chunks)
+            is_too_many = rows_out > max(self._rows_max(job.direction), len(job.chunks))
             is_refused = self._closed or not any(thread.is_alive() for thread in self._threads)
-            if is_refused or not job.chunks or rows_out > self._rows_max(job.direction):
+            if is_refused or not job.chunks or is_too_many:
                 self._ended.append(JobEnd(job, tuple(run.answers), 0.0))
                 return
             self._rows_out[job.direction] = rows_out

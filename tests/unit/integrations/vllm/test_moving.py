@@ -120,6 +120,12 @@ def test_stores_beyond_their_share_of_the_rows_end_at_once(moving: Moving, store
     assert moving.rows_out(Direction.STORE) == 8
 
 
+def test_a_job_larger_than_its_share_is_taken_where_no_other_waits(moving: Moving, store: DictChunks) -> None:
+    moving.submit(job(0, Direction.STORE, *(chunk(number, number) for number in range(12))))
+    (end,) = drained(moving)
+    assert not end.failed
+
+
 def test_a_store_that_does_not_answer_is_not_asked_for_the_rest_of_a_job(
     moving: Moving, store: DictChunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
