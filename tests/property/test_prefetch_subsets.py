@@ -72,7 +72,10 @@ class Trial:
             cache.poll()
             cache.check()
         model = HostModel.of(layout, prompt, store.came, in_memory)
-        assert pages_on(cache, prompt, *Tier) == model.pages
+        rooms = (self.room[0], *(self.room[1] for _ in layout.components[1:]))
+        for held, came, room in zip(pages_on(cache, prompt, *Tier), model.pages, rooms, strict=True):
+            # A window that came for an end which then proved too long makes room for the window of a shorter one.
+            assert held == came or (held < came and len(came) > room)
         assert cache.match(prompt).host_end == model.end
         assert len(store.came) == len(set(store.came)), "no page is read twice"
         assert not self.read_of(in_memory, prompt, store.came), "memory had it"

@@ -309,12 +309,14 @@ class Simulation:
         return done
 
     def poll(self) -> object:
-        """Let one operation go on, and those that the engine has left; None if none does.
+        """Let one operation go on, those that the engine has left and those that waited for them; None if none does.
 
         What they publish is of their own prompts.
         """
         queued = self.workers.tasks.copy()
+        awaited = {operation: operation.awaited for operation in self.operations if operation.awaited is not None}
         over = self.cache.poll()
+        is_any_woken = any(operation.awaited is not other for operation, other in awaited.items())
         moved = [task for task in queued if task not in self.workers.tasks]
         assert len(moved) <= 1, "one completion moved two operations"
         ended = [*self.held, *moved]
@@ -339,7 +341,7 @@ class Simulation:
         self.tally.happened["waited for another"] += len(waiting)
         under_way = {task.operation for task in [*self.workers.tasks, *self.held]} | waiting
         self.operations = {operation: of for operation, of in self.operations.items() if operation in under_way}
-        if not moved and not gone_on and not over:
+        if not moved and not gone_on and not over and not is_any_woken:
             return None
         return [(operation.kind.value, operation.state.value, operation.pages_count) for operation in over]
 
