@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # Appended to the command of `make run`, `make soak` and `make bench`.
 ARGS ?=
-# Processes that share the tests: one more than two cores, since a quarter of their time tests wait for other processes.
+# Processes that share the tests: one more than two cores, since many tests wait for other processes.
 TEST_WORKERS ?= 3
 # The same for tests that wait for nobody.
 QUICK_WORKERS ?= 2
