@@ -144,6 +144,7 @@ def summed_by(steps: Sequence[tuple[int, int]], page: bytearray) -> PageChecksum
         [(0, 500), (0, 500)],
         [(0, 1128), (1000, 1128)],
         [(0, 500), (501, 1000), (500, 1128)],
+        [(0, 500), (600, 1128), (1028, 1128)],
     ],
 )
 def test_a_checksum_with_a_gap_or_an_overlap_is_none(steps: list[tuple[int, int]]) -> None:
