@@ -177,5 +177,5 @@ def test_a_server_killed_while_pages_go_through_shared_memory_costs_misses_and_l
         wait_for(partial(all_come, storage, blank(pages)))
         assert storage.flaws_count == {}
         storage.close()
-        wait_for(lambda: shared_here() == 0, timeout_s=30.0)
+        wait_for(lambda: shared_here() == 0)
         wait_for(lambda: shared_names() <= names_before)

@@ -209,7 +209,12 @@ def wants_stream(error: grpc.RpcError) -> bool:
 
 
 def storage_error(error: grpc.RpcError, call: Call, server: Server) -> StorageError:
-    """Say what a failed call means to whoever uses the store."""
+    """Say what a failed call means to whoever uses the store, and let go of what the call held.
+
+    A call that streams is its own error: with its traceback, it would keep the caller's pages and shared memory until
+    cycles of references are collected.
+    """
+    error.__traceback__ = None
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     text = f"{server.name}: {call.value}: {code.name}: {error.details() if isinstance(error, grpc.Call) else error}"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:

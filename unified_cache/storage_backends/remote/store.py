@@ -362,8 +362,11 @@ class RemoteStorage:
             waiting = [number for number in waiting if answers[number] is None]
             if not waiting:
                 return
-        if failed is not None and len(waiting) == len(labels):
-            raise failed
+        try:
+            if failed is not None and len(waiting) == len(labels):
+                raise failed
+        finally:
+            del failed  # its traceback holds this frame, which would hold it, and with it the caller's pages
 
     def _send_round(
         self,

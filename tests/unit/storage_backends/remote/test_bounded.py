@@ -1,6 +1,8 @@
 """The client's calls end by themselves, and leave the caller's pages alone from then on."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,6 +37,18 @@ LARGE_BYTES = HEADER_BYTES + (6 << 20)
 LARGE = ModelLayout(16, (Full((PoolSpec("kv", LARGE_BYTES - HEADER_BYTES),)),))
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Leave cycles of references as they are, so that what is held by one shows."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class EngineMemory(bytearray):
+    """Memory that can be referred to weakly."""
+
+
 class PausedReads(MemoryStorage):
     """A store that returns from a get when the test lets it."""
 
@@ -66,6 +80,23 @@ def test_a_get_that_was_given_up_writes_nothing_when_the_server_answers_after_al
     assert set(bytes_of(page)) == {0x55}
 
 
+@pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
+def test_a_get_that_was_given_up_holds_no_page_any_more(shares_memory: bool, no_collection: None) -> None:
+    store = PausedReads()
+    running = LoopbackServer.start(store, limits_with(regions_max=4 if shares_memory else 0), host_bytes=0)
+    storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
+    content = EngineMemory(sum(map(len, blank_page(label(1)).buffers)))
+    alive = weakref.ref(content)
+    pages = [PageIO(label(1), None, (memoryview(content),))]
+    with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+        storage.get(pages)
+    del content, pages
+    assert alive() is None
+    store.goes_on.set()
+    storage.close()
+    running.stop()
+
+
 class DeafHandler(grpc.GenericRpcHandler):
     """A server that takes no message of any put."""
 
@@ -84,7 +115,7 @@ class DeafHandler(grpc.GenericRpcHandler):
 
 
 @pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
-def test_a_put_that_was_given_up_holds_no_page_any_more(shares_memory: bool) -> None:
+def test_a_put_that_was_given_up_holds_no_page_any_more(shares_memory: bool, no_collection: None) -> None:
     limits = limits_with(regions_max=4 if shares_memory else 0)
     running = LoopbackServer.start(MemoryStorage(), limits)
     deaf = DeafHandler(running.service.rpc_methods())
@@ -95,12 +126,15 @@ def test_a_put_that_was_given_up_holds_no_page_any_more(shares_memory: bool) -> 
     storage = RemoteStorage.open(RemoteOptions((f"127.0.0.1:{port}",), timeout_s=0.5, retries=0))
     storage.register(manifest_of(MODEL, LARGE), {})
     label_of_large = Label(MODEL.digest(LARGE), label(1).key, "kv")
-    content = bytearray(LARGE_BYTES)
+    content = EngineMemory(LARGE_BYTES)
+    alive = weakref.ref(content)
     view = memoryview(content)
     with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
         storage.put([PageIO(label_of_large, None, (view,))], Level.CACHED)
     view.release()
     content.append(0)  # raises BufferError as long as anybody has a view of it
+    del view, content
+    assert alive() is None
     storage.close()
     deaf.over.set()
     server.stop(None).wait()
