@@ -45,7 +45,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-class EngineMemory(bytearray):
+class WatchedBytes(bytearray):
     """Memory that can be referred to weakly."""
 
 
@@ -85,7 +85,7 @@ def test_a_get_that_was_given_up_holds_no_page_any_more(shares_memory: bool, no_
     store = PausedReads()
     running = LoopbackServer.start(store, limits_with(regions_max=4 if shares_memory else 0), host_bytes=0)
     storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
-    content = EngineMemory(sum(map(len, blank_page(label(1)).buffers)))
+    content = WatchedBytes(sum(map(len, blank_page(label(1)).buffers)))
     alive = weakref.ref(content)
     pages = [PageIO(label(1), None, (memoryview(content),))]
     with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
@@ -126,7 +126,7 @@ def test_a_put_that_was_given_up_holds_no_page_any_more(shares_memory: bool, no_
     storage = RemoteStorage.open(RemoteOptions((f"127.0.0.1:{port}",), timeout_s=0.5, retries=0))
     storage.register(manifest_of(MODEL, LARGE), {})
     label_of_large = Label(MODEL.digest(LARGE), label(1).key, "kv")
-    content = EngineMemory(LARGE_BYTES)
+    content = WatchedBytes(LARGE_BYTES)
     alive = weakref.ref(content)
     view = memoryview(content)
     with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
