@@ -16,6 +16,7 @@ from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, St
 
 CALLERS = 4
 CALLS = 30
+ROUNDS_MAX = 20
 PAGES = 24
 
 RATES = {
@@ -75,10 +76,14 @@ def test_no_page_is_wrong_and_no_row_is_written_late(seed: int) -> None:
 
     releasing = Thread(target=release_late_calls)
     releasing.start()
-    with ThreadPoolExecutor(CALLERS) as callers:
-        found = [
-            rows for part in callers.map(lambda number: calls_of_one(store, number), range(CALLERS)) for rows in part
-        ]
+    found: list[tuple[EngineRows, list[bytes]]] = []
+    for round_number in range(ROUNDS_MAX):
+        seeds = range(round_number * CALLERS, (round_number + 1) * CALLERS)
+        with ThreadPoolExecutor(CALLERS) as callers:
+            found += [rows for part in callers.map(lambda number: calls_of_one(store, number), seeds) for rows in part]
+        counts = store.counts()
+        if counts.late_calls_count and counts.flaws:  # how calls interleave decides which of them are late or damaged
+            break
     assert store.wait_for_late_calls(PATIENCE_S)
     over.set()
     releasing.join(PATIENCE_S)
