@@ -135,7 +135,7 @@ def test_clear_removes_what_one_identity_has_and_says_what_it_would_remove_first
             assert run(["clear", url, *options, "--yes", "--json"]) == 0
             assert json.loads(capsys.readouterr().out)[server.address]["removed"] == len(objects_in(tmp_path))
         assert run(["clear", url, "--yes"]) == 2
-        assert "either --like STORE" in capsys.readouterr().err
+        assert "either --model NAME" in capsys.readouterr().err
 
 
 def test_drain_ends_a_service_for_an_admin_alone(server: RunningService, capsys: pytest.CaptureFixture[str]) -> None:

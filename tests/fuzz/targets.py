@@ -98,6 +98,7 @@ class Requests:
             (Call.PREFETCH, pb.PrefetchRequest(runs=[run])),
             (Call.RELEASE, pb.ReleaseRequest(lease="00" * 16)),
             (Call.SCAN, pb.ScanRequest(identity=LABEL.identity, cursor="a")),
+            (Call.IDENTITIES, pb.IdentitiesRequest(tenant="default", after=LABEL.identity)),
             (Call.STATS, pb.StatsRequest(tenant="default")),
             (Call.CLEAR, pb.ClearRequest(identity=LABEL.identity)),
             (Call.DRAIN, pb.DrainRequest()),

@@ -1,8 +1,7 @@
 """``unified-cache ping``, ``stat``, ``lookup``, ``get``, ``put``, ``clear`` and ``drain``: a service asked by a person.
 
-What a page is like, its pools and their sizes, is taken from a store that has the identity: an engine's, or the
-service's own, where its name has the tenant in it. The service's client is imported when it is needed: it brings gRPC,
-an extra.
+What a page is like, its pools and their sizes, the service says itself; of an identity that it does not know yet, a
+store that has it (``--like``). The service's client is imported when it is needed: it brings gRPC, an extra.
 """
 
 import stat
@@ -29,7 +28,7 @@ from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import write_whole
 from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.stores import StoredIdentity, Undescribed, choose, identities_of, open_to_read
+from unified_cache.offline.stores import StoredIdentity, Undescribed, WantedIdentity, identities_of, open_to_read
 from unified_cache.page import Namespace, PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Label, verify
@@ -55,8 +54,10 @@ __all__ = [
 DIGEST_BYTES = 32
 
 ServiceArgument = Annotated[str, typer.Argument(metavar="URL", help="Service: grpc://HOST:PORT or grpcs://HOST:PORT.")]
-LIKE_HELP = "A store that has the identity, as file:DIR: an engine's, or the service's own."
-LikeOption = Annotated[str, typer.Option(metavar="STORE", help=LIKE_HELP)]
+LIKE_HELP = "A store that has the identity, as file:DIR, where the service does not know it yet."
+LikeOption = Annotated[str | None, typer.Option(metavar="STORE", help=LIKE_HELP)]
+ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="The model, where the service has several.")]
+PageSizeOption = Annotated[int | None, typer.Option(metavar="N", help="Tokens of a page, where it has several sizes.")]
 ObjectArgument = Annotated[str, typer.Argument(metavar="OBJECT", help="IDENTITY/KEY.POOL, as stores list it.")]
 
 
@@ -126,11 +127,16 @@ class RemoteStatCommand:
 
 @dataclass(frozen=True, slots=True)
 class LookupCommand:
-    """Tell how much of each prompt in a file a service can restore, in tokens."""
+    """Tell how much of each prompt in a file a service can restore, in tokens.
+
+    Of the one model that it has pages of; where there are several, name one with --model, --page-size or --identity.
+    """
 
     url: ServiceArgument
-    like: LikeOption
     tokens: TokensFileOption
+    model: ModelOption = None
+    page_size: PageSizeOption = None
+    like: LikeOption = None
     identity: IdentityOption = None
     extra_key: ExtraKeyOption = None
     cache_salt: CacheSaltOption = None
@@ -145,7 +151,7 @@ class LookupCommand:
             InputError: no such service, identity or file of token ids.
             StorageError: the server does not answer, or refuses.
         """
-        described = _described(self.like, self.identity)
+        described = _described(self.like or self.url, WantedIdentity(self.identity, self.model, self.page_size))
         page_size = described.layout.page_size
         namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, bigrams=self.bigrams)
         prompts = read_prompts(self.tokens, page_size, namespace)
@@ -167,8 +173,8 @@ class GetCommand:
 
     url: ServiceArgument
     name: ObjectArgument
-    like: LikeOption
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")]
+    like: LikeOption = None
 
     def run(self) -> None:
         """Get and write.
@@ -179,7 +185,7 @@ class GetCommand:
         """
         label = _label_of(self.name)
         _check_output(self.output)
-        described = _described(self.like, label.identity.hex())
+        described = _described(self.like or self.url, WantedIdentity(label.identity.hex()))
         label = label._replace(identity=_manifest(described).identity)
         sizes = {pool.name: pool.page_bytes for pool in described.layout.pools}
         if label.pool not in sizes:
@@ -198,8 +204,8 @@ class PutCommand:
 
     url: ServiceArgument
     name: ObjectArgument
-    like: LikeOption
     source: Annotated[Path, typer.Option("--input", metavar="FILE", help="The object: header and payload.")]
+    like: LikeOption = None
     durable: Annotated[bool, typer.Option("--durable", help="Wait until it would survive a crash.")] = False
 
     def run(self) -> None:
@@ -210,7 +216,7 @@ class PutCommand:
             CacheError: the service declined it, does not answer, or refuses.
         """
         label = _label_of(self.name)
-        described = _described(self.like, label.identity.hex())
+        described = _described(self.like or self.url, WantedIdentity(label.identity.hex()))
         label = label._replace(identity=_manifest(described).identity)
         page = memoryview(self.source.read_bytes())
         flaw = verify(page, label)
@@ -227,11 +233,14 @@ class PutCommand:
 class RemoteClearCommand:
     """Remove every page of one identity of yours from a service, its memory included. Without --yes nothing is removed.
 
-    With --all in the place of --like: of every identity of yours that the servers know, which is an admin's to do.
+    Name it with --model, --page-size or --identity. With --all: every identity of yours that the servers know, which is
+    an admin's to do.
     """
 
     url: ServiceArgument
-    like: Annotated[str | None, typer.Option(metavar="STORE", help=LIKE_HELP)] = None
+    model: ModelOption = None
+    page_size: PageSizeOption = None
+    like: LikeOption = None
     identity: IdentityOption = None
     everything: Annotated[bool, typer.Option("--all", help="Every identity that the servers know of you.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False
@@ -241,12 +250,13 @@ class RemoteClearCommand:
         """Ask and show.
 
         Raises:
-            InputError: neither or both of --like and --all, no --yes, or no such service or identity.
+            InputError: neither or both of a name and --all, no --yes, or no such service or identity.
             StorageError: a server does not answer, or refuses; those before it are cleared.
         """
-        if self.everything == (self.like is not None):
-            raise ConfigError("clear needs either --like STORE, a store that has the identity, or --all")
-        described = None if self.like is None else _described(self.like, self.identity)
+        wanted = WantedIdentity(self.identity, self.model, self.page_size)
+        if self.everything == (wanted != WantedIdentity() or self.like is not None):
+            raise ConfigError("clear needs either --model NAME or --identity DIGEST, or --all")
+        described = None if self.everything else _described(self.like or self.url, wanted)
         if not self.yes:
             going = "every identity of yours" if described is None else described.identity.model
             raise ConfigError(f"clear would remove all pages of {going} from {self.url}; say so with --yes")
@@ -308,14 +318,14 @@ def _store_at(url: str, described: Description) -> StorageBackend:
     return VerifiedStorage(storage)
 
 
-def _described(like: str, wanted: str | None) -> Description:
-    """Return what the service's clients call an identity of a store: by either of its digests, or the only one."""
-    with closing(open_to_read(like)) as storage:
+def _described(source: str, wanted: WantedIdentity) -> Description:
+    """Return what the service's clients call an identity that a service or a store has: by its digest in either."""
+    with closing(open_to_read(source)) as storage:
         found = identities_of(storage)
-    if wanted is not None and any(kept.digest.hex().startswith(wanted.lower()) for kept in found):
-        return _without_tenant(choose(found, like, wanted).described())
+    if wanted.digest is not None and any(wanted.matches(kept) for kept in found):
+        return _without_tenant(wanted.choose(found, source).described())
     plain = [_as_clients_call_it(kept) for kept in found]
-    return choose(plain, like, wanted).described()
+    return wanted.choose(plain, source).described()
 
 
 def _as_clients_call_it(kept: StoredIdentity) -> StoredIdentity:
@@ -349,10 +359,10 @@ def _label_of(name: str) -> Label:
 REMOTE_COMMANDS = {
     "ping": (PingCommand, ""),
     "stat": (RemoteStatCommand, " --json"),
-    "lookup": (LookupCommand, " --like file:/var/cache/kv --tokens prompts.jsonl"),
-    "get": (GetCommand, " IDENTITY/KEY.POOL --like file:/var/cache/kv --output page"),
-    "put": (PutCommand, " IDENTITY/KEY.POOL --like file:/var/cache/kv --input page"),
-    "clear": (RemoteClearCommand, " --like file:/var/cache/kv --yes"),
+    "lookup": (LookupCommand, " --tokens prompts.jsonl"),
+    "get": (GetCommand, " IDENTITY/KEY.POOL --output page"),
+    "put": (PutCommand, " IDENTITY/KEY.POOL --input page"),
+    "clear": (RemoteClearCommand, " --model NAME --yes"),
     "drain": (DrainCommand, ""),
 }
 """Commands by name, each with the arguments of an example after the URL."""

@@ -16,21 +16,39 @@ from unified_cache.byte_sizes import parse_bytes
 from unified_cache.cli.options import IdentityOption, JsonOption, StoreArgument, selected
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage_tables import (
+    gc_as_json,
+    print_gc,
     print_json,
     print_results,
     print_stat,
     result_as_json,
-    short_name,
     stat_as_json,
 )
 from unified_cache.cli.text import console_on, example, size_text
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.listing import ObjectCount, count_objects, total_of
 from unified_cache.offline.reading import ReadOutcome
-from unified_cache.offline.stores import StoredIdentity, Undescribed, identities_of, open_existing, open_to_read
-from unified_cache.offline.upkeep import Verification, Watch, clear, collect, find_garbage, scrub, verify
+from unified_cache.offline.stores import (
+    StoredIdentity,
+    Undescribed,
+    has_cap_of_its_own,
+    identities_of,
+    open_existing,
+    open_to_read,
+)
+from unified_cache.offline.upkeep import (
+    Garbage,
+    Verification,
+    Watch,
+    clear,
+    collect,
+    find_garbage,
+    scrub,
+    shrink,
+    verify,
+)
 from unified_cache.storage_backends.catalog import catalog_of
-from unified_cache.storage_backends.protocol import StorageReader
+from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 
 __all__ = ["ClearCommand", "GcCommand", "ScrubCommand", "StatCommand", "VerifyCommand", "storage_app"]
 
@@ -164,13 +182,17 @@ class GcCommand:
     pages without Full's. A listing does not tell a page's parent, so pages whose chain is broken before them stay until
     the cap lets them go, the least recently used first. Opening a file store always sweeps the temp files of dead
     processes.
+
+    Mooncake and services tell nobody when a page was used. There --bytes-max removes earlier generations first, then
+    pages in no order of use; of a service, your own pages alone.
     """
 
     url: StoreArgument
     bytes_max: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Let the store evict down to that, as in 500MB or 4GiB.")
+        str | None, typer.Option(metavar="BYTES", help="Shrink the store to that, as in 500MB or 4GiB.")
     ] = None
     identity: IdentityOption = None
+    as_json: JsonOption = False
 
     def run(self) -> None:
         """Remove and show.
@@ -180,27 +202,34 @@ class GcCommand:
             CacheError: the store does not shrink under the cap.
         """
         cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
-        console = console_on(sys.stdout)
         with closing(open_existing(self.url)) as storage:
-            for kept in selected(storage, self.url, self.identity):
-                if isinstance(kept.description, Undescribed):
-                    console.print_line(f"{short_name(kept)}: left alone, {kept.description.reason}")
-                    continue
-                garbage = find_garbage(storage, kept.digest, kept.description.layout)
-                collect(storage, garbage)
-                console.print_line(
-                    f"{short_name(kept)}: removed {len(garbage.misfits):,} objects that fit no pool and "
-                    f"{len(garbage.incomplete):,} of incomplete pages, {size_text(garbage.bytes_count)}"
-                )
+            found = selected(storage, self.url, self.identity)
+            collected = [(kept, _collected(storage, kept)) for kept in found]
             before = _everything(storage)
-        if cap is not None:
+            if cap is not None and has_cap_of_its_own(self.url):
+                shrink(storage, identities_of(storage), cap)
+        if cap is not None and not has_cap_of_its_own(self.url):
             open_existing(self.url, cap).close()
-            with closing(open_to_read(self.url)) as storage:
-                after = _everything(storage)
-            evicted = ObjectCount(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
-            console.print_line(f"evicted {evicted.objects_count:,} objects, {size_text(evicted.object_bytes)}")
-            if after.object_bytes > cap:
-                raise CacheError(f"{self.url} must shrink to {cap} bytes when opened so, found {after.object_bytes}")
+        after = before
+        if cap is not None:
+            with closing(open_to_read(self.url)) as opened:
+                after = _everything(opened)
+        evicted = ObjectCount(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
+        if self.as_json:
+            print_json(gc_as_json(self.url, collected, evicted, after))
+        else:
+            print_gc(sys.stdout, collected, None if cap is None else evicted)
+        if cap is not None and after.object_bytes > cap:
+            raise CacheError(f"{self.url} must shrink to {cap} bytes, found {after.object_bytes}")
+
+
+def _collected(storage: StorageBackend, kept: StoredIdentity) -> Garbage | None:
+    """Remove the garbage of one identity and return it; None where nobody can tell what is."""
+    if isinstance(kept.description, Undescribed):
+        return None
+    garbage = find_garbage(storage, kept.digest, kept.description.layout)
+    collect(storage, garbage)
+    return garbage
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +240,7 @@ class ClearCommand:
     identity: IdentityOption = None
     everything: Annotated[bool, typer.Option("--all", help="Every identity of the store.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False
+    as_json: JsonOption = False
 
     def run(self) -> None:
         """Remove and show.
@@ -233,6 +263,12 @@ class ClearCommand:
             with objects_watched(sys.stderr, "clear", total.objects_count) as watch:
                 for kept in found:
                     removed_count += clear(storage, kept.digest, watch)
+        if self.as_json:
+            print_json(
+                {"store": self.url, "identities": len(found), "found_objects": total.objects_count}
+                | {"found_bytes": total.object_bytes, "removed_objects": removed_count}
+            )
+            return
         console_on(sys.stdout).print_line(f"removed {removed_count:,} of {going}")
 
 

@@ -10,14 +10,16 @@ from unified_cache.cli.text import LineConsole, console_on, size_text, table
 from unified_cache.offline.listing import ObjectCount, total_of
 from unified_cache.offline.reading import FlawedObject, ReadOutcome
 from unified_cache.offline.stores import StoredIdentity, Undescribed
-from unified_cache.offline.upkeep import Verification
+from unified_cache.offline.upkeep import Garbage, Verification
 from unified_cache.pool import Component, ModelLayout
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 __all__ = [
     "finding_as_json",
+    "gc_as_json",
     "print_findings",
+    "print_gc",
     "print_json",
     "print_results",
     "print_stat",
@@ -83,6 +85,45 @@ def result_as_json(kept: StoredIdentity, result: Verification) -> dict[str, obje
         "gone": result.gone_count,
         "removed": result.removed_count,
         "findings": [finding_as_json(finding) for finding in result.findings],
+    }
+
+
+def print_gc(
+    stream: TextIO, collected: Sequence[tuple[StoredIdentity, Garbage | None]], evicted: ObjectCount | None
+) -> None:
+    """Print what was removed of each identity, and what a cap evicted, if there was one."""
+    console = console_on(stream)
+    for kept, garbage in collected:
+        if garbage is not None:
+            console.print_line(
+                f"{short_name(kept)}: removed {len(garbage.misfits):,} objects that fit no pool and "
+                f"{len(garbage.incomplete):,} of incomplete pages, {size_text(garbage.bytes_count)}"
+            )
+        elif isinstance(kept.description, Undescribed):
+            console.print_line(f"{short_name(kept)}: left alone, {kept.description.reason}")
+    if evicted is not None:
+        console.print_line(f"evicted {evicted.objects_count:,} objects, {size_text(evicted.object_bytes)}")
+
+
+def gc_as_json(
+    url: str, collected: Sequence[tuple[StoredIdentity, Garbage | None]], evicted: ObjectCount, left: ObjectCount
+) -> dict[str, object]:
+    """Return what a collection removed and left, as values that JSON has; None for an identity left alone."""
+    return {
+        "store": url,
+        "identities": [
+            {
+                "identity": kept.digest.hex(),
+                "misfit_objects": None if garbage is None else len(garbage.misfits),
+                "incomplete_objects": None if garbage is None else len(garbage.incomplete),
+                "removed_bytes": None if garbage is None else garbage.bytes_count,
+            }
+            for kept, garbage in collected
+        ],
+        "evicted_objects": evicted.objects_count,
+        "evicted_bytes": evicted.object_bytes,
+        "objects": left.objects_count,
+        "bytes": left.object_bytes,
     }
 
 

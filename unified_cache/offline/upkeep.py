@@ -5,17 +5,20 @@ that engines use at the same time, where it may be open more than once. A remove
 wrong bytes.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unified_cache.offline.listing import ObjectCount, ObjectPools, batches, listed, take_inventory
 from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome, empty_page, read_verified
 from unified_cache.offline.stores import StoredIdentity, Undescribed
+from unified_cache.page import PageKey
 from unified_cache.pool import ModelLayout
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StorageReader
+from unified_cache.storage_backends.manifest import Description
+from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StorageReader, StoredObject
 
-__all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "verify"]
+__all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "shrink", "verify"]
 
 Watch = Callable[[int, int], None]
 """Told after each batch: how many objects and bytes it had."""
@@ -114,6 +117,49 @@ def find_garbage(storage: StorageReader, identity: bytes, layout: ModelLayout) -
 def collect(storage: StorageBackend, garbage: Garbage) -> int:
     """Remove garbage; return how many objects there were."""
     return _remove(storage, garbage.labels)
+
+
+def shrink(storage: StorageBackend, found: Sequence[StoredIdentity], bytes_max: int) -> None:
+    """Remove whole pages until these identities have at most ``bytes_max`` bytes, headers included.
+
+    For a store that evicts by itself and tells nobody when a page was used. Identities of which there is a later
+    generation go first, since no engine of that generation asks for them; then pages in the order of their keys, which
+    are digests: of all identities and prompts alike. One scan of each identity, no reads; some 400 bytes of memory for
+    an object.
+
+    Raises:
+        StorageError: the store fails. What was removed so far is gone; another call goes on.
+    """
+    last = set(_last_generations(found))
+    pages: dict[tuple[bool, PageKey, bytes], list[StoredObject]] = defaultdict(list)
+    left_bytes = 0
+    for kept in found:
+        for objects in listed(storage, kept.digest):
+            for each in objects:
+                pages[kept.digest in last, each.label.key, kept.digest].append(each)
+                left_bytes += each.object_bytes
+    going: list[StoredObject] = []
+    for place in sorted(pages):
+        if left_bytes <= bytes_max:
+            break
+        going += pages[place]
+        left_bytes -= sum(each.object_bytes for each in pages[place])
+    for start in range(0, len(going), REMOVE_LABELS_MAX):
+        storage.remove([each.label for each in going[start : start + REMOVE_LABELS_MAX]])
+
+
+def _last_generations(found: Sequence[StoredIdentity]) -> Iterator[bytes]:
+    """Yield the digests of the identities without a later generation; what has no manifest is one of them."""
+    newest: dict[Description, tuple[int, bytes]] = {}
+    for kept in found:
+        if isinstance(kept.description, Undescribed):
+            yield kept.digest
+            continue
+        identity = kept.description.identity
+        same = replace(kept.description, identity=replace(identity, generation=0))
+        newest[same] = max(newest.get(same, (-1, b"")), (identity.generation, kept.digest))
+    for _, digest in newest.values():
+        yield digest
 
 
 def clear(storage: StorageBackend, identity: bytes, watch: Watch) -> int:

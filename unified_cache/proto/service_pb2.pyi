@@ -279,6 +279,20 @@ class ScanReply(_message.Message):
     cursor: str
     def __init__(self, runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
 
+class IdentitiesRequest(_message.Message):
+    __slots__ = ("tenant", "after")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    after: bytes
+    def __init__(self, tenant: _Optional[str] = ..., after: _Optional[bytes] = ...) -> None: ...
+
+class IdentitiesReply(_message.Message):
+    __slots__ = ("manifests",)
+    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
+    manifests: _containers.RepeatedCompositeFieldContainer[_manifest_pb2.Manifest]
+    def __init__(self, manifests: _Optional[_Iterable[_Union[_manifest_pb2.Manifest, _Mapping]]] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ("tenant",)
     TENANT_FIELD_NUMBER: _ClassVar[int]

@@ -26,7 +26,9 @@ from unified_cache.service.requests.checks import (
     named,
     parsed,
     prefix,
+    removable,
 )
+from unified_cache.service.requests.identities import listed_after
 from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
 from unified_cache.service.requests.shared_memory import LentRegions
 from unified_cache.service.settings import LimitSettings, Role
@@ -84,6 +86,7 @@ class CacheService:
                 Call.PREFETCH.value: unary(Call.PREFETCH, Role.READER, pb.PrefetchRequest, self._prefetch),
                 Call.RELEASE.value: unary(Call.RELEASE, Role.READER, pb.ReleaseRequest, self._release),
                 Call.SCAN.value: unary(Call.SCAN, Role.READER, pb.ScanRequest, self._scan),
+                Call.IDENTITIES.value: unary(Call.IDENTITIES, Role.READER, pb.IdentitiesRequest, self._identities),
                 Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
                 Call.CLEAR.value: unary(Call.CLEAR, Role.WRITER, pb.ClearRequest, self._clear),
                 Call.DRAIN.value: unary(Call.DRAIN, Role.ADMIN, pb.DrainRequest, self._drain),
@@ -223,7 +226,8 @@ class CacheService:
         return pb.TouchReply()
 
     def _remove(self, call: ServedCall, request: pb.RemoveRequest) -> pb.RemoveReply:
-        removed_count = self._store.remove(call.tenant, all_stored(self._named(call.tenant, request.runs)))
+        labels = removable(request.runs, call.tenant, self._registry, self._limits)
+        removed_count = self._store.remove(call.tenant, labels)
         return pb.RemoveReply(removed_count=removed_count)
 
     def _prefetch(self, call: ServedCall, request: pb.PrefetchRequest) -> pb.PrefetchReply:
@@ -260,6 +264,12 @@ class CacheService:
                 run.object_bytes = object_bytes
                 reply.runs.append(run)
         return reply
+
+    def _identities(self, call: ServedCall, request: pb.IdentitiesRequest) -> pb.IdentitiesReply:
+        if request.after:
+            check_digests((request.after,), "an identity")
+        named_by_writers = [registration.manifest for registration in self._registry.registered(call.tenant)]
+        return listed_after(request.after, call.tenant, named_by_writers, self._store.manifests())
 
     def _stats(self, call: ServedCall, request: pb.StatsRequest) -> pb.StatsReply:
         host_pages, host_bytes = self._store.host.used(call.tenant)

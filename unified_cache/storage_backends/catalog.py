@@ -11,7 +11,7 @@ from unified_cache.errors import ConfigError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.protocol import StorageReader
 
-__all__ = ["Catalog", "UsedBetween", "catalog_of"]
+__all__ = ["Catalog", "CatalogSource", "UsedBetween", "catalog_in", "catalog_of"]
 
 
 class UsedBetween(NamedTuple):
@@ -41,14 +41,31 @@ class Catalog(Protocol):
         ...
 
 
+@runtime_checkable
+class CatalogSource(Protocol):
+    """A wrapper around a store: hands on what lists the identities of that store, each call made as its other calls."""
+
+    def catalog(self) -> Catalog | None:
+        """Return the catalog of the wrapped store; None where it offers none."""
+        ...
+
+
+def catalog_in(storage: StorageReader) -> Catalog | None:
+    """Return what lists the identities of a store, wrapped or not; None where it offers no catalog."""
+    if isinstance(storage, CatalogSource):
+        return storage.catalog()
+    return storage if isinstance(storage, Catalog) else None
+
+
 def catalog_of(storage: StorageReader) -> Catalog:
     """Return what lists the identities of a store.
 
     Raises:
         ConfigError: the store offers no catalog.
     """
-    if isinstance(storage, Catalog):
-        return storage
+    catalog = catalog_in(storage)
+    if catalog is not None:
+        return catalog
     raise ConfigError(
         f"a store must say whose pages it holds, {storage.capability().name} has no manifests() and used_between(); "
         f"see unified_cache.storage_backends.catalog, or name a file: store"

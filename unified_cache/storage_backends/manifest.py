@@ -1,6 +1,6 @@
 """Manifest: the description of an identity that a store keeps, so that a tool can read its pages without an engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unified_cache.errors import InputError, StorageError
 from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
@@ -8,7 +8,14 @@ from unified_cache.proto import manifest_pb2 as proto
 from unified_cache.seal import FORMAT_VERSION
 from unified_cache.shards import NamedShard
 
-__all__ = ["Description", "described_by", "manifest_of", "model_of_tenant", "model_without_tenant"]
+__all__ = [
+    "Description",
+    "described_by",
+    "description_for",
+    "manifest_of",
+    "model_of_tenant",
+    "model_without_tenant",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,19 @@ def model_without_tenant(model: str) -> str:
     No tenant's name has a slash, so where the model begins is certain.
     """
     return model.partition("/")[2] or model if model.startswith("@") else model
+
+
+def description_for(tenant: str, manifest: proto.Manifest) -> Description | None:
+    """Return what a tenant's clients say of an identity that a service stored; None where it is not the tenant's.
+
+    Raises:
+        StorageError: the manifest makes no sense, see ``described_by``.
+    """
+    if not manifest.model.startswith(model_of_tenant(tenant, "")):
+        return None
+    described = described_by(manifest)
+    model = model_without_tenant(described.identity.model)
+    return Description(replace(described.identity, model=model), described.layout)
 
 
 def manifest_of(identity: Identity, layout: ModelLayout) -> proto.Manifest:

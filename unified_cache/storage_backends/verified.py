@@ -9,6 +9,7 @@ from threading import Lock
 from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Flaw, Label, PageChecksum, verify_buffers
+from unified_cache.storage_backends.catalog import Catalog, catalog_in
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
@@ -122,6 +123,10 @@ class VerifiedStorage:
     def removals(self) -> RemovalFeed | None:
         """Have the wrapped backend tell what goes; asking it waits for nothing."""
         return removals_of(self._backend)
+
+    def catalog(self) -> Catalog | None:
+        """Hand on the catalog of the wrapped backend."""
+        return catalog_in(self._backend)
 
     def close(self) -> None:
         """Close the wrapped backend."""

@@ -54,6 +54,7 @@ class Call(Enum):
     PREFETCH = "Prefetch"
     RELEASE = "Release"
     SCAN = "Scan"
+    IDENTITIES = "Identities"
     STATS = "Stats"
     CLEAR = "Clear"
     DRAIN = "Drain"

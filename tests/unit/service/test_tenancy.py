@@ -74,6 +74,7 @@ def every_answer(wire: Wire, *numbers: int) -> list[object]:
         wire.get(pb.GetRequest(runs=runs)),
         wire.ask(Call.PREFETCH, pb.PrefetchRequest(runs=runs)),
         wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY)),
+        wire.ask(Call.IDENTITIES, pb.IdentitiesRequest()),
         wire.ask(Call.REMOVE, pb.RemoveRequest(runs=runs)),
         wire.ask(Call.CLEAR, pb.ClearRequest(identity=IDENTITY)),
     ]

@@ -117,6 +117,11 @@ class Registry:
         with self._guard:
             return [*self._registered.of(tenant), *self._known_to_readers.of(tenant)]
 
+    def registered(self, tenant: str) -> list[Registration]:
+        """Return those that writers of a tenant registered."""
+        with self._guard:
+            return self._registered.of(tenant)
+
     def forget(self, tenant: str, identity: bytes) -> None:
         """Drop an identity; a client that still uses it is told to say Hello again."""
         with self._guard:

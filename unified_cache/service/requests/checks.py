@@ -20,6 +20,7 @@ from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.requests.assembler import AnnouncedPage
 from unified_cache.service.requests.lookup import PoolSpan
 from unified_cache.service.settings import LimitSettings
+from unified_cache.storage_backends.common.names import check_label
 from unified_cache.window import SPAN_UNTOLD
 from unified_cache.wire.names import check_digests, labels_in, labels_of
 
@@ -33,6 +34,7 @@ __all__ = [
     "named",
     "parsed",
     "prefix",
+    "removable",
 ]
 
 CURSOR_CHARS_MAX = 256
@@ -115,6 +117,26 @@ def named(
         registration = registry.find(tenant, run.identity)
         registration.scoped(labels[0])
         found.append(NamedRun(registration, run.pool, labels, list(run.parents), run.object_bytes))
+    return found
+
+
+def removable(
+    runs: Iterable[service_pb2.PageRun], tenant: str, registry: Registry, limits: LimitSettings
+) -> list[Label]:
+    """Return what the store calls the pages of runs that are to be removed, of pools that no layout has too.
+
+    Raises:
+        InputError: malformed digests, what can be no name of a pool, too many pages.
+        Refused: an identity for which nobody said Hello.
+    """
+    found: list[Label] = []
+    for run in runs:
+        labels = labels_in(run)
+        if not labels or len(found) + len(labels) > limits.pages_max:
+            raise InputError(f"a request names 1 to {limits.pages_max} pages, and a run at least one")
+        stored = registry.find(tenant, run.identity).stored.identity
+        check_label(labels[0])
+        found += [label._replace(identity=stored) for label in labels]
     return found
 
 

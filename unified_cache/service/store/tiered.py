@@ -260,6 +260,15 @@ class TieredStore:
         alone = [found for found, answer in zip(held.objects, answers, strict=True) if not answer]
         return Scan(alone, f"{_IN_MEMORY}:{held.cursor}" if held.cursor else "")
 
+    def manifests(self) -> list[Manifest]:
+        """Return the manifests that the store has, of all tenants, as it names them; none where it keeps no catalog.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        catalog = self._store.catalog()
+        return [] if catalog is None else [each for each in catalog.manifests().values() if each is not None]
+
     @property
     def outgrown_count(self) -> int:
         """Pages removed so far because their tenants had more than their shares of the store."""

@@ -19,11 +19,13 @@ from functools import partial
 from itertools import zip_longest
 
 import grpc
+from google.protobuf.message import Message
 
 from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
@@ -38,6 +40,7 @@ from unified_cache.storage_backends.remote.batches import (
     range_of,
     sized_runs,
 )
+from unified_cache.storage_backends.remote.listing import listed_identities
 from unified_cache.storage_backends.remote.reasons import put_answers, read_answers
 from unified_cache.storage_backends.remote.rendezvous import RendezvousHash
 from unified_cache.storage_backends.remote.scatter import ScatterReader
@@ -246,13 +249,15 @@ class RemoteStorage:
         """
         with self._calls:
             known = [label for label in labels if label.identity in self._manifests]
-            present = self._exists(known)
+            # Of several servers each counts what it had, and they may share a store.
+            present = self._exists(known) if len(self._servers) > 1 else []
             removed_count = 0
             for server in self._servers:
                 for start in range(0, len(known), PAGES_PER_CALL):
                     some = known[start : start + PAGES_PER_CALL]
                     request = pb.RemoveRequest(tenant=server.tenant, runs=named_runs(some))
-                    reply = pb.RemoveReply.FromString(self._send_once(server, Call.REMOVE, request.SerializeToString()))
+                    identities = {label.identity for label in some}
+                    reply = pb.RemoveReply.FromString(self._send_once(server, Call.REMOVE, request, identities))
                     removed_count += reply.removed_count
             return removed_count if len(self._servers) == 1 else present.count(Answer.HIT)
 
@@ -271,7 +276,7 @@ class RemoteStorage:
             for server in self._servers:
                 request = pb.ClearRequest(tenant=server.tenant, identity=identity)
                 try:
-                    reply = pb.ClearReply.FromString(self._send_once(server, Call.CLEAR, request.SerializeToString()))
+                    reply = pb.ClearReply.FromString(self._send_once(server, Call.CLEAR, request, {identity}))
                 except StorageError as error:
                     failed.append(error)
                     continue
@@ -301,7 +306,7 @@ class RemoteStorage:
             number = int(number_text)
             server = self._servers[number]
             request = pb.ScanRequest(tenant=server.tenant, identity=identity, cursor=rest)
-            reply = pb.ScanReply.FromString(self._send_once(server, Call.SCAN, request.SerializeToString()))
+            reply = pb.ScanReply.FromString(self._send_once(server, Call.SCAN, request, {identity}))
             listed = [
                 StoredObject(label, run.object_bytes)
                 for run in reply.runs
@@ -311,6 +316,27 @@ class RemoteStorage:
             if reply.cursor:
                 return Scan(listed, f"{number}:{reply.cursor}")
             return Scan(listed, f"{number + 1}:" if number + 1 < len(self._servers) else "")
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the identities of the caller that any server knows or has pages of, by digest, as clients name them.
+
+        From then on they can be asked for here without being registered. One whose manifest nobody can read is not
+        among them: whose it is, its manifest says.
+
+        Raises:
+            StorageError: a server does not answer, or is older than this call.
+        """
+        with self._calls:
+            found: dict[bytes, Manifest | None] = {}
+            for server in self._servers:
+                for manifest in listed_identities(server):
+                    found[manifest.identity] = manifest
+                    self._manifests.setdefault(manifest.identity, manifest)
+            return found
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Return None: a service tells nobody when a page was used."""
+        return None
 
     def close(self) -> None:
         """Wait for calls in flight, then close the connections."""
@@ -470,29 +496,36 @@ class RemoteStorage:
             StorageError: a server does not take a layout; or none answers.
         """
         resting = [server for server in self._servers if server.breaker.is_resting]
+        failed: list[StorageError] = []
         for some in ([server for server in self._servers if server not in resting], resting):
-            replies = [reply for server in some if (reply := self._greet(server, manifests)) is not None]
+            answers = [self._greet(server, manifests) for server in some]
+            replies = [answer for answer in answers if isinstance(answer, pb.HelloReply)]
             if replies:
                 return replies
-        raise StorageError(f"{self._servers[0].name}: no server answers", retryable=True)
+            failed += [answer for answer in answers if isinstance(answer, StorageError)]
+        raise StorageError(f"no server answers: {failed[0]}", retryable=True) from failed[0]
 
-    def _greet(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | None:
-        """Say Hello; None where the server does not answer."""
-        if self._await_reply(server, Call.HELLO, lambda: server.greet(manifests)) is None:
-            return server.agreed
-        return None
+    def _greet(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | StorageError:
+        """Say Hello; return what the server says of itself, or why it does not answer."""
+        failed = self._await_reply(server, Call.HELLO, lambda: server.greet(manifests))
+        if failed is not None:
+            return failed
+        assert server.agreed is not None, "a server that was greeted has said what it is"
+        return server.agreed
 
-    def _send_once(self, server: Server, call: Call, message: bytes) -> bytes:
+    def _send_once(self, server: Server, call: Call, request: Message, identities: Iterable[bytes]) -> bytes:
         """Ask a server, and no other; again only where it wants to hear Hello first, and so has done nothing."""
+        manifests = {identity: self._manifests[identity] for identity in identities}
+        message = request.SerializeToString()
         try:
-            server.greet(self._manifests)
+            server.greet(manifests)
             try:
                 return server.ask(call, message)()
             except grpc.RpcError as error:
                 if not wants_hello(error):
                     raise
             server.forget_greetings()
-            server.greet(self._manifests)
+            server.greet(manifests)
             return server.ask(call, message)()
         except grpc.RpcError as error:
             raise storage_error(error, call, server) from error

@@ -7,10 +7,12 @@ from typing import NoReturn, TypeVar
 from unified_cache.errors import CacheError, ClosedError, StorageError, StorageFullError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.common.breaker import Admission, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
 
 __all__ = ["BreakerStorage"]
 
@@ -112,6 +114,10 @@ class BreakerStorage:
         """Have the wrapped backend tell what goes; asking it waits for nothing."""
         return removals_of(self._backend)
 
+    def catalog(self) -> Catalog | None:
+        """Hand on the wrapped backend's catalog; while open its calls raise StorageError: no listing would be a lie."""
+        return WrappedCatalog.of(self._backend, self._asked_or_refused)
+
     def close(self) -> None:
         """Close the wrapped backend, in any state."""
         self._closed = True
@@ -134,6 +140,9 @@ class BreakerStorage:
             del self._admitted[thread_id]
         self._breaker.record_outcome(admission, failed=False)
         return result
+
+    def _asked_or_refused(self, method: Method, work: Callable[[], Result]) -> Result:
+        return self._ask(method, work, self._refuse)
 
     def _refuse(self) -> NoReturn:
         message = f"the store is left alone after {self._breaker.failures_max} failures"

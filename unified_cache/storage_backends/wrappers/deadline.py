@@ -16,9 +16,11 @@ from typing import Generic, TypeVar
 from unified_cache.errors import ClosedError, ConfigError, StorageError, StorageTimeoutError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
 
 __all__ = ["CallWatch", "DeadlineStorage", "StuckCall", "call_within"]
 
@@ -314,6 +316,10 @@ class DeadlineStorage:
     def removals(self) -> RemovalFeed | None:
         """Have the wrapped backend tell what goes; asking it waits for nothing."""
         return removals_of(self._backend)
+
+    def catalog(self) -> Catalog | None:
+        """Wait for the wrapped backend's catalog no longer than for its other calls."""
+        return WrappedCatalog.of(self._backend, self._run)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse calls, let those in flight return, close the wrapped backend; wait at most ``timeout_s`` in all.

@@ -11,10 +11,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
 
 __all__ = ["LATENCY_BUCKETS_S", "MeteredStorage", "StorageMetrics"]
 
@@ -118,6 +120,10 @@ class MeteredStorage:
     def removals(self) -> RemovalFeed | None:
         """Have the wrapped backend tell what goes; asking it waits for nothing."""
         return removals_of(self._backend)
+
+    def catalog(self) -> Catalog | None:
+        """Count and time the calls of the wrapped backend's catalog."""
+        return WrappedCatalog.of(self._backend, self._timed)
 
     def close(self) -> None:
         """Close the wrapped backend."""

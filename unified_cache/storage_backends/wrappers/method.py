@@ -6,7 +6,7 @@ __all__ = ["Method"]
 
 
 class Method(Enum):
-    """A method of ``StorageBackend``: what a wrapper counts, times, delays or names in a message."""
+    """A method of ``StorageBackend`` or of ``Catalog``: what a wrapper counts, times, delays or names in a message."""
 
     CAPABILITY = "capability"
     REGISTER = "register"
@@ -17,4 +17,6 @@ class Method(Enum):
     REMOVE = "remove"
     CLEAR = "clear"
     SCAN = "scan"
+    MANIFESTS = "manifests"
+    USED_BETWEEN = "used_between"
     CLOSE = "close"

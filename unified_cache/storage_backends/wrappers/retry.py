@@ -10,6 +10,7 @@ from typing import TypeVar
 from unified_cache.errors import ConfigError, StorageError, StorageTimeoutError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import Catalog, catalog_in
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
@@ -104,6 +105,10 @@ class RetryStorage:
     def removals(self) -> RemovalFeed | None:
         """Have the wrapped backend tell what goes; asking it waits for nothing."""
         return removals_of(self._backend)
+
+    def catalog(self) -> Catalog | None:
+        """Hand on the catalog of the wrapped backend: its calls are made once."""
+        return catalog_in(self._backend)
 
     def close(self) -> None:
         """Close the wrapped backend."""

@@ -1,0 +1,214 @@
+"""Every storage command over a service, by its URL, and by each role: what the README says that every store does."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import CommandResult, ask
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill, objects_of
+from tests.support.running_service import RunningService, running
+from unified_cache.cli.main import run
+from unified_cache.errors import StorageError
+from unified_cache.offline.stores import identities_of
+from unified_cache.page import Prompt
+from unified_cache.seal import Label
+from unified_cache.service.requests.identities import listed_after
+from unified_cache.storage_backends.catalog import catalog_of
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.manifest import model_of_tenant
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.testing.storage_contract import listing
+
+TOKENS = list(range(PAGES * PAGE_SIZE))
+PROMPT = Prompt.of(TOKENS, PAGE_SIZE)
+LAYOUT = LAYOUTS["full_swa"]
+
+STORES = ("memory", "file", "packed")
+"""Behind the service."""
+
+
+def storage_url(kind: str, path: Path) -> str:
+    return "memory:" if kind == "memory" else f"{kind}:{path}"
+
+
+@pytest.fixture(params=STORES)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningService]:
+    with running(storage=storage_url(request.param, tmp_path / "own"), access={"local_role": "admin"}) as server:
+        fill(open_storage(f"grpc://{server.address}"), LAYOUT, [PROMPT])
+        yield server
+
+
+def answered(*arguments: str | Path) -> str:
+    """Run a command that succeeds and return the JSON that it says."""
+    said = ask(*arguments, "--json")
+    assert said.status == 0, said.err
+    return said.out
+
+
+def test_every_storage_command_works_over_a_service(server: RunningService, tmp_path: Path) -> None:
+    url, copy, tokens = f"grpc://{server.address}", f"file:{tmp_path / 'copy'}", tmp_path / "tokens.json"
+    tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
+    contents = json.loads(answered("storage", "stat", url))
+    (identity,) = contents["identities"]
+    assert (identity["model"], identity["page_size"], identity["used"]) == ("toy", PAGE_SIZE, None)
+    assert contents["objects"] == identity["objects"] > 0
+    for verb in ("verify", "scrub"):
+        (verified,) = json.loads(answered("storage", verb, url))["identities"]
+        assert (verified["sound"], verified["findings"]) == (contents["objects"], [])
+    (copied,) = json.loads(answered("backup", url, copy))["identities"]
+    assert copied["copied_objects"] == contents["objects"]
+    warmed = json.loads(answered("prefetch", url, "--into", f"file:{tmp_path / 'warm'}", "--tokens", tokens))
+    assert warmed["prompts"][0]["restorable_tokens"] == PAGES * PAGE_SIZE
+    (collected,) = json.loads(answered("storage", "gc", url))["identities"]
+    assert (collected["misfit_objects"], collected["incomplete_objects"]) == (0, 0)
+    half = contents["bytes"] // 2
+    shrunk = json.loads(answered("storage", "gc", url, "--bytes-max", str(half)))
+    assert 0 < shrunk["bytes"] <= half
+    assert json.loads(answered("storage", "clear", url, "--all", "--yes"))["removed_objects"] == shrunk["objects"]
+    (copied_back,) = json.loads(answered("backup", copy, url))["identities"]
+    assert copied_back["copied_objects"] == contents["objects"]
+    assert json.loads(answered("storage", "stat", url))["objects"] == contents["objects"]
+
+
+def test_a_store_that_serves_no_client_any_more_is_listed_by_a_server_that_never_heard_of_it(tmp_path: Path) -> None:
+    own = f"file:{tmp_path / 'own'}"
+    with running(storage=own) as first:
+        fill(open_storage(f"grpc://{first.address}"), LAYOUT, [PROMPT])
+    with running(storage=own) as second, closing(open_storage(f"grpc://{second.address}")) as client:
+        (kept,) = identities_of(client)
+        assert kept.name == "toy"
+        assert list(listing(client, kept.digest))
+
+
+def test_what_another_tenant_or_an_engine_stored_beside_is_named_to_nobody(tmp_path: Path) -> None:
+    own, tokens = tmp_path / "own", tmp_path / "tokens"
+    secrets = {tenant: token_of(tokens, tenant, "writer", tmp_path) for tenant in ("acme", "zeta")}
+    with closing(FileStorage.open(own)) as beside:
+        fill(beside, LAYOUT, [PROMPT])
+    with running(storage=f"file:{own}", access={"tokens": str(tokens)}) as server:
+        for tenant, secret in secrets.items():
+            with closing(open_storage(f"grpc://{server.address}?token_file={secret}")) as client:
+                assert identities_of(client) == [], tenant
+        fill(open_storage(f"grpc://{server.address}?token_file={secrets['acme']}"), LAYOUT, [PROMPT])
+        with closing(open_storage(f"grpc://{server.address}?token_file={secrets['zeta']}")) as client:
+            assert identities_of(client) == []
+        with closing(open_storage(f"grpc://{server.address}?token_file={secrets['acme']}")) as client:
+            assert [kept.name for kept in identities_of(client)] == ["toy"]
+
+
+def token_of(tokens: Path, tenant: str, role: str, path: Path) -> Path:
+    made = ask("token", "new", "--tokens", tokens, "--tenant", tenant, "--role", role)
+    assert made.status == 0, made.err
+    secret = path / f"{tenant}-{role}"
+    secret.write_text(made.out.split()[0], encoding="utf-8")
+    return secret
+
+
+def test_a_reader_may_look_and_copy_and_a_writer_may_remove(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    urls: dict[str, str] = {}
+    secrets = {role: token_of(tokens, "acme", role, tmp_path) for role in ("reader", "writer", "admin")}
+    with running(storage=f"file:{tmp_path / 'own'}", access={"tokens": str(tokens)}) as server:
+        urls = {role: f"grpc://{server.address}?token_file={secret}" for role, secret in secrets.items()}
+        fill(open_storage(urls["writer"]), LAYOUT, [PROMPT])
+        for command in (["storage", "stat"], ["storage", "verify"], ["storage", "scrub"], ["storage", "gc"]):
+            assert ask(*command, urls["reader"]).status == 0, command
+        assert ask("backup", urls["reader"], f"file:{tmp_path / 'copy'}").status == 0
+        for refused in (
+            ask("storage", "clear", urls["reader"], "--all", "--yes"),
+            ask("storage", "gc", urls["reader"], "--bytes-max", "1"),
+            ask("clear", urls["reader"], "--model", "toy", "--yes"),
+            ask("clear", urls["writer"], "--all", "--yes"),
+            ask("drain", urls["writer"]),
+        ):
+            assert is_denied(refused)
+        assert json.loads(answered("storage", "stat", urls["reader"]))["objects"] != 0
+        assert ask("clear", urls["writer"], "--model", "toy", "--yes").status == 0
+        assert json.loads(answered("storage", "stat", urls["reader"]))["objects"] == 0
+        assert ask("clear", urls["admin"], "--all", "--yes").status == 0
+
+
+def is_denied(said: CommandResult) -> bool:
+    return said.status == 1 and "PERMISSION_DENIED" in said.error
+
+
+@pytest.mark.parametrize("kind", ["file", "packed"])
+def test_lookup_needs_no_store_but_the_service(kind: str, tmp_path: Path) -> None:
+    tokens, back = tmp_path / "tokens.json", tmp_path / "back"
+    tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
+    with running(storage=f"{kind}:{tmp_path / 'own'}") as server:
+        url = f"grpc://{server.address}"
+        assert "nothing was ever stored there" in ask("lookup", url, "--tokens", tokens).error
+        fill(open_storage(url), LAYOUT, [PROMPT])
+        assert restorable(ask("lookup", url, "--tokens", tokens, "--json")) == PAGES * PAGE_SIZE
+        fill(open_storage(url), LAYOUTS["full"], [PROMPT])
+        refused = ask("lookup", url, "--tokens", tokens)
+        assert (refused.status, refused.error.count("(toy, pages of 8 tokens)")) == (2, 2)
+        with closing(open_storage(url)) as client:
+            for kept in identities_of(client):
+                named = ["--identity", kept.digest.hex()[:9], "--model", "toy", "--page-size", str(PAGE_SIZE)]
+                assert restorable(ask("lookup", url, "--tokens", tokens, "--json", *named)) == PAGES * PAGE_SIZE
+            (stored, *_) = objects_of(client, LAYOUT)
+        assert run(["get", url, stored.object_name, "--output", str(back)]) == 0
+        assert run(["put", url, stored.object_name, "--input", str(back)]) == 0
+
+
+def restorable(said: CommandResult) -> int:
+    assert said.status == 0, said.err
+    (prompt,) = json.loads(said.out)
+    found: int = prompt["restorable_tokens"]
+    return found
+
+
+def test_an_object_of_no_pool_goes_by_gc_over_a_service(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    with running(storage=f"file:{own}") as server:
+        url = f"grpc://{server.address}"
+        fill(open_storage(url), LAYOUT, [PROMPT])
+        pool = LAYOUT.pools[0].name
+        stray = next(each for each in own.rglob(f"*.{pool}") if each.is_file())
+        stray.rename(stray.with_suffix(".nobody"))
+        (collected,) = json.loads(answered("storage", "gc", url))["identities"]
+        assert collected["misfit_objects"] == 1
+        assert not list(own.rglob("*.nobody"))
+
+
+def test_a_listing_fails_as_one_line_while_a_server_is_away() -> None:
+    said = ask("storage", "stat", "grpc://127.0.0.1:1?timeout_s=2")
+    assert (said.status, "UNAVAILABLE" in said.error) == (1, True)
+
+
+def test_names_of_tenants_and_models_do_not_run_into_each_other(tmp_path: Path) -> None:
+    assert not model_of_tenant("ab", "c").startswith(model_of_tenant("a", ""))
+
+
+def stored_by(storage: StorageBackend) -> list[Label]:
+    return [each.label for digest in catalog_of(storage).manifests() for each in listing(storage, digest)]
+
+
+def test_more_identities_than_a_server_remembers_are_all_listed_and_cleared(tmp_path: Path) -> None:
+    layouts = [LAYOUTS[name] for name in ("full", "full_swa", "full_mamba", "full_swa_mamba")]
+    with running(storage=f"file:{tmp_path / 'own'}", limits={"identities_max": 2}) as server:
+        url = f"grpc://{server.address}"
+        for layout in layouts:
+            fill(open_storage(url), layout, [PROMPT])
+        with closing(open_storage(url)) as client:
+            assert len(identities_of(client)) == len(layouts)
+            assert {label.identity for label in stored_by(client)} == {kept.digest for kept in identities_of(client)}
+        assert ask("storage", "clear", url, "--all", "--yes").status == 0
+        assert json.loads(answered("storage", "stat", url))["objects"] == 0
+
+
+def test_a_client_believes_no_listing_that_never_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with running(storage=f"file:{tmp_path / 'own'}") as server, monkeypatch.context() as patched:
+        url = f"grpc://{server.address}"
+        fill(open_storage(url), LAYOUT, [PROMPT])
+        module = "unified_cache.service.servicer.listed_after"
+        original = listed_after
+        patched.setattr(module, lambda after, *rest: original(b"", *rest))
+        with closing(open_storage(url)) as client, pytest.raises(StorageError, match="in order"):
+            catalog_of(client).manifests()
