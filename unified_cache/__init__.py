@@ -1,11 +1,12 @@
 """Prefix cache and L3 KV store for LLM serving engines.
 
-The names below are loaded when first used, so that importing one room of the package does not load torch.
+The names below are loaded when first used: what an engine embeds needs torch, the extra ``engine``; the rest does not.
 """
 
 import logging
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from unified_cache.extras import import_with_extra
 
 if TYPE_CHECKING:
     from unified_cache.cache import UnifiedCache
@@ -81,7 +82,11 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from the room it lives in."""
+    """Load a public name from the room it lives in.
+
+    Raises:
+        MissingExtraError: it needs torch, which is not installed.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_with_extra(f"{__name__}.{_HOMES[name]}", "engine", f"{__name__}.{name}"), name)

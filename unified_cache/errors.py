@@ -6,6 +6,7 @@ A miss, a full pool and "not yet" are return values, never exceptions.
     ├── InputError             what the caller passed is wrong; nothing was changed
     │   ├── TokenError         token ids that are not a flat run of integers in [0, 2**31)
     │   ├── ConfigError        a setting or a combination of settings that cannot work
+    │   │   └── MissingExtraError  a package is not installed that an extra of this one brings; an ImportError too
     │   ├── LayoutError        pools or components that contradict each other
     │   ├── SlotError          slots that are not the caller's to free or to insert
     │   ├── LockError          a lock that was released already or belongs to another cache
@@ -43,6 +44,7 @@ __all__ = [
     "InternalError",
     "LayoutError",
     "LockError",
+    "MissingExtraError",
     "OperationTimeoutError",
     "OwnerThreadError",
     "RankError",
@@ -73,6 +75,13 @@ class TokenError(InputError):
 
 class ConfigError(InputError):
     """A setting, or a combination of settings, cannot work."""
+
+
+class MissingExtraError(ConfigError, ImportError):
+    """A package is not installed that an extra of this package brings; the message has the command that installs it.
+
+    An ``ImportError`` as well, whose ``name`` is the missing package: ``try: import ... except ImportError`` holds.
+    """
 
 
 class LayoutError(InputError):

@@ -8,13 +8,16 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from unified_cache.arguments import check_each, check_kind
 from unified_cache.config import CacheConfig
 from unified_cache.errors import ConfigError, CopyError, LayoutError
+from unified_cache.extras import needs_extra
 from unified_cache.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.seal import HEADER_BYTES, Label, seal
+
+with needs_extra("engine", "unified_cache.memory"):
+    import torch
 
 __all__ = ["AT_ONCE", "Copied", "DevicePool", "HostPool", "NoBytes", "PageMemory", "TieredMemory"]
 

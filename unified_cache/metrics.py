@@ -7,15 +7,11 @@ REGISTRY.register(CacheCollector(cache))
 from collections.abc import Iterator
 from typing import Protocol
 
-from unified_cache.errors import ConfigError
+from unified_cache.extras import needs_extra
 from unified_cache.stats import Stats
 
-try:
+with needs_extra("metrics", "unified_cache.metrics"):
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-except ImportError as error:
-    raise ConfigError(
-        "metrics of a cache need prometheus_client, which is not installed: pip install 'unified-cache[metrics]'"
-    ) from error
 
 __all__ = ["CacheCollector", "StatsSource"]
 

@@ -1,13 +1,15 @@
-"""Without extras the library and the commands over local stores work; other commands name the extra that they need."""
+"""Without extras the commands over local stores work; whatever else is called or imported names the extra it needs."""
 
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.sources import ROOT
+from tests.support.offline import LAYOUTS, fill, open_store, prompt_of
 from tests.unit.repository.test_documents import example_program
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
@@ -16,14 +18,13 @@ TIMEOUT_S = 240
 Ended = tuple[int, str]
 """Exit status and standard error."""
 
-REFUSED = "from tests.support.base_install import refuse_extras; refuse_extras()"
+REFUSED = "from tests.support.base_install import refuse_extras; refuse_extras({})"
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
 
 STORE = "file:store"
 REPLAY = ("replay", str(TRACE), "--limit", "20")
 WORKING = {
     "layout": ("layout", "deepseek-v4-flash"),
-    "replay without bytes": (*REPLAY, "--no-bytes"),
-    "replay over files": (*REPLAY, "--storage", STORE),
     "storage stat": ("storage", "stat", STORE),
     "storage verify": ("storage", "verify", STORE),
     "storage gc": ("storage", "gc", STORE),
@@ -34,24 +35,46 @@ WORKING = {
 """In this order; later ones use what earlier ones have stored."""
 
 MISSING = {
-    "report": (*REPLAY, "--no-bytes", "--report", "report"),
+    "engine": (*REPLAY, "--no-bytes"),
     "transformers": ("demo",),
     "service": ("serve", "--storage", "memory:"),
+    "service, for tokens": ("token", "list", "--tokens", "tokens"),
     "remote": ("ping", "grpc://127.0.0.1:1"),
     "remote, by the URL of a store": ("storage", "stat", "grpc://127.0.0.1:1"),
 }
 """By the extra that each command line needs. Mooncake is imported in processes of its own, see ``test_native``."""
+
+IMPORTS = {
+    "from unified_cache import UnifiedCache": ("unified_cache.UnifiedCache", "engine"),
+    "from unified_cache import open_storage; open_storage('grpc://127.0.0.1:1')": ("grpc:", "remote"),
+    "import unified_cache.cache": ("unified_cache.memory", "engine"),
+    "import unified_cache.forward": ("unified_cache.forward", "engine"),
+    "import unified_cache.ranks.gloo": ("unified_cache.ranks.gloo", "engine"),
+    "import unified_cache.storage_backends.wrappers.metered": ("MeteredStorage", "metrics"),
+    "import unified_cache.demo.engine": ("the demo", "transformers"),
+    "import unified_cache.integrations.transformers": ("unified_cache.integrations.transformers", "transformers"),
+    "import unified_cache.testing.tiny_models": ("unified_cache.testing.tiny_models", "transformers"),
+    "import unified_cache.events.config": ("unified_cache.events", "events"),
+    "import unified_cache.events.subscriber": ("unified_cache.events", "events"),
+    "import unified_cache.events.router_client": ("a router's client", "router"),
+    "import unified_cache.service.server": ("the service", "service"),
+    "import unified_cache.storage_backends.remote.store": ("grpc:", "remote"),
+}
+"""Line that fails without extras: what says so of itself, and the extra that it names."""
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """Run all command lines in one process without extras."""
     lines = WORKING | MISSING
+    directory = tmp_path_factory.mktemp("base")
+    with closing(open_store("file", directory / "store")) as storage:
+        fill(storage, LAYOUTS["full"], [prompt_of(1)])
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.base_install"],
         check=True,
-        cwd=tmp_path_factory.mktemp("base"),
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        cwd=directory,
+        env=ENVIRONMENT,
         input=json.dumps(list(lines.values())),
         capture_output=True,
         text=True,
@@ -76,16 +99,60 @@ def test_a_missing_extra_is_named_in_one_line(ended: dict[str, Ended], name: str
     assert errors.count("\n") == 1
 
 
-def test_every_public_name_and_the_readmes_example_work_without_extras(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", IMPORTS)
+def test_an_import_names_the_extra_that_is_missing(line: str, imported: dict[str, str]) -> None:
+    purpose, extra = IMPORTS[line]
+    assert imported[line].startswith(f"MissingExtraError: {purpose} needs ")
+    assert imported[line].endswith(f", which is not installed: pip install 'unified-cache[{extra}]'")
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, str]:
+    """Try all lines in one process without extras; return what each raises."""
+    program = f"""
+import json
+{REFUSED.format("")}
+found = {{}}
+for line in {list(IMPORTS)!r}:
+    try:
+        exec(line)
+    except ImportError as error:
+        found[line] = f"{{type(error).__name__}}: {{error}}"
+print(json.dumps(found))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("name", ["host_and_file", "kv_events", "memory_only", "two_engines"])
+def test_an_example_names_the_extra_that_is_missing(name: str, tmp_path: Path) -> None:
+    example = ROOT / "examples" / f"{name}.py"
+    program = f"{REFUSED.format('')}\nimport runpy\nrunpy.run_path({str(example)!r}, {{}}, '__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert "pip install 'unified-cache[" in done.stderr.splitlines()[-1]
+
+
+def test_every_public_name_and_the_readmes_example_work_with_torch_alone(tmp_path: Path) -> None:
     example = example_program((ROOT / "README.md").read_text(encoding="utf-8"))
     program = (
-        f"{REFUSED}\nimport unified_cache\n[getattr(unified_cache, name) for name in unified_cache.__all__]\n{example}"
+        f"{REFUSED.format(repr('engine'))}\n"
+        f"import unified_cache\n[getattr(unified_cache, name) for name in unified_cache.__all__]\n{example}"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],
         check=False,
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -94,8 +161,14 @@ def test_every_public_name_and_the_readmes_example_work_without_extras(tmp_path:
     assert "cache.slots(lock)=array([1, 2, 3, 4]" in result.stdout
 
 
-def test_the_packages_of_every_extra_are_refused() -> None:
-    program = f"{REFUSED.replace('refuse_extras()', 'print(*refuse_extras().packages)')}"
-    found = subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True, text=True)
+def test_the_packages_of_every_extra_are_refused_but_for_those_kept() -> None:
     wanted = {"grpc", "prometheus_client", "jinja2", "matplotlib", "pydantic_settings", "cryptography", "transformers"}
-    assert wanted <= set(found.stdout.split())
+    assert wanted | {"torch"} <= refused_packages("")
+    assert "torch" not in refused_packages("'engine'")
+    assert wanted <= refused_packages("'engine'")
+
+
+def refused_packages(kept: str) -> set[str]:
+    program = REFUSED.format(kept).replace("; ", "; print(*") + ".packages)"
+    found = subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True, text=True)
+    return set(found.stdout.split())

@@ -18,6 +18,7 @@ from urllib.request import urlopen
 import grpc
 import pytest
 
+from tests.support.base_install import without_torch
 from tests.support.running_service import CALL_S, called, refusal
 from tests.support.service_flood import Asker
 from unified_cache.cli.main import run
@@ -61,7 +62,9 @@ def serving(directory: Path, *options: str, variables: Mapping[str, str] | None 
     apart = {f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0", f"{VARIABLE}AUDIT__FILE": str(directory / "audit")}
     given = {**apart, **(variables or {})}
     command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--storage", f"file:{directory / 'kv'}", *options]
-    with subprocess.Popen(command, env={**os.environ, **given}, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        command, env=without_torch({**os.environ, **given}), stderr=subprocess.PIPE, text=True
+    ) as child:
         try:
             assert child.stderr is not None
             # Mooncake's client writes lines of its own before ours.
@@ -128,7 +131,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
 
 def test_insecure_is_said_loudly(tmp_path: Path) -> None:
     command = [*COMMAND, "serve", "--listen", "0.0.0.0:0", "--storage", "memory:", "--insecure"]
-    variables = {**os.environ, f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0"}
+    variables = without_torch({**os.environ, f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0"})
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         assert child.stderr.readline().startswith("warning: --insecure: other machines can call 0.0.0.0:0")

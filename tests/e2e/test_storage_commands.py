@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.base_install import without_torch
 from tests.support.offline import (
     LAYOUTS,
     PAGE_SIZE,
@@ -335,7 +336,9 @@ def test_an_interrupted_backup_says_so_leaves_whole_objects_and_goes_on(ask: Ask
     assert all(storage.put(pages, Level.CACHED))
     storage.close()
     source, target = url_of("file", tmp_path / "source"), url_of("file", tmp_path / "target")
-    with subprocess.Popen([*COMMAND, "backup", source, target], stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [*COMMAND, "backup", source, target], env=without_torch(), stderr=subprocess.PIPE, text=True
+    ) as child:
         assert child.stderr is not None
         assert PROGRESS.match(child.stderr.readline())
         child.send_signal(signal.SIGINT)

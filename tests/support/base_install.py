@@ -1,14 +1,17 @@
-"""A process in which no package of an extra can be imported, as after ``pip install unified-cache``.
+"""Processes in which packages of extras cannot be imported, as after ``pip install unified-cache``.
 
-Run as a program it takes command lines as JSON on standard input, and answers with the exit status and the standard
-error of each.
+``without_torch`` is the environment of a process that lacks torch alone, and so do all that it starts: what a service
+or a storage node runs in. Run as a program, this module lacks the packages of all extras; it takes command lines as
+JSON on standard input, and answers with the exit status and the standard error of each.
 """
 
 import io
 import json
+import os
 import re
 import sys
 import tomllib
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -16,10 +19,15 @@ from importlib.metadata import packages_distributions
 
 from tests.sources import ROOT
 
-__all__ = ["ExtrasRefused", "refuse_extras"]
+__all__ = ["ExtrasRefused", "refuse_extras", "without_torch"]
 
 DEVELOPMENT = "dev"
 """The extra that tests are run with: it brings the others, and what tests need."""
+
+OURS = "unified-cache"
+"""Named by extras that contain others."""
+
+WITHOUT_TORCH = ROOT / "tests" / "support" / "without_torch"
 
 
 class ExtrasRefused(MetaPathFinder):
@@ -38,11 +46,18 @@ class ExtrasRefused(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def refuse_extras() -> ExtrasRefused:
-    """Make every later import of an extra's package fail; return what does it."""
+def without_torch(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a process that finds no torch, and neither do those that it starts."""
+    before = environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": os.pathsep.join(map(str, (WITHOUT_TORCH, before or ROOT)))}
+
+
+def refuse_extras(*kept: str) -> ExtrasRefused:
+    """Make every later import of an extra's package fail, but for those of the extras ``kept``; return what does it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
-    wanted = {_distribution(each) for extra, needs in extras.items() if extra != DEVELOPMENT for each in needs}
+    there = {_distribution(each) for extra in kept for each in extras[extra]} | {OURS}
+    wanted = {_distribution(each) for extra, needs in extras.items() if extra != DEVELOPMENT for each in needs} - there
     packages = {
         package
         for package, distributions in packages_distributions().items()

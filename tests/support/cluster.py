@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.base_install import without_torch
 from unified_cache.cli.main import run
 from unified_cache.cluster.child import wait_until
 from unified_cache.cluster.host_port import HostPort
@@ -69,7 +70,7 @@ def ask_apart(
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env=environment,
+        env=without_torch(environment),
     )
     return CommandResult(result.returncode, result.stdout, result.stderr)
 
@@ -88,7 +89,7 @@ class RunningCommand:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=without_torch(environment),
             start_new_session=True,
         )
         self.events: list[dict[str, object]] = []

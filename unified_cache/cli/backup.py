@@ -36,7 +36,27 @@ from unified_cache.page import Namespace
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 from unified_cache.storage_backends.url import open_storage
 
-__all__ = ["BackupCommand", "PrefetchCommand"]
+__all__ = ["BackupCommand", "PrefetchCommand", "backup_app"]
+
+BACKUP_EPILOG = """**Examples**
+
+Everything that a store holds, then again what was added since:
+
+    unified-cache backup file:/var/cache/kv file:/mnt/backup/kv
+
+The system prompts of one tenant:
+
+    unified-cache backup file:kv file:seed --prefix prompts.jsonl --tenant acme
+"""
+
+PREFETCH_EPILOG = """**Examples**
+
+    unified-cache prefetch file:/mnt/backup/kv --into file:/var/cache/kv --tokens prompt.json
+
+    unified-cache prefetch file:seed --into my_stores.redis:connect:cache-1 --tokens prompts.jsonl --json
+"""
+
+backup_app = typer.Typer(rich_markup_mode="markdown")
 
 SOURCE_HELP = "Store to read: file:DIR, packed:DIR or package.module:factory."
 TARGET_HELP = "Store to write, made if absent: file:DIR, packed:DIR or package.module:factory."
@@ -225,3 +245,7 @@ def _prefetched_as_json(found: Prefetched, page_size: int) -> dict[str, int]:
         "restorable_pages": found.restorable_pages,
         "restorable_tokens": found.restorable_pages * page_size,
     }
+
+
+backup_app.command("backup", epilog=BACKUP_EPILOG)(BackupCommand)
+backup_app.command("prefetch", epilog=PREFETCH_EPILOG)(PrefetchCommand)

@@ -26,7 +26,16 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing import storage_contract
 
-__all__ = ["ConformanceCommand", "ContractTrial", "TrialVerdict", "promises_of", "try_promises"]
+__all__ = ["ConformanceCommand", "ContractTrial", "TrialVerdict", "conformance_app", "promises_of", "try_promises"]
+
+CONFORMANCE_EPILOG = """**Examples**
+
+    unified-cache conformance my_stores.redis:connect --bytes-max 1MiB
+
+    unified-cache conformance file:/tmp/scratch
+"""
+
+conformance_app = typer.Typer(rich_markup_mode="markdown")
 
 _OWN_IDENTITIES = (
     storage_contract.label(1).identity,
@@ -206,3 +215,6 @@ def _attempt(test: _Test, open_backend: Callable[[], StorageBackend]) -> Callabl
             test(storage)
 
     return attempt
+
+
+conformance_app.command("conformance", epilog=CONFORMANCE_EPILOG)(ConformanceCommand)

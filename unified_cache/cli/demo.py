@@ -21,7 +21,9 @@ from unified_cache.files import check_writable, write_whole
 if TYPE_CHECKING:
     from unified_cache.demo.result import DemoResult
 
-__all__ = ["DEMO_EPILOG", "DemoCommand"]
+__all__ = ["DemoCommand", "demo_app"]
+
+demo_app = typer.Typer(rich_markup_mode="markdown")
 
 STDOUT = "-"
 
@@ -106,3 +108,6 @@ def print_demo(stream: TextIO, result: "DemoResult") -> None:
     console.print(tiers)
     console.print_line(f"tokens are means, times medians; forwards: {result.forwards_text()}")
     console.print_line(result.verdict())
+
+
+demo_app.command("demo", epilog=DEMO_EPILOG)(DemoCommand)

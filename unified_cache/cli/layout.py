@@ -13,7 +13,16 @@ from unified_cache.components.layouts import COST_TOKENS, PRESETS, SizedLayout, 
 from unified_cache.errors import LayoutError
 from unified_cache.window import SPAN_ALL
 
-__all__ = ["layout", "layout_as_json", "print_layout", "size_named"]
+__all__ = ["layout", "layout_app", "layout_as_json", "print_layout", "size_named"]
+
+LAYOUT_EPILOG = """**Examples**
+
+    unified-cache layout deepseek-v4-flash
+
+    unified-cache layout path/to/config.json --page-size 64 --json
+"""
+
+layout_app = typer.Typer(rich_markup_mode="markdown")
 
 WIDTH_MIN = 100
 """Columns assumed where the output is no terminal; the tables fit."""
@@ -157,3 +166,6 @@ def _cost(sized: SizedLayout) -> Table:
 
 def _pages(count: int) -> str:
     return "the last page" if count == 1 else f"the last {count:,} pages"
+
+
+layout_app.command("layout", epilog=LAYOUT_EPILOG)(layout)

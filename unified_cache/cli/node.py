@@ -17,7 +17,16 @@ from unified_cache.cluster.production import run_node
 from unified_cache.storage_backends.mooncake.hosts import check_resolves, source_host
 from unified_cache.storage_backends.mooncake.native import master_program
 
-__all__ = ["NodeCommand"]
+__all__ = ["NodeCommand", "node_app"]
+
+NODE_EPILOG = """**Examples**
+
+    unified-cache node --master 10.0.0.1:50051 --segment-bytes 64GiB
+
+    unified-cache node --master cache-master:50051 --segment-bytes 64GiB --host cache-1 --wait-s 60
+"""
+
+node_app = typer.Typer(rich_markup_mode="markdown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +69,6 @@ class NodeCommand:
         segment_bytes = parse_bytes("--segment-bytes", self.segment_bytes)
         settings = NodeSettings(master, segment_bytes, HostPort(host, port), self.protocol)
         run_node(settings, self.wait_s, self.ready_file, EventLog(sys.stderr, time.time))
+
+
+node_app.command("node", epilog=NODE_EPILOG)(NodeCommand)

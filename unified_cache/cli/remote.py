@@ -23,7 +23,7 @@ from unified_cache.cli.options import (
     TokensFileOption,
 )
 from unified_cache.cli.storage_tables import print_json
-from unified_cache.cli.text import console_on, size_text, table
+from unified_cache.cli.text import console_on, example, size_text, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import write_whole
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from unified_cache.storage_backends.remote.inquiry import Inquiry
 
 __all__ = [
-    "REMOTE_COMMANDS",
     "DrainCommand",
     "GetCommand",
     "LookupCommand",
@@ -49,7 +48,10 @@ __all__ = [
     "PutCommand",
     "RemoteClearCommand",
     "RemoteStatCommand",
+    "remote_app",
 ]
+
+remote_app = typer.Typer(rich_markup_mode="markdown")
 
 DIGEST_BYTES = 32
 
@@ -366,3 +368,8 @@ REMOTE_COMMANDS = {
     "drain": (DrainCommand, ""),
 }
 """Commands by name, each with the arguments of an example after the URL."""
+
+
+for _name, (_command, _arguments) in REMOTE_COMMANDS.items():
+    _line = f"unified-cache {_name} grpc://127.0.0.1:50051{_arguments}"
+    remote_app.command(_name, epilog=example(_line))(_command)

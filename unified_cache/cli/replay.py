@@ -7,7 +7,6 @@ refused option should wait for those.
 import json
 import sys
 from dataclasses import astuple, dataclass, fields
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -37,7 +36,24 @@ if TYPE_CHECKING:
 
     from unified_cache.replay.result import ReplayResult
 
-__all__ = ["ReplayCommand"]
+__all__ = ["ReplayCommand", "replay_app"]
+
+REPLAY_EPILOG = """**Examples**
+
+What would an L1 of 50,000 pages hit? No payload moves:
+
+    unified-cache replay trace.jsonl.gz --device-pages 50000 --host-pages 0 --no-bytes
+
+Three tiers, every byte verified, and a page to look at:
+
+    unified-cache replay trace.jsonl.gz --storage file:/tmp/kv --report out
+
+All pools of a model, tiers in the bytes they would take:
+
+    unified-cache replay trace.jsonl.gz --model deepseek-v4-flash --device-bytes 40GiB --host-bytes 500GiB
+"""
+
+replay_app = typer.Typer(rich_markup_mode="markdown")
 
 STDOUT = "-"
 
@@ -121,13 +137,13 @@ class ReplayCommand:
         """
         settings = self._plain_settings() if self.model is None else self._model_settings(self.model)
         requests = read_trace(self.trace, self.limit)
+        runner = import_with_extra("unified_cache.replay.runner", "engine", "replay")
         report = None if self.report is None else import_with_extra("unified_cache.replay.report", "report", "--report")
         if self.report is not None:
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
         if self.json_file not in (None, STDOUT):
             check_writable(Path(self.json_file).parent)
-        runner = import_module("unified_cache.replay.runner")
         with progress_on(sys.stderr, len(requests) * (2 if settings.plan.compares_private_stores else 1)) as watch:
             result: ReplayResult = runner.replay(self.trace.name, requests, settings, watch)
         self._show(result, report)
@@ -204,3 +220,6 @@ def _given(value: _T | None, default: _T) -> _T:
 
 def _bytes_or(default: _T, option: str, text: str | None) -> int | _T:
     return default if text is None else parse_bytes(option, text)
+
+
+replay_app.command("replay", epilog=REPLAY_EPILOG)(ReplayCommand)

@@ -18,7 +18,7 @@ from unified_cache.cli.text import example
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
 
-__all__ = ["SERVE_EPILOG", "ServeCommand", "TokenListCommand", "TokenNewCommand", "TokenRevokeCommand", "token_app"]
+__all__ = ["ServeCommand", "TokenListCommand", "TokenNewCommand", "TokenRevokeCommand", "serve_app", "token_app"]
 
 SERVE_EPILOG = """**Examples**
 
@@ -48,6 +48,7 @@ INSECURE_WARNING = (
 GRPC_LOG = "GRPC_VERBOSITY"
 """Of gRPC's C core, which writes lines of its own kind on standard error, one for each handshake that fails."""
 
+serve_app = typer.Typer(rich_markup_mode="markdown")
 token_app = typer.Typer(
     name="token",
     epilog=CALLERS_EPILOG,
@@ -90,7 +91,7 @@ class ServeCommand:
             CacheError: the store cannot be opened, or calls did not finish in the grace.
         """
         os.environ.setdefault(GRPC_LOG, "NONE")
-        settings_module = _service_module("settings")
+        settings_module = _service_module("settings", "serve")
         options = {
             "listen": self.listen,
             "storage": self.storage,
@@ -104,12 +105,12 @@ class ServeCommand:
             return
         if settings.insecure and not settings.address.is_local:
             sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
-        _service_module("operations.allocator").keep_freed_memory()
-        drains = _service_module("operations.drain")
+        _service_module("operations.allocator", "serve").keep_freed_memory()
+        drains = _service_module("operations.drain", "serve")
         drain = drains.Drain()
-        log = _service_module("operations.logs").log_to(sys.stderr, settings.log)
+        log = _service_module("operations.logs", "serve").log_to(sys.stderr, settings.log)
         with drains.signals_drain(drain):
-            service = _service_module("server").Service.open(settings, log, drain)
+            service = _service_module("server", "serve").Service.open(settings, log, drain)
             log.event("serving", f"{settings.listen} port {service.port}, metrics port {service.metrics_port}")
             drain.wait()
             log.event("draining", f"calls in flight have {settings.drain.grace_s} s")
@@ -135,8 +136,8 @@ class TokenNewCommand:
             ConfigError: no such role, or no name of a tenant.
             OSError: the file cannot be written.
         """
-        tokens, callers = _service_module("access.tokens"), _service_module("access.callers")
-        roles = {role.value: role for role in _service_module("settings").Role}
+        tokens, callers = _token_module("access.tokens"), _token_module("access.callers")
+        roles = {role.value: role for role in _token_module("settings").Role}
         if self.role not in roles:
             raise ConfigError(f"--role must be one of {', '.join(roles)}, found {self.role!r}")
         last_day = None if self.days is None else (datetime.now(UTC) + timedelta(days=self.days)).date()
@@ -158,7 +159,7 @@ class TokenListCommand:
         Raises:
             ConfigError: it is no file of tokens.
         """
-        for entry in _service_module("access.tokens").read_tokens(self.tokens, sys.maxsize).values():
+        for entry in _token_module("access.tokens").read_tokens(self.tokens, sys.maxsize).values():
             expires = entry.last_day or "never"
             sys.stdout.write(f"{entry.token_id} {entry.caller.tenant} {entry.caller.role.value} {expires}\n")
 
@@ -177,18 +178,23 @@ class TokenRevokeCommand:
             ConfigError: there is no such token.
             OSError: the file cannot be written.
         """
-        _service_module("access.tokens").remove_token(self.tokens, self.token_id)
+        _token_module("access.tokens").remove_token(self.tokens, self.token_id)
 
 
-def _service_module(name: str) -> ModuleType:
-    """Import a part of the service.
+def _service_module(name: str, command: str) -> ModuleType:
+    """Import a part of the service for a command.
 
     Raises:
         ConfigError: what it needs is not installed.
     """
-    return import_with_extra(f"unified_cache.service.{name}", "service", "serve")
+    return import_with_extra(f"unified_cache.service.{name}", "service", command)
 
 
+def _token_module(name: str) -> ModuleType:
+    return _service_module(name, "token")
+
+
+serve_app.command("serve", epilog=SERVE_EPILOG)(ServeCommand)
 for _name, _command, _options in (
     ("new", TokenNewCommand, " --tenant acme --role writer --days 90"),
     ("list", TokenListCommand, ""),

@@ -9,8 +9,6 @@ SGLang     first 8 bytes of   GPU, CPU_PINNED, DISK    Full alone: its consumers
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
-import msgspec
-
 from unified_cache.errors import EventFormatError
 from unified_cache.events.schema import (
     ClearedArray,
@@ -25,7 +23,11 @@ from unified_cache.events.schema import (
     WireEvent,
 )
 from unified_cache.events.values import BlockHash, ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
+from unified_cache.extras import needs_extra
 from unified_cache.window import SPAN_ALL
+
+with needs_extra("events", "unified_cache.events"):
+    import msgspec
 
 __all__ = ["Consumer", "DecodedBatch", "Encoding", "EventEncoder", "decode_batch"]
 

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import grpc
-
 from unified_cache.errors import InputError, StateError
 from unified_cache.events.index import EngineScore, Knowledge
 from unified_cache.events.router_calls import KNOWLEDGE_NUMBERS, MESSAGE_BYTES_MAX, RouterCall
+from unified_cache.extras import needs_extra
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace
 from unified_cache.proto import router_pb2 as pb
+
+with needs_extra("router", "a router's client"):
+    import grpc
 
 __all__ = ["EngineReport", "RouterClient"]
 

@@ -7,15 +7,18 @@ told otherwise.
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from unified_cache.errors import ConfigError, TokenError
 from unified_cache.events.index import PrefixIndex
 from unified_cache.events.router_calls import KNOWLEDGE_NUMBERS, MESSAGE_BYTES_MAX, ROUTER, RouterCall
 from unified_cache.events.subscriber import EventSubscriber
+from unified_cache.extras import needs_extra
 from unified_cache.page import Namespace
 from unified_cache.proto import router_pb2 as pb
+
+with needs_extra("router", "a router's server"):
+    import grpc
 
 __all__ = ["RouterServer", "RouterSettings", "is_local"]
 

@@ -5,9 +5,11 @@ A batch is an array ``[ts, events, rank]``; ``ts`` is in seconds since 1970. An 
 position, and where it ends early the rest have their default. Fields that are not named here are passed over.
 """
 
-from msgspec import Raw, Struct
-
 from unified_cache.events.values import BlockHash
+from unified_cache.extras import needs_extra
+
+with needs_extra("events", "unified_cache.events"):
+    from msgspec import Raw, Struct
 
 __all__ = [
     "ClearedArray",

@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import zmq
-
 from unified_cache.errors import ConfigError
 from unified_cache.events.book import PageBook
 from unified_cache.events.config import EventsConfig
 from unified_cache.events.encoding import EventEncoder
 from unified_cache.events.replay_buffer import ReplayBuffer
 from unified_cache.events.values import ClearedEvent, KvEvent
+from unified_cache.extras import needs_extra
 from unified_cache.page_changes import PageChange, StoredRun
+
+with needs_extra("events", "unified_cache.events"):
+    import zmq
 
 __all__ = ["ANNOUNCE_SEQ", "SEQ_BYTES", "BatchSender", "HandedOver", "PublisherCounts"]
 

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import zmq
-
 from unified_cache.errors import ConfigError, StateError
 from unified_cache.events.follower import FollowerCounts, PublisherFollower, ReplayRequest
 from unified_cache.events.index import EngineTraits, PrefixIndex
 from unified_cache.events.sender import ANNOUNCE_SEQ, SEQ_BYTES
+from unified_cache.extras import needs_extra
+
+with needs_extra("events", "unified_cache.events"):
+    import zmq
 
 __all__ = ["EventSource", "EventSubscriber", "SubscriberConfig"]
 

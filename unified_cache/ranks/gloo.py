@@ -5,11 +5,14 @@ from datetime import timedelta
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import torch.distributed as dist
 
 from unified_cache.errors import ConfigError, InputError, RankLostError
+from unified_cache.extras import needs_extra
 from unified_cache.pool import Pages
+
+with needs_extra("engine", "unified_cache.ranks.gloo"):
+    import torch
+    import torch.distributed as dist
 
 __all__ = ["BITS_MAX", "TorchRanks"]
 

@@ -10,3 +10,13 @@ servicer    the calls of the contract, put together from these
 operations  metrics, logs, traces, drain; over ``access`` and ``store``
 server      all of it opened, listening, and closed in order
 """
+
+from importlib import import_module
+
+from unified_cache.extras import needs_extra
+
+with needs_extra("service", "the service"):
+    import_module("grpc")
+    import_module("cryptography")
+
+__all__ = ()

@@ -13,14 +13,16 @@ Needs the extra ``transformers``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedModel,
-)
-
 from unified_cache.errors import ConfigError
+from unified_cache.extras import needs_extra
+
+with needs_extra("transformers", "unified_cache.testing.tiny_models"):
+    import torch
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        PreTrainedModel,
+    )
 
 __all__ = ["TINY_MODELS", "VOCABULARY", "TinyModel", "tiny_model"]
 

@@ -114,7 +114,7 @@ def test_a_closed_cache_can_still_be_scraped() -> None:
 def test_without_the_extra_the_error_names_it() -> None:
     script = "import sys; sys.modules['prometheus_client'] = None; import unified_cache.metrics"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert "ConfigError" in done.stderr
+    assert "MissingExtraError: unified_cache.metrics needs prometheus_client" in done.stderr
     assert "pip install 'unified-cache[metrics]'" in done.stderr
 
 

@@ -11,3 +11,12 @@ A page passes these files in this order:
     url         servers, credentials and timeouts of a URL
     inquiry     questions of people: status, prefix of a prompt, tokens; for the command line
 """
+
+from importlib import import_module
+
+from unified_cache.extras import needs_extra
+
+with needs_extra("remote", "grpc:"):
+    import_module("grpc")
+
+__all__ = ()

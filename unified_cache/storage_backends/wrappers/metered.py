@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-
+from unified_cache.extras import needs_extra
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import Catalog
@@ -17,6 +16,9 @@ from unified_cache.storage_backends.protocol import Answer, Capability, Level, P
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
+
+with needs_extra("metrics", "MeteredStorage"):
+    from prometheus_client import CollectorRegistry, Counter, Histogram
 
 __all__ = ["LATENCY_BUCKETS_S", "MeteredStorage", "StorageMetrics"]
 
