@@ -6,6 +6,7 @@
     landing        memory of our own, where a store that is late may still write
     transfer       pages from landing memory into the engine's rows, and back
     threads        threads that calls to a store run on, while the caller waits no longer than it may
+    retries        how long to wait after a failure, which is logged once
     opening        a store that is away when it is named, and is opened later
     registrations  identities that a store has not taken yet, announced again by the calls that need them
     pages          pages of an engine's pools as views, by addresses that are learnt

@@ -1,20 +1,18 @@
 """A store that is named by a URL and opened as soon as it is there, by a thread of its own."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
 
 from unified_cache.config import GuardConfig
 from unified_cache.errors import CacheError, InputError, StorageError
+from unified_cache.external.retries import Retries
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.protocol import Capability, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
 
 __all__ = ["OpenedStore", "StoreOpening"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,7 @@ class OpenedStore:
 class StoreOpening:
     """Opens a store on a thread of its own, again after a pause where that failed, until it is there.
 
+    A failure that lasts until somebody mends its cause, such as another format, is logged once and has a long pause.
     Nobody waits longer than they say; an attempt that hangs goes on, and there is one at a time. A store that is opened
     after this was closed is closed at once. Thread-safe.
     """
@@ -49,21 +48,19 @@ class StoreOpening:
         "_clock",
         "_closed",
         "_error",
-        "_failures_count",
         "_is_trying",
         "_next_s",
         "_open",
-        "_pauses",
+        "_retries",
         "_store",
     )
 
     def __init__(self, opened: Callable[[], OpenedStore], pauses: Backoff, clock: Callable[[], float]) -> None:
         self._open = opened
-        self._pauses = pauses
+        self._retries = Retries("opening a store", pauses)
         self._clock = clock
         self._store: OpenedStore | None = None
         self._error: Exception | None = None
-        self._failures_count = 0
         self._next_s = clock()
         self._is_trying = False
         self._closed = False
@@ -120,7 +117,6 @@ class StoreOpening:
             store = self._open()
         except (CacheError, OSError, RuntimeError, ValueError) as caught:
             error = caught.with_traceback(None)
-            logger.warning("a store could not be opened: %s", caught)
         finally:
             self._end(store, error)
 
@@ -130,10 +126,10 @@ class StoreOpening:
             self._is_trying = False
             self._error = None if store is not None else error
             if store is None:
-                self._failures_count += 1
-                self._next_s = self._clock() + self._pauses.pause_s(self._failures_count)
+                self._next_s = self._clock() + self._retries.failed(error)
             elif not self._closed:
                 self._store, store = store, None
+                self._retries.succeeded()
             self._changed.notify_all()
         if store is not None:
             store.guard.breaker.close()

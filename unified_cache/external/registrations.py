@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 
 from unified_cache.errors import CacheError
+from unified_cache.external.retries import Retries
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.backoff import Backoff
@@ -16,13 +17,13 @@ __all__ = ["Registrations"]
 class _Registration:
     """One identity, and what became of announcing it."""
 
-    __slots__ = ("failures_count", "is_taken", "manifest", "next_s", "pools")
+    __slots__ = ("is_taken", "manifest", "next_s", "pools", "retries")
 
-    def __init__(self, manifest: Manifest, pools: tuple[str, ...], next_s: float) -> None:
+    def __init__(self, manifest: Manifest, pools: tuple[str, ...], retries: Retries, next_s: float) -> None:
         self.manifest = manifest
         self.pools = pools
+        self.retries = retries
         self.is_taken = False
-        self.failures_count = 0
         self.next_s = next_s
         """When it may be announced again, by the clock."""
 
@@ -59,7 +60,9 @@ class Registrations:
         with self._guard:
             for manifest, part in zip(manifests, parts, strict=True):
                 if manifest.identity not in self._by_identity:
-                    self._by_identity[manifest.identity] = _Registration(manifest, part.names, self._clock())
+                    retries = Retries(f"registering {identity.model} with the store", self._pauses)
+                    registration = _Registration(manifest, part.names, retries, self._clock())
+                    self._by_identity[manifest.identity] = registration
         return [manifest.identity for manifest in manifests]
 
     def may_ask(self, identities: Collection[bytes]) -> bool:
@@ -86,9 +89,10 @@ class Registrations:
             slabs: Mapping[str, memoryview] = dict.fromkeys(found.pools, landing)
             try:
                 store.register(found.manifest, slabs)
-            except CacheError:
+            except CacheError as error:
                 with self._guard:
-                    found.failures_count += 1
-                    found.next_s = self._clock() + self._pauses.pause_s(found.failures_count)
+                    found.next_s = self._clock() + found.retries.failed(error)
                 raise
-            found.is_taken = True
+            with self._guard:
+                found.is_taken = True
+                found.retries.succeeded()

@@ -1,5 +1,6 @@
 """External stores over a store that hangs, fails, damages pages or is away: right answers in time, no late write."""
 
+import logging
 import random
 import shutil
 import time
@@ -17,11 +18,14 @@ from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
 from unified_cache.external import ExternalConfig, ExternalStore, Unavailable
+from unified_cache.external.retries import Retries
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Flaw, seal
+from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 
@@ -264,6 +268,73 @@ def test_a_registration_that_fails_is_made_up_after_a_pause() -> None:
     assert store.put(rows.pages([1])) == [Answer.STORED]
     assert store.counts().is_registered
     store.close()
+
+
+def test_a_store_of_another_format_is_said_once_tried_each_minute_and_used_when_it_is_mended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, tries, directory = ManualClock(), 0, tmp_path / "store"
+    directory.mkdir()
+    (directory / "somebody's").write_text("notes")
+
+    def make() -> StorageBackend:
+        nonlocal tries
+        tries += 1
+        return open_storage(f"file:{directory}")
+
+    caplog.set_level(logging.INFO, logger="unified_cache")
+    store = ExternalStore.opened_by(make, clock=clock)
+    store.register(IDENTITY, LAYOUT)
+    for _ in range(110):
+        assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
+        clock.now_s += 1.0
+    assert tries == 2  # at once and after a minute, not every few seconds
+    (said,) = caplog.records
+    assert said.levelname == "ERROR"
+    assert f"{directory} must be empty or a" in said.getMessage()
+    assert "until its cause is mended" in said.getMessage()
+    (directory / "somebody's").unlink()
+    clock.now_s += 60.0
+    assert store.exists([label_of(1)]) == [Answer.MISS]
+    assert "succeeded after 2 failures" in caplog.messages[-1]
+    store.close()
+
+
+def test_an_identity_that_is_refused_for_good_is_said_once_and_announced_each_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class ForbiddenStorage(RegisteredStorage):
+        asked_count = 0
+        is_permitted = False
+
+        def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+            self.asked_count += 1
+            if not self.is_permitted:
+                raise StorageError("tenant acme may not write here: ask its owner", retryable=False)
+
+    clock, backend = ManualClock(), ForbiddenStorage()
+    store = ExternalStore.opened_by(lambda: backend, clock=clock)
+    store.register(IDENTITY, LAYOUT)
+    for _ in range(110):
+        assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
+        clock.now_s += 1.0
+    assert backend.asked_count == 2
+    (said,) = caplog.records
+    assert said.levelname == "ERROR"
+    assert "tenant acme may not write here: ask its owner" in said.getMessage()
+    backend.is_permitted = True
+    clock.now_s += 60.0
+    assert store.exists([label_of(1)]) == [Answer.MISS]
+    store.close()
+
+
+def test_a_store_that_is_away_is_said_once_until_it_was_there(caplog: pytest.LogCaptureFixture) -> None:
+    retries, away = Retries("opening a store", Backoff(1.0, 4.0)), StorageError("away", retryable=True)
+    assert [retries.failed(away) for _ in range(5)] == [1.0, 2.0, 4.0, 4.0, 4.0]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    retries.succeeded()
+    assert retries.failed(away) == 1.0
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
 
 
 def test_a_server_that_starts_late_or_again_is_found_and_told_what_was_registered() -> None:
