@@ -6,6 +6,7 @@
     lookups     answers of the store that requests wait for
     moving      threads that move chunks between vLLM's host memory and the store
     chunks      the tier without vLLM's types: names, lookups and moving in one
+    logs        log lines of this package beside vLLM's
     metrics     figures of the tier under vLLM's names
     tier        ``UnifiedCacheTier``, an out-of-tree secondary tier; imports vLLM
     connector   ``UnifiedCacheConnector``, an out-of-tree connector over that tier; imports vLLM

@@ -9,6 +9,7 @@ vLLM loads it by name, and calls all of it on its scheduler's thread; nothing he
 and alone by ``UnifiedCacheConnector``, which finds out the revision, and everything else that KV depends on.
 """
 
+import logging
 from collections import deque
 from collections.abc import Collection, Iterable
 from typing import ClassVar
@@ -40,6 +41,7 @@ from vllm.v1.kv_offload.tiering.base import (  # pyright: ignore[reportMissingIm
 from unified_cache.errors import StateError
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.facts import row_shape, spec_facts
+from unified_cache.integrations.vllm.logs import show_logs_with
 from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.metrics import FIGURES, TierFigureKind, TierFigures
 from unified_cache.integrations.vllm.moving import Direction
@@ -82,6 +84,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         Raises:
             ConfigError: an option that cannot be, no revision, or a URL that names no store.
         """
+        show_logs_with(logging.getLogger("vllm"))
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         facts = options.pop(FACTS_KEY, None)
         settings = TierSettings.of(options)

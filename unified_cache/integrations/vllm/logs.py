@@ -1,0 +1,22 @@
+"""Log lines of this package in an engine that shows only its own."""
+
+import logging
+
+__all__ = ["show_logs_with"]
+
+PACKAGE = __name__.partition(".")[0]
+
+
+def show_logs_with(engine: logging.Logger) -> None:
+    """Have what this package logs go wherever the engine's lines go.
+
+    Changes nothing where it goes somewhere already: whoever runs the engine has said where. Calling it again is free.
+    """
+    ours = logging.getLogger(PACKAGE)
+    own = [handler for handler in ours.handlers if not isinstance(handler, logging.NullHandler)]
+    if own or (ours.parent is not None and ours.parent.hasHandlers()):
+        return
+    for handler in engine.handlers:
+        ours.addHandler(handler)
+    if ours.level == logging.NOTSET:
+        ours.setLevel(engine.getEffectiveLevel())
