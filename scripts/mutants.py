@@ -465,8 +465,16 @@ MUTANTS = [
     Mutant(
         "a registration that failed is not made up",
         "external/registrations.py",
-        "                raise\n            found.is_taken = True\n",
-        "                found.is_taken = True\n                raise\n            found.is_taken = True\n",
+        "                raise\n            with self._guard:\n                found.is_taken = True\n",
+        "                found.is_taken = True\n                raise\n            with self._guard:\n"
+        "                found.is_taken = True\n",
+        EXTERNAL_TESTS,
+    ),
+    Mutant(
+        "a store that somebody must mend is tried every few seconds",
+        "external/retries.py",
+        "self._pauses.pause_s(self._failures_count) if passes else MENDED_PAUSE_S",
+        "self._pauses.pause_s(self._failures_count)",
         EXTERNAL_TESTS,
     ),
     Mutant(
