@@ -15,8 +15,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.testing.tiny_models import TINY_MODELS
 
-PNG = b"\x89PNG\r\n"
-
 
 class Forger(MemoryStorage):
     """A store that outlives its engines, and hands back blank pages under seals of its own."""
@@ -68,8 +66,10 @@ def test_the_command_prints_a_conversation_a_table_and_the_verdict(
     for text in ("> Where do I find a map of the harbour?", "served from", "storage", "all 5 answers are identical"):
         assert text in printed.out
     assert "10 of 10 requests" in printed.err
-    assert printed.err.splitlines()[-1] == f"picture: {out / 'ttft.png'}"
-    assert (out / "ttft.png").read_bytes().startswith(PNG)
+    assert printed.err.splitlines()[-1] == f"report: {out / 'index.html'}"
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert "of the time it takes without a cache.</h1>" in page
+    assert "All 5 answers are identical" in page
     result = json.loads(kept.read_text(encoding="utf-8"))
     assert result["identical"]
     assert [row["tier"] for row in result["rows"]] == ["nowhere (cold)", "device", "host", "storage"]

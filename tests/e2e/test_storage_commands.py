@@ -484,4 +484,4 @@ def test_progress_is_a_bar_on_a_terminal_and_ten_lines_elsewhere() -> None:
     assert len(lines) == 20
     assert lines[9].startswith("100 %  1,000 of 1,000 objects  ")
     assert lines[9].endswith("1,000.00 MiB")
-    assert lines[-1].endswith("hit ratio 0.5000")
+    assert lines[-1].endswith("hit ratio 50.00%")

@@ -31,7 +31,7 @@ DEMO_EPILOG = """**Examples**
 
     unified-cache demo
 
-Compressed sparse attention, with a picture:
+Compressed sparse attention, with a page that shows what was saved:
 
     unified-cache demo --model tiny-deepseek-v4 --report out
 
@@ -59,7 +59,7 @@ class DemoCommand:
         typer.Option(metavar="URL", help="Store (L3): file:DIR and others. [default: a temporary directory]"),
     ] = None
     users: Annotated[int, typer.Option(min=1, max=9, help="Conversations under one system prompt.")] = 3
-    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw a picture there, ttft.png.")] = None
+    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page there, index.html.")] = None
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for standard output.")
     ] = None
@@ -70,10 +70,10 @@ class DemoCommand:
         Raises:
             InputError: an option cannot be used; nothing was touched.
             CacheError: an answer differs from the one computed cold, or the store cannot be opened.
-            OSError: picture or JSON file cannot be written.
+            OSError: page or JSON file cannot be written.
         """
         demo = import_with_extra("unified_cache.demo.run", "transformers", "the demo")
-        picture = None if self.report is None else import_with_extra("unified_cache.demo.picture", "report", "--report")
+        report = None if self.report is None else import_with_extra("unified_cache.demo.report", "report", "--report")
         if self.report is not None:
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
@@ -89,10 +89,8 @@ class DemoCommand:
             print_demo(sys.stdout, result)
         if self.json_file not in (None, STDOUT):
             write_whole(Path(self.json_file), text.encode())
-        if self.report is not None and picture is not None:
-            path = self.report / picture.PICTURE_NAME
-            write_whole(path, picture.draw(result))
-            sys.stderr.write(f"picture: {path}\n")
+        if self.report is not None and report is not None:
+            sys.stderr.write(f"report: {report.write_report(result, self.report)}\n")
         if result.different:
             raise CacheError(result.verdict())
 

@@ -55,7 +55,7 @@ def watched(stream: TextIO, verb: str, total: int, unit: str) -> Iterator[Tell]:
 def progress_on(stream: TextIO, requests: int) -> Iterator[Callable[[int, float], None]]:
     """Yield what to tell after each request of a replay: how many are served, and their hit ratio."""
     with watched(stream, "replay", requests, "requests") as tell:
-        yield lambda served, ratio: tell(served, f"hit ratio {ratio:.4f}")
+        yield lambda served, ratio: tell(served, f"hit ratio {ratio:.2%}")
 
 
 @contextmanager

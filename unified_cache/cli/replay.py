@@ -1,6 +1,6 @@
 """``unified-cache replay``: from options to settings, the run, and its output.
 
-The runner and the report are imported when a run begins: they bring torch and matplotlib, and neither help nor a
+The runner and the report are imported when a run begins: they bring torch and jinja2, and neither help nor a
 refused option should wait for those.
 """
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from unified_cache.replay.plan import PlannedSettings
 
-__all__ = ["ComponentUse", "Hits", "ReplayResult", "TimeSeriesPoint"]
+__all__ = ["ComponentUse", "EngineUse", "Hits", "ReplayResult", "TimeSeriesPoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,20 @@ class ComponentUse:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineUse:
+    """Pages that one engine of a replay was asked for, and those that it could hand back."""
+
+    requests: int
+    pages: int
+    """Pages asked for."""
+    hits: Hits
+
+    def ratios(self) -> dict[str, float]:
+        """Return by tier what part of the pages asked for was handed back."""
+        return {tier: pages / self.pages if self.pages else 0.0 for tier, pages in self.hits.by_tier().items()}
+
+
+@dataclass(frozen=True, slots=True)
 class TimeSeriesPoint:
     """Requests [start, end) of a replay, as one point of its time series."""
 
@@ -89,6 +103,7 @@ class ReplayResult:
     hits: Hits
     hits_apart: Hits | None
     """Hits of as many engines that have an equal part of the store each; None for one engine or no store."""
+    engines: tuple[EngineUse, ...]
     components: tuple[ComponentUse, ...]
     input_tokens: int
     """Tokens of all prompts; here last blocks count at their true length."""
@@ -164,6 +179,10 @@ class ReplayResult:
             "leaked_slots": self.leaked_slots,
             "flawed_pages": self.flawed_pages,
             "bytes_moved": self.bytes_moved,
+            "engines": [
+                {"requests": engine.requests, "pages": engine.pages, "hit_pages": engine.hits.by_tier()}
+                for engine in self.engines
+            ],
             "components": {
                 component.name: {
                     "page_bytes": component.page_bytes,

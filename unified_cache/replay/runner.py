@@ -17,7 +17,7 @@ from unified_cache.replay.fleet import Fleet
 from unified_cache.replay.machine import bytes_text, cpu_name, memory_bytes, own_version
 from unified_cache.replay.plan import PlannedSettings, ReplayPlan, component_bytes
 from unified_cache.replay.player import Player
-from unified_cache.replay.result import ComponentUse, Hits, ReplayResult, TimeSeriesPoint
+from unified_cache.replay.result import ComponentUse, EngineUse, Hits, ReplayResult, TimeSeriesPoint
 from unified_cache.replay.trace import TraceRequest
 
 __all__ = ["Watch", "replay"]
@@ -65,6 +65,7 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
         seen_pages=sum(served.seen_pages),
         hits=served.hits,
         hits_apart=apart,
+        engines=served.by_engine(plan.engines),
         components=components,
         input_tokens=sum(request.input_length for request in requests),
         hit_tokens=served.hit_tokens,
@@ -93,6 +94,17 @@ class _Served:
     def hits(self) -> Hits:
         """All together."""
         return sum(self.by_request, Hits())
+
+    def by_engine(self, count: int) -> tuple[EngineUse, ...]:
+        """Tell the requests of ``count`` engines apart, which have taken them in turn."""
+        return tuple(
+            EngineUse(
+                requests=len(self.by_request[number::count]),
+                pages=sum(self.pages[number::count]),
+                hits=sum(self.by_request[number::count], Hits()),
+            )
+            for number in range(count)
+        )
 
 
 def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], watch: Watch) -> _Served:

@@ -3,13 +3,29 @@
 from unified_cache.replay.machine import bytes_text
 from unified_cache.replay.result import ReplayResult
 
-__all__ = ["COLUMNS", "COMPONENT_COLUMNS", "component_rows", "setting_rows", "tier_rows", "verdict"]
+__all__ = [
+    "COLUMNS",
+    "COMPONENT_COLUMNS",
+    "component_rows",
+    "headline",
+    "present_tiers",
+    "setting_rows",
+    "tier_rows",
+    "verdict",
+]
 
 COLUMNS = ("tier", "pages", "hit blocks", "hit ratio", "share", "bytes in", "bytes out")
 """Of ``tier_rows``; the first is text, the others are numbers."""
 
 COMPONENT_COLUMNS = ("tier", "component", "pages", "bytes", "hit pages", "hit bytes", "share")
 """Of ``component_rows``; the first two are text, the others are numbers."""
+
+
+def headline(result: ReplayResult) -> str:
+    """Say in one sentence what share of the blocks was handed back, and of how much at most."""
+    hit, seen = f"{result.block_hit_ratio:.2%}", f"{result.seen_ratio:.2%}"
+    most = "all that had been asked for before" if hit == seen else f"{seen} had been asked for before"
+    return f"{hit} of the blocks asked for were handed back; {most}."
 
 
 def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
@@ -24,13 +40,13 @@ def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     }
     hit_blocks = result.hit_blocks()
     rows: list[tuple[str, ...]] = []
-    for tier in _present(result):
+    for tier in present_tiers(result):
         pages, in_bytes, out_bytes = tiers[tier]
         share = hit_blocks[tier] / sum(hit_blocks.values()) if result.hits.total else 0.0
         ratio = hit_blocks[tier] / result.blocks if result.blocks else 0.0
-        cells = (_number(hit_blocks[tier]), f"{ratio:.4f}", f"{share:.1%}")
+        cells = (_number(hit_blocks[tier]), f"{ratio:.2%}", f"{share:.1%}")
         rows.append((tier, pages, *cells, bytes_text(in_bytes), bytes_text(out_bytes)))
-    total = (_number(sum(hit_blocks.values())), f"{result.block_hit_ratio:.4f}")
+    total = (_number(sum(hit_blocks.values())), f"{result.block_hit_ratio:.2%}")
     rows.append(("all", "", *total, f"{min(1, result.hits.total):.1%}", "", ""))
     return rows
 
@@ -40,7 +56,7 @@ def component_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     if len(result.components) == 1:
         return []
     rows: list[tuple[str, ...]] = []
-    for tier in _present(result):
+    for tier in present_tiers(result):
         for component in result.components:
             pages = component.capacity_pages.get(tier)
             sizes = ("", "") if pages is None else (f"{pages:,}", bytes_text(pages * component.page_bytes))
@@ -51,7 +67,8 @@ def component_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     return rows
 
 
-def _present(result: ReplayResult) -> list[str]:
+def present_tiers(result: ReplayResult) -> list[str]:
+    """Return the tiers that the run had, fastest first."""
     plan = result.settings.plan
     return ["device", *(["host"] if plan.has_host else []), *(["storage"] if plan.storage is not None else [])]
 
@@ -65,14 +82,14 @@ def verdict(result: ReplayResult) -> list[str]:
     lines = [
         f"{result.requests:,} requests, {_number(result.blocks)} blocks in {result.seconds:.1f} s: "
         f"{result.requests_per_s:,.0f} requests/s",
-        f"token hit ratio {result.token_hit_ratio:.4f}; a cache that never evicts, empty at first: "
-        f"{result.seen_ratio:.4f} of blocks",
+        f"{result.token_hit_ratio:.2%} of the tokens; a cache that never evicts, empty at first: "
+        f"{result.seen_ratio:.2%} of the blocks",
     ]
     apart = result.block_hit_ratio_apart
     if apart is not None:
         lines.append(
-            f"{result.settings.plan.engines} engines over one store: hit ratio {result.block_hit_ratio:.4f}; "
-            f"over private stores of the same total size: {apart:.4f}"
+            f"{result.settings.plan.engines} engines over one store: hit ratio {result.block_hit_ratio:.2%}; "
+            f"over private stores of the same total size: {apart:.2%}"
         )
     if result.settings.plan.with_bytes:
         lines.append(

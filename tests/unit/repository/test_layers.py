@@ -32,7 +32,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("metrics",),
     ("cache",),
     (FACADE,),
-    ("service", "testing", "integrations", "cluster", "offline", "events"),
+    ("service", "testing", "integrations", "cluster", "offline", "events", "report"),
 )
 PROGRAMS: tuple[tuple[str, ...], ...] = (("demo", "replay"), ("cli",))
 """Programs over the public API; nothing in the library imports them."""

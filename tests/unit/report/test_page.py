@@ -1,0 +1,93 @@
+"""Pages: what they say, that nothing in a result can become code, and that a browser draws them."""
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from unified_cache.report.charts import BandChart, BarChart, Hue, Series, Unit
+from unified_cache.report.page import Page, TableSection
+
+HOSTILE = "</script><script>alert(1)</script>"
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+NARROW_PX = 500
+"""Narrowest window that Chromium opens."""
+
+BANDS = BandChart(
+    "Hits over the run",
+    Unit.RATIO,
+    "request",
+    [0, 5, 10],
+    (),
+    [Series("device", Hue.DEVICE, [0.1, 0.2, 0.1]), Series("host", Hue.HOST, [0.2, 0.1, 0.3])],
+    Series("asked for before", Hue.PLAIN, [0.4, 0.4, 0.5]),
+)
+BARS = BarChart("Bytes moved", Unit.BYTES, ["backup", HOSTILE], [Series("bytes", Hue.PLAIN, [3 << 30, 0])])
+
+
+def page() -> Page:
+    return Page(
+        title=f"Replay of {HOSTILE}",
+        headline="36.64% of the blocks asked for were handed back.",
+        lead="10 requests.",
+        alarm="",
+        charts=[BANDS, BARS],
+        tables=[TableSection("By tier", ("tier", "pages"), [("device", "1,000"), ("all", "1,000")], has_total=True)],
+        notes=["No payload moved."],
+        settings=[("model", HOSTILE), ("a long value", "x" * 300)],
+    )
+
+
+def in_browser(path: Path, width: int) -> tuple[str, str]:
+    """Open a page in a window; return it as it stands when its programs have run, and what the browser logged."""
+    assert BROWSER is not None
+    command = [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+        *("--disable-component-update", "--disable-sync", "--enable-logging=stderr", f"--window-size={width},900"),
+        *(f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=2000", "--dump-dom", path.as_uri()),
+    ]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return shown.stdout, "\n".join(line for line in shown.stderr.splitlines() if "CONSOLE" in line)
+
+
+def test_a_page_holds_its_figures_and_asks_for_nothing_from_elsewhere() -> None:
+    text = page().render()
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    bands, bars = json.loads(found[1])
+    assert bands["bands"][1] == {"name": "host", "hue": "host", "values": [0.2, 0.1, 0.3]}
+    assert (bars["kind"], bars["unit"], bars["parts"][0]["values"]) == ("bars", "bytes", [3 << 30, 0])
+    assert not re.search(
+        r"""(src|href)\s*=\s*["']|@import|url\(""", re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    )
+
+
+def test_nothing_that_a_result_says_becomes_code() -> None:
+    text = page().render()
+    assert "alert(1)</script>" not in text
+    assert unescape(text).count(HOSTILE) == 3  # title, subject, setting; in the chart its angle brackets are escapes
+
+
+def test_what_is_wrong_stands_at_the_top() -> None:
+    assert 'role="alert"' not in page().render()
+    wrong = Page("t", "headline", "lead", "2 pages held wrong bytes", [], [], [], []).render()
+    assert '<p class="alarm" role="alert">2 pages held wrong bytes</p>' in wrong
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
+@pytest.mark.parametrize("width", [NARROW_PX, 1600])
+def test_a_browser_draws_every_chart_and_nothing_is_wider_than_the_window(tmp_path: Path, width: int) -> None:
+    probe = "<script>document.body.dataset.widest = document.documentElement.scrollWidth;</script></body>"
+    path = tmp_path / "index.html"
+    path.write_text(page().render().replace("</body>", probe), encoding="utf-8")
+    dom, logged = in_browser(path, width)
+    assert logged == ""
+    assert dom.count('data-is-drawn="true"') == 2
+    assert dom.count('aria-pressed="true"') == 3
+    widest = re.search(r'data-widest="(\d+)"', dom)
+    assert widest is not None
+    assert int(widest[1]) <= width
