@@ -53,6 +53,15 @@ def test_kv_events_tells_a_router_what_each_tier_holds() -> None:
     assert after.endswith("page_size=32, device_pages=0, host_pages=0, storage_pages=6)")
 
 
+def test_hybrid_engine_resumes_three_kinds_of_state_from_every_tier() -> None:
+    assert example("hybrid_engine") == [
+        "cold: 0 of 10 pages reused",
+        "another prompt: 0 of 10",
+        "continued, from host memory: 10 of 11",
+        "restarted, from storage: 10 of 10",
+    ]
+
+
 def test_every_example_is_executed_here() -> None:
-    executed = {"memory_only", "host_and_file", "two_engines", "kv_events"}
+    executed = {"memory_only", "host_and_file", "two_engines", "kv_events", "hybrid_engine"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == executed

@@ -1,0 +1,99 @@
+"""Example 4: a hybrid model's three kinds of state, in tensors of the engine's own, over three tiers.
+
+The "model" keeps of each page its tokens (full attention and a sliding window), and after each page a fingerprint of
+all tokens so far (recurrent state), so that every byte that comes back can be checked.
+
+python examples/hybrid_engine.py
+"""
+# ruff: noqa: T201 - an example prints to standard output
+
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+
+import torch
+
+from unified_cache import (
+    CacheConfig,
+    DevicePool,
+    Full,
+    Identity,
+    ModelLayout,
+    PoolSpec,
+    RecurrentState,
+    SlidingWindow,
+    UnifiedCache,
+    open_storage,
+)
+from unified_cache.config import WritePolicy
+
+PAGE = 4  # tokens
+LAYERS = 2  # of each kind
+KV, SWA = (PoolSpec(name, page_bytes=LAYERS * PAGE * 8) for name in ("kv", "swa_kv"))  # a token is 8 bytes in a layer
+STATE = PoolSpec("state", page_bytes=LAYERS * 8)
+LAYOUT = ModelLayout(PAGE, (Full((KV,)), SlidingWindow(8, PAGE, (SWA,)), RecurrentState((STATE,))))
+CONFIG = CacheConfig(device_pages=(12, 6, 6), host_pages=(64, 32, 32), write=WritePolicy.THROUGH)  # by component
+
+
+class HybridEngine:
+    """An engine whose forward writes what can be told from the prompt alone."""
+
+    def __init__(self, storage: str) -> None:
+        """Make the tensors, one slot more than pages for the padding, and the cache that moves pages between tiers."""
+        shapes = {KV: (PAGE,), SWA: (PAGE,), STATE: ()}
+        slots = dict(zip(shapes, (pages + 1 for pages in CONFIG.device_pages), strict=True))
+        self.tensors = {
+            pool: [torch.zeros(slots[pool], *shape, dtype=torch.int64) for _ in range(LAYERS)]
+            for pool, shape in shapes.items()
+        }
+        pools = [DevicePool(pool, layers) for pool, layers in self.tensors.items()]
+        self.cache = UnifiedCache.open(LAYOUT, CONFIG, pools, identity=Identity("toy"), storage=open_storage(storage))
+
+    def rows(self, tokens: Sequence[int], page: int) -> list[torch.Tensor]:
+        """Return what each pool must hold of a page, in every layer."""
+        page_tokens = torch.tensor(tokens[page * PAGE : (page + 1) * PAGE])
+        return [page_tokens, page_tokens, torch.tensor(hash(tuple(tokens[: (page + 1) * PAGE])))]
+
+    def serve(self, tokens: Sequence[int]) -> int:
+        """Serve a prompt; return how many of its pages need not be computed."""
+        cache = self.cache
+        prompt = cache.prompt(tokens)
+        for move in (cache.prefetch, cache.load):  # storage to host, host to device
+            move(prompt)
+            cache.wait_all(timeout_s=10)  # an engine polls between forwards instead
+        found = cache.match(prompt)
+        ends = cache.checkpoint_ends(found)  # where windows and states are worth keeping
+        lock = cache.lock(found)
+        reused = lock.end
+        for component, layers in enumerate(self.tensors.values()):  # read by the forward: all of Full, else a window
+            slots = cache.slots(lock, component)
+            for page, slot in zip(range(reused - len(slots), reused), slots.tolist(), strict=True):
+                for layer in layers:
+                    assert torch.equal(layer[slot], self.rows(tokens, page)[component]), "a hit is never wrong bytes"
+        fresh = cache.allocate(cache.pages_to_allocate(reused, prompt.pages_count, ends))
+        assert fresh is not None, "one request at a time pins nothing but its own pages"
+        for page in range(reused, prompt.pages_count):
+            for slots, layers, row in zip(fresh, self.tensors.values(), self.rows(tokens, page), strict=True):
+                if (slot := slots[page - reused]) >= 0:  # -1: no later request resumes from this page
+                    for layer in layers:
+                        layer[slot] = row
+        cache.release(cache.insert(prompt, fresh, lock))
+        cache.wait_all(timeout_s=10)
+        return reused
+
+
+def main() -> None:
+    """Serve a prompt, one that evicts it, its continuation, and the prompt in an engine with empty memory."""
+    told, other = list(range(40)), [7, *range(1, 40)]
+    with TemporaryDirectory() as directory:
+        engine = HybridEngine(f"file:{directory}")
+        print(f"cold: {engine.serve(told)} of 10 pages reused")
+        print(f"another prompt: {engine.serve(other)} of 10")
+        print(f"continued, from host memory: {engine.serve([*told, 40, 41, 42, 43])} of 11")
+        engine.cache.close()
+        engine = HybridEngine(f"file:{directory}")
+        print(f"restarted, from storage: {engine.serve(told)} of 10")
+        engine.cache.close()
+
+
+if __name__ == "__main__":
+    main()
