@@ -44,7 +44,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: run quick test test-long libraries oldest check sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench fmt proto clean help
+.PHONY: api run quick test test-long libraries oldest check sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -105,6 +105,9 @@ bench-vllm: $(READY)  ## measure our stores under vLLM's own manager beside its 
 
 bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+api: $(READY)  ## write the API reference into build/api, from the docstrings
+	@$(BIN)/python scripts/api_reference.py build/api
 
 fmt: $(READY)  ## format, and mend what the linter can mend
 	$(BIN)/ruff format
