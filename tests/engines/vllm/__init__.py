@@ -2,6 +2,8 @@
 
 installation     the engine in a virtual environment outside the repository
 models           tiny checkpoints with random weights
+deepseek_v4      DeepSeek-V4 on a CPU without AMX
+drawn_weights    its weights, which no checkpoint holds
 engine_process   the process an engine runs in, told what to do line by line
 engine           such a process, as the checks see it
 stores           stores that hang, fill up, or go wrong, by URL

@@ -152,8 +152,10 @@ def running_engine(
     options: Mapping[str, object] | None = None,
 ) -> Iterator[VllmEngine]:
     """Run an engine; ``url`` is its store, None for vLLM alone; ``settings`` are the tier's, ``options`` vLLM's."""
-    extra = None if url is None else {"url": url, "cpu_bytes_to_use": HOST_BYTES, **(settings or {})}
-    command = [str(engine_python()), "-m", "tests.engines.vllm.engine_process"]
+    family = MODELS[name]
+    extra = None if url is None else {"url": url, "cpu_bytes_to_use": HOST_BYTES, **family.settings, **(settings or {})}
+    modules = (*family.runner, "tests.engines.vllm.engine_process")
+    command = [str(engine_python()), "-m", *modules]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -173,9 +175,10 @@ def running_engine(
             model=str(model),
             extra=extra,
             options={
-                "dtype": MODELS[name].dtype,
+                "dtype": family.dtype,
                 "max_model_len": 1024,
-                "block_size": MODELS[name].block_size,
+                "block_size": family.block_size,
+                **family.options,
                 **(options or {}),
             },
         )

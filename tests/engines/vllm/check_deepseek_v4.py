@@ -1,0 +1,124 @@
+"""DeepSeek-V4, whose KV cache has five groups: what no other family shows. ``check_exact`` has what all of them show.
+
+group   holds                                         tokens of a chunk   needed of it by a resume
+0, 1    latents of every layer's window of 128        64                  2 chunks
+2       compressed latents, and keys of indexers      256                 all
+3       states of the compressors by 4                4                   2 chunks
+4       states of the compressor by 128               8                   16 chunks
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.engines.vllm.check_exact import (
+    PROMPTS,
+    Alone,
+    LogPath,
+    ModelPath,
+    assert_equal,
+    compare_with_local_hits,
+    local_hit,
+    store_url,
+    stored_by_one_engine,
+)
+from tests.engines.vllm.engine import prompt_of, running_engine
+
+FAMILY = "deepseek_v4"
+
+BLOCK_TOKENS = 256
+"""Tokens of a block, whatever the user says: vLLM's kernels take no other."""
+
+SELECTING = prompt_of(2371, 4)
+"""With more than 512 entries compressed by 4, so that the indexers' keys decide what is attended to."""
+
+OTHER_WEIGHTS = {"model_loader_extra_config": {"seed": 2}}
+
+
+def check_the_answer_depends_on_what_is_far_back(alone: Alone) -> None:
+    alone(FAMILY).reset(connector=False)
+    prompt = PROMPTS[0]
+    changed = [*prompt_of(BLOCK_TOKENS, 7), *prompt[BLOCK_TOKENS:]]
+    first, other = alone(FAMILY).completion(prompt), alone(FAMILY).completion(changed)
+    assert first.cached == other.cached == 0
+    assert first.logprobs[0] != other.logprobs[0]
+
+
+@pytest.mark.parametrize("kind", ["packed", "grpc", "mooncake"])
+def check_five_groups_from_any_store_give_the_answer_of_a_local_hit(
+    kind: str, model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
+) -> None:
+    with store_url(kind, tmp_path / "store") as url:
+        compare_with_local_hits(FAMILY, url, model_path(FAMILY), log_path, alone(FAMILY))
+
+
+def check_an_indexer_selects_by_keys_from_the_store(
+    model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
+) -> None:
+    url, model = f"file:{tmp_path / 'store'}", model_path(FAMILY)
+    (computed,) = stored_by_one_engine(model, FAMILY, url, log_path("first"), [SELECTING])
+    with running_engine(model, FAMILY, url, log_path("second")) as engine:
+        found = engine.completion(SELECTING)
+        assert engine.loaded() > 0
+    assert found.cached == 2304
+    assert found.tokens == computed.tokens
+    assert_equal(found, local_hit(alone(FAMILY), SELECTING, found.cached), len(SELECTING))
+
+
+def check_a_branch_finds_the_windows_that_the_engine_kept(
+    model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
+) -> None:
+    url, model = f"file:{tmp_path / 'store'}", model_path(FAMILY)
+    kept = {"prefix_cache_retention_interval": BLOCK_TOKENS}
+    branch = [*PROMPTS[0][:520], *prompt_of(90, 8)]
+    with running_engine(model, FAMILY, url, log_path("first"), options=kept) as engine:
+        engine.completion(PROMPTS[0])
+        engine.settle()
+    with running_engine(model, FAMILY, url, log_path("second"), options=kept) as engine:
+        found = engine.completion(branch)
+    assert found.cached == 512
+    assert_equal(found, local_hit(alone(FAMILY), branch, found.cached), len(branch))
+
+
+def check_a_second_life_finds_five_groups_of_one_that_was_killed(
+    model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
+) -> None:
+    url, model = f"file:{tmp_path / 'store'}", model_path(FAMILY)
+    with running_engine(model, FAMILY, url, log_path("first")) as engine:
+        for prompt in PROMPTS[:2]:
+            engine.completion(prompt)
+        engine.settle()
+        # The last prompt is on its way to the store, in part or not at all.
+        engine.completion(PROMPTS[2])
+        engine.kill()
+    with running_engine(model, FAMILY, url, log_path("second")) as engine:
+        found = [engine.completion(prompt) for prompt in PROMPTS]
+        assert engine.loaded() > 0
+    assert [each.cached for each in found[:2]] == [768, 512]
+    for prompt, hit in zip(PROMPTS, found, strict=True):
+        assert_equal(hit, local_hit(alone(FAMILY), prompt, hit.cached), len(prompt))
+
+
+def check_drawn_weights_of_another_revision_miss(model_path: ModelPath, log_path: LogPath, tmp_path: Path) -> None:
+    url, model, prompt = f"file:{tmp_path / 'store'}", model_path(FAMILY), PROMPTS[0]
+    stored_by_one_engine(model, FAMILY, url, log_path("first"), [prompt])
+    with running_engine(model, FAMILY, None, log_path("alone"), options=OTHER_WEIGHTS) as other:
+        expected = other.completion(prompt)
+    settings = {"revision": "drawn from 2"}
+    with running_engine(model, FAMILY, url, log_path("second"), settings=settings, options=OTHER_WEIGHTS) as engine:
+        found = engine.completion(prompt)
+        assert engine.counted("lookup_chunks", answer="hit") == 0
+        assert found.cached == 0
+        assert found.difference(expected) == 0.0
+
+
+def check_drawn_weights_without_a_revision_are_refused(
+    model_path: ModelPath, log_path: LogPath, tmp_path: Path
+) -> None:
+    log = log_path("refused")
+    with (
+        pytest.raises(AssertionError, match="the engine ended at open"),
+        running_engine(model_path(FAMILY), FAMILY, f"file:{tmp_path}", log, settings={"revision": ""}),
+    ):
+        raise AssertionError("an engine of weights that nothing tells from others")
+    assert "found none: say revision" in log.read_text()
