@@ -81,7 +81,7 @@ sim: $(READY)  ## simulate the whole cache with faults; make sim SEED=7 OPS=5000
 	@$(BIN)/python -m tests.sim --seed $(SEED) --ops $(OPS) --seeds $(SEEDS)
 
 mutants: $(READY)  ## plant known mistakes, one at a time; the tests must catch every one
-	@$(BIN)/python scripts/mutants.py $(ARGS)
+	@$(BIN)/python -m scripts.mutants $(ARGS)
 
 soak: $(READY) libraries  ## two engines over a cluster whose nodes die, for 10 minutes; make soak SOAK_MINUTES=60
 	@$(BIN)/python -m tests.soak.mooncake --minutes $(SOAK_MINUTES) $(ARGS)

@@ -9,9 +9,10 @@ import pytest
 from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.operations import Stepped, engine, filled, serve, started, tokens
 from unified_cache.errors import ConfigError, OwnerThreadError, StateError
-from unified_cache.events.book import PageBook
+from unified_cache.events.book import EVENT_PAGES_MAX, PageBook
 from unified_cache.events.values import BlockHash, ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 from unified_cache.page import Namespace, Prompt
+from unified_cache.page_changes import PagesStored
 from unified_cache.pool import Tier
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -176,8 +177,12 @@ def test_an_announcement_names_pages_in_the_middle_of_a_tree_by_the_same_keys() 
         toy.cache.release(lock)
     told = watched(toy)
     assert told.memory() == held(toy, prompts)
+    above: dict[BlockHash, BlockHash | None] = {
+        key: over for each in prompts for over, key in zip((None, *each.keys), each.keys, strict=False)
+    }
     for event in told.events[1:]:
         assert isinstance(event, StoredEvent)
+        assert event.parent == above[event.hashes[0]]
         per_page = len(event.tokens) // len(event.hashes)
         assert per_page in (event.page_size, 2 * event.page_size)
 
@@ -195,6 +200,32 @@ def test_a_page_is_told_after_the_page_before_it_and_with_its_tokens() -> None:
         page = toy.layout.page_size
         assert event.tokens == tuple(tokens(4)[start * page : (start + len(event.hashes)) * page].tolist())
         known.update(event.hashes)
+
+
+def test_pages_that_two_requests_computed_at_a_time_are_told_once() -> None:
+    toy = engine()
+    told = watched(toy)
+    cache, prompt = toy.cache, toy.cache.prompt(tokens(3))
+    locks = [cache.lock(cache.match(prompt)) for _ in range(2)]
+    for number, lock in enumerate(locks):
+        computed = cache.allocate(cache.pages_to_allocate(0, 3, [3]))
+        assert computed is not None
+        for component, slots in enumerate(computed):
+            toy.write_pages(component, slots, prompt, 0)
+        cache.release(cache.insert(prompt, computed, lock))
+        assert bool(told.take().events) is (number == 0)
+    assert told.memory() == held(toy, [prompt])
+
+
+def test_an_event_names_a_bounded_number_of_pages() -> None:
+    toy = engine()
+    pages = 2 * EVENT_PAGES_MAX + 1
+    prompt = Prompt.of(tokens(pages), toy.layout.page_size)
+    book = PageBook(toy.cache.changes, toy.layout, IDENTITY.owners(toy.layout))
+    events = list(book.events([PagesStored(0, prompt, np.arange(pages))]))
+    named = [event.hashes for event in events if isinstance(event, StoredEvent)]
+    assert [len(hashes) for hashes in named] == [EVENT_PAGES_MAX, EVENT_PAGES_MAX, 1]
+    assert tuple(key for hashes in named for key in hashes) == prompt.keys
 
 
 def test_the_adapter_and_the_salt_of_a_prompt_are_told_where_its_hash_depends_on_them() -> None:

@@ -1,4 +1,4 @@
-"""The mistakes that ``scripts/mutants.py`` plants still fit the code, and their tests are there."""
+"""The mistakes that ``scripts.mutants`` plants still fit the code, and their tests are there."""
 
 import ast
 

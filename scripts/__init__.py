@@ -1,0 +1,1 @@
+"""Programs that the Makefile runs, for whoever works on the library."""

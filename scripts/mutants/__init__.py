@@ -1,0 +1,20 @@
+"""Known mistakes of systems of this kind, by room; ``python -m scripts.mutants`` plants them.
+
+mutant       a mistake, and how it is planted
+tree         the tree, its windows, the slots, and the ledger over them
+transfers    operations, jobs, loads and prefetches
+storage      what names, seals, verifies and lists stored pages
+engines      engines' own memory and trees
+events       KV events, and the index of what engines have told
+"""
+
+from scripts.mutants.engines import ENGINES_MUTANTS
+from scripts.mutants.events import EVENTS_MUTANTS
+from scripts.mutants.mutant import TESTS, Mutant, planted
+from scripts.mutants.storage import STORAGE_MUTANTS
+from scripts.mutants.transfers import TRANSFERS_MUTANTS
+from scripts.mutants.tree import TREE_MUTANTS
+
+__all__ = ["MUTANTS", "TESTS", "Mutant", "planted"]
+
+MUTANTS = [*TREE_MUTANTS, *TRANSFERS_MUTANTS, *STORAGE_MUTANTS, *ENGINES_MUTANTS, *EVENTS_MUTANTS]

@@ -1,0 +1,84 @@
+"""Mistakes in how engines' own memory and trees are treated."""
+
+from scripts.mutants.mutant import Mutant
+
+__all__ = ["ENGINES_MUTANTS"]
+
+EXTERNAL_TESTS = (
+    "tests/unit/external/test_external_faults.py",
+    "tests/unit/external/test_external_callers.py",
+)
+"""What must catch a mistake in how engines' own memory is treated."""
+
+SGLANG_TREE_TESTS = (
+    "tests/unit/integrations/test_sglang_tree_slots.py",
+    "tests/unit/integrations/test_sglang_tree_tiers.py",
+)
+"""What must catch a mutant of the tree behind SGLang's interface."""
+
+ENGINES_MUTANTS = [
+    Mutant(
+        "the part that a match cuts off keeps its age",
+        "integrations/sglang/tree_slots.py",
+        "        if whole is not None:\n            self._tree.match(whole)\n",
+        "",
+        SGLANG_TREE_TESTS,
+    ),
+    Mutant(
+        "a match of SGLang's cuts nothing",
+        "integrations/sglang/tree_slots.py",
+        "        self._cut_at_end_of(prompt)\n        end =",
+        "        end =",
+        SGLANG_TREE_TESTS,
+    ),
+    Mutant(
+        "SGLang's tree evicts page by page",
+        "integrations/sglang/tree_slots.py",
+        "self._tree.evict_from(victim, ALL_PAGES)",
+        "self._tree.evict_from(victim, 1)",
+        SGLANG_TREE_TESTS,
+    ),
+    Mutant(
+        "SGLang's duplicates stay with the tree",
+        "integrations/sglang/tree_tiers.py",
+        "        self._hand_out(len(duplicates))\n",
+        "",
+        SGLANG_TREE_TESTS,
+    ),
+    Mutant(
+        "a load of SGLang's keeps the slots that it did not need",
+        "integrations/sglang/tree_tiers.py",
+        "self._hand_out(self._free_pages())",
+        "self._hand_out(0)",
+        SGLANG_TREE_TESTS,
+    ),
+    Mutant(
+        "a late read fills the engine's rows",
+        "external/transfer.py",
+        "        with self._guard:\n            self._pages = ()\n",
+        "        with self._guard:\n            pass\n",
+        EXTERNAL_TESTS,
+    ),
+    Mutant(
+        "landing memory of a late call is lent again",
+        "external/store.py",
+        "if run.call is None or run.call.returned:",
+        "if True:",
+        EXTERNAL_TESTS,
+    ),
+    Mutant(
+        "a registration that failed is not made up",
+        "external/registrations.py",
+        "                raise\n            with self._guard:\n                found.is_taken = True\n",
+        "                found.is_taken = True\n                raise\n            with self._guard:\n"
+        "                found.is_taken = True\n",
+        EXTERNAL_TESTS,
+    ),
+    Mutant(
+        "a store that somebody must mend is tried every few seconds",
+        "external/retries.py",
+        "self._pauses.pause_s(self._failures_count) if passes else MENDED_PAUSE_S",
+        "self._pauses.pause_s(self._failures_count)",
+        EXTERNAL_TESTS,
+    ),
+]

@@ -1,0 +1,156 @@
+"""Mistakes in KV events, in what watches the tiers for them, and in the index of what engines have told."""
+
+from scripts.mutants.mutant import Mutant
+
+__all__ = ["EVENTS_MUTANTS"]
+
+EVENT_TESTS = (
+    "tests/unit/events/test_page_changes.py",
+    "tests/unit/events/test_index.py",
+    "tests/unit/events/test_follower.py",
+    "tests/unit/events/test_encoding.py",
+)
+"""What must catch a mutant of KV events and of their index."""
+
+PUBLISHER_TESTS = ("tests/unit/events/test_publisher.py",)
+"""What must catch a mutant of how events are sent and sent again."""
+
+EVENTS_MUTANTS = [
+    Mutant(
+        "duplicates of an insert are told as held",
+        "page_changes.py",
+        "taken &= ~np.isin(given, left)",
+        "taken &= taken",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a page evicted while it was put is told as stored",
+        "page_changes.py",
+        "if any(self._evicted.get(name, -1) >= since for name in names):",
+        "if any(self._evicted.get(name, -1) > since + 1 for name in names):",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "an announcement tells of storage what was evicted there",
+        "events/book.py",
+        "not self._changes.was_evicted(component, prompt.keys[page])",
+        "True",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a run in the middle of the tree begins a prompt",
+        "events/book.py",
+        "begins = is_at_root and not start",
+        "begins = not start",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a router counts Full pages without their window",
+        "events/index.py",
+        "restorable_ends(spans, holes, 0, reach, [0 for _ in spans])",
+        "restorable_ends(spans[:1], holes[:1], 0, reach, [0])",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "an engine counts while its events have a gap",
+        "events/follower.py",
+        """            self.counts.gaps += bool(self._last_digest) or seq > 0
+            self._index.set_knowledge(self._engine, Knowledge.NONE)
+""",
+        """            self.counts.gaps += bool(self._last_digest) or seq > 0
+""",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "what was held before a loss still counts",
+        "events/follower.py",
+        """        self._wants_announcement = True
+        self._index.forget(self._engine)
+""",
+        """        self._wants_announcement = True
+""",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a publisher started anew keeps what it held before",
+        "events/follower.py",
+        """        self._index.set_knowledge(self._engine, Knowledge.NONE)
+        self._index.forget(self._engine)
+
+    def _apply""",
+        """        self._index.set_knowledge(self._engine, Knowledge.NONE)
+
+    def _apply""",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a replay is asked for without the batch applied last",
+        "events/follower.py",
+        "ReplayRequest(max(self._next_seq - 1, 0))",
+        "ReplayRequest(self._next_seq)",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "what one engine has stored its neighbours cannot restore",
+        "events/index.py",
+        "if other.settings.storage == engine.settings.storage and other.knowledge is not Knowledge.NONE",
+        "if other is engine",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a page that left one tier has left all",
+        "events/index.py",
+        "    lanes_count = engine.keys[name][1] - 1\n",
+        "    lanes_count = 0\n",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a page of bigrams is told by one token of each pair",
+        "events/encoding.py",
+        "    if not _is_of_bigrams(event):\n        return event.tokens\n",
+        "    if not _is_of_bigrams(event) or event.tokens:\n        return event.tokens\n",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "an event names pages without a bound",
+        "events/book.py",
+        "cuts = {*range(0, len(pages), EVENT_PAGES_MAX), *breaks.tolist(), len(pages)}",
+        "cuts = {0, *breaks.tolist(), len(pages)}",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "a clear of storage takes memory along for good",
+        "events/book.py",
+        "self.needs_announcement = any(map(any, self._in_slots))",
+        "self.needs_announcement = False",
+        PUBLISHER_TESTS,
+    ),
+    Mutant(
+        "a replay begins after the batch that was asked for",
+        "events/replay_buffer.py",
+        "start = max(seq - self._first_seq, 0)",
+        "start = max(seq - self._first_seq + 1, 0)",
+        PUBLISHER_TESTS,
+    ),
+    Mutant(
+        "what is kept for replay has no bound in bytes",
+        "events/replay_buffer.py",
+        "while len(self._batches) > self._batches_max or self._bytes_count > self._bytes_max:",
+        "while len(self._batches) > self._batches_max:",
+        PUBLISHER_TESTS,
+    ),
+    Mutant(
+        "an announcement that was asked for is forgotten",
+        "events/sender.py",
+        "                self._is_announcement_asked = True\n            else:\n",
+        "                pass\n            else:\n",
+        PUBLISHER_TESTS,
+    ),
+    Mutant(
+        "a publisher goes on handing over to a thread that is stuck",
+        "events/publisher.py",
+        "        if self._sender.waiting_pages >= self._config.queued_pages_max:\n            return\n",
+        "",
+        PUBLISHER_TESTS,
+    ),
+]

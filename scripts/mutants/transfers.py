@@ -1,0 +1,153 @@
+"""Mistakes in what moves pages between tiers: operations, jobs, loads and prefetches."""
+
+from scripts.mutants.mutant import Mutant
+
+__all__ = ["TRANSFERS_MUTANTS"]
+
+TRANSFERS_MUTANTS = [
+    Mutant(
+        "a page is complete when its first pool is",
+        "controller/storage_tier.py",
+        "        if not present:\n            whole[number][index] = False",
+        "        if present:\n            whole[number][index] = True",
+    ),
+    Mutant(
+        "pages that a hanging store may fill are given back",
+        "controller/controller.py",
+        "free=not in_use(operation, error),",
+        "free=True,",
+    ),
+    Mutant(
+        "a cancelled transfer frees what a worker still fills",
+        "controller/controller.py",
+        "operation.stop()\n        self._completed.append(operation)",
+        "operation.stop()\n        operation.release()\n        self._completed.append(operation)",
+    ),
+    Mutant(
+        "a load gives slots back that an engine reads",
+        "controller/controller.py",
+        "return bool(operation.followers) or in_flight(error)",
+        "return in_flight(error)",
+    ),
+    Mutant(
+        "a layer has arrived before its copy",
+        "controller/layerwise.py",
+        "return place < len(self._copied)",
+        "return place <= len(self._copied)",
+    ),
+    Mutant(
+        "what is put while a store is cleared stays",
+        "controller/jobs.py",
+        "if self._storage.clearing.is_void(self):",
+        "if not self._storage:",
+    ),
+    Mutant(
+        "what was put before a store failed outlives its clear",
+        "controller/jobs.py",
+        "                self._take_back_if_void()\n                raise\n",
+        "                raise\n",
+    ),
+    Mutant(
+        "of a call that failed nothing is taken back",
+        "controller/jobs.py",
+        "self._begun_count = start + len(batch)",
+        "self._begun_count = start",
+    ),
+    Mutant(
+        "sidecars are put before their KV",
+        "controller/storage_tier.py",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes[::-1])",
+    ),
+    Mutant(
+        "sidecars are got before their KV",
+        "controller/storage_tier.py",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads[::-1], writes)",
+    ),
+    Mutant(
+        "sidecars are copied to the host before their KV",
+        "controller/jobs.py",
+        "for component, pool in self._layout.transfer_order:",
+        "for component, pool in self._layout.transfer_order[::-1]:",
+    ),
+    Mutant(
+        "pages go to storage pool by pool",
+        "controller/storage_tier.py",
+        "        listed.sort(key=itemgetter(0))\n",
+        "",
+    ),
+    Mutant(
+        "a look-up asks for the first pool alone",
+        "controller/jobs.py",
+        "pools = [storage.pools(component) for component in range(len(asked))]",
+        "pools = [storage.pools(component)[:1] for component in range(len(asked))]",
+    ),
+    Mutant(
+        "loads that are over are remembered for ever",
+        "transfers.py",
+        "del self._loads[job]",
+        "pass",
+    ),
+    Mutant(
+        "fetches that are over are remembered for ever",
+        "prefetches.py",
+        "del self._under_way[operation]",
+        "pass",
+    ),
+    Mutant(
+        "pages are marked as fetched for ever",
+        "prefetches.py",
+        "del fetched[key]",
+        "pass",
+    ),
+    Mutant(
+        "the budget of prefetches leaks",
+        "prefetches.py",
+        "self._host_pages_left += pages",
+        "self._host_pages_left += 0",
+    ),
+    Mutant(
+        "two prefetches read one page",
+        "prefetches.py",
+        "if other is not None:",
+        "if other is not None and not other:",
+    ),
+    Mutant(
+        "a stopped operation does not stop its next job",
+        "controller/operation.py",
+        "            if self._stopping:\n                step.stop()\n",
+        "",
+    ),
+    Mutant(
+        "a stopped transfer calls the store again",
+        "controller/jobs.py",
+        "while len(self._done) < len(listed) and not self._stopped:",
+        "while len(self._done) < len(listed) and not (self._stopped and not self._done):",
+    ),
+    Mutant(
+        "pages are put while a store is cleared",
+        "controller/clearing.py",
+        "allowed = not self._clears_count and not self._void",
+        "allowed = True",
+    ),
+    Mutant(
+        "a clear leaves the puts under way alone",
+        "controller/clearing.py",
+        "self._void |= self._puts",
+        "self._void |= set()",
+    ),
+    Mutant(
+        "a cancelled transfer publishes what came",
+        "controller/controller.py",
+        "        elif isinstance(operation.error, NEVER_KEPT):\n            self._release(operation)\n        else:\n"
+        "            self._resume(operation, failure)\n",
+        "        else:\n            self._resume(operation, failure)\n",
+    ),
+    Mutant(
+        "an operation that ends at once is never told",
+        "controller/controller.py",
+        "        if operation.is_released:\n            self._completed.append(operation)\n        else:",
+        "        if not operation.is_released:",
+    ),
+]

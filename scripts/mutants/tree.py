@@ -1,0 +1,182 @@
+"""Mistakes in the tree, its windows, the slots, and the ledger over them."""
+
+from scripts.mutants.mutant import Mutant
+
+__all__ = ["TREE_MUTANTS"]
+
+TREE_MUTANTS = [
+    Mutant(
+        "an unlock walks to the root",
+        "tree/lock.py",
+        "_unpin(lock.tree, lock.node, lane + component, start)",
+        "_unpin(lock.tree, lock.node, lane + component, 0)",
+    ),
+    Mutant(
+        "a lock leaves out the node it ends in",
+        "tree/lock.py",
+        "changed = tree.counts.changed\n    at = node",
+        "changed = tree.counts.changed\n    at = node.parent or node",
+    ),
+    Mutant(
+        "a transfer's target is pinned at its end alone",
+        "tree/lock.py",
+        "full_start = node.start if node.held_count[lane] == node.end - node.start else 0",
+        "full_start = node.start",
+    ),
+    Mutant(
+        "a split forgets the locks", "tree/state.py", "upper.locks = node.locks.copy()", "upper.locks = upper.locks"
+    ),
+    Mutant("a split forgets what is arriving", "tree/state.py", "        _split_arriving(upper, node, offset)\n", ""),
+    Mutant("a lock that begins at a cut is lost", "tree/state.py", "if page <= cut:", "if page < cut:"),
+    Mutant(
+        "a split is an access",
+        "tree/state.py",
+        "upper.stamps = node.stamps.copy()",
+        "upper.stamps = [self.queues.clock + 1] * len(node.stamps)",
+    ),
+    Mutant(
+        "a window is not counted anew after a hole",
+        "window.py",
+        "np.maximum.accumulate(last_hole, out=last_hole)",
+        "np.minimum.accumulate(last_hole, out=last_hole)",
+    ),
+    Mutant(
+        "a hole above the run is forgotten",
+        "tree/match.py",
+        "node.last_hole_before(view, component, upto) or before[component]",
+        "node.last_hole_before(view, component, upto)",
+    ),
+    Mutant(
+        "a window starts a page late",
+        "window.py",
+        "return end - span if end > span else 0",
+        "return end - span + 1 if end > span else 0",
+    ),
+    Mutant(
+        "only the device side of a load is pinned",
+        "tree/transfer.py",
+        "source_lock = lock(tree, node, end, source)",
+        "source_lock = lock(tree, node, end, target)",
+    ),
+    Mutant(
+        "two transfers bring one page",
+        "tree/transfer.py",
+        "lacking &= ~at.in_flight[target_lane]",
+        "lacking &= ~at.in_flight[target_lane] | True",
+    ),
+    Mutant(
+        "pages are published before their prefix",
+        "tree/transfer.py",
+        "return found[::-1]",
+        "return found",
+    ),
+    Mutant(
+        "pages are lost that came before their prefix",
+        "tree/transfer.py",
+        "return found[::-1]",
+        "return found",
+        ("tests/sim/test_simulation.py",),
+    ),
+    Mutant(
+        "a state is published without Full",
+        "tree/transfer.py",
+        "holes &= full[offsets] >= 0 if full is not None else False",
+        "holes &= True",
+    ),
+    Mutant(
+        "eviction leaves dependants behind",
+        "tree/evict.py",
+        "        tree.drop(node, dependant, start, node.pages, freed)\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "eviction takes one page too many each time",
+        "tree/evict.py",
+        "start = max(0, end - pages)",
+        "start = max(0, end - pages - 1)",
+    ),
+    Mutant(
+        "a lock leaves the pages above it evictable",
+        "tree/page_counts.py",
+        "protection.children[tier] += 1 if is_protected else -1",
+        "pass",
+    ),
+    Mutant(
+        "pages that arrive under a lock count as evictable",
+        "tree/page_counts.py",
+        "if not held_count or node.locks[lane]:",
+        "if not held_count:",
+    ),
+    Mutant(
+        "recency is lost with the child",
+        "tree/state.py",
+        "parent.stamps[lane] = node.stamps[lane]",
+        "parent.stamps[lane] = parent.stamps[lane]",
+    ),
+    Mutant(
+        "a freed page stays in the map",
+        "tree/state.py",
+        "full[start:end].copy() if whole else full[start:end][segment >= 0]",
+        "full[:0]",
+    ),
+    Mutant(
+        "the map is not rebuilt by a load",
+        "ledger.py",
+        "        self._apply(published.map_changes)\n",
+        "",
+    ),
+    Mutant(
+        "a duplicate keeps its peer",
+        "tree/insert.py",
+        "MapChange(duplicates[0], None)",
+        "MapChange(duplicates[0][:0], None)",
+    ),
+    Mutant(
+        "slots of the tree may be inserted again",
+        "slots.py",
+        "self._check(slots, _OUT)",
+        "self._check(slots[:0], _OUT)",
+    ),
+    Mutant(
+        "slots are handed out before there is room for all",
+        "ledger.py",
+        "if not all(self._make_room(tier, component, count) for component, count in counts):\n"
+        "            return None\n"
+        "        allocated: list[Slots] = []\n"
+        "        for component, count in counts:\n"
+        "            slots = self._allocators[tier][component].allocate(count)\n",
+        "allocated: list[Slots] = []\n"
+        "        for component, count in counts:\n"
+        "            slots = self.allocate(tier, component, count)\n",
+    ),
+    Mutant(
+        "a fork is the tree's own state",
+        "ledger.py",
+        "memory.duplicate(pool, sources[number], slots)",
+        "memory.duplicate(pool, sources[number], sources[number])",
+    ),
+    Mutant(
+        "a branch is not kept",
+        "window.py",
+        "needed[max(window(resumed, span) - start, 0) : max(resumed - start, 0)] = True",
+        "needed[:] = False\n        needed[max(window(resumed, span) - start, 0) : max(resumed - start, 0)] = True",
+    ),
+    Mutant(
+        "a demoted page keeps its old place",
+        "tree/eviction_queues.py",
+        "history.demoted = self.clock",
+        "history.demoted = history.demoted",
+    ),
+    Mutant(
+        "a window takes pages along that other locks pin",
+        "tree/evict.py",
+        "tree.drop(node, dependant, 0, min(end, node.first_pinned(dependant)), freed)",
+        "tree.drop(node, dependant, 0, end, freed)",
+    ),
+    Mutant(
+        "letting go of windows lets go of Full",
+        "tree/lock.py",
+        "_unpin_all(lock, lock.held[1:])\n    lock.held = lock.held[:1]",
+        "_unpin_all(lock, lock.held)\n    lock.held = []",
+    ),
+]
