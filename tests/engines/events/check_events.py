@@ -12,6 +12,8 @@ from typing import TypedDict
 
 import pytest
 
+from tests.engines.sglang.install import installation
+from tests.engines.vllm.installation import home as vllm_home
 from tests.support.operations import engine, serve, started, tokens
 from unified_cache.events.config import EventsConfig
 from unified_cache.events.encoding import Consumer
@@ -63,14 +65,12 @@ class InstalledEngine:
 
 def engine_of(consumer: Consumer) -> InstalledEngine:
     """Return an engine where ``make e2e-vllm`` or ``make e2e-sglang`` installs it."""
-    cache = Path.home() / ".cache" / "unified-cache"
     if consumer is Consumer.VLLM:
-        home = Path(os.environ.get("UNIFIED_CACHE_VLLM_HOME") or cache / "vllm")
-        found = InstalledEngine(home / "venv/bin/python", "vllm.distributed.kv_events", {})
+        found = InstalledEngine(vllm_home() / "venv/bin/python", "vllm.distributed.kv_events", {})
     else:
-        home = Path(os.environ.get("UNIFIED_CACHE_SGLANG") or cache / "sglang-0.5.23")
-        environment = {"SGLANG_WHEEL": str(home / "wheel"), "PYTHONPYCACHEPREFIX": str(home / "pyc")}
-        found = InstalledEngine(home / "venv/bin/python", "sglang.srt.disaggregation.kv_events", environment)
+        sglang = installation()
+        environment = {"SGLANG_WHEEL": str(sglang.wheel), "PYTHONPYCACHEPREFIX": str(sglang.root / "pyc")}
+        found = InstalledEngine(sglang.python, "sglang.srt.disaggregation.kv_events", environment)
     if not found.python.exists():
         pytest.skip(f"{found.python} is not there: make e2e-{consumer.value} installs it")
     return found

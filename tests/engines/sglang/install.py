@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["VERSION", "Installation", "install"]
+__all__ = ["VERSION", "Installation", "install", "installation"]
 
 VERSION = "0.5.23"
 VARIABLE = "UNIFIED_CACHE_SGLANG_HOME"
@@ -79,10 +79,15 @@ class Installation:
         }
 
 
+def installation() -> Installation:
+    """Return where the engine is, or would be installed."""
+    default = Path.home() / ".cache" / "unified-cache" / f"sglang-{VERSION}"
+    return Installation(Path(os.environ.get(VARIABLE) or default))
+
+
 def install() -> Installation:
     """Return the engine, downloaded and installed if it is not there."""
-    default = Path.home() / ".cache" / "unified-cache" / f"sglang-{VERSION}"
-    found = Installation(Path(os.environ.get(VARIABLE) or default))
+    found = installation()
     found.root.mkdir(parents=True, exist_ok=True)
     if not (found.wheel / "sglang").is_dir():
         downloads = found.root / "dl"
