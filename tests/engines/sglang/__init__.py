@@ -9,8 +9,13 @@
     running    a run: engines over some stores
     recording  calls of the engine on its storage, kept for tests without it
     faults     stores that misbehave on purpose
-    job        one run in a process of its own, described by JSON
-    __main__   all runs: stacks, cores, stores, two processes, two ranks, faults, figures
+    job        runs in processes of their own, described by JSON
+    bench      runs over stores in one directory, and what has to hold of what they tell
+    restoring  sections in which everything comes back: stacks, cores, stores, processes, ranks, conversations
+    surviving  sections in which stores go wrong: damage, faults, loss
+    spoken     commands as the engine understands them
+    document   every command of docs/sglang.md
+    __main__   all sections; our tree against the engine's, and figures, too
 
 Nothing here is collected by `make test`: `make e2e-sglang` runs it.
 """

@@ -1,90 +1,89 @@
 """Stores that misbehave on purpose, opened inside of an engine by URL.
 
-    tests.engines.sglang.faults:open_faulty:REST
+    tests.engines.sglang.faults:open_faulty:METHOD/FAULT/URL        every call of a method has a fault
+    tests.engines.sglang.faults:open_doomed:METHOD/WHAT/URL         the store vanishes as a method is called
 
-REST = FAULT/METHOD/URL, such as hang/get/file:/tmp/store
-
-hang       the method does not return for a minute
-fail       it raises a fault that a second try does not cure
-vanish     it raises as a store that is away does, and so does every other call from then on
-full       a put stores nothing
-corrupt    a get flips a byte of every page
+METHOD and FAULT are names of ``Method`` and ``StorageFault``, such as GET/HANG/file:/tmp/store. WHAT is the number of
+the store's server, which is killed, or ``directory``, which is removed.
 """
 
-import threading
-from collections.abc import Mapping, Sequence
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
 
-from unified_cache.errors import StorageError
-from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.testing.faulty_storage import FaultPlan, FaultyStorage, StorageFault
 
-__all__ = ["open_faulty"]
+__all__ = ["OPENED", "doomed_url", "faulty_url", "open_doomed", "open_faulty"]
 
 HANG_S = 60.0
 """Far longer than any deadline here, so that a call that waits for it shows."""
 
+OPENED: list[FaultyStorage] = []
+"""Every store of this process that was opened here, for whoever counts its calls and lets those go that hang."""
 
-class MisbehavingStore:
-    """A store of which one method misbehaves."""
+DIRECTORY = "directory"
 
-    def __init__(self, store: StorageBackend, fault: str, method: str) -> None:
-        self._store, self._fault, self._method = store, fault, method
-        self._is_away = False
-        self._never = threading.Event()
 
-    def capability(self) -> Capability:
-        return self._store.capability()
+class FaultOfMethod:
+    """Gives every call of one method a fault."""
 
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        self._store.register(manifest, slabs)
+    def __init__(self, method: Method, fault: StorageFault) -> None:
+        self._method, self._fault = method, fault
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        self._misbehave("exists")
-        return self._store.exists(labels)
+    def fault_of(self, number: int, method: Method) -> StorageFault | None:
+        """Return the fault, if it is that method."""
+        return self._fault if method is self._method else None
 
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self._misbehave("get")
-        answers = self._store.get(pages)
-        if self._fault == "corrupt":
-            for page in pages:
-                page.buffers[-1][-1] ^= 1
-        return answers
 
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self._misbehave("put")
-        if self._fault == "full":
-            return [Answer.DECLINED] * len(pages)
-        return self._store.put(pages, level)
+class LossInCall:
+    """Gives no call a fault, and makes the store vanish before the first call of one method goes on."""
 
-    def touch(self, labels: Sequence[Label]) -> None:
-        self._store.touch(labels)
+    def __init__(self, method: Method, lose: Callable[[], None]) -> None:
+        self._method, self._lose, self._is_lost = method, lose, False
 
-    def remove(self, labels: Sequence[Label]) -> int:
-        return self._store.remove(labels)
+    def fault_of(self, number: int, method: Method) -> StorageFault | None:
+        """Make the store vanish, if it is the first call of that method."""
+        if method is self._method and not self._is_lost:
+            self._is_lost = True
+            self._lose()
+        return None
 
-    def clear(self, identity: bytes) -> int:
-        return self._store.clear(identity)
 
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        return self._store.scan(identity, cursor)
+def faulty_url(method: Method, fault: StorageFault, url: str) -> str:
+    """Name a store over ``url`` of which every call of ``method`` has a fault."""
+    return f"{__name__}:open_faulty:{method.name}/{fault.name}/{url}"
 
-    def close(self) -> None:
-        self._store.close()
 
-    def _misbehave(self, method: str) -> None:
-        if method == self._method:
-            if self._fault == "hang":
-                self._never.wait(HANG_S)
-            if self._fault == "fail":
-                raise StorageError("a fault on purpose", retryable=False)
-            self._is_away = self._is_away or self._fault == "vanish"
-        if self._is_away:
-            raise StorageError("away on purpose", retryable=True)
+def doomed_url(method: Method, url: str, server: int | None = None) -> str:
+    """Name a store that vanishes in its first call of ``method``: its server is killed, or its directory removed."""
+    return f"{__name__}:open_doomed:{method.name}/{server or DIRECTORY}/{url}"
 
 
 def open_faulty(rest: str, bytes_max: int | None) -> StorageBackend:
-    """Open a store that misbehaves."""
-    fault, method, url = rest.split("/", 2)
-    return MisbehavingStore(open_storage(url, bytes_max=bytes_max), fault, method)
+    """Open a store that has a fault."""
+    method, fault, url = rest.split("/", 2)
+    return _open(url, bytes_max, FaultOfMethod(Method[method], StorageFault[fault]))
+
+
+def open_doomed(rest: str, bytes_max: int | None) -> StorageBackend:
+    """Open a store that vanishes."""
+    method, what, url = rest.split("/", 2)
+
+    def lose() -> None:
+        if what == DIRECTORY:
+            shutil.rmtree(url.partition(":")[2])
+        else:
+            os.kill(int(what), signal.SIGKILL)
+
+    return _open(url, bytes_max, LossInCall(Method[method], lose))
+
+
+def _open(url: str, bytes_max: int | None, plan: FaultPlan) -> FaultyStorage:
+    store = FaultyStorage(open_storage(url, bytes_max=bytes_max), plan, random.Random(0), hang_s_max=HANG_S)
+    OPENED.append(store)
+    return store

@@ -30,10 +30,6 @@ class EngineJob:
     size: int = 1
     meeting: str = ""
     """File by which the ranks find each other."""
-    remove_before_read: str = ""
-    """Directory that goes away under the engine."""
-    kill_before_read: int = 0
-    """Process that is killed under the engine."""
     timeout_s: float = 60.0
     record: str = ""
     """File to keep the engine's calls on its storage in."""
@@ -58,6 +54,16 @@ class JobOutcome:
     """Of one prompt, in all pools."""
     pools: dict[str, int] = field(default_factory=dict)
     """Bytes of a page by pool."""
+    start_s: float = 0.0
+    """Time until the engine had started."""
+    recomputed: bool = True
+    """Whether every prompt that did not come back as a whole could be computed again from where it ended."""
+    store_calls: int = 0
+    """Calls that reached a store which misbehaves on purpose."""
+    threads_left: list[str] = field(default_factory=list)
+    """Threads of ours that still run after the store was detached, and calls that hung were let go."""
+    views_left: int = 0
+    """Views of memory beyond those that there were before the engine started."""
     detached: bool = False
     collected: bool = False
     """Whether nothing holds the adapter after it was detached."""

@@ -3,23 +3,34 @@
 import gc
 import json
 import logging
-import os
-import shutil
+import sys
+import threading
 import time
 import weakref
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from sglang.srt.runtime_context import get_context
 
-from tests.engines.sglang import cpu
+import unified_cache
+from tests.engines.sglang import cpu, faults
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
 from tests.engines.sglang.recording import Recording
 from tests.engines.sglang.session import EnginePrompts, EngineSession
 from tests.engines.sglang.stacks import Geometry, build_stack
+from unified_cache.cluster.child import wait_until
 
 __all__ = ["run_job"]
+
+THREADS_END_S = 10.0
+"""Longest wait for threads of ours to end, after the stores were detached and calls that hung were let go."""
+
+VIEW_BYTES_MIN = 1024
+"""Views of pages, their headers and landing memory have as much."""
+
+PACKAGE = f"{Path(unified_cache.__file__).parent}/"
 
 
 def run_job(job: EngineJob) -> list[JobOutcome]:
@@ -45,13 +56,50 @@ def run_job(job: EngineJob) -> list[JobOutcome]:
     recording = Recording()
     if job.record:
         recording.listen()
+    views = _views()
     engines = [_Engine(job, store, group) for store in job.stores]
     for number in range(job.rounds):
         for engine in engines:
             engine.round(number + 1)
     if job.record:
         recording.save(Path(job.record), job.stack)
-    return [engine.end() for engine in engines]
+    outcomes = [engine.end() for engine in engines]
+    engines.clear()
+    for store in faults.OPENED:
+        store.release()
+    faults.OPENED.clear()
+    wait_until(lambda: not _threads_of_ours(), THREADS_END_S)
+    for outcome in outcomes:
+        outcome.threads_left, outcome.views_left = _threads_of_ours(), _views() - views
+    return outcomes
+
+
+def _threads_of_ours() -> list[str]:
+    """Return the names of threads that run code of this library, the caller's own aside."""
+    frames = sys._current_frames()
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    return [thread.name for thread in others if _is_ours(frames.get(thread.ident or 0))]
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _views() -> int:
+    """Return how many views of memory there are, the few that are constants of modules aside."""
+    gc.collect()
+    return sum(type(each) is memoryview and _bytes_of(each) >= VIEW_BYTES_MIN for each in gc.get_objects())
+
+
+def _bytes_of(view: memoryview) -> int:
+    try:
+        return view.nbytes
+    except ValueError:  # it was released
+        return 0
 
 
 class _Engine:
@@ -66,11 +114,12 @@ class _Engine:
         name = "file" if "file_storage_path" in store else "dynamic"
         extra = {"prefetch_threshold": page, **store}
         if name == "dynamic":
-            extra |= {
+            extra = {
                 "backend_name": "unified_cache",
                 "module_path": "unified_cache.integrations.sglang",
                 "class_name": "UnifiedCacheHiCache",
                 "interface_v1": 1,
+                **extra,
             }
         written = json.dumps(extra)
         get_context().override(
@@ -78,12 +127,15 @@ class _Engine:
             hicache_storage_backend=None if job.attach else name,
             hicache_storage_backend_extra_config=None if job.attach else written,
         )
+        started_s, opened_count = time.perf_counter(), len(faults.OPENED)
         self.stack = build_stack(job.stack, job.core, geometry, group)
         if job.attach:
             done, said = self.stack.tree.attach_storage_backend(
                 name, written, "example/model", "wait_complete", "write_through"
             )
             assert done, said
+        self.outcome.start_s = time.perf_counter() - started_s
+        self._faulty = faults.OPENED[opened_count:]
 
     def round(self, number: int) -> None:
         job, outcome = self.job, self.outcome
@@ -101,14 +153,11 @@ class _Engine:
                 session.forget()
             if "read" in job.phases:
                 session.overwrite()
-                if job.remove_before_read:
-                    shutil.rmtree(job.remove_before_read)
-                if job.kill_before_read:
-                    os.kill(job.kill_before_read, 9)
                 found = session.read()
                 outcome.read_s.append(found.took.seconds)
                 outcome.read_cpu_s.append(found.took.cpu_seconds)
                 outcome.restored_pages = found.restored_pages
+                outcome.recomputed &= found.recomputed
                 outcome.rows_checked += found.rows_checked
                 outcome.rows_wrong += found.rows_wrong
                 outcome.wrong += found.wrong[:5]
@@ -133,6 +182,7 @@ class _Engine:
         except Exception as error:  # it is the outcome
             outcome.error = f"{type(error).__name__}: {error}"
         outcome.close_s = time.perf_counter() - started_s
+        outcome.store_calls = sum(store.calls_count for store in self._faulty)
         gc.collect()
         outcome.collected = alive() is None
         return outcome

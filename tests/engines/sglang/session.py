@@ -77,6 +77,8 @@ class ReadBack:
 
     restored_pages: list[int] = field(default_factory=list)
     """By prompt."""
+    recomputed: bool = True
+    """Whether every prompt that did not come back as a whole could be computed again from where it ended."""
     rows_checked: int = 0
     rows_wrong: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -124,28 +126,33 @@ class EngineSession:
         """Insert every prompt and wait until all is stored; return the time that storing took."""
         took = Took()
         for number in range(self.prompts.count):
-            tokens = self.prompts.tokens(number, self.page)
-            end = self.prompts.pages_of(number)
-            match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
-            start = match.device_prefix_len // self.page
-            indices = self._allocate((end - start) * self.page)
-            if start:
-                held = self.tree.path_device_indices(match.last_device_node)[: start * self.page]
-                indices = torch.cat([held, indices])
-            state = self.stack.requests.mamba_allocator.alloc(1) if self.stack.requests is not None else None
-            for pool, host_pool in self.pools.items():
-                for number_of, rows in enumerate(device_rows(host_pool)):
-                    for page, row in self._places(pool, indices, state, end):
-                        if page >= start:
-                            rows[row] = self._content(pool, number_of, number, page, rows.shape[1])
-            self.tree.insert(
-                InsertParams(key=RadixKey(tokens), value=indices, prev_prefix_len=start * self.page, mamba_value=state)
-            )
+            self._compute(number)
             self.tree.flush_pending_backups()
             if self.prompts.grows:
                 took.add(self._until(self._is_stored))
         took.add(self._until(self._is_stored))
         return took
+
+    def _compute(self, number: int) -> torch.Tensor | None:
+        """Insert what the device lacks of a prompt, filled as a forward pass would; return its state's slot, if any."""
+        tokens = self.prompts.tokens(number, self.page)
+        end = self.prompts.pages_of(number)
+        match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
+        start = match.device_prefix_len // self.page
+        indices = self._allocate((end - start) * self.page)
+        if start:
+            held = self.tree.path_device_indices(match.last_device_node)[: start * self.page]
+            indices = torch.cat([held, indices])
+        state = self.stack.requests.mamba_allocator.alloc(1) if self.stack.requests is not None else None
+        for pool, host_pool in self.pools.items():
+            for number_of, rows in enumerate(device_rows(host_pool)):
+                for page, row in self._places(pool, indices, state, end):
+                    if page >= start:
+                        rows[row] = self._content(pool, number_of, number, page, rows.shape[1])
+        self.tree.insert(
+            InsertParams(key=RadixKey(tokens), value=indices, prev_prefix_len=start * self.page, mamba_value=state)
+        )
+        return state
 
     def forget(self) -> None:
         """Empty tree and allocators, and overwrite every byte on device and host."""
@@ -223,21 +230,28 @@ class EngineSession:
         )
         self.tree.ready_to_load_host_cache()
         self._until(lambda: not self.tree.ongoing_load_back)
-        match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
-        end = match.device_prefix_len // self.page
-        found.restored_pages.append(end)
+        found.restored_pages.append(self._compare(number, kv.mamba_pool_idx, found))
+        if found.restored_pages[-1] < self.prompts.pages_of(number):
+            state = self._compute(number)
+            found.recomputed &= self._compare(number, state, found) == self.prompts.pages_of(number)
+
+    def _compare(self, number: int, state: torch.Tensor | None, found: ReadBack) -> int:
+        """Compare what the device holds of a prompt, and of a window its last pages; return how many pages it holds."""
+        match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(self._asked(number))))
+        end = int(match.device_prefix_len) // self.page
         if not end:
-            return
+            return 0
         indices = self.tree.path_device_indices(match.last_device_node)[: end * self.page]
         window = self.stack.geometry.window_tokens // self.page
         for pool, host_pool in self.pools.items():
             for tensor, rows in enumerate(device_rows(host_pool)):
-                places = self._places(pool, indices, kv.mamba_pool_idx, end)
+                places = self._places(pool, indices, state, end)
                 for page, row in places[-window:] if self.sources[pool] == "swa" else places:
                     found.rows_checked += 1
                     if not torch.equal(rows[row], self._content(pool, tensor, number, page, rows.shape[1])):
                         found.rows_wrong += 1
                         found.wrong.append(f"prompt {number} {pool} tensor {tensor} page {page}")
+        return end
 
     # ---- the engine's loop -----------------------------------------------------------------------------------------
 

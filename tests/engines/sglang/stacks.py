@@ -22,6 +22,7 @@ from sglang.srt.mem_cache.memory_pool import (
     MHATokenToKVPool,
     MLATokenToKVPool,
 )
+from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -31,6 +32,10 @@ __all__ = ["Geometry", "Stack", "build_stack", "device_rows"]
 
 DTYPE = torch.bfloat16
 REQUESTS = 8
+
+HOST_BYTES_MAX = 4 << 30
+"""Room for the host pools of one engine. SGLang would take what the machine has free beyond 10 GiB, and refuses to
+start where others hold that."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,8 @@ def build_stack(kind: str, core: str, geometry: Geometry, group: object = None) 
         **({"enable_mamba_extra_buffer": True} if parts.requests is not None else {}),
     )
     tree = UnifiedRadixCache(params)
-    tree.init_hicache(get_server_args(), params)
+    with host_memory_budget_scope(HOST_BYTES_MAX):
+        tree.init_hicache(get_server_args(), params)
     for entry in tree.host_pool_group.entries:
         vars(entry.host_pool)["pin_memory"] = False
     return Stack(tree, parts.allocator, parts.requests, geometry, parts.components)

@@ -1,0 +1,247 @@
+"""Runs of the engine over stores in one temporary directory, and what has to hold of what they tell."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from tests.engines.sglang.install import Installation
+from tests.engines.sglang.outcome import EngineJob
+from tests.support.mooncake import small_cluster
+from unified_cache.cluster.child import wait_until
+from unified_cache.cluster.host_port import free_ports
+from unified_cache.cluster.master import MasterSettings
+
+__all__ = ["CORES", "ROOT", "STACKS", "STACKS_BY_TURNS", "STORES", "Bench", "Outcome", "complaints", "whole"]
+
+ROOT = Path(__file__).resolve().parents[3]
+STACKS = ("full", "mla", "swa", "dsv4", "mamba")
+CORES = ("python", "rust")
+STACKS_BY_TURNS = tuple(zip(STACKS, cycle(CORES), strict=False))
+"""Every stack, the tree cores by turns: for what takes its time on any of them."""
+
+STORES = ("file", "packed", "grpc", "mooncake")
+RUN_S = 240.0
+"""Longest time of one run, the engine's start included."""
+
+IMPORT_S = 240.0
+"""Longest time until the engine is imported; the first time all of it is compiled."""
+
+SERVICE_S = 60.0
+SERVICE_TRIES = 3
+"""Ports that are tried: somebody else may take one between two looks."""
+
+SEGMENT_BYTES = 512 << 20
+REVISION = "e2e"
+
+ERROR_CHARACTERS_MAX = 300
+"""Of the last line that a run wrote, shown where it did not end."""
+
+Outcome = dict[str, Any]
+
+
+class EngineRun:
+    """One run in a process of its own, begun."""
+
+    def __init__(self, connection: socket.socket, log: Path) -> None:
+        self._connection, self._log = connection, log
+        self.failure = ""
+
+    def end(self) -> list[Outcome]:
+        """Wait for the run; return what it told, nothing if it did not end well."""
+        self._connection.settimeout(RUN_S)
+        process, told = "", ""
+        with self._connection, self._connection.makefile(encoding="utf-8") as lines:
+            try:
+                process = lines.readline()
+                told = lines.readline()
+            except TimeoutError:
+                self.failure = f"not over after {RUN_S:.0f} s"
+                if process:
+                    os.kill(int(process), signal.SIGKILL)
+        if told:
+            return json.loads(told)  # type: ignore[no-any-return]  # a list, by the run's own word
+        said = self._log.read_text(encoding="utf-8", errors="replace").splitlines() if self._log.exists() else []
+        errors = [line for line in said if "Error" in line] or said
+        self.failure = (
+            f"{self.failure or 'it did not end'}: {(errors or [''])[-1][:ERROR_CHARACTERS_MAX]}; see {self._log}"
+        )
+        return []
+
+
+class Bench:
+    """Runs of the engine over stores in one temporary directory, and what they told."""
+
+    def __init__(self, installation: Installation, root: Path, stores: Sequence[str]) -> None:
+        self.installation, self.root, self.stores = installation, root, stores
+        self.failures: list[str] = []
+        self._urls: dict[str, str] = {}
+        self._numbers = 0
+        self._services: dict[str, subprocess.Popen[bytes]] = {}
+        self._socket = root / "runs"
+
+    @contextmanager
+    def engine(self) -> Iterator[None]:
+        """Run the process that imports the engine, and is forked for every run."""
+        command = [str(self.installation.python), "-W", "ignore", "-m", "tests.engines.sglang.job", str(self._socket)]
+        environment = {**self.installation.environment, "PYTHONPATH": str(ROOT)}
+        with (self.root / "engine.log").open("wb") as log:
+            running = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        try:
+            if not wait_until(lambda: self._socket.exists() or running.poll() is not None, IMPORT_S):
+                raise RuntimeError(f"the engine was not imported in {IMPORT_S:.0f} s, see {self.root}/engine.log")
+            yield
+        finally:
+            running.kill()
+            running.wait()
+
+    def fresh(self, kind: str) -> dict[str, Any]:
+        """Return the extra configuration of an empty store."""
+        self._numbers += 1
+        directory = self.root / f"{kind}-{self._numbers}"
+        if kind == "grpc" and kind not in self._urls:
+            self._urls[kind] = self.serve(directory)
+        if kind in self._urls:
+            # All runs of a section share the service, and the cluster; the revision keeps them apart.
+            return self.store(self._urls[kind], revision=f"{REVISION} {self._numbers}")
+        return self.store(f"{kind}:{directory}")
+
+    def all_fresh(self, *without: str, **settings: object) -> list[dict[str, Any]]:
+        """Return an empty store of each kind."""
+        return [self.fresh(kind) | settings for kind in self.stores if kind not in without]
+
+    def store(self, url: str, **settings: object) -> dict[str, Any]:
+        """Return an extra configuration."""
+        return {"url": url, "revision": REVISION, **settings}
+
+    def serve(self, directory: Path) -> str:
+        """Start a service over a directory; return its URL."""
+        command = [sys.executable, "-c", "from unified_cache.cli.main import main; main()"]
+        # Several services run at a time, and metrics would be served at one port by all of them.
+        environment = {**os.environ, "UNIFIED_CACHE_SERVE_METRICS__LISTEN": "127.0.0.1:0"}
+        for _ in range(SERVICE_TRIES):
+            (port,) = free_ports(1, random.Random())
+            options = ["serve", "--listen", f"127.0.0.1:{port}", "--storage", f"file:{directory}", "--host-bytes", "0"]
+            with (self.root / f"service-{port}.log").open("wb") as log:
+                running = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT, env=environment)
+            if wait_until(partial(_ended_or_answers, running, port), SERVICE_S) and running.poll() is None:
+                url = f"grpc://127.0.0.1:{port}"
+                self._services[url] = running
+                return url
+            running.kill()
+            running.wait()
+        raise RuntimeError(f"the service did not start, see {self.root}")
+
+    def pid_of(self, url: str) -> int:
+        """Return the process of a service."""
+        return self._services[url].pid
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Run what the stores of a section need, and end it."""
+        with ExitStack() as stack:
+            if "mooncake" in self.stores:
+                cluster = stack.enter_context(small_cluster(2, SEGMENT_BYTES, MasterSettings()))
+                self._urls["mooncake"] = cluster.url
+            try:
+                yield
+            finally:
+                self.stop_services()
+
+    def stop_services(self) -> None:
+        """End every service."""
+        for running in self._services.values():
+            if running.poll() is None:
+                running.send_signal(signal.SIGKILL)
+            running.wait()
+        self._services.clear()
+
+    def start(self, job: EngineJob) -> EngineRun:
+        """Start a run."""
+        self._numbers += 1
+        log = self.root / f"run-{self._numbers}.log"
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(RUN_S)
+        connection.connect(str(self._socket))
+        connection.sendall(json.dumps({"job": asdict(job), "log": str(log)}).encode() + b"\n")
+        return EngineRun(connection, log)
+
+    def run(self, name: str, holds: Callable[[Outcome], bool], job: EngineJob, labels: Sequence[str] = ()) -> None:
+        """Run it, and print what held, store by store; stores without a label are named by their kind."""
+        self.end(name, holds, self.start(job), labels)
+
+    def end(self, name: str, holds: Callable[[Outcome], bool], run: EngineRun, labels: Sequence[str] = ()) -> None:
+        """Wait for a run, and print what held."""
+        outcomes = run.end()
+        if not outcomes:
+            self.line(False, name, run.failure)
+        self.say(name, outcomes, holds, labels)
+
+    def prepare(self, name: str, job: EngineJob) -> None:
+        """Run something that others stand on; print a line only if it failed."""
+        run = self.start(job)
+        if not run.end():
+            self.line(False, f"{name}, its preparation", run.failure)
+
+    def compare_trees(self, module: str, *options: str) -> None:
+        """Run a program that holds our tree against the engine's, and print what it found equal."""
+        command = [str(self.installation.python), "-W", "ignore", "-m", f"tests.engines.sglang.{module}", *options]
+        environment = {**self.installation.environment, "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=5 * RUN_S
+        )
+        told = ended.stdout.splitlines() if ended.returncode == 0 else (ended.stderr.splitlines() or [""])[-3:]
+        for line in told:
+            self.line(ended.returncode == 0, module, line)
+
+    def say(
+        self, name: str, outcomes: Sequence[Outcome], holds: Callable[[Outcome], bool], labels: Sequence[str] = ()
+    ) -> None:
+        """Print what held, store by store."""
+        kinds = [outcome["store"].partition("/")[0].partition(":")[0] for outcome in outcomes]
+        for label, outcome in zip(labels or kinds, outcomes, strict=True):
+            told = (
+                f"{sum(outcome['restored_pages'])} of {sum(outcome['expected_pages'])} pages restored, "
+                f"{outcome['rows_wrong']} of {outcome['rows_checked']} rows wrong"
+            )
+            found = complaints(outcome)
+            self.line(holds(outcome) and not found, f"{name} {label}", "; ".join([told, *found]))
+
+    def line(self, ok: bool, name: str, told: str) -> None:
+        """Print a line, and keep the name of what failed."""
+        sys.stdout.write(f"{'ok  ' if ok else 'FAIL'} {name}: {told}\n")
+        sys.stdout.flush()
+        if not ok:
+            self.failures.append(name)
+
+
+def _ended_or_answers(running: "subprocess.Popen[bytes]", port: int) -> bool:
+    with socket.socket() as probe:
+        return running.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def complaints(outcome: Outcome) -> list[str]:
+    """Return what must never be, whatever a store does."""
+    found = [outcome["error"]] if outcome["error"] else []
+    found += [f"wrong: {', '.join(outcome['wrong'])}"] if outcome["rows_wrong"] else []
+    found += [] if outcome["recomputed"] else ["a prompt could not be computed again"]
+    found += [] if outcome["detached"] else ["not detached"]
+    found += [] if outcome["collected"] else ["the adapter is held after it was detached"]
+    found += [f"threads are left: {', '.join(outcome['threads_left'])}"] if outcome["threads_left"] else []
+    found += [f"{outcome['views_left']} views of memory are left"] if outcome["views_left"] > 0 else []
+    return found
+
+
+def whole(outcome: Outcome) -> bool:
+    """Tell whether every prompt came back, byte by byte."""
+    return bool(outcome["is_whole"]) and outcome["rows_checked"] > 0

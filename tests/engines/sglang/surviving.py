@@ -1,0 +1,162 @@
+"""Sections in which stores go wrong: nothing wrong comes back, what is missing is computed again, nothing is held."""
+
+import random
+import shutil
+from enum import Enum
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Outcome
+from tests.engines.sglang.faults import doomed_url, faulty_url
+from tests.engines.sglang.outcome import EngineJob
+from unified_cache.cluster.host_port import free_ports
+from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.testing.faulty_storage import StorageFault
+
+__all__ = ["away", "damage", "faults", "loss"]
+
+DEADLINE_S = 0.5
+"""Of one call to a store that goes wrong."""
+
+START_S_MAX = 10.0
+CLOSE_S_MAX = 15.0
+"""SGLang waits 10 s for its own threads before it closes a store, and closing waits 5 s at most."""
+
+STORE_CALLS_MAX = 100
+"""Calls that reach a store which goes wrong, for two prompts: the next prompt's may be tried, none again and again."""
+
+
+class Damage(Enum):
+    """Way in which objects are damaged behind the store's back."""
+
+    FLIP = "flip"
+    SWAP = "swap"
+    TRUNCATE = "truncate"
+    REMOVE = "remove"
+
+
+READ_FAULTS = (
+    *product((Method.REGISTER, Method.EXISTS, Method.GET), (StorageFault.HANG, StorageFault.FAIL)),
+    (Method.GET, StorageFault.FLIPPED_BIT),
+    (Method.GET, StorageFault.SHORT_READ),
+)
+"""Of a store that has the pages."""
+
+WRITE_FAULTS = (
+    (Method.PUT, StorageFault.HANG),
+    (Method.PUT, StorageFault.FAIL),
+    (Method.PUT, StorageFault.LOST_WRITE),
+    (Method.PUT, StorageFault.TORN_WRITE),
+    (Method.GET, StorageFault.MISDIRECTED_READ),
+)
+"""Of a store that is empty at first."""
+
+
+def survived(outcome: Outcome) -> bool:
+    """Tell whether starting, ending and the calls between were bounded, however little came back."""
+    is_bounded = outcome["start_s"] < START_S_MAX and outcome["close_s"] < CLOSE_S_MAX
+    return is_bounded and int(outcome["store_calls"]) < STORE_CALLS_MAX
+
+
+def missed(outcome: Outcome) -> bool:
+    """Tell whether something was lost, and the rest was bounded."""
+    return survived(outcome) and sum(outcome["restored_pages"]) < sum(outcome["expected_pages"])
+
+
+def damage(bench: Bench) -> None:
+    """Objects that were damaged behind the store's back: misses, never wrong bytes; over ``file:``."""
+    for stack in STACKS:
+        for core in CORES:
+            written, name = bench.fresh("file"), f"damage {stack} {core}"
+            bench.prepare(name, EngineJob(stack, core, [written], "write"))
+            stores = [_copy_of(bench, written) for _ in Damage]
+            for store, how in zip(stores, Damage, strict=True):
+                _damage(_directory(store), how)
+            labels = [how.value for how in Damage]
+            bench.run(name, missed, EngineJob(stack, core, stores, "read"), labels)
+
+
+def _directory(store: dict[str, Any]) -> Path:
+    return Path(store["url"].removeprefix("file:"))
+
+
+def _copy_of(bench: Bench, store: dict[str, Any]) -> dict[str, Any]:
+    """Return a store with the same pages in a directory of its own."""
+    copy = bench.fresh("file")
+    shutil.copytree(_directory(store), _directory(copy))
+    return copy
+
+
+def _damage(directory: Path, how: Damage) -> None:
+    """Damage every fourth object, or swap all of them two by two."""
+    objects = sorted(path for path in directory.glob("*/?/*.*") if path.is_file())
+    if how is Damage.SWAP:
+        by_size: dict[int, list[Path]] = {}
+        for path in objects:
+            by_size.setdefault(path.stat().st_size, []).append(path)
+        for group in by_size.values():
+            for one, other in zip(group[::2], group[1::2], strict=False):
+                first, second = one.read_bytes(), other.read_bytes()
+                one.write_bytes(second)
+                other.write_bytes(first)
+        return
+    for path in objects[1::4]:
+        content = path.read_bytes()
+        if how is Damage.FLIP:
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        elif how is Damage.TRUNCATE:
+            path.write_bytes(content[: len(content) // 2])
+        else:
+            path.unlink()
+
+
+def faults(bench: Bench) -> None:
+    """A store that hangs, fails, is full or corrupts: as it is told of pools, in look-up, get and put."""
+    for stack, core in STACKS_BY_TURNS:
+        written, name = bench.fresh("file"), f"fault {stack} {core}"
+        bench.prepare(name, EngineJob(stack, core, [written], "write"))
+        urls = [faulty_url(method, fault, _copy_of(bench, written)["url"]) for method, fault in READ_FAULTS]
+        labels = [f"{method.value}, {fault.value}" for method, fault in READ_FAULTS]
+        stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
+        bench.run(name, missed, EngineJob(stack, core, stores, "read"), labels)
+        urls = [faulty_url(method, fault, bench.fresh("file")["url"]) for method, fault in WRITE_FAULTS]
+        urls += [f"{bench.fresh('file')['url']}?free=900TiB"]
+        labels = [*(f"{method.value}, {fault.value}" for method, fault in WRITE_FAULTS), "put, full"]
+        stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
+        bench.run(name, missed, EngineJob(stack, core, stores), labels)
+
+
+def loss(bench: Bench) -> None:
+    """A directory that is removed, and a server that is killed, in look-up, get and put."""
+    for stack, core in STACKS_BY_TURNS:
+        written, name = bench.fresh("file"), f"loss {stack} {core}"
+        bench.prepare(name, EngineJob(stack, core, [written], "write"))
+        urls, labels = [], []
+        for method in (Method.EXISTS, Method.GET):
+            url = bench.serve(_directory(_copy_of(bench, written)))
+            urls += [
+                doomed_url(method, _copy_of(bench, written)["url"]),
+                doomed_url(method, url, bench.pid_of(url)),
+            ]
+            labels += [f"{method.value}, directory removed", f"{method.value}, server killed"]
+        stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
+        bench.run(name, missed, EngineJob(stack, core, stores, "read"), labels)
+        url = bench.serve(_directory(bench.fresh("file")))
+        urls = [
+            doomed_url(Method.PUT, bench.fresh("file")["url"]),
+            doomed_url(Method.PUT, url, bench.pid_of(url)),
+            faulty_url(Method.PUT, StorageFault.PARTIAL_WRITE, bench.fresh("file")["url"]),
+        ]
+        labels = ["put, directory removed", "put, server killed", "put, only the first pages each time"]
+        stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
+        bench.run(name, survived, EngineJob(stack, core, stores), labels)
+        bench.stop_services()
+
+
+def away(bench: Bench) -> None:
+    """A server that is not there: everything is a miss."""
+    (port,) = free_ports(1, random.Random())
+    store = bench.store(f"grpc://127.0.0.1:{port}", deadline_s=DEADLINE_S)
+    for stack in STACKS:
+        bench.run(f"server away {stack}", missed, EngineJob(stack, stores=[store]))

@@ -1,0 +1,37 @@
+"""The commands of docs/sglang.md are such as ``make e2e-sglang`` executes, and their configurations are accepted."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tests.engines.sglang.document import DOCUMENT, commands
+from tests.support.documents import shell_commands
+from unified_cache.integrations.sglang.settings import HiCacheSettings
+
+SHOWN = list(commands(DOCUMENT.read_text(encoding="utf-8")))
+EXTRA = "--hicache-storage-backend-extra-config"
+JSON_EXTRA = "hicache_storage_backend_extra_config_json"
+
+
+def configurations() -> list[dict[str, object]]:
+    bodies = [json.loads(word) for words in SHOWN for word in words if word.lstrip().startswith("{")]
+    return [json.loads(body[JSON_EXTRA]) if JSON_EXTRA in body else body for body in bodies]
+
+
+@pytest.mark.parametrize("extra", configurations(), ids=str)
+def test_a_configuration_of_the_document_is_accepted(extra: dict[str, object]) -> None:
+    settings = HiCacheSettings.of(SimpleNamespace(extra_config=extra, dcp_size=1, should_split_heads=False))
+    assert settings.url == extra["url"]
+
+
+def test_the_document_shows_commands_of_every_kind() -> None:
+    assert {words[0] for words in SHOWN} == {"pip", "python", "curl", "unified-cache", "make"}
+    assert len(configurations()) == 2
+    assert sum(EXTRA in words for words in SHOWN) == 1
+
+
+def test_a_command_goes_on_over_lines_and_inside_quotes() -> None:
+    shown = "$ one --two \\\n    three '{\n  \"four\": 5}'\n$ six  # seven\n"
+    text = f"text\n\n```console\n{shown}```\n\n```python\n$ eight\n```\n"
+    assert list(shell_commands(text)) == [["one", "--two", "three", '{\n  "four": 5}'], ["six"]]
