@@ -36,7 +36,7 @@ def replay(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_two_engines_over_a_cluster_hit_more_than_over_halves_of_it(cluster: LocalCluster) -> None:
-    shared = replay("--storage", cluster.url, "--json", "-")
+    shared = replay("--storage", cluster.url, "--json")
     assert shared.returncode == 0, shared.stderr
     found = json.loads(shared.stdout)
     assert (found["wrong_pages"], found["leaked_slots"], found["flawed_pages"]) == (0, 0, 0)
@@ -44,7 +44,7 @@ def test_two_engines_over_a_cluster_hit_more_than_over_halves_of_it(cluster: Loc
     assert found["hit_blocks"]["storage"] > 0
     assert found["block_hit_ratio"] > found["block_hit_ratio_apart"]
 
-    apart = ("--storage", "memory:", "--storage-bytes", str(NODES * SEGMENT_BYTES), "--no-bytes", "--json", "-")
+    apart = ("--storage", "memory:", "--storage-bytes", str(NODES * SEGMENT_BYTES), "--no-bytes", "--json")
     capped = ask("replay", TRACE, *SIZES, *apart)
     assert capped.status == 0, capped.err
     assert json.loads(capped.out)["block_hit_ratio_apart"] == found["block_hit_ratio_apart"], "of the same size"

@@ -254,9 +254,7 @@ def test_a_stored_page_that_rots_is_refused_and_computed_again(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"page_size": 0}, "page size must divide the trace's blocks of 512 tokens, found 0"),
-        ({"page_size": 100}, "page size must divide"),
-        ({"page_size": 1024}, "page size must divide"),
+        ({"page_size": 0}, "page size must be at least 1, found 0"),
         ({"device_pages": 0}, "device pages must be at least 1, found 0"),
         ({"device_pages": 2**31}, "a tier holds at most"),
         ({"host_pages": -1}, "host pages must be at least 0, found -1"),

@@ -58,7 +58,7 @@ def test_the_table_the_json_and_the_page_tell_of_one_run(tmp_path: Path) -> None
     report = tmp_path / "deep" / "report"
     result = ask(
         *("replay", TRACE, "--limit", "400", *MEDIUM, "--storage", f"file:{tmp_path}/store"),
-        *("--report", report, "--json", tmp_path / "run.json"),
+        *("--report", report, "--json-file", tmp_path / "run.json"),
     )
     assert result.status == 0, result.err
     found = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ def test_the_table_the_json_and_the_page_tell_of_one_run(tmp_path: Path) -> None
 
 
 def test_json_on_standard_output_is_alone_there() -> None:
-    result = unified_cache("replay", TRACE, "--limit", "20", *SMALL, "--no-bytes", "--json", "-")
+    result = unified_cache("replay", TRACE, "--limit", "20", *SMALL, "--no-bytes", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["pages_verified"] == 0
 
@@ -112,8 +112,12 @@ USAGE = (
     (("replay", TRACE, "--host-pages", "2000000000"), "the tiers need"),
     (("replay", TRACE, "--storage", "memory:", "--storage-bytes", "900TB"), "the tiers need"),
     (("replay", TRACE, "--storage", "memory:", "--storage-bytes", "-1"), "--storage-bytes must be bytes"),
-    (("replay", TRACE, "--page-size", "100"), "page size must divide the trace's blocks of 512 tokens, found 100"),
-    (("replay", TRACE, "--page-size", "1024"), "page size must divide"),
+    (("replay", TRACE, "--page-size", "0"), "page size must be at least 1, found 0"),
+    (("replay", TRACE, "--evict-device", "lifo"), "'--evict-device'"),
+    (("replay", TRACE, "--host-pages", "0", "--write", "back"), "the write policy back needs host memory, found none"),
+    (("replay", TRACE, "--prefetch-host-share", "0"), "host_share must be in (0, 1], found 0"),
+    (("replay", TRACE, "--storage", "none", "--storage-bytes", "1GiB"), "storage bytes cap a store"),
+    (("compare", ROOT / "README.md", ROOT / "README.md"), "README.md must hold the JSON of a replay, found something"),
     (("replay", TRACE, "--limit", "0"), "limit must be at least 1, found 0"),
     (("replay", "/nowhere/trace.jsonl"), "/nowhere/trace.jsonl: expected a trace, found no such file"),
     (("replay", "/"), "/: expected a trace, found a directory"),
@@ -169,7 +173,7 @@ def test_a_storage_directory_of_somebody_else_is_a_failure_and_stays_as_it_was(t
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("option", ["--report", "--json"])
+@pytest.mark.parametrize("option", ["--report", "--json-file"])
 def test_results_that_could_not_be_written_are_refused_before_the_run(option: str) -> None:
     reason = refused(1, "replay", TRACE, *SMALL, option, "/sys/unified-cache/result")
     assert "/sys/unified-cache" in reason
@@ -217,7 +221,7 @@ def test_a_run_killed_midway_leaves_a_store_that_serves_the_next_one(tmp_path: P
     child.kill()
     child.communicate(timeout=TIMEOUT_S)
     assert child.returncode == -signal.SIGKILL
-    again = ask(*arguments, "--json", "-")
+    again = ask(*arguments, "--json")
     assert again.status == 0, again.err
     found = json.loads(again.out)
     assert found["wrong_pages"] == 0

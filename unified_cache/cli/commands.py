@@ -24,6 +24,10 @@ DEFERRED: Mapping[str, tuple[str, str]] = {
         "replay:replay_app",
         "Replay a request trace against a cache of given tier sizes and print the hits of each tier.",
     ),
+    "compare": (
+        "compare:compare_app",
+        "Compare the results of two replays: what the second hits and moves, held against the first, and why.",
+    ),
     "demo": (
         "demo:demo_app",
         "Serve conversations with a small engine, restart it on the same store, and compare with computing everything.",

@@ -14,6 +14,7 @@ __all__ = [
     "CacheSaltOption",
     "ExtraKeyOption",
     "IdentityOption",
+    "JsonFileOption",
     "JsonOption",
     "LoraIdOption",
     "StoreArgument",
@@ -34,6 +35,9 @@ CacheSaltOption = Annotated[str | None, typer.Option(help="Namespace of the prom
 LoraIdOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")]
 BigramsOption = Annotated[bool, typer.Option("--bigrams", help="Namespace of the prompts: pages of bigrams (EAGLE).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+JsonFileOption = Annotated[
+    Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON to a file, beside what is printed.")
+]
 
 
 def selected(storage: StorageReader, url: str, wanted: str | None) -> list[StoredIdentity]:

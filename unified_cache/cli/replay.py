@@ -4,7 +4,6 @@ The runner and the report are imported when a run begins: they bring torch and j
 refused option should wait for those.
 """
 
-import json
 import sys
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -13,22 +12,25 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from unified_cache.byte_sizes import parse_bytes
+from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.layout import size_named
+from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import progress_on
 from unified_cache.cli.table import print_result
-from unified_cache.config import Retention
+from unified_cache.config import EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
-from unified_cache.files import check_writable, write_whole
+from unified_cache.files import check_writable
 from unified_cache.replay.model_settings import (
     DEVICE_BYTES,
     HOST_BYTES,
     SCALE,
     STORAGE_BYTES,
-    TAIL_TOKENS,
     ModelSettings,
 )
+from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.summary import headline
 from unified_cache.replay.trace import read_trace
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ All pools of a model, tiers in the bytes they would take:
 
 replay_app = typer.Typer(rich_markup_mode="markdown")
 
-STDOUT = "-"
+NO_STORAGE = "none"
+"""In the place of a store's URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,7 @@ class ReplayCommand:
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
-    page_size: Annotated[
-        int | None, typer.Option(help="Tokens per page; must divide 512. [default: 512, or the model's usual]")
-    ] = None
+    page_size: Annotated[int | None, typer.Option(help="Tokens per page. [default: 512, or the model's usual]")] = None
     device_pages: Annotated[int | None, typer.Option(help="Pages of the device (L1). [default: 2000]")] = None
     host_pages: Annotated[int | None, typer.Option(help="Pages of host memory (L2); 0 for no L2. [default: 20000]")] = (
         None
@@ -97,7 +98,10 @@ class ReplayCommand:
     ] = None
     keep_tail: Annotated[
         int | None,
-        typer.Option(metavar="TOKENS", help=f"Keep windows this far before a prompt's end. [default: {TAIL_TOKENS}]"),
+        typer.Option(
+            metavar="TOKENS",
+            help=f"Keep windows this far before a prompt's end. [default: {Retention().tail_tokens}, as a cache does]",
+        ),
     ] = None
     keep_branches: Annotated[
         bool, typer.Option(help="Keep windows and states where a prompt leaves what was seen before.")
@@ -105,12 +109,29 @@ class ReplayCommand:
     storage: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Store (L3): memory:, file:DIR or packed:DIR. [default: none; with --model memory:]"
+            metavar="URL",
+            help="Store (L3): memory:, file:DIR, packed:DIR or none. [default: none; with --model memory: of 2TiB]",
         ),
     ] = None
     storage_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Cap on the store, as in 500MB or 4GiB; a model's true bytes.")
     ] = None
+    evict_device: Annotated[
+        EvictionPolicy, typer.Option(help="What the device evicts first.", case_sensitive=False)
+    ] = EvictionPolicy.LRU
+    evict_host: Annotated[EvictionPolicy, typer.Option(help="What host memory evicts first.", case_sensitive=False)] = (
+        EvictionPolicy.LRU
+    )
+    write: Annotated[
+        WritePolicy,
+        typer.Option(help="When prompts go to host and storage; on_call: once served.", case_sensitive=False),
+    ] = WritePolicy.ON_CALL
+    prefetch_min_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Fewer tokens than these are not read from storage.")
+    ] = 0
+    prefetch_host_share: Annotated[
+        float, typer.Option(metavar="F", help="Largest share of host memory that one prefetch may fill, in (0, 1].")
+    ] = 1.0
     engines: Annotated[
         int,
         typer.Option(metavar="N", help="Engines dealt the requests in turn, each with tiers of its own, one store."),
@@ -122,9 +143,8 @@ class ReplayCommand:
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a page and a picture of hits over time there.")
     ] = None
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for standard output.")
-    ] = None
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Replay and show the result.
@@ -142,8 +162,7 @@ class ReplayCommand:
         if self.report is not None:
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
-        if self.json_file not in (None, STDOUT):
-            check_writable(Path(self.json_file).parent)
+        check_json_file(self.json_file)
         with progress_on(sys.stderr, len(requests) * (2 if settings.plan.compares_private_stores else 1)) as watch:
             result: ReplayResult = runner.replay(self.trace.name, requests, settings, watch)
         self._show(result, report)
@@ -160,12 +179,17 @@ class ReplayCommand:
             page_size=_given(self.page_size, defaults.page_size),
             device_pages=_given(self.device_pages, defaults.device_pages),
             host_pages=_given(self.host_pages, defaults.host_pages),
-            storage=self.storage,
+            storage=None if self.storage == NO_STORAGE else self.storage,
             storage_bytes=_bytes_or(None, "--storage-bytes", self.storage_bytes),
             page_bytes=_bytes_or(defaults.page_bytes, "--page-bytes", self.page_bytes),
             with_bytes=not self.no_bytes,
+            policies=self._policies(),
             engines=self.engines,
         )
+
+    def _policies(self) -> ReplayPolicies:
+        prefetching = Prefetching(threshold_tokens=self.prefetch_min_tokens, host_share=self.prefetch_host_share)
+        return ReplayPolicies(self.evict_device, self.evict_host, self.write, prefetching)
 
     def _model_settings(self, model: str) -> ModelSettings:
         self._refuse(
@@ -173,16 +197,18 @@ class ReplayCommand:
         )
         sized = size_named(model, page_size=self.page_size, dtype=self.dtype)
         host_bytes = _bytes_or(HOST_BYTES, "--host-bytes", self.host_bytes)
+        storage = self.storage or ("memory:" if host_bytes else NO_STORAGE)
         return ModelSettings(
             name=model,
             sized=sized,
-            retention=Retention(_given(self.keep_tail, TAIL_TOKENS), self.keep_branches),
+            retention=Retention(_given(self.keep_tail, Retention().tail_tokens), self.keep_branches),
             device_bytes=_bytes_or(DEVICE_BYTES, "--device-bytes", self.device_bytes),
             host_bytes=host_bytes,
-            storage=self.storage or ("memory:" if host_bytes else None),
+            storage=None if storage == NO_STORAGE else storage,
             storage_bytes=_bytes_or(None if self.storage else STORAGE_BYTES, "--storage-bytes", self.storage_bytes),
             scale=_given(self.scale_bytes, SCALE),
             with_bytes=not self.no_bytes,
+            policies=self._policies(),
             engines=self.engines,
         )
 
@@ -199,13 +225,9 @@ class ReplayCommand:
             raise ConfigError(f"{', '.join(given)} {reason}")
 
     def _show(self, result: "ReplayResult", report: "ModuleType | None") -> None:
-        text = json.dumps(result.as_json(), indent=2) + "\n"
-        if self.json_file == STDOUT:
-            sys.stdout.write(text)
-        else:
+        value = {"headline": headline(result), **result.as_json()}
+        if not shown_as_json("replay", value, on_stdout=self.as_json, file=self.json_file):
             print_result(sys.stdout, result)
-        if self.json_file not in (None, STDOUT):
-            write_whole(Path(self.json_file), text.encode())
         if report is not None and self.report is not None:
             page: Path = report.write_report(result, self.report)
             sys.stderr.write(f"report: {page}\n")

@@ -2,9 +2,9 @@
 
 from typing import TextIO
 
-from unified_cache.cli.text import console_on, table
+from unified_cache.cli.text import console_on, printable, table
 from unified_cache.replay.result import ReplayResult
-from unified_cache.replay.summary import COLUMNS, COMPONENT_COLUMNS, component_rows, tier_rows, verdict
+from unified_cache.replay.summary import COLUMNS, COMPONENT_COLUMNS, component_rows, headline, tier_rows, verdict
 
 __all__ = ["print_result"]
 
@@ -13,8 +13,9 @@ WIDTH_MIN = 80
 
 
 def print_result(stream: TextIO, result: ReplayResult) -> None:
-    """Print the table by tier, then the verdict."""
+    """Print what it found in a sentence, the table by tier, then the verdict."""
     console = console_on(stream, WIDTH_MIN)
+    console.print(printable(headline(result)), style="bold")
     rows = tier_rows(result)
     tiers = table(*COLUMNS)
     for row in rows[:-1]:

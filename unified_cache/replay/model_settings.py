@@ -5,7 +5,7 @@ that a typical prompt adds to each component under the given retention.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,10 +16,11 @@ from unified_cache.errors import ConfigError
 from unified_cache.pool import Component, ModelLayout, PoolSpec
 from unified_cache.replay.machine import bytes_text
 from unified_cache.replay.plan import ReplayPlan, component_bytes
+from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.window import needed_pages
 
-__all__ = ["DEVICE_BYTES", "HOST_BYTES", "SCALE", "STORAGE_BYTES", "TAIL_TOKENS", "ModelSettings"]
+__all__ = ["DEVICE_BYTES", "HOST_BYTES", "SCALE", "STORAGE_BYTES", "ModelSettings"]
 
 DEVICE_BYTES = 64 * 2**30
 HOST_BYTES = 256 * 2**30
@@ -28,9 +29,6 @@ STORAGE_BYTES = 2048 * 2**30
 
 SCALE = 1 / 1024
 """Default share of a page's bytes that is moved."""
-
-TAIL_TOKENS = 512
-"""Both page boundaries of the trace's last block, at 256 tokens a page: see docs/retention.md for what it brings."""
 
 POOL_BYTES_MIN = 64
 """Smallest payload that a page is scaled down to: enough to tell any two pages apart."""
@@ -68,6 +66,8 @@ class ModelSettings:
     """Share of a page's true bytes that is moved in the run, in (0, 1]."""
     with_bytes: bool = True
     """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
+    policies: ReplayPolicies = field(default_factory=ReplayPolicies)
+    """Eviction, writes and prefetches."""
     engines: int = 1
     """Engines that take the requests in turn, each with device and host memory of these sizes, over one store."""
 
@@ -102,6 +102,7 @@ class ModelSettings:
             retention=self.retention,
             padded=False,
             with_bytes=self.with_bytes,
+            policies=self.policies,
             engines=self.engines,
         )
 
@@ -117,6 +118,7 @@ class ModelSettings:
             "storage_bytes": self.storage_bytes,
             "scale_bytes": self.scale,
             "retention": asdict(self.retention),
+            "policies": self.policies.as_json(),
             "with_bytes": self.with_bytes,
             "engines": self.engines,
             "device_pages": dict(zip(names, self.plan.device_pages, strict=True)),
@@ -136,6 +138,7 @@ class ModelSettings:
             ("device", bytes_text(self.device_bytes)),
             ("host", bytes_text(self.host_bytes) if self.host_bytes else "none"),
             ("storage", self._storage_text()),
+            *self.policies.rows(),
             ("payload", f"scaled by {self.scale:.3g}" + (", verified" if self.with_bytes else ", not moved")),
         ]
 

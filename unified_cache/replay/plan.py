@@ -1,13 +1,14 @@
 """Plan of a replay: its pools, the pages of each tier, and the true sizes that pages stand for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from unified_cache.config import CacheConfig, Retention
 from unified_cache.errors import ConfigError
 from unified_cache.pool import Component, ModelLayout, PoolSpec
 from unified_cache.replay.machine import bytes_text, memory_bytes
+from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.seal import HEADER_BYTES
 
@@ -56,13 +57,13 @@ class ReplayPlan:
     """Whether a prompt's last block counts as a whole one, as in block-level figures, or at its true length."""
     with_bytes: bool
     """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
+    policies: ReplayPolicies = field(default_factory=ReplayPolicies)
+    """Eviction, writes and prefetches."""
     engines: int = 1
     """Engines that are dealt the requests in turn, each with tiers of its own of these sizes, over one store."""
 
     def __post_init__(self) -> None:
-        page_size = self.layout.page_size
-        if page_size < 1 or BLOCK_TOKENS % page_size:
-            raise ConfigError(f"page size must divide the trace's blocks of {BLOCK_TOKENS} tokens, found {page_size}")
+        self.policies.check(has_host=self.has_host)
         if self.engines < 1:
             raise ConfigError(f"engines must be at least 1, found {self.engines}")
         most = max(*self.device_pages, *self.host_pages)
@@ -79,7 +80,15 @@ class ReplayPlan:
     @property
     def config(self) -> CacheConfig:
         """Sizes of the cache. A store's trouble is the run's trouble: nothing is between them."""
-        return CacheConfig(self.device_pages, self.host_pages, retention=self.retention, guard=None)
+        return CacheConfig(
+            self.device_pages,
+            self.host_pages,
+            retention=self.retention,
+            eviction=self.policies.eviction(len(self.layout.components)),
+            write=self.policies.write,
+            prefetching=self.policies.prefetching,
+            guard=None,
+        )
 
     @property
     def has_host(self) -> bool:
@@ -95,15 +104,18 @@ class ReplayPlan:
         """Return the same run on names and slots alone."""
         return replace(self, with_bytes=False)
 
-    @property
-    def pages_per_block(self) -> int:
-        """Pages that one block of the trace takes."""
-        return BLOCK_TOKENS // self.layout.page_size
+    def blocks_of(self, pages: int) -> float:
+        """Return how many blocks of the trace so many pages are."""
+        return pages * self.layout.page_size / BLOCK_TOKENS
+
+    def whole_pages(self, blocks: int) -> int:
+        """Return how many whole pages so many blocks of the trace are, from the beginning of a prompt."""
+        return blocks * BLOCK_TOKENS // self.layout.page_size
 
     def pages_of(self, request: TraceRequest) -> int:
         """Return the pages that a request asks for."""
         if self.padded:
-            return len(request.hash_ids) * self.pages_per_block
+            return self.whole_pages(len(request.hash_ids))
         return request.input_length // self.layout.page_size
 
     def objects(self) -> dict[str, int]:
@@ -131,6 +143,11 @@ def _payload_bytes(pools: Sequence[PoolSpec], device_pages: int, host_pages: int
 
 class PlannedSettings(Protocol):
     """Settings of a replay, of either kind, and the plan that follows from them."""
+
+    @property
+    def storage_bytes(self) -> int | None:
+        """Cap on the store in the bytes that were asked for, whatever moves in the run; None for no cap."""
+        ...
 
     @property
     def plan(self) -> ReplayPlan:

@@ -6,6 +6,7 @@ from typing import Self
 import numpy as np
 
 from unified_cache.cache import UnifiedCache
+from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, Operation, TransferKind
 from unified_cache.memory import NoBytes
 from unified_cache.page import Prompt
@@ -33,6 +34,7 @@ class Player:
         self.cache = cache
         self._engine = engine
         self._pending: Operation | None = None
+        self._backs_up_itself = plan.policies.write is WritePolicy.ON_CALL
         self.wrong_pages = 0
         self.pages_verified = 0
         self.component_hits = [Hits() for _ in plan.layout.components]
@@ -105,7 +107,7 @@ class Player:
                     keys = [prompt.keys[locked_end + page] for page in computed.tolist()]
                     self._engine.compute(component, keys, given[computed])
             lock = cache.insert(prompt, slots, lock)
-        if self.plan.has_host:
+        if self.plan.has_host and self._backs_up_itself:
             self._pending = cache.backup(prompt)
         cache.release(lock)
         device = min(device_end, locked_end)
@@ -152,7 +154,7 @@ class Player:
             WaitTimeoutError: one does not end.
 
         """
-        if started is None and self._pending is None:
+        if started is None and self._pending is None and self._backs_up_itself:
             return  # nothing is under way, and waiting would count all statistics
         ended = self.cache.wait_all(SETTLE_TIMEOUT_S)
         for operation in (started, self._pending, *ended):

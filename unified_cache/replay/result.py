@@ -42,6 +42,8 @@ class ComponentUse:
     """Payload of one page in all pools."""
     capacity_pages: Mapping[str, int]
     """Pages that each memory tier can cache."""
+    filled_pages: Mapping[str, int | None]
+    """Pages that each memory tier held in the end; None where it was full on the way and evicted."""
     hits: Hits
     """Pages handed back: what the resumes that were made needed of this component."""
     moved_pages: Mapping[str, int]
@@ -187,6 +189,7 @@ class ReplayResult:
                 component.name: {
                     "page_bytes": component.page_bytes,
                     "capacity_pages": dict(component.capacity_pages),
+                    "filled_pages": dict(component.filled_pages),
                     "hit_pages": component.hits.by_tier(),
                     "hit_bytes": component.hit_bytes(),
                     "bytes_moved": component.moved_bytes(),
@@ -210,5 +213,5 @@ class ReplayResult:
         }
 
     def _blocks(self, pages: int) -> float:
-        blocks = pages / self.settings.plan.pages_per_block
+        blocks = self.settings.plan.blocks_of(pages)
         return int(blocks) if blocks.is_integer() else blocks

@@ -115,7 +115,7 @@ def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], wat
         hit = fleet.serve(request)
         served.by_request.append(hit)
         served.pages.append(plan.pages_of(request))
-        served.seen_pages.append(min(_blocks_seen(request, seen) * plan.pages_per_block, served.pages[-1]))
+        served.seen_pages.append(min(plan.whole_pages(_blocks_seen(request, seen)), served.pages[-1]))
         asked += served.pages[-1]
         handed += hit.total
         served.hit_tokens += min(hit.total * plan.layout.page_size, request.input_length)
@@ -142,6 +142,7 @@ def _components(plan: ReplayPlan, players: Sequence[Player]) -> tuple[ComponentU
                 Tier.DEVICE.name.lower(): plan.device_pages[number] * plan.engines,
                 Tier.HOST.name.lower(): plan.host_pages[number] * plan.engines,
             },
+            filled_pages={tier.name.lower(): _filled(players, tier, component.name) for tier in Tier},
             hits=sum((player.component_hits[number] for player in players), Hits()),
             moved_pages={
                 kind.value: sum(moved[kind].component_pages[number] for moved in traffic) for kind in traffic[0]
@@ -149,6 +150,17 @@ def _components(plan: ReplayPlan, players: Sequence[Player]) -> tuple[ComponentU
         )
         for number, component in enumerate(plan.true_layout.components)
     )
+
+
+def _filled(players: Sequence[Player], tier: Tier, component: str) -> int | None:
+    """Count the pages of a component that all engines hold on a tier; None where one of them has evicted there."""
+    held = [
+        each
+        for player in players
+        for each in player.cache.stats().occupancy
+        if each.tier is tier and each.component == component
+    ]
+    return None if any(each.evicted for each in held) else sum(each.capacity - each.free for each in held)
 
 
 def _series(requests: Sequence[TraceRequest], served: _Served) -> tuple[TimeSeriesPoint, ...]:

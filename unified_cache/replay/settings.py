@@ -1,6 +1,6 @@
 """Settings for the replay of plain pages: one full-attention pool of any page size, tiers sized in pages."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from unified_cache.components import Full
@@ -9,6 +9,7 @@ from unified_cache.errors import ConfigError
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.replay.machine import bytes_text
 from unified_cache.replay.plan import ReplayPlan
+from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.trace import BLOCK_TOKENS
 
 __all__ = ["ReplaySettings"]
@@ -26,7 +27,7 @@ class ReplaySettings:
     """
 
     page_size: int = BLOCK_TOKENS
-    """Tokens per page; a block of the trace is a whole number of pages."""
+    """Tokens per page; prompts share whole pages, whatever the trace's blocks are."""
     device_pages: int = 2000
     """Pages that the device can cache."""
     host_pages: int = 20000
@@ -39,11 +40,14 @@ class ReplaySettings:
     """Payload of one page."""
     with_bytes: bool = True
     """Whether payloads move and are verified; if not, the same code runs on names and slots alone."""
+    policies: ReplayPolicies = field(default_factory=ReplayPolicies)
+    """Eviction, writes and prefetches."""
     engines: int = 1
     """Engines that take the requests in turn, each with device and host memory of these sizes, over one store."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
+            ("page size", self.page_size, 1),
             ("device pages", self.device_pages, 1),
             ("host pages", self.host_pages, 0),
             ("page bytes", self.page_bytes, 1),
@@ -55,10 +59,6 @@ class ReplaySettings:
     @cached_property
     def plan(self) -> ReplayPlan:
         """Plan of the run: prompts padded to whole blocks, as the trace's published figures count."""
-        if self.page_size < 1:
-            raise ConfigError(
-                f"page size must divide the trace's blocks of {BLOCK_TOKENS} tokens, found {self.page_size}"
-            )
         layout = ModelLayout(self.page_size, (Full((PoolSpec(POOL_NAME, self.page_bytes),)),))
         return ReplayPlan(
             subject="unified-cache replay",
@@ -71,12 +71,13 @@ class ReplaySettings:
             retention=Retention(),
             padded=True,
             with_bytes=self.with_bytes,
+            policies=self.policies,
             engines=self.engines,
         )
 
     def as_json(self) -> dict[str, object]:
         """Return the fields."""
-        return asdict(self)
+        return {**asdict(self), "policies": self.policies.as_json()}
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the sizes in words."""
@@ -89,5 +90,6 @@ class ReplaySettings:
         ]
         if self.storage_bytes is not None:
             rows.append(("storage cap", bytes_text(self.storage_bytes)))
+        rows += self.policies.rows()
         rows.append(("payload", "moved and verified" if self.with_bytes else "not moved"))
         return rows

@@ -10,32 +10,27 @@ __all__ = [
     "headline",
     "present_tiers",
     "setting_rows",
+    "spare_rows",
     "tier_rows",
     "verdict",
 ]
 
-COLUMNS = ("tier", "pages", "hit blocks", "hit ratio", "share", "bytes in", "bytes out")
+COLUMNS = ("tier", "capacity", "hit blocks", "hit ratio", "share", "bytes in", "bytes out")
 """Of ``tier_rows``; the first is text, the others are numbers."""
 
 COMPONENT_COLUMNS = ("tier", "component", "pages", "bytes", "hit pages", "hit bytes", "share")
 """Of ``component_rows``; the first two are text, the others are numbers."""
 
 
-def headline(result: ReplayResult) -> str:
-    """Say in one sentence what share of the blocks was handed back, and of how much at most."""
-    hit, seen = f"{result.block_hit_ratio:.2%}", f"{result.seen_ratio:.2%}"
-    most = "all that had been asked for before" if hit == seen else f"{seen} had been asked for before"
-    return f"{hit} of the blocks asked for were handed back; {most}."
-
-
 def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     """Return a row for each tier there is, fastest first, and one for all together."""
     plan, moved = result.settings.plan, result.bytes_moved
     device_pages, host_pages = (pages[0] * plan.engines for pages in (plan.device_pages, plan.host_pages))
-    capacity = "no cap" if plan.storage_bytes is None else bytes_text(plan.storage_bytes)
+    cap_bytes = result.settings.storage_bytes
+    capacity = "no cap" if cap_bytes is None else bytes_text(cap_bytes)
     tiers = {
-        "device": (f"{device_pages:,}", moved["load"], moved["backup"]),
-        "host": (f"{host_pages:,}", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
+        "device": (f"{device_pages:,} pages", moved["load"], moved["backup"]),
+        "host": (f"{host_pages:,} pages", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
         "storage": (capacity, moved["store"], moved["prefetch"]),
     }
     hit_blocks = result.hit_blocks()
@@ -77,6 +72,36 @@ def _number(count: float) -> str:
     return f"{count:,.1f}" if count % 1 else f"{count:,.0f}"
 
 
+def headline(result: ReplayResult) -> str:
+    """Say in one sentence what share of the blocks came from where, of how much at most, and what brought nothing."""
+    hit, seen = f"{result.block_hit_ratio:.2%}", f"{result.seen_ratio:.2%}"
+    most = "all that had been asked for before" if hit == seen else f"{seen} had been asked for before"
+    hit_blocks = result.hit_blocks()
+    ratios = {tier: hit_blocks[tier] / result.blocks if result.blocks else 0.0 for tier in present_tiers(result)}
+    said = f"{hit} of the blocks asked for were handed back; {most}."
+    if len(ratios) > 1:
+        tiers = ", ".join(f"{tier} {ratio:.2%}" for tier, ratio in ratios.items())
+        said = f"{hit} of the blocks asked for were handed back ({tiers}); {most}."
+    idle = " and ".join(tier for tier, ratio in ratios.items() if not ratio)
+    if idle:
+        said = f"{said.removesuffix('.')}; {idle} brought nothing."
+    return said
+
+
+def spare_rows(result: ReplayResult) -> list[str]:
+    """Say of each memory tier that was never full how much of it was used."""
+    lines: list[str] = []
+    for tier in present_tiers(result):
+        filled = [component.filled_pages.get(tier) for component in result.components]
+        used = sum(
+            (pages or 0) * component.page_bytes for pages, component in zip(filled, result.components, strict=True)
+        )
+        held = sum(component.capacity_pages.get(tier, 0) * component.page_bytes for component in result.components)
+        if held and None not in filled:
+            lines.append(f"{tier} was never full: {bytes_text(used)} of {bytes_text(held)} were used")
+    return lines
+
+
 def verdict(result: ReplayResult) -> list[str]:
     """Say in a few lines how much was asked for, how fast it went, and whether every byte was right."""
     lines = [
@@ -102,6 +127,7 @@ def verdict(result: ReplayResult) -> list[str]:
     unstored = sum(pages["backup"] - pages["store"] for pages in moved)
     if result.settings.plan.storage is not None and unstored:
         lines.append(f"{unstored:,} pages were backed up and not stored: the store had no room for them")
+    lines += spare_rows(result)
     if result.flawed_pages:
         lines.append(f"{result.flawed_pages:,} pages came damaged from storage, and were refused")
     return lines

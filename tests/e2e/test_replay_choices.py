@@ -1,0 +1,124 @@
+"""Choices of a replay beyond sizes: policies, pages of any size, no store, and two results compared."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_replay import TRACE, conversations, run
+from tests.support.cluster import ask
+from unified_cache.config import CacheConfig, EvictionPolicy, Prefetching, WritePolicy
+from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.result import ReplayResult
+from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.summary import headline, tier_rows, verdict
+from unified_cache.replay.trace import TraceRequest
+
+REQUESTS = conversations(150)
+
+
+def served(policies: ReplayPolicies = ReplayPolicies(), **fields: object) -> ReplayResult:
+    sizes = {"device_pages": 60, "host_pages": 150, "storage": "memory:", "page_bytes": 64, **fields}
+    settings = ReplaySettings(policies=policies, **sizes)  # type: ignore[arg-type]  # fields of ReplaySettings by name
+    result = run([*REQUESTS, *REQUESTS], settings)
+    assert (result.wrong_pages, result.leaked_slots, result.flawed_pages) == (0, 0, 0)
+    return result
+
+
+@pytest.mark.parametrize("page_size", [48, 100, 500, 1024, 3000])
+def test_pages_of_any_size_share_what_whole_pages_share(page_size: int) -> None:
+    settings = ReplaySettings(page_size=page_size, device_pages=50_000, host_pages=0, page_bytes=64, with_bytes=False)
+    result = run(REQUESTS, settings)
+    assert result.leaked_slots == 0
+    assert 0 < result.hits.total == result.seen_pages, "a device that never evicts hands back all that was seen"
+    assert result.pages == sum(len(request.hash_ids) * 512 // page_size for request in REQUESTS)
+
+
+@pytest.mark.parametrize("policy", EvictionPolicy)
+def test_every_eviction_policy_hands_back_right_bytes(policy: EvictionPolicy) -> None:
+    result = served(ReplayPolicies(device=policy, host=policy))
+    assert result.hits.total > 0
+
+
+def test_what_is_used_again_goes_first_only_where_age_alone_counts() -> None:
+    blocks = (1, 2, 3, 4, 1, 5, 1)  # room for four: the fifth page makes another go
+    requests = [TraceRequest(number, 512, 1, (block,)) for number, block in enumerate(blocks)]
+    hits = {
+        policy: run(
+            requests,
+            ReplaySettings(device_pages=4, host_pages=0, with_bytes=False, policies=ReplayPolicies(device=policy)),
+        ).hits.total
+        for policy in (EvictionPolicy.LRU, EvictionPolicy.FIFO)
+    }
+    assert hits == {EvictionPolicy.LRU: 2, EvictionPolicy.FIFO: 1}
+
+
+def test_write_policies_move_what_they_say() -> None:
+    stored = {
+        policy: served(ReplayPolicies(write=policy)).components[0].moved_pages["store"]
+        for policy in (WritePolicy.ON_CALL, WritePolicy.THROUGH, WritePolicy.SELECTIVE, WritePolicy.BACK)
+    }
+    assert 0 < stored[WritePolicy.SELECTIVE] < stored[WritePolicy.THROUGH]
+    assert stored[WritePolicy.BACK] <= stored[WritePolicy.THROUGH] == stored[WritePolicy.ON_CALL]
+
+
+def test_what_is_too_short_to_fetch_stays_in_storage() -> None:
+    never = ReplayPolicies(prefetching=Prefetching(threshold_tokens=1 << 30))
+    assert served().hits.storage > 0 == served(never).hits.storage
+
+
+def test_the_cap_of_a_models_store_is_shown_as_it_was_asked_for(tmp_path: Path) -> None:
+    model = ("replay", TRACE, "--model", "llama-3.1-8b", "--limit", "30", "--no-bytes")
+    capped = ask(*model, "--storage-bytes", "20TB")
+    assert capped.status == 0, capped.err
+    rows = [line for line in capped.out.splitlines() if line.split()[:1] == ["storage"]]
+    assert any("18.2 TiB" in row for row in rows), rows
+    without = ask(*model, "--storage", "none", "--json")
+    assert without.status == 0, without.err
+    assert json.loads(without.out)["settings"]["storage"] is None
+
+
+def test_a_model_keeps_by_default_what_a_cache_keeps() -> None:
+    found = ask("replay", TRACE, "--model", "qwen3-next", "--limit", "20", "--no-bytes", "--json")
+    kept = json.loads(found.out)["settings"]["retention"]
+    assert kept["tail_tokens"] == CacheConfig((1,), (0,)).retention.tail_tokens
+
+
+def test_the_first_line_says_what_was_found_and_what_brought_nothing() -> None:
+    roomy = served(device_pages=20_000, host_pages=20_000)
+    assert headline(roomy).endswith("; all that had been asked for before; host and storage brought nothing.")
+    assert any(line.startswith("device was never full: ") for line in verdict(roomy))
+    tight = served(host_pages=0, storage=None, device_pages=40)
+    assert " had been asked for before." in headline(tight)
+    assert "brought nothing" not in headline(tight)
+    assert not any("was never full" in line for line in verdict(tight))
+    assert [row[0] for row in tier_rows(tight)] == ["device", "all"]
+
+
+def test_two_results_are_compared_by_figures_and_by_the_settings_that_differ(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("small.json", "large.json")]
+    for file, pages in zip(files, ("200", "8000"), strict=True):
+        made = ask(
+            *("replay", TRACE, "--limit", "1500", "--device-pages", pages, "--host-pages", "0", "--no-bytes"),
+            *("--json-file", file),
+        )
+        assert made.status == 0, made.err
+        assert " of the blocks asked for were handed back" in made.out
+    small, large = (json.loads(file.read_bytes()) for file in files)
+    assert (small["command"], small["format"]) == ("replay", 1)
+    said = ask("compare", *files, "--json")
+    assert said.status == 0, said.err
+    found = json.loads(said.out)
+    assert found["figures"]["block_hit_ratio"] == [small["block_hit_ratio"], large["block_hit_ratio"]]
+    assert found["settings"] == [{"name": "device_pages", "first": "200", "second": "8000"}]
+    assert found["headline"].startswith("The second hits ")
+    assert "device_pages" in ask("compare", *files).out
+    assert "the settings are the same" in ask("compare", files[0], files[0]).out
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "not json", '{"blocks": "many"}'])
+def test_what_is_no_result_is_refused_and_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(text, encoding="utf-8")
+    said = ask("compare", tmp_path / "other.json", tmp_path / "other.json")
+    assert said.status == 2
+    assert "result" in said.error or "other.json must hold the JSON of a replay" in said.error
