@@ -44,7 +44,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run quick test test-long libraries oldest check sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench fmt proto clean help
+.PHONY: api run quick test test-long libraries oldest check release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -71,11 +71,15 @@ check: $(READY)  ## everything a change must pass: format, lint, types, generate
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
 	$(BIN)/mypy
-	$(BIN)/mypy scripts
+	$(BIN)/mypy --explicit-package-bases scripts
 	$(BIN)/pyright
 	$(BIN)/python scripts/generate_proto.py check
 	$(BIN)/python scripts/check_wheel.py
 	@$(MAKE) --no-print-directory test
+
+release: $(READY)  ## build sdist, wheel, hashes and SBOM into dist/, and try them in clean environments; needs the package index
+	@$(PIP_INSTALL) -e '.[release]'
+	@$(BIN)/python -m scripts.release
 
 sim: $(READY)  ## simulate the whole cache with faults; make sim SEED=7 OPS=5000 SEEDS=1 replays one seed
 	@$(BIN)/python -m tests.sim --seed $(SEED) --ops $(OPS) --seeds $(SEEDS)

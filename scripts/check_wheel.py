@@ -1,7 +1,8 @@
 """Check that the wheel built from the sdist is the wheel built from the tree, byte for byte and file by file.
 
 The root holds relative symlinks into the package; an sdist that followed or dropped them would lose directories,
-and only people who build from the sdist would find out. Builds without isolation, and so without the network.
+and only people who build from the sdist would find out. The sdist must have every file of the repository, so that tests
+pass and documents lead somewhere where it is unpacked. Builds without isolation, and so without the network.
 """
 
 import shutil
@@ -11,7 +12,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-__all__ = ["build", "differences", "members", "missing"]
+__all__ = ["build", "differences", "lost_files", "members", "missing"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "unified_cache"
@@ -61,6 +62,17 @@ def missing(wheel: dict[str, bytes]) -> list[str]:
     return flaws + [f"{top} would be installed beside {PACKAGE}" for top in strays]
 
 
+def lost_files(unpacked: Path) -> list[str]:
+    """Name every file of the repository, links aside, that an unpacked sdist lacks."""
+    command = ["git", "ls-files", "-z"]
+    try:
+        listing = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return []  # there is no repository here to compare with
+    files = [name for name in listing.split("\0") if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
+    return [f"{name} is in the repository and not in the sdist" for name in files if not (unpacked / name).is_file()]
+
+
 def main() -> None:
     """Build three archives and compare.
 
@@ -75,7 +87,8 @@ def main() -> None:
         (unpacked,) = (scratch / "unpacked").iterdir()
         from_tree = members(build("wheel", ROOT, scratch / "from_tree"))
         from_sdist = members(build("wheel", unpacked, scratch / "from_sdist"))
-    flaws = differences(from_tree, from_sdist) + missing(from_tree)
+        lost = lost_files(unpacked)
+    flaws = differences(from_tree, from_sdist) + missing(from_tree) + lost
     if flaws:
         sys.exit("\n".join(flaws))
     sys.stdout.write(f"wheel from sdist = wheel from tree, {len(from_tree)} files\n")

@@ -36,6 +36,10 @@ DEFERRED: Mapping[str, tuple[str, str]] = {
         "layout:layout_app",
         "Show the pools of a model, their bytes per page and per token, and what a million tokens cost per tier.",
     ),
+    "samples": (
+        "samples:samples_app",
+        "Copy a trace of 1,000 requests, the examples and the dashboard for Grafana into a directory.",
+    ),
     "storage": ("storage:storage_app", "Look at a store, verify it, and keep it in order, without an engine."),
     "backup": (
         "backup:backup_app",

@@ -92,6 +92,10 @@ def test_every_exported_name_exists(path: str) -> None:
 @pytest.mark.parametrize(("name", "target"), SYMLINKS.items())
 def test_the_required_folders_at_the_root_are_those_of_the_package(name: str, target: str) -> None:
     link = ROOT / name
+    if not link.is_dir() and not link.is_symlink():
+        # In the place of a link git leaves a file with its target, an archive nothing.
+        assert not link.exists() or link.read_text(encoding="utf-8") == target
+        pytest.skip("this copy of the repository has no symbolic links")
     assert link.is_symlink()
     assert link.readlink().as_posix() == target
     assert (link / "__init__.py").is_file()
