@@ -176,16 +176,20 @@ class Bench:
         connection.sendall(json.dumps({"job": asdict(job), "log": str(log)}).encode() + b"\n")
         return EngineRun(connection, log)
 
-    def run(self, name: str, holds: Callable[[Outcome], bool], job: EngineJob, labels: Sequence[str] = ()) -> None:
+    def run(
+        self, name: str, missing: Callable[[Outcome], list[str]], job: EngineJob, labels: Sequence[str] = ()
+    ) -> None:
         """Run it, and print what held, store by store; stores without a label are named by their kind."""
-        self.end(name, holds, self.start(job), labels)
+        self.end(name, missing, self.start(job), labels)
 
-    def end(self, name: str, holds: Callable[[Outcome], bool], run: EngineRun, labels: Sequence[str] = ()) -> None:
+    def end(
+        self, name: str, missing: Callable[[Outcome], list[str]], run: EngineRun, labels: Sequence[str] = ()
+    ) -> None:
         """Wait for a run, and print what held."""
         outcomes = run.end()
         if not outcomes:
             self.line(False, name, run.failure)
-        self.say(name, outcomes, holds, labels)
+        self.say(name, outcomes, missing, labels)
 
     def prepare(self, name: str, job: EngineJob) -> None:
         """Run something that others stand on; print a line only if it failed."""
@@ -205,7 +209,11 @@ class Bench:
             self.line(ended.returncode == 0, module, line)
 
     def say(
-        self, name: str, outcomes: Sequence[Outcome], holds: Callable[[Outcome], bool], labels: Sequence[str] = ()
+        self,
+        name: str,
+        outcomes: Sequence[Outcome],
+        missing: Callable[[Outcome], list[str]],
+        labels: Sequence[str] = (),
     ) -> None:
         """Print what held, store by store."""
         kinds = [outcome["store"].partition("/")[0].partition(":")[0] for outcome in outcomes]
@@ -214,8 +222,8 @@ class Bench:
                 f"{sum(outcome['restored_pages'])} of {sum(outcome['expected_pages'])} pages restored, "
                 f"{outcome['rows_wrong']} of {outcome['rows_checked']} rows wrong"
             )
-            found = complaints(outcome)
-            self.line(holds(outcome) and not found, f"{name} {label}", "; ".join([told, *found]))
+            found = complaints(outcome) + missing(outcome)
+            self.line(not found, f"{name} {label}", "; ".join([told, *found]))
 
     def line(self, ok: bool, name: str, told: str) -> None:
         """Print a line, and keep the name of what failed."""
@@ -242,6 +250,6 @@ def complaints(outcome: Outcome) -> list[str]:
     return found
 
 
-def whole(outcome: Outcome) -> bool:
-    """Tell whether every prompt came back, byte by byte."""
-    return bool(outcome["is_whole"]) and outcome["rows_checked"] > 0
+def whole(outcome: Outcome) -> list[str]:
+    """Return a complaint unless every prompt came back, byte by byte."""
+    return [] if outcome["is_whole"] and outcome["rows_checked"] else ["it did not come back as a whole"]
