@@ -1,0 +1,35 @@
+"""docs/deploy.md: its certificates and the settings of ``deploy`` make a service that its client reaches."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_serve_command import VARIABLE, serving
+from tests.sources import ROOT
+from unified_cache.cli.main import run
+
+RECIPE = re.compile(r"^## Certificates$.*?^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ETC = "/etc/unified-cache"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_certificates_of_the_recipe_let_its_tenant_in_and_nobody_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = RECIPE.search((ROOT / "docs" / "deploy.md").read_text(encoding="utf-8"))
+    assert recipe is not None
+    tls = tmp_path / "tls"
+    tls.mkdir()
+    subprocess.run(["bash", "-euc", recipe[1]], check=True, cwd=tls, capture_output=True, timeout=60)
+    settings = (ROOT / "deploy" / "service.toml").read_text(encoding="utf-8").replace(ETC, str(tmp_path))
+    (tmp_path / "service.toml").write_text(settings, encoding="utf-8")
+    smaller = {f"{VARIABLE}HOST_BYTES": "64MiB"}
+    with serving(tmp_path, "--config", str(tmp_path / "service.toml"), variables=smaller) as server:
+        url = f"grpcs://localhost:{server.address.rpartition(':')[2]}?ca_file={tls}/ca.crt"
+        assert run(["ping", f"{url}&cert_file={tls}/acme.crt&key_file={tls}/acme.key"]) == 0
+        assert "acme" in capsys.readouterr().out
+        assert run(["ping", url]) == 1
+        assert (tls / "server.key").stat().st_mode & 0o077 == 0
