@@ -1,11 +1,12 @@
 """Checks of what callers pass: a value of another kind is an error of ours that says what was expected."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from types import UnionType
 
 from unified_cache.errors import InputError
 
-__all__ = ["check_each", "check_kind", "check_text"]
+__all__ = ["check_each", "check_kind", "check_text", "did_you_mean"]
 
 
 def check_kind(value: object, kind: type | UnionType, expected: str, error: type[InputError] = InputError) -> None:
@@ -41,6 +42,12 @@ def check_text(name: str, value: object) -> None:
         str(value).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"{name} must be text that UTF-8 can encode, found {value!r}") from error
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error's message, with the known words that are like ``word``; empty if none is."""
+    close = get_close_matches(word.lower(), known)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def _shown(value: object) -> str:

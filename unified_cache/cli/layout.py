@@ -8,8 +8,18 @@ from typing import Annotated, TextIO
 import typer
 from rich.table import Table
 
+from unified_cache.arguments import did_you_mean
 from unified_cache.cli.text import console_on, size_text, table
-from unified_cache.components.layouts import COST_TOKENS, PRESETS, SizedLayout, is_preset, size_hf_config, size_preset
+from unified_cache.components.layouts import (
+    COST_TOKENS,
+    PRESET_ALIASES,
+    PRESETS,
+    SizedLayout,
+    is_preset,
+    size_by_hand,
+    size_hf_config,
+    size_preset,
+)
 from unified_cache.errors import LayoutError
 from unified_cache.window import SPAN_ALL
 
@@ -33,16 +43,32 @@ TIERS = {"device": False, "host": True, "storage": True}
 
 def layout(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A config.json, a model directory, or the name of a preset.")
-    ],
+        str | None,
+        typer.Argument(metavar="[CONFIG]", help="A config.json, a model directory, or the name of a preset."),
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Without CONFIG: layers of full attention.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Without CONFIG: heads of K and V in each layer.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Without CONFIG: values of a head.")] = None,
     page_size: Annotated[int | None, typer.Option(help="Tokens per page; the architecture's usual if absent.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="What K and V are kept in, as in bfloat16 or fp8; the model's own if absent.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show the pools of a model, their bytes per page and per token, and what a million tokens cost per tier."""
-    sized = size_named(config, page_size=page_size, dtype=dtype)
+    """Show the pools of a model, their bytes per page and per token, and what a million tokens cost per tier.
+
+    A model that has no config.json is given by hand: --layers 32 --heads 8 --head-dim 128 --dtype bfloat16.
+    """
+    by_hand = {"--layers": layers, "--heads": heads, "--head-dim": head_dim}
+    given = {name: value for name, value in by_hand.items() if value is not None}
+    if config is not None:
+        if given:
+            raise LayoutError(f"{' and '.join(given)} must stand without CONFIG, found CONFIG {config!r}")
+        sized = size_named(config, page_size=page_size, dtype=dtype)
+    elif layers is None or heads is None or head_dim is None:
+        raise LayoutError(f"expected CONFIG, or {', '.join(by_hand)} together, found {', '.join(given) or 'neither'}")
+    else:
+        sized = size_by_hand(layers, heads, head_dim, page_size=page_size, dtype=dtype)
     if as_json:
         sys.stdout.write(json.dumps(layout_as_json(sized), indent=2) + "\n")
     else:
@@ -60,8 +86,8 @@ def size_named(config: str, *, page_size: int | None = None, dtype: str | None =
         return size_preset(config, page_size=page_size, dtype=dtype)
     if not Path(config).exists():
         raise LayoutError(
-            f"CONFIG must be a config.json, a directory with one, or a preset, found {config!r}; "
-            f"presets: {', '.join(PRESETS)}"
+            f"CONFIG must be a config.json, a directory with one, or a preset, found {config!r}"
+            f"{did_you_mean(config, (*PRESETS, *PRESET_ALIASES))}; presets: {', '.join(PRESETS)}"
         )
     return size_hf_config(Path(config), page_size=page_size, dtype=dtype)
 
@@ -71,6 +97,7 @@ def layout_as_json(sized: SizedLayout) -> dict[str, object]:
     page_size = sized.layout.page_size
     return {
         "architecture": sized.architecture,
+        "notes": list(sized.notes),
         "page_size": page_size,
         "window_tokens": sized.window_tokens,
         "pools": [
@@ -111,6 +138,8 @@ def print_layout(stream: TextIO, sized: SizedLayout) -> None:
     if sized.window_tokens is not None:
         title += f", windows of {sized.window_tokens:,} tokens"
     console.print_line(title, style="bold")
+    for note in sized.notes:
+        console.print_line(f"note: {note}")
     console.print(_pools(sized))
     console.print(_components(sized))
     console.print(_cost(sized))

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_cache.components.layouts import PRESETS, from_hf_config, layout, preset_config, size_hf_config
+from unified_cache.components.layouts import (
+    PRESETS,
+    from_hf_config,
+    layout,
+    preset_config,
+    size_hf_config,
+    size_preset,
+)
 from unified_cache.errors import LayoutError
 from unified_cache.pool import HitPolicy
 
@@ -113,6 +120,13 @@ def test_dtypes_of_state_and_cache_are_told_apart() -> None:
     assert fp32 == {"kv": 16_384 * 64 * 2, "mamba": 24 * (2 * 61_440 + 4_194_304)}
 
 
+def test_a_class_that_is_known_speaks_for_a_type_that_is_not() -> None:
+    own = {**preset_config("llama-3.1-8b"), "model_type": "someones_llama"}
+    assert size_hf_config(own) == size_preset("llama-3.1-8b")
+    # Types that are read alike do not contradict each other.
+    assert size_hf_config({**own, "model_type": "olmo"}).layout == layout("llama-3.1-8b")
+
+
 def test_a_class_name_stands_in_for_a_model_type() -> None:
     config = {name: value for name, value in preset_config("llama-3.1-8b").items() if name != "model_type"}
     assert from_hf_config(config) == layout("llama-3.1-8b")
@@ -124,7 +138,8 @@ def test_a_class_name_stands_in_for_a_model_type() -> None:
 
 BAD: tuple[tuple[str, Mapping[str, object], str], ...] = (
     # preset, change of its fields (of text_config where it has one), what the error names
-    ("llama-3.1-8b", {"model_type": "bert"}, "model_type must be one of"),
+    ("llama-3.1-8b", {"model_type": "bert", "architectures": ["BertModel"]}, "architectures must be a decoder's"),
+    ("llama-3.1-8b", {"model_type": "t9", "architectures": None, "is_encoder_decoder": True}, "is_encoder_decoder"),
     ("llama-3.1-8b", {"model_type": 7}, "model_type must be a string"),
     ("llama-3.1-8b", {"model_type": None, "architectures": None}, "model_type must be given"),
     ("llama-3.1-8b", {"model_type": None, "architectures": ["BertModel"]}, "architectures must be known"),
@@ -186,7 +201,7 @@ BAD: tuple[tuple[str, Mapping[str, object], str], ...] = (
     ("qwen3-next-80b-a3b", {"linear_num_value_heads": 31}, "linear_num_value_heads must be a multiple"),
     ("qwen3-next-80b-a3b", {"linear_conv_kernel_dim": None}, "linear_conv_kernel_dim"),
     ("qwen3-next-80b-a3b", {"layer_types": ["linear_attention"] * 48}, "full-attention layer"),
-    ("qwen3-next-80b-a3b", {"mamba_ssm_dtype": "int8"}, "mamba_ssm_dtype must be one of"),
+    ("qwen3-next-80b-a3b", {"mamba_ssm_dtype": "int4"}, "mamba_ssm_dtype must be one of"),
     ("nemotron-h-8b", {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern must be of the letters"),
     ("nemotron-h-8b", {"hybrid_override_pattern": None}, "layers_block_type must be a list"),
     ("nemotron-h-8b", {"num_hidden_layers": 51}, "num_hidden_layers must be 52"),
@@ -291,7 +306,7 @@ def test_garbage_in_one_field_is_an_error_or_a_layout(name: str, garbage: object
     target = text if isinstance(text, dict) and where % 4 else config
     target[sorted(target)[which % len(target)]] = garbage
     try:
-        found = from_hf_config(config)
+        found = size_hf_config(config).layout
     except LayoutError as error:
         assert "found" in str(error)  # noqa: PT017 -- either outcome is right; both are checked
     else:

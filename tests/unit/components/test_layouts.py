@@ -53,6 +53,11 @@ HYBRIDS = {
     "mimo-v2.5-pro": Hybrid((10, 60), (5_120, 5_120), (51_200, 307_200), 128, (128, 2)),
     "step-3.5-flash": Hybrid((12, 33), (4_096, 4_096), (49_152, 135_168), 512, (512, 8)),
     "mistral-7b-v0.1": Hybrid((0, 32), (0, 4_096), (0, 131_072), 4_096, (4_096, 64)),
+    "gemma-2-9b": Hybrid((21, 21), (8_192, 8_192), (172_032, 172_032), 4_095, (4_095, 64)),
+    "gemma-2-27b": Hybrid((23, 23), (8_192, 8_192), (188_416, 188_416), 4_095, (4_095, 64)),
+    "command-r7b": Hybrid((8, 24), (4_096, 4_096), (32_768, 98_304), 4_096, (4_096, 64)),
+    "command-a": Hybrid((16, 48), (4_096, 4_096), (65_536, 196_608), 4_096, (4_096, 64)),
+    "exaone-4.0-32b": Hybrid((16, 48), (4_096, 4_096), (65_536, 196_608), 4_096, (4_096, 64)),
 }
 
 
@@ -86,6 +91,8 @@ RECURRENT = {
     "qwen3.5-397b-a17b": (15, 30_720, 45, 73_728 + 4_194_304, 192_061_440, 6_252),
     "nemotron-h-8b": (4, 16_384, 24, 61_440 + 4_194_304, 102_137_856, 6_234),
     "nemotron-3-nano-30b-a3b": (6, 6_144, 23, 36_864 + 2_097_152, 49_082_368, 7_989),
+    # Lightning attention: a square of 128 for each of 64 heads, and no convolution.
+    "minimax-text-01": (10, 40_960, 70, 2_097_152, 146_800_640, 3_584),
 }
 
 
@@ -108,7 +115,35 @@ FULL_ONLY = {
     "llama-3.1-8b": (32, 131_072, 8 << 20),
     "llama-3.1-70b": (80, 327_680, 20 << 20),
     "mistral-7b-v0.3": (32, 131_072, 8 << 20),
+    "mixtral-8x7b": (32, 131_072, 8 << 20),
+    "mixtral-8x22b": (56, 229_376, 14 << 20),
+    "qwen2.5-7b": (28, 57_344, 3_670_016),
+    "qwen2.5-72b": (80, 327_680, 20 << 20),
+    "qwen3-8b": (36, 147_456, 9 << 20),
+    "qwen3-32b": (64, 262_144, 16 << 20),
+    "qwen3-30b-a3b": (48, 98_304, 6 << 20),
+    "qwen3-235b-a22b": (94, 192_512, 12_320_768),
+    "phi-4": (40, 204_800, 13_107_200),
+    "glm-4.5": (92, 376_832, 23 << 20),
+    "glm-4.5-air": (46, 188_416, 12_058_624),
+    "minimax-m2": (62, 253_952, 16_252_928),
+    "olmo-2-7b": (32, 524_288, 32 << 20),
+    "olmo-2-32b": (64, 262_144, 16 << 20),
+    "granite-3.3-8b": (40, 163_840, 10 << 20),
+    "llama-3.1-405b": (126, 516_096, 33_030_144),
 }
+
+LATENT = {"deepseek-v2": 60, "deepseek-v2-lite": 27, "deepseek-v3": 61, "kimi-k2": 61}
+"""Layers of models that keep one row of 576 values per token in each."""
+
+
+@pytest.mark.parametrize("name", LATENT)
+def test_a_model_of_latent_attention_keeps_one_row_per_token_alike_on_all_ranks(name: str) -> None:
+    sized = size_preset(name)
+    assert sized.layers == {"kv": LATENT[name]}
+    assert pool_bytes(sized) == {"kv": LATENT[name] * 1_152 * 64}
+    assert all(pool.replicated for pool in sized.layout.pools)
+    assert pool_bytes(size_preset(name, dtype="fp8")) == {"kv": LATENT[name] * 576 * 64}
 
 
 @pytest.mark.parametrize("name", FULL_ONLY)
@@ -287,6 +322,8 @@ def test_an_alias_and_capitals_name_a_preset() -> None:
     assert layout("Qwen3-Next") == layout("qwen3-next-80b-a3b")
     with pytest.raises(LayoutError, match="preset must be one of"):
         layout("llama-5")
+    with pytest.raises(LayoutError, match="did you mean qwen3-next"):
+        layout("qwen3-nxt")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -322,5 +359,5 @@ def test_the_command_prints_tables_at_the_page_size_asked_for(capsys: pytest.Cap
 
 
 def test_the_command_refuses_what_is_neither_preset_nor_path(tmp_path: Path) -> None:
-    with pytest.raises(LayoutError, match="presets: deepseek-v3"):
+    with pytest.raises(LayoutError, match="presets: command-a"):
         size_named(str(tmp_path / "nothing"))

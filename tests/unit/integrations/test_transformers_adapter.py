@@ -1,12 +1,21 @@
 """Stock models over the cache: sizes, the seam between cache objects and pages, answers, and what is refused."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    DynamicCache,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from transformers.cache_utils import StaticLayer
 
 from tests.support.exactness import (
@@ -38,7 +47,6 @@ from unified_cache.integrations.transformers import (
     Stage,
     layer_state,
 )
-from unified_cache.integrations.transformers import pages as pages_module
 from unified_cache.page import Namespace
 from unified_cache.pool import Slots
 from unified_cache.window import window
@@ -250,12 +258,38 @@ def test_what_is_no_prompt_is_refused() -> None:
             ours.generate(PROMPT, tokens_max=0)
 
 
-def test_a_model_that_is_not_supported_is_refused() -> None:
-    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32, n_positions=32))
-    with pytest.raises(LayoutError, match="model_type"):
-        KeptState.of(model)
+def test_a_model_that_no_pages_can_be_kept_of_is_refused() -> None:
+    encoded = T5ForConditionalGeneration(
+        T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=32)
+    )
+    with pytest.raises(LayoutError, match="a decoder alone, found T5ForConditionalGeneration, which has an encoder"):
+        KeptState.of(encoded)
+    forgetful = OpenAIGPTLMHeadModel(OpenAIGPTConfig(n_embd=16, n_layer=1, n_head=2, vocab_size=32))
+    with pytest.raises(LayoutError, match="must take its cache object as past_key_values or cache_params"):
+        KeptState.of(forgetful, 16)
+    with pytest.raises(LayoutError, match="a model of transformers, found 'gpt2'"):
+        KeptState.of("gpt2")  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="StaticLayer"):
         layer_state(StaticLayer(max_cache_len=8))
+
+
+def test_a_model_that_does_not_go_on_from_its_cache_object_is_refused() -> None:
+    config = FalconMambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4, vocab_size=32, initializer_range=0.5)
+    with pytest.raises(LayoutError, match="must go on from its cache object by 2 tokens"):
+        KeptState.of(FalconMambaForCausalLM(config), 16)
+
+
+def test_a_page_is_no_more_than_a_model_has_positions_for() -> None:
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32, n_positions=32))
+    model.eval()  # type: ignore[no-untyped-call]
+    with pytest.raises(LayoutError, match="at most 30, as the model has 32 positions, found 64"):
+        KeptState.of(model)
+    assert KeptState.of(model, 16).layout.page_bytes == 16 * 2 * 16 * 4
+
+
+def test_pages_of_each_component_are_asked_for() -> None:
+    with pytest.raises(ConfigError, match="an entry for each of full, swa, found"):
+        kept_by(WINDOWED).allocate([PAGES])
 
 
 def test_a_page_size_that_the_model_cannot_be_kept_in_is_refused() -> None:
@@ -272,15 +306,6 @@ def test_a_cache_of_another_layout_and_pages_of_another_model_are_refused() -> N
             PrefixCachedModel(model_of(WINDOWED), ours.cache, ours.pages)
         with pytest.raises(ConfigError, match="chunk_tokens"):
             PrefixCachedModel(model_of(LLAMA), ours.cache, ours.pages, chunk_tokens=31)
-
-
-def test_a_layer_that_keeps_what_its_config_has_in_another_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of(WINDOWED)
-    layout = kept_by(WINDOWED).layout
-    turned = replace(layout, layers_mapping=layout.layers_mapping[::-1])
-    monkeypatch.setattr(pages_module, "from_hf_config", lambda *_args, **_options: turned)
-    with pytest.raises(LayoutError, match=r"layer 0 of the model keeps \['swa'\], its config says \['kv'\]"):
-        KeptState.of(model, page_size_of(WINDOWED))
 
 
 @pytest.mark.parametrize("family", [LLAMA, WINDOWED, "tiny-qwen3-next"])

@@ -28,7 +28,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("ledger", "traffic"),
     ("backups", "prefetches"),
     ("transfers",),
-    ("stats", "backup_scheduler"),
+    ("stats", "backup_scheduler", "named_parts"),
     ("metrics",),
     ("cache",),
     (FACADE,),

@@ -5,13 +5,43 @@ model then looks back on one token less. Where other published code of the same 
 number, the larger is kept: a token too many costs at most a page, a token too few is wrong.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import Choice, LayerBytes, SizedLayout
 from unified_cache.errors import LayoutError
 
-__all__ = ["ATTENTION_READERS", "kv_row_bytes", "layer_count"]
+__all__ = [
+    "FULL",
+    "GEMMA_PATTERN",
+    "PAGE_SIZE",
+    "SLIDING",
+    "LayersWithWindow",
+    "Rule",
+    "alternating",
+    "exaone_pattern",
+    "gemma4",
+    "kv_row_bytes",
+    "last_layers",
+    "layer_count",
+    "layer_types",
+    "listed",
+    "llama4",
+    "mimo",
+    "no_layer",
+    "periodic",
+    "plain",
+    "step3p5",
+    "where_named",
+    "windowed",
+    "with_heads",
+]
+
+Rule = Callable[[Fields, Choice], SizedLayout]
+"""What turns the fields of a text model into its layout."""
+
+LayersWithWindow = Callable[[Fields, int], list[str]]
+"""Kinds of the layers of a model, where its configuration does not list them in ``layer_types``."""
 
 PAGE_SIZE = 64
 """Usual tokens per page; what most attention kernels take."""
@@ -29,7 +59,7 @@ def layer_count(fields: Fields) -> int:
     return fields.count("num_hidden_layers", most=LAYERS_MAX)
 
 
-def kv_row_bytes(fields: Fields, value_bytes: int, prefix: str = "") -> int:
+def kv_row_bytes(fields: Fields, choice: Choice, prefix: str = "") -> int:
     """Return the bytes of K and V of one token in one layer; ``prefix`` picks fields such as ``swa_head_dim``.
 
     Raises:
@@ -41,18 +71,28 @@ def kv_row_bytes(fields: Fields, value_bytes: int, prefix: str = "") -> int:
         raise fields.error(kv_heads, f"a divisor of {query_heads} {fields.count(query_heads)}")
     key_dim = fields.count(f"{prefix}head_dim")
     value_dim = fields.count(f"{prefix}v_head_dim", default=key_dim)
-    return heads * (key_dim + value_dim) * value_bytes
+    return heads * (choice.head_bytes(key_dim) + choice.head_bytes(value_dim))
 
 
-def with_head_dim(fields: Fields) -> Fields:
-    """Return ``fields`` with ``head_dim`` where it is absent: the hidden size shared out among the heads."""
+def with_heads(fields: Fields) -> Fields:
+    """Return ``fields`` with what a model of plain attention may leave out.
+
+    Without ``head_dim`` the hidden size is shared out among the heads; without ``num_key_value_heads`` each head has K
+    and V of its own, or all share one under ``multi_query``.
+    """
+    known = fields
+    # Falcon's newer decoders have groups of heads, whatever multi_query says of the older ones.
+    if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
+        known = fields.with_values({"num_key_value_heads": 1})
+    elif "num_key_value_heads" not in fields:
+        known = fields.with_values({"num_key_value_heads": fields.count("num_attention_heads")})
     if "head_dim" in fields:
-        return fields
+        return known
     heads = fields.count("num_attention_heads")
     head_dim, rest = divmod(fields.count("hidden_size"), heads)
     if rest or not head_dim:
         raise fields.error("hidden_size", f"a multiple of num_attention_heads {heads}")
-    return fields.with_values({"head_dim": head_dim})
+    return known.with_values({"head_dim": head_dim})
 
 
 def layer_types(fields: Fields, layers: int, *, window: str = SLIDING, drafts: int = 0) -> list[str]:
@@ -62,10 +102,57 @@ def layer_types(fields: Fields, layers: int, *, window: str = SLIDING, drafts: i
     return found[:layers]
 
 
-def periodic(fields: Fields, name: str, default: int, layers: int) -> list[str]:
-    """Return the kinds of layers where each ``name``-th is full and the others have a window."""
-    period = fields.count(name, default=default)
-    return [SLIDING if (number + 1) % period else FULL for number in range(layers)]
+def periodic(name: str, default: int, *, last_is_full: bool = False) -> LayersWithWindow:
+    """Have each ``name``-th layer be full and the others with a window."""
+
+    def kinds(fields: Fields, layers: int) -> list[str]:
+        period = fields.count(name, default=default)
+        found = [SLIDING if (number + 1) % period else FULL for number in range(layers)]
+        return [*found[:-1], FULL] if last_is_full else found
+
+    return kinds
+
+
+def alternating(fields: Fields, layers: int) -> list[str]:
+    """Have even layers be with a window and odd ones full."""
+    return [FULL if number % 2 else SLIDING for number in range(layers)]
+
+
+def listed(fields: Fields, layers: int) -> list[str]:
+    """Refuse a configuration that does not list its layers: there is no usual order."""
+    raise fields.error("layer_types", "a list with the kind of each layer")
+
+
+def no_layer(fields: Fields, layers: int) -> list[str]:
+    """Have all layers be full."""
+    return [FULL] * layers
+
+
+def where_named(fields: Fields, layers: int) -> list[str]:
+    """Have all layers be with a window where the configuration has one, else full."""
+    return [SLIDING if "sliding_window" in fields else FULL] * layers
+
+
+def last_layers(fields: Fields, layers: int) -> list[str]:
+    """Have the layers from ``max_window_layers`` on be with a window, if ``use_sliding_window`` is true."""
+    if not fields.flag("use_sliding_window") or "sliding_window" not in fields:
+        return [FULL] * layers
+    start = fields.number("max_window_layers", default=0)
+    return [FULL if number < start else SLIDING for number in range(layers)]
+
+
+def exaone_pattern(fields: Fields, layers: int) -> list[str]:
+    """Have layers be with a window as ``sliding_window_pattern`` says: by a period, or by letters L and G in turn."""
+    name = "sliding_window_pattern"
+    if "sliding_window" not in fields:
+        return [FULL] * layers
+    pattern = fields.values.get(name)
+    if not isinstance(pattern, str):
+        return periodic(name, 4)(fields, layers)
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise fields.error(name, "a period, or a text of the letters L and G")
+    found = [SLIDING if pattern[number % len(pattern)] == "L" else FULL for number in range(layers)]
+    return [*found[:-1], FULL]
 
 
 def hybrid(
@@ -77,11 +164,8 @@ def hybrid(
 ) -> SizedLayout:
     """Return the layout of layers of these kinds; ``sliding_row`` says what differs in sliding-window ones."""
     each = list(zip(fields.per_layer(len(kinds)), kinds, strict=True))
-    row = sliding_row or (lambda layer: kv_row_bytes(layer, choice.kv_value_bytes))
-    layers = [
-        {"kv": kv_row_bytes(layer, choice.kv_value_bytes)} if kind == FULL else {"swa": row(layer)}
-        for layer, kind in each
-    ]
+    row = sliding_row or (lambda layer: kv_row_bytes(layer, choice))
+    layers = [{"kv": kv_row_bytes(layer, choice)} if kind == FULL else {"swa": row(layer)} for layer, kind in each]
     return LayerBytes(layers).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
 
 
@@ -110,48 +194,28 @@ def refuse_bidirectional(fields: Fields) -> None:
         raise fields.error(name, "off, since a prefix of a model that looks ahead cannot be cached")
 
 
-def llama(fields: Fields, choice: Choice) -> SizedLayout:
-    """Read LlamaConfig: full attention alone."""
-    known = with_head_dim(fields)
-    if "num_key_value_heads" not in fields:
-        known = known.with_values({"num_key_value_heads": fields.count("num_attention_heads")})
-    return hybrid(known, choice, [FULL] * layer_count(fields), None)
+def plain(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read a model of full attention alone."""
+    return hybrid(with_heads(fields), choice, [FULL] * layer_count(fields), None)
 
 
-def mistral(fields: Fields, choice: Choice) -> SizedLayout:
-    """Read MistralConfig or a Ministral one: full attention, or a window in all layers or those of ``layer_types``.
+def windowed(kinds_of: LayersWithWindow, *, counts_query: bool = False, needs_head_dim: bool = False) -> Rule:
+    """Make the rule of models whose layers are full or have a window: as ``layer_types`` lists them, else ``kinds_of``.
 
-    The window is kept whole: the original code looks back on all of it, transformers on one token less.
+    ``counts_query`` is for models of which all published code looks back on one token less than the window;
+    ``needs_head_dim`` for those whose class has a default of its own, which a configuration may mean by leaving it out.
     """
-    layers = layer_count(fields)
-    if "layer_types" in fields:
-        kinds = layer_types(fields, layers)
-    else:
-        kinds = [SLIDING if "sliding_window" in fields else FULL] * layers
-    return hybrid(with_head_dim(fields), choice, kinds, one_window(fields, "sliding_window", kinds))
 
+    def rule(fields: Fields, choice: Choice) -> SizedLayout:
+        refuse_bidirectional(fields)
+        layers = layer_count(fields)
+        kinds = layer_types(fields, layers) if "layer_types" in fields else kinds_of(fields, layers)
+        window = (looked_back if counts_query else one_window)(fields, "sliding_window", kinds)
+        if needs_head_dim:
+            fields.count("head_dim")
+        return hybrid(with_heads(fields), choice, kinds, window)
 
-def gpt_oss(fields: Fields, choice: Choice) -> SizedLayout:
-    """Read GptOssConfig: even layers have a window, odd ones none; the window counts the query."""
-    layers = layer_count(fields)
-    if "layer_types" in fields:
-        kinds = layer_types(fields, layers)
-    else:
-        kinds = [FULL if number % 2 else SLIDING for number in range(layers)]
-    return hybrid(fields, choice, kinds, looked_back(fields, "sliding_window", kinds))
-
-
-def gemma3(fields: Fields, choice: Choice) -> SizedLayout:
-    """Read Gemma3TextConfig: every sixth layer is full; the window counts the query."""
-    refuse_bidirectional(fields)
-    layers = layer_count(fields)
-    if "layer_types" in fields:
-        kinds = layer_types(fields, layers)
-    else:
-        kinds = periodic(fields, "sliding_window_pattern", GEMMA_PATTERN, layers)
-    # The smaller published configurations leave these to the class.
-    known = fields.with_defaults({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256})
-    return hybrid(known, choice, kinds, looked_back(fields, "sliding_window", kinds))
+    return rule
 
 
 def gemma4(fields: Fields, choice: Choice) -> SizedLayout:
@@ -161,7 +225,7 @@ def gemma4(fields: Fields, choice: Choice) -> SizedLayout:
     if "layer_types" in fields:
         kinds = layer_types(fields, layers)
     else:
-        kinds = [SLIDING if (number + 1) % GEMMA_PATTERN else FULL for number in range(layers)]
+        kinds = periodic("sliding_window_pattern", GEMMA_PATTERN)(fields, layers)
     # As configuration_gemma4.py forces it.
     kinds[-1] = FULL
     borrowed = fields.number("num_kv_shared_layers", default=0)
@@ -180,8 +244,7 @@ def gemma4(fields: Fields, choice: Choice) -> SizedLayout:
             full["num_key_value_heads"] = fields.count("num_global_key_value_heads")
         every = [fields.with_values(full) if kind == FULL else fields for kind in kinds]
     rows = [
-        {"kv" if kind == FULL else "swa": kv_row_bytes(layer, choice.kv_value_bytes)}
-        for layer, kind in zip(every, kinds, strict=True)
+        {"kv" if kind == FULL else "swa": kv_row_bytes(layer, choice)} for layer, kind in zip(every, kinds, strict=True)
     ]
     # As modeling_gemma4.py has it: each borrows from the last layer of its kind that keeps state.
     lenders = [last[kind] for kind in borrowing]
@@ -201,7 +264,7 @@ def llama4(fields: Fields, choice: Choice) -> SizedLayout:
         fields.of_layers("no_rope_layers", layers)
         kinds = [CHUNKED if each else FULL for each in rope]
     else:
-        kinds = periodic(fields, "no_rope_layer_interval", 4, layers)
+        kinds = periodic("no_rope_layer_interval", 4)(fields, layers)
     return hybrid(fields, choice, kinds, one_window(fields, "attention_chunk_size", kinds))
 
 
@@ -227,8 +290,8 @@ def mimo(fields: Fields, choice: Choice) -> SizedLayout:
 
     def sliding_row(layer: Fields) -> int:
         if published:
-            return kv_row_bytes(layer, choice.kv_value_bytes, "swa_")
-        return 2 * kv_row_bytes(layer, choice.kv_value_bytes)
+            return kv_row_bytes(layer, choice, "swa_")
+        return 2 * kv_row_bytes(layer, choice)
 
     return hybrid(fields, choice, kinds, window_tokens, sliding_row)
 
@@ -253,21 +316,5 @@ def step3p5(fields: Fields, choice: Choice) -> SizedLayout:
         "num_attention_heads": other.count("num_attention_heads", default=fields.count("num_attention_heads")),
         "head_dim": other.count("head_dim", default=fields.count("head_dim")),
     }
-    row = kv_row_bytes(other.with_values(sliding), choice.kv_value_bytes)
+    row = kv_row_bytes(other.with_values(sliding), choice)
     return hybrid(known, choice, kinds, window_tokens, lambda _: row)
-
-
-ATTENTION_READERS: Mapping[str, Callable[[Fields, Choice], SizedLayout]] = {
-    "gemma3_text": gemma3,
-    "gemma4_text": gemma4,
-    "gpt_oss": gpt_oss,
-    "llama": llama,
-    "llama4_text": llama4,
-    "mimo_v2": mimo,
-    "mimo_v2_flash": mimo,
-    "ministral": mistral,
-    "ministral3": mistral,
-    "mistral": mistral,
-    "step3p5": step3p5,
-}
-"""Layout function of each ``model_type`` of the text model."""

@@ -1,6 +1,4 @@
-"""DeepSeek models: one latent row per token, sparse-attention indexers, and the compressed pools of V4."""
-
-from collections.abc import Callable, Mapping
+"""Models of latent attention: one row per token, sparse-attention indexers, and the compressed pools of DeepSeek-V4."""
 
 from unified_cache.components.deepseek_v4 import (
     HEAD_DIM,
@@ -12,11 +10,11 @@ from unified_cache.components.deepseek_v4 import (
     DeepSeekV4,
 )
 from unified_cache.components.layouts.attention import layer_count
-from unified_cache.components.layouts.fields import Fields
+from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import DTYPE_BYTES, Choice, LayerBytes, SizedLayout, value_bytes
 from unified_cache.errors import LayoutError
 
-__all__ = ["DEEPSEEK_READERS"]
+__all__ = ["deepseek_v4", "indexed", "latent", "longcat"]
 
 DSA_PAGE_SIZE = 64
 """Tokens per page of the sparse-attention kernels of V3.2; model_overrides/deepseek_v2.py of SGLang 0.5.23."""
@@ -52,14 +50,39 @@ def latent_row_bytes(fields: Fields, choice: Choice, *, scaled: bool) -> int:
     return (rank + rope) * size
 
 
-def deepseek_v3(fields: Fields, choice: Choice) -> SizedLayout:
-    """Read DeepseekV3Config: full attention over one latent row per token."""
-    rows = [{"kv": latent_row_bytes(fields, choice, scaled=False)}] * layer_count(fields)
+def latent(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read DeepseekV2Config, DeepseekV3Config or one like them: full attention over one latent row per token."""
+    return _latent_rows(fields, choice, layer_count(fields))
+
+
+def longcat(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read LongcatFlashConfig: latent attention, twice in each of ``num_layers``."""
+    return _latent_rows(fields, choice, 2 * fields.count("num_layers", most=LAYERS_MAX // 2))
+
+
+def _latent_rows(fields: Fields, choice: Choice, layers: int) -> SizedLayout:
+    rows = [{"kv": latent_row_bytes(fields, choice, scaled=False)}] * layers
     return LayerBytes(rows, replicated=True).sized(fields.text("model_type"), choice.page(DSA_PAGE_SIZE), None)
 
 
-def deepseek_v32(fields: Fields, choice: Choice) -> SizedLayout:
-    """Read DeepseekV32Config: as V3, and an indexer of fp8 keys with a scale in every layer."""
+def indexing_layers(fields: Fields, layers: int) -> list[bool]:
+    """Tell by layer whether it has an indexer of its own; the others go by the choice of the one before."""
+    if "indexer_types" in fields:
+        fields.of_layers("indexer_types", layers)
+        return [each == "full" for each in fields.texts("indexer_types", ("full", "shared"))]
+    if "index_topk_pattern" in fields:
+        pattern = fields.text("index_topk_pattern")
+        if len(pattern) != layers or set(pattern) - {"F", "S"}:
+            raise fields.error("index_topk_pattern", f"{layers} of the letters F and S")
+        return [letter == "F" for letter in pattern]
+    # As configuration_glm_moe_dsa.py derives them; of DeepSeek-V3.2 each layer has one.
+    period = fields.count("index_topk_freq", default=1)
+    offset = fields.number("index_skip_topk_offset", default=2)
+    return [max(number - offset + 1, 0) % period == 0 for number in range(layers)]
+
+
+def indexed(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read DeepseekV32Config or GlmMoeDsaConfig: latent rows, and an indexer of fp8 keys with a scale."""
     layers = layer_count(fields)
     if "layer_types" in fields:
         fields.texts("layer_types", ("indexed_attention", "full_attention"))
@@ -70,11 +93,10 @@ def deepseek_v32(fields: Fields, choice: Choice) -> SizedLayout:
     key = fields.count("index_head_dim")
     if key % SCALED_VALUES:
         raise fields.error("index_head_dim", f"a multiple of {SCALED_VALUES}")
-    row = {
-        "kv": latent_row_bytes(fields, choice, scaled=True),
-        "indexer": key + key // SCALED_VALUES * SCALE_BYTES,
-    }
-    return LayerBytes([row] * layers, replicated=True).sized(fields.text("model_type"), page_size, None)
+    row = {"kv": latent_row_bytes(fields, choice, scaled=True)}
+    indexer = {"indexer": key + key // SCALED_VALUES * SCALE_BYTES}
+    rows = [{**row, **indexer} if has_own else row for has_own in indexing_layers(fields, layers)]
+    return LayerBytes(rows, replicated=True).sized(fields.text("model_type"), page_size, None)
 
 
 def compress_ratios(fields: Fields) -> tuple[int, ...]:
@@ -122,11 +144,3 @@ def deepseek_v4(fields: Fields, choice: Choice) -> SizedLayout:
     )
     layout = model.layout(choice.page(PAGE_SIZE))
     return SizedLayout(fields.text("model_type"), layout, model.window_tokens)
-
-
-DEEPSEEK_READERS: Mapping[str, Callable[[Fields, Choice], SizedLayout]] = {
-    "deepseek_v3": deepseek_v3,
-    "deepseek_v32": deepseek_v32,
-    "deepseek_v4": deepseek_v4,
-}
-"""Layout function of each ``model_type``."""

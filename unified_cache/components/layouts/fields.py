@@ -159,6 +159,15 @@ class Fields:
         """Return these fields with ``values`` where they are absent."""
         return self.with_values({name: value for name, value in values.items() if name not in self})
 
+    def with_synonyms(self, synonyms: Mapping[str, Collection[str]]) -> "Fields":
+        """Return these fields with each name that is absent taken from the first of its synonyms that is present."""
+        found = {
+            name: self.values[other]
+            for name, others in synonyms.items()
+            if name not in self and (other := next((each for each in others if each in self), None)) is not None
+        }
+        return self.with_values(found)
+
     def holds(self, name: str, value: object) -> bool:
         """Tell whether a field is exactly ``value``, true and 1 being different things."""
         found = self.values.get(name)

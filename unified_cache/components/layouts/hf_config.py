@@ -1,60 +1,31 @@
 """From a Hugging Face ``config.json`` to the layout of what the model keeps.
 
 Field names and defaults are those of the configuration classes of transformers 5 and of the configurations that
-were published before it.
+were published before it. Which rule reads an architecture is in ``families``; what is in none of them is read by
+``unknown``.
 """
 
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from unified_cache.components.layouts.attention import ATTENTION_READERS
-from unified_cache.components.layouts.deepseek import DEEPSEEK_READERS
+from unified_cache.components.layouts.families import RULES, SYNONYMS, WRAPPERS, class_of
 from unified_cache.components.layouts.fields import Fields, read_config
-from unified_cache.components.layouts.recurrent import RECURRENT_READERS
-from unified_cache.components.layouts.sizes import DTYPE_DEFAULT, Choice, SizedLayout
+from unified_cache.components.layouts.sizes import AUTO, DTYPE_DEFAULT, Choice, SizedLayout
+from unified_cache.components.layouts.unknown import check_decoder, rule_of_fields, what_is_assumed
 from unified_cache.pool import ModelLayout
 
-__all__ = ["from_hf_config", "size_hf_config"]
+__all__ = ["LayoutWarning", "from_hf_config", "size_hf_config"]
 
-READERS = {**ATTENTION_READERS, **DEEPSEEK_READERS, **RECURRENT_READERS}
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Where a multimodal model has the configuration of its text model; the first that is there."""
+NESTED_MAX = 3
+"""Most configurations that are read within one another."""
 
-WRAPPERS: Mapping[str, tuple[str, ...]] = {
-    "gemma3": ("gemma3_text",),
-    "gemma4": ("gemma4_text",),
-    "llama4": ("llama4_text",),
-    "mistral3": ("mistral", "ministral3"),
-    "qwen3_5": ("qwen3_5_text",),
-    "qwen3_5_moe": ("qwen3_5_moe_text",),
-    "step3p7": ("step3p5",),
-}
-"""Multimodal models, and what their ``text_config`` may be; the first where it does not say."""
 
-ARCHITECTURES: Mapping[str, str] = {
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "DeepseekV32ForCausalLM": "deepseek_v32",
-    "DeepseekV4ForCausalLM": "deepseek_v4",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "Gemma4ForCausalLM": "gemma4_text",
-    "Gemma4ForConditionalGeneration": "gemma4",
-    "GptOssForCausalLM": "gpt_oss",
-    "Llama4ForCausalLM": "llama4_text",
-    "Llama4ForConditionalGeneration": "llama4",
-    "LlamaForCausalLM": "llama",
-    "MiMoV2FlashForCausalLM": "mimo_v2_flash",
-    "MiMoV2ForCausalLM": "mimo_v2",
-    "Ministral3ForCausalLM": "ministral3",
-    "MinistralForCausalLM": "ministral",
-    "Mistral3ForConditionalGeneration": "mistral3",
-    "MistralForCausalLM": "mistral",
-    "NemotronHForCausalLM": "nemotron_h",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
-    "Step3p5ForCausalLM": "step3p5",
-    "Step3p7ForConditionalGeneration": "step3p7",
-}
-"""Model classes, for configurations without a ``model_type``, and to contradict one that is wrong."""
+class LayoutWarning(UserWarning):
+    """An architecture is not known, and its layout was made of what its configuration says of attention."""
 
 
 def from_hf_config(
@@ -63,54 +34,104 @@ def from_hf_config(
     """Return the layout of a model, given its configuration as a mapping, a JSON file or a model directory.
 
     ``page_size`` is in tokens; None for the architecture's usual. ``dtype`` is what K and V are kept in; None for
-    the model's own. DeepSeek-V4 takes a row format there (``deepseek_v4.ROW_FORMATS``).
+    what the configuration says. DeepSeek-V4 takes a row format there (``deepseek_v4.ROW_FORMATS``). An architecture
+    that is not known, and has fields of plain attention, is laid out as that, with a ``LayoutWarning``.
 
     Raises:
-        LayoutError: the architecture is unknown, or a field is missing, senseless or contradicts another.
+        LayoutError: the architecture is unknown and keeps more than attention, or a field is missing, senseless or
+            contradicts another.
         OSError: the file cannot be read.
     """
-    return size_hf_config(config, page_size=page_size, dtype=dtype).layout
+    sized = size_hf_config(config, page_size=page_size, dtype=dtype)
+    for note in sized.notes:
+        warnings.warn(note, LayoutWarning, stacklevel=2)
+    return sized.layout
 
 
 def size_hf_config(
     config: Mapping[str, object] | str | Path, *, page_size: int | None = None, dtype: str | None = None
 ) -> SizedLayout:
-    """Return what ``from_hf_config`` returns, together with the layers behind each pool.
+    """Return what ``from_hf_config`` returns, together with the layers behind each pool; what it warns of is in notes.
 
     Raises:
         LayoutError: as ``from_hf_config``.
         OSError: as ``from_hf_config``.
     """
-    fields = read_config(config)
-    model_type = _model_type(fields)
-    text = fields
-    if model_type in WRAPPERS:
-        text = fields.inner("text_config")
+    whole = read_config(config)
+    text, model_type = _text_model(whole)
+    kept = kept_dtype(whole, text) if dtype in {None, AUTO} else dtype
+    choice = Choice(page_size, kept, _model_dtype(text, whole))
+    known = text.with_values({"model_type": model_type}).with_synonyms(SYNONYMS)
+    if model_type in RULES:
+        return RULES[model_type](known, choice)
+    check_decoder(whole)
+    sized = rule_of_fields(known)(known, choice)
+    return replace(sized, notes=(what_is_assumed(known, sized, (*RULES, *WRAPPERS)),))
+
+
+def _text_model(whole: Fields) -> tuple[Fields, str]:
+    """Return the fields of the text model and its ``model_type``, which may be one that no rule is known of.
+
+    Raises:
+        LayoutError: neither a type nor a known class is given, or the one contradicts the other.
+    """
+    outer = _model_type(whole)
+    if outer in WRAPPERS:
+        text = whole.inner("text_config")
         if "model_type" not in text:
-            model_type = WRAPPERS[model_type][0]
-        elif text.text("model_type") in WRAPPERS[model_type]:
-            model_type = text.text("model_type")
-        else:
-            raise text.error("model_type", f"one of {', '.join(WRAPPERS[model_type])} within {model_type}")
-    choice = Choice(page_size, dtype, _model_dtype(text, fields))
-    return READERS[model_type](text.with_values({"model_type": model_type}), choice)
+            return text, WRAPPERS[outer][0]
+        if text.text("model_type") not in WRAPPERS[outer]:
+            raise text.error("model_type", f"one of {', '.join(WRAPPERS[outer])} within {outer}")
+        return text, text.text("model_type")
+    text = whole
+    for _ in range(NESTED_MAX):
+        name = text.one_of(TEXT_CONFIGS)
+        if name not in text:
+            break
+        text = text.inner(name)
+        outer = text.text("model_type") if "model_type" in text else outer
+    return text, outer
 
 
 def _model_type(fields: Fields) -> str:
-    """Return a key of ``READERS`` or ``WRAPPERS``."""
+    """Return the type that a configuration names, or that its class does where the type says nothing to us."""
     classes = fields.items("architectures") if "architectures" in fields else []
-    named = [ARCHITECTURES[item] for item in classes if isinstance(item, str) and item in ARCHITECTURES]
+    named = [known for item in classes if isinstance(item, str) and (known := class_of(item)) is not None]
     if "model_type" not in fields:
         if not named:
             expected = "known, or model_type be given" if classes else "given"
             raise fields.error("architectures" if classes else "model_type", expected)
         return named[0]
     model_type = fields.text("model_type")
-    if model_type not in READERS and model_type not in WRAPPERS:
-        raise fields.error("model_type", f"one of {', '.join(sorted({*READERS, *WRAPPERS}))}")
-    if named and model_type not in named:
+    known_types = {*RULES, *WRAPPERS}
+    if model_type not in known_types:
+        # A model with a type of its own that engines load by a class they know.
+        return named[0] if named else model_type
+    if named and all(_rule(model_type) is not _rule(name) for name in named):
         raise fields.error("model_type", f"{named[0]}, as architectures says")
     return model_type
+
+
+def _rule(model_type: str) -> object:
+    """Return what two types have in common if they are read alike: the rule, or the type of the text model within."""
+    return RULES.get(WRAPPERS.get(model_type, (model_type,))[0])
+
+
+def kept_dtype(*places: Fields) -> str | None:
+    """Return the data type that a quantised checkpoint asks engines to keep K and V in; None where it does not say."""
+    for fields in places:
+        if "quantization_config" not in fields:
+            continue
+        quantization = fields.inner("quantization_config")
+        algorithm = quantization.values.get("kv_cache_quant_algo")
+        if isinstance(algorithm, str) and algorithm.upper() in {"FP8", "NVFP4", "INT8"}:
+            return algorithm.lower()
+        if "kv_cache_scheme" in quantization:
+            scheme = quantization.inner("kv_cache_scheme")
+            if not scheme.holds("num_bits", 8):
+                raise scheme.error("num_bits", "8")
+            return "int8" if scheme.holds("type", "int") else "fp8"
+    return None
 
 
 def _model_dtype(*places: Fields) -> str:

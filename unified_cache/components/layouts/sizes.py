@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from unified_cache.arguments import did_you_mean
 from unified_cache.components.kinds import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.fields import COUNT_MAX
 from unified_cache.errors import LayoutError
 from unified_cache.pool import Component, ModelLayout, PoolSpec, place_layers
 from unified_cache.seal import HEADER_BYTES
 
-__all__ = ["COST_TOKENS", "DTYPE_BYTES", "Choice", "ComponentCost", "LayerBytes", "SizedLayout"]
+__all__ = ["COST_TOKENS", "DTYPE_BYTES", "HEAD_FORMATS", "Choice", "ComponentCost", "LayerBytes", "SizedLayout"]
 
 COST_TOKENS = 1_000_000
 """Tokens that costs are given for."""
@@ -27,8 +28,40 @@ DTYPE_BYTES: Mapping[str, int] = {
     "fp8": 1,
     "fp8_e4m3": 1,
     "fp8_e5m2": 1,
+    "fp8_inc": 1,
+    "int8": 1,
 }
 """Bytes of one value of K or V, by the names of torch and by those that engines take on the command line."""
+
+AUTO = "auto"
+"""Data type of K and V that is the model's own, as engines call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFormat:
+    """Quantised K or V of one token in one head: packed values, and scales beside them."""
+
+    values_per_byte: int
+    scale_bytes: int
+    """Bytes of one scale."""
+    scaled_values: int | None
+    """Values that share a scale; None for all of the head."""
+
+    def row_bytes(self, values: int) -> int:
+        """Return the bytes of a head of so many values."""
+        scales = 1 if self.scaled_values is None else -(-values // self.scaled_values)
+        return -(-values // self.values_per_byte) + scales * self.scale_bytes
+
+
+_FP4 = HeadFormat(values_per_byte=2, scale_bytes=1, scaled_values=16)
+
+HEAD_FORMATS: Mapping[str, HeadFormat] = {
+    "fp4_e2m1": _FP4,
+    "nvfp4": _FP4,
+    "fp8_per_token_head": HeadFormat(1, 4, None),
+    "int8_per_token_head": HeadFormat(1, 4, None),
+}
+"""Formats of K and V with scales of their own, by the names that SGLang 0.5.23 and vLLM 0.32 take."""
 
 DTYPE_DEFAULT = "bfloat16"
 """Data type where a configuration names none, as published ones of quantised models do."""
@@ -42,7 +75,8 @@ def value_bytes(dtype: str, field: str) -> int:
     """
     found = DTYPE_BYTES.get(dtype.removeprefix("torch."))
     if found is None:
-        raise LayoutError(f"{field} must be one of {', '.join(DTYPE_BYTES)}, found {dtype!r}")
+        close = did_you_mean(dtype, DTYPE_BYTES)
+        raise LayoutError(f"{field} must be one of {', '.join(DTYPE_BYTES)}, found {dtype!r}{close}")
     return found
 
 
@@ -53,7 +87,7 @@ class Choice:
     page_size: int | None
     """Tokens per page; None for the architecture's usual."""
     dtype: str | None
-    """Data type of K and V; None for the model's own."""
+    """Data type of K and V, maybe one of ``HEAD_FORMATS``; None for the model's own."""
     model_dtype: str = DTYPE_DEFAULT
     """Data type that the model computes in, of its convolution states, and of K and V unless ``dtype`` is set."""
 
@@ -71,8 +105,14 @@ class Choice:
 
     @property
     def kv_value_bytes(self) -> int:
-        """Bytes of one value of K or V."""
+        """Bytes of one value of K or V, without scales."""
         return self.model_value_bytes if self.dtype is None else value_bytes(self.dtype, "dtype")
+
+    def head_bytes(self, values: int) -> int:
+        """Return the bytes of K or V of one token in one head of so many values, scales included."""
+        if self.dtype is not None and self.dtype in HEAD_FORMATS:
+            return HEAD_FORMATS[self.dtype].row_bytes(values)
+        return values * self.kv_value_bytes
 
     @property
     def model_value_bytes(self) -> int:
@@ -136,6 +176,8 @@ class SizedLayout:
     layout: ModelLayout
     window_tokens: int | None
     """Tokens that sliding-window layers keep; None where there are none."""
+    notes: tuple[str, ...] = ()
+    """What was assumed of an architecture that is not known, in sentences for people."""
 
     @property
     def layers(self) -> Mapping[str, int]:

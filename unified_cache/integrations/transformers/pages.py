@@ -4,21 +4,45 @@ strand   one tensor of one layer, cut into pages: the same number of rows of it 
 pool     the strands that share slots, layer after layer: what the cache moves
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import inspect
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from unified_cache.components.layouts import from_hf_config
-from unified_cache.errors import LayoutError
-from unified_cache.integrations.transformers.layer_rows import CHECKPOINT, LayerRows, layer_state
+from unified_cache.arguments import check_kind
+from unified_cache.components import Full, RecurrentState, SlidingWindow
+from unified_cache.errors import ConfigError, LayoutError
+from unified_cache.integrations.transformers.layer_rows import (
+    CHECKPOINT,
+    FULL_POOLS,
+    STATE_POOLS,
+    WINDOW_POOLS,
+    LayerRows,
+    LayerState,
+    layer_state,
+)
 from unified_cache.memory import DevicePool
-from unified_cache.pool import Component, LayerPlace, ModelLayout, PoolSpec, Slots
+from unified_cache.pool import Component, ModelLayout, PoolSpec, Slots, place_layers
 from unified_cache.window import SPAN_ALL, window
 
 __all__ = ["DevicePages", "KeptState", "Strand"]
+
+_CACHE_ARGUMENTS = ("past_key_values", "cache_params")
+"""Names of the argument of a forward that a cache object is passed by."""
+
+PROBE_TOKENS = 2
+"""Tokens that a model is seen to go on by: several at once, and so few that what came before them decides."""
+APART_MAX, APART_HALF_MAX = 0.03, 0.15
+"""Largest distance between the logits of a prompt read at once and in two parts, of their length: for models in fp32,
+and in shorter types. Rounding and another choice of experts stay below; state that is not read is far above."""
+
+PAGE_SIZE = 64
+"""Usual tokens per page; what most attention kernels take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +51,8 @@ class Strand:
 
     pool: str
     layer: int
+    part: int
+    """Place among what ``LayerState.read`` returns of the layer."""
     page_rows: int
     """Rows of one page."""
     rows_max: int | None
@@ -37,22 +63,23 @@ class Strand:
     """Whether a page is not rows of tokens, but the state after its last one."""
 
     @classmethod
-    def of(cls, kept: LayerRows, layer: int, page_size: int) -> "Strand":
-        """Cut what a layer keeps into pages of ``page_size`` tokens.
+    def of(cls, kept: LayerRows, layer: int, part: int, page_size: int) -> "Strand | None":
+        """Cut what a layer keeps into pages of ``page_size`` tokens; None where this model keeps nothing there.
 
         Raises:
-            LayoutError: there is nothing, or a row would stand in two pages.
+            LayoutError: there must be something, or a row would stand in two pages.
         """
         if kept.rows is None:
-            raise LayoutError(f"a layer must keep {kept.pool} after a page of tokens, found nothing")
-        if kept.row_tokens != CHECKPOINT and page_size % kept.row_tokens:
+            if kept.is_optional:
+                return None
             raise LayoutError(
-                f"page_size must be a multiple of {kept.row_tokens} tokens ({kept.pool}), not {page_size}"
+                f"layer {layer} must keep {kept.pool} in the cache object after a page of tokens, found nothing: "
+                f"the model keeps its state elsewhere"
             )
         is_checkpoint = kept.row_tokens == CHECKPOINT
         page_rows = 1 if is_checkpoint else page_size // kept.row_tokens
         shape = tuple(kept.rows.shape[1:])
-        return cls(kept.pool, layer, page_rows, kept.rows_max, shape, kept.rows.dtype, is_checkpoint)
+        return cls(kept.pool, layer, part, page_rows, kept.rows_max, shape, kept.rows.dtype, is_checkpoint)
 
     @property
     def page_bytes(self) -> int:
@@ -81,27 +108,84 @@ class KeptState:
 
     @classmethod
     def of(cls, model: PreTrainedModel, page_size: int | None = None) -> "KeptState":
-        """Read the structure from the model's config and the sizes from what it keeps after one page of tokens.
+        """Read what a decoder-only model keeps off its own cache object, after one page of tokens.
 
-        ``page_size`` is in tokens; None for the architecture's usual. Runs one forward.
+        ``page_size`` is in tokens; None for 64, or more where rows stand for groups of tokens. Runs three forwards of
+        little more than a page: the last ones see that the model goes on from its cache object as if it had read all
+        at once.
 
         Raises:
-            LayoutError: the model is not supported, or not in pages of that size.
+            LayoutError: a layer's state is of a kind that is not known, stands in pages of another size, or does not
+                lie in a ``DynamicCache``; or the model does not go on from there, or is no decoder alone.
         """
-        layout = from_hf_config(model.config.to_dict(), page_size=page_size)
+        check_kind(model, PreTrainedModel, "a model of transformers", LayoutError)
+        if model.config.is_encoder_decoder:
+            raise LayoutError(f"the model must be a decoder alone, found {type(model).__name__}, which has an encoder")
         probe = DynamicCache(config=model.config)
         states = [layer_state(layer) for layer in probe.layers]
-        with torch.no_grad():
-            tokens = torch.zeros((1, layout.page_size), dtype=torch.int64, device=model.device)
-            model(input_ids=tokens, past_key_values=probe, use_cache=True, logits_to_keep=1)
-        strands = [
-            Strand.of(kept, number, layout.page_size) for number, state in enumerate(states) for kept in state.read()
+        groups = {kept.row_tokens for state in states for kept in state.read()} - {CHECKPOINT}
+        page_size = math.lcm(PAGE_SIZE, *groups) if page_size is None else page_size
+        check_kind(page_size, int, "page_size as a whole number of tokens", LayoutError)
+        for group in groups:
+            if page_size < 1 or page_size % group:
+                raise LayoutError(f"page_size must be a positive multiple of {group} tokens, found {page_size}")
+        count = page_size + PROBE_TOKENS
+        positions = _positions_count(model)
+        if positions is not None and count > positions:
+            raise LayoutError(
+                f"page_size must be at most {positions - PROBE_TOKENS}, as the model has {positions} positions, "
+                f"found {page_size}"
+            )
+        vocabulary_size = cast("torch.nn.Embedding", model.get_input_embeddings()).num_embeddings
+        tokens = torch.arange(3, 3 + count, device=model.device) % vocabulary_size
+        try:
+            logits_of(model, probe, tokens[None, :page_size])
+        except (TypeError, ValueError) as error:
+            raise LayoutError(f"{type(model).__name__} must read tokens into a DynamicCache: {error}") from error
+        if len(probe.layers) != len(states):
+            raise LayoutError(
+                f"{type(model).__name__} must keep the state of its {len(states)} layers in a DynamicCache, found "
+                f"{len(probe.layers)} layers there after a page of tokens"
+            )
+        found = [
+            Strand.of(kept, layer, part, page_size)
+            for layer, state in enumerate(states)
+            for part, kept in enumerate(state.read())
         ]
-        return cls(model, _sized(layout, strands), tuple(strands))
+        strands = tuple(strand for strand in found if strand is not None)
+        kept = {strand.layer for strand in strands}
+        for layer, state in enumerate(states):
+            if state.read() and layer not in kept:
+                raise LayoutError(f"layer {layer} must keep its state in the cache object, found nothing there")
+        layout = _layout(page_size, len(states), strands)
+        at_once = logits_of(model, DynamicCache(config=model.config), tokens[None]).float()
+        gone_on = logits_of(model, probe, tokens[None, page_size:]).float()
+        apart = float((at_once - gone_on).norm() / at_once.norm())
+        if apart > (APART_MAX if model.dtype.itemsize >= torch.float32.itemsize else APART_HALF_MAX):
+            raise LayoutError(
+                f"{type(model).__name__} must go on from its cache object by {PROBE_TOKENS} tokens as if it had read "
+                f"all at once, found logits {apart:.0%} apart"
+            )
+        return cls(model, layout, strands)
+
+    def new_cache(self) -> DynamicCache:
+        """Return an empty cache object of the model's own."""
+        return DynamicCache(config=self.model.config)
+
+    def run(self, past: DynamicCache, tokens: Sequence[int]) -> torch.Tensor:
+        """Run the model on tokens after those in ``past``; return the logits of the last, shape (vocabulary,)."""
+        return logits_of(self.model, past, torch.tensor([tokens], dtype=torch.int64, device=self.model.device))
 
     def allocate(self, device_pages: Sequence[int]) -> "DevicePages":
-        """Allocate tensors for ``device_pages[component]`` pages, and the padding sink, on the model's device."""
-        pages = dict(zip((each.name for each in self.layout.components), device_pages, strict=True))
+        """Allocate tensors for ``device_pages[component]`` pages, and the padding sink, on the model's device.
+
+        Raises:
+            ConfigError: not a number for each component.
+        """
+        names = [each.name for each in self.layout.components]
+        if len(device_pages) != len(names):
+            raise ConfigError(f"device_pages need an entry for each of {', '.join(names)}, found {device_pages}")
+        pages = dict(zip(names, device_pages, strict=True))
         counts = {pool.name: pages[each.name] for each in self.layout.components for pool in each.pools}
         tensors = [
             torch.zeros(
@@ -150,7 +234,7 @@ class DevicePages:
 
     def new_cache(self) -> DynamicCache:
         """Return an empty cache object of the model's own."""
-        return DynamicCache(config=self.kept.model.config)
+        return self.kept.new_cache()
 
     @torch.no_grad()
     def write(self, past: DynamicCache, locs: Sequence[torch.Tensor]) -> None:
@@ -161,8 +245,9 @@ class DevicePages:
         of several tokens is written with the last of them, a checkpoint if the very last token ends a page. Rows
         that the model has let go of already are left as they are.
         """
-        reads = [kept.rows for layer in past.layers for kept in layer_state(layer).read()]
-        for rows, strand, tensor, home in zip(reads, self.kept.strands, self._tensors, self._homes, strict=True):
+        reads = [layer_state(layer).read() for layer in past.layers]
+        for strand, tensor, home in zip(self.kept.strands, self._tensors, self._homes, strict=True):
+            rows = reads[strand.layer][strand.part].rows
             row_tokens = self.layout.page_size // strand.page_rows
             whole = (locs[home] + 1) % row_tokens == 0
             if strand.is_checkpoint and not whole[-1]:
@@ -224,53 +309,55 @@ class DevicePages:
         for component, held in zip(self.layout.components, slots, strict=True):
             assert len(held) == end - window(end, component.span), f"{component.name}: not the pages of its window"
         strands = iter(zip(self.kept.strands, self._tensors, self._homes, strict=True))
-        per_layer: list[list[torch.Tensor]] = [[] for _ in past.layers]
+        states: list[LayerState] = [layer_state(layer) for layer in past.layers]
+        per_layer: list[list[torch.Tensor | None]] = [[None for _ in state.read()] for state in states]
         for strand, tensor, home in strands:
             at = torch.from_numpy(slots[home]).to(tensor.device, torch.int64)
-            per_layer[strand.layer].append(strand.join(tensor[at]))
-        for layer, rows in zip(past.layers, per_layer, strict=True):
-            layer_state(layer).write(rows, end * self.layout.page_size)
+            per_layer[strand.layer][strand.part] = strand.join(tensor[at])
+        for state, rows in zip(states, per_layer, strict=True):
+            state.write(rows, end * self.layout.page_size)
         return past
 
 
-def _sized(layout: ModelLayout, strands: Sequence[Strand]) -> ModelLayout:
-    """Return ``layout`` with the bytes that the strands take.
+@torch.no_grad()
+def logits_of(model: PreTrainedModel, past: DynamicCache, ids: torch.Tensor) -> torch.Tensor:
+    """Run ``model`` on ids of shape (1, tokens) after those in ``past``; return the last token's logits."""
+    taken = inspect.signature(model.forward).parameters
+    name = next((each for each in _CACHE_ARGUMENTS if each in taken), None)
+    if name is None:
+        raise LayoutError(
+            f"the forward of a model must take its cache object as {' or '.join(_CACHE_ARGUMENTS)}, found "
+            f"{type(model).__name__} to take neither"
+        )
+    options = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+    found = model(input_ids=ids, use_cache=True, **{name: past}, **options)
+    return cast("torch.Tensor", found.logits[0, -1])
 
-    Raises:
-        LayoutError: the model keeps what the layout has no pool for, not what it has one for, or longer than it says.
-    """
-    _check_layers(layout, strands)
+
+def _positions_count(model: PreTrainedModel) -> int | None:
+    """Return how many tokens a model has positions for; None where its configuration does not say."""
+    text = model.config.get_text_config(decoder=True)
+    name = text.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+    found = text.to_dict().get(name)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _layout(page_size: int, layers_count: int, strands: Sequence[Strand]) -> ModelLayout:
+    """Return the layout of what a model keeps: the kinds of state that its layers have, each pool with its bytes."""
     sizes: dict[str, int] = {}
     for strand in strands:
         sizes[strand.pool] = sizes.get(strand.pool, 0) + strand.page_bytes
-    for component in layout.components:
-        names = {pool.name for pool in component.pools}
-        for strand in strands:
-            if strand.pool in names and (strand.rows_max or 0) > component.span * strand.page_rows:
-                raise LayoutError(f"{strand.pool}: the model looks back on {strand.rows_max} rows, past its window")
-    return replace(layout, components=tuple(_with_sizes(component, sizes) for component in layout.components))
 
+    def pools(names: Iterable[str]) -> tuple[PoolSpec, ...]:
+        return tuple(PoolSpec(name, sizes[name]) for name in names if name in sizes)
 
-def _check_layers(layout: ModelLayout, strands: Sequence[Strand]) -> None:
-    """Raise LayoutError unless each layer keeps state in the pools that the layout places it in."""
-    kept: dict[int, set[str]] = {}
-    for strand in strands:
-        kept.setdefault(strand.layer, set()).add(strand.pool)
-    owners: dict[LayerPlace, int] = {}
-    for layer, places in enumerate(layout.layers_mapping):
-        for place in places:
-            owners.setdefault(place, layer)  # a layer that borrows its state keeps none
-    expected: dict[int, set[str]] = {}
-    for place, layer in owners.items():
-        expected.setdefault(layer, set()).add(place.pool)
-    for layer in sorted(kept.keys() | expected.keys()):
-        found, said = sorted(kept.get(layer, ())), sorted(expected.get(layer, ()))
-        if found != said:
-            raise LayoutError(f"layer {layer} of the model keeps {found}, its config says {said}")
-
-
-def _with_sizes(component: Component, sizes: Mapping[str, int]) -> Component:
-    pools: tuple[PoolSpec, ...] = tuple(
-        replace(pool, page_bytes=sizes.get(pool.name, pool.page_bytes)) for pool in component.pools
-    )
-    return replace(component, pools=pools)
+    anchor, *sidecars = FULL_POOLS
+    # A model without a full-attention layer has a logical anchor: slots without bytes.
+    components: list[Component] = [Full((PoolSpec(anchor, sizes.get(anchor, 0)), *pools(sidecars)))]
+    if WINDOW_POOLS[0] in sizes:
+        looked_back = [strand.rows_max for strand in strands if strand.pool == WINDOW_POOLS[0]]
+        components.append(SlidingWindow(max(each or 0 for each in looked_back), page_size, pools(WINDOW_POOLS)))
+    if states := pools(STATE_POOLS):
+        components.append(RecurrentState(states))
+    kept = [dict.fromkeys(strand.pool for strand in strands if strand.layer == layer) for layer in range(layers_count)]
+    return ModelLayout(page_size, tuple(components), place_layers(kept))

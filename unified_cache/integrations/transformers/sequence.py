@@ -8,7 +8,6 @@ Between two calls everything that a request holds stands in these two, so that `
 """
 
 from collections.abc import Iterator
-from typing import cast
 
 import numpy as np
 import torch
@@ -132,16 +131,8 @@ class Sequence:
         return self._pages.chunk_end(start, end, [held[first:] for held in self._fresh])
 
     def _compute(self, tokens: list[int]) -> None:
-        self.logits = self._run(tokens)
+        self.logits = self._pages.kept.run(self.past, tokens)
         self.computed_tokens += len(tokens)
-
-    @torch.no_grad()
-    def _run(self, tokens: list[int]) -> torch.Tensor:
-        """Run the model on tokens after those in the cache object; return what follows the last one."""
-        model = self._pages.kept.model
-        ids = torch.tensor([tokens], dtype=torch.int64, device=model.device)
-        found = model(input_ids=ids, past_key_values=self.past, use_cache=True, logits_to_keep=1)
-        return cast("torch.Tensor", found.logits[0, -1])
 
     # ---- going on --------------------------------------------------------------------------------------------
 
@@ -155,7 +146,7 @@ class Sequence:
         if self.stage is not Stage.READY:
             raise StateError(f"a request goes on once it is ready, found {self.stage}")
         self._cache.poll()
-        self.logits = self._run([token])
+        self.logits = self._pages.kept.run(self.past, [token])
         self.tokens.append(token)
         if len(self.tokens) % self._page_size == 0:
             self._keep_page()

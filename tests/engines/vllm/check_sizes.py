@@ -1,0 +1,122 @@
+"""Bytes of layouts against those that vLLM counts of the same configurations, in full size and without weights."""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm.installation import engine_python
+from tests.sources import ROOT
+from unified_cache.components.layouts import PRESETS, size_hf_config
+
+TEXT = {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 8192, "max_position_embeddings": 4096}
+"""What an engine needs of a configuration and a layout does not."""
+
+CLASSES: Mapping[str, str] = {
+    "command-r7b": "Cohere2ForCausalLM",
+    "deepseek-v2-lite": "DeepseekV2ForCausalLM",
+    "deepseek-v3": "DeepseekV3ForCausalLM",
+    "exaone-4.0-32b": "Exaone4ForCausalLM",
+    "gemma-2-9b": "Gemma2ForCausalLM",
+    "glm-4.5-air": "Glm4MoeForCausalLM",
+    "gpt-oss-20b": "GptOssForCausalLM",
+    "granite-3.3-8b": "GraniteForCausalLM",
+    "llama-3.1-8b": "LlamaForCausalLM",
+    "minimax-m2": "MiniMaxM2ForCausalLM",
+    "mixtral-8x7b": "MixtralForCausalLM",
+    "nemotron-3-nano-30b-a3b": "NemotronHForCausalLM",
+    "olmo-2-7b": "Olmo2ForCausalLM",
+    "phi-4": "Phi3ForCausalLM",
+    "qwen2.5-7b": "Qwen2ForCausalLM",
+    "qwen3-30b-a3b": "Qwen3MoeForCausalLM",
+    "qwen3-8b": "Qwen3ForCausalLM",
+    "qwen3-next-80b-a3b": "Qwen3NextForCausalLM",
+}
+"""Published models of which the engine reads a configuration here, and their class."""
+
+CHANGED = {"exaone-4.0-32b": {"sliding_window_pattern": 4}}
+"""Fields that the engine reads in another of their forms only."""
+
+MAMBA_2 = {
+    "mamba_n_heads": 64,
+    "mamba_d_head": 128,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+HEADS = {"num_hidden_layers": 8, "num_attention_heads": 32, "num_key_value_heads": 8}
+OTHERS: Mapping[str, Mapping[str, object]] = {
+    "bamba": {**HEADS, **MAMBA_2, "attn_layer_indices": [3], "architectures": ["BambaForCausalLM"]},
+    "falcon_h1": {**HEADS, **MAMBA_2, "mamba_d_ssm": 8192, "architectures": ["FalconH1ForCausalLM"]},
+    "granitemoehybrid": {
+        **HEADS,
+        **MAMBA_2,
+        "layer_types": [*["mamba"] * 7, "attention"],
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+    },
+    "jamba": {
+        **HEADS,
+        "attn_layer_period": 4,
+        "attn_layer_offset": 2,
+        "mamba_expand": 2,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "architectures": ["JambaForCausalLM"],
+    },
+    "lfm2": {
+        **HEADS,
+        "full_attn_idxs": [2, 5],
+        "conv_L_cache": 3,
+        "conv_dim": 4096,
+        "architectures": ["Lfm2ForCausalLM"],
+    },
+}
+"""Configurations of families without a published model here, by ``model_type``."""
+
+
+def configurations() -> dict[str, dict[str, object]]:
+    """Return every configuration that both sides read."""
+    presets = {
+        name: {**TEXT, **PRESETS[name], **CHANGED.get(name, {}), "architectures": [kind], "torch_dtype": "bfloat16"}
+        for name, kind in CLASSES.items()
+    }
+    return presets | {
+        name: {**TEXT, **fields, "model_type": name, "torch_dtype": "bfloat16"} for name, fields in OTHERS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def engine_sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what the engine says of all of them."""
+    root = tmp_path_factory.mktemp("configurations")
+    paths: dict[str, str] = {}
+    for name, config in configurations().items():
+        directory = root / name
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(config))
+        paths[name] = str(directory)
+    command = [str(engine_python()), "-m", "tests.engines.vllm.config_sizes", *paths.values()]
+    ended = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    said = json.loads(ended.stdout.splitlines()[-1])
+    return {name: said[path] for name, path in paths.items()}
+
+
+@pytest.mark.parametrize("name", sorted(configurations()))
+def check_bytes_are_those_that_the_engine_counts(name: str, engine_sizes: dict[str, Any]) -> None:
+    """Layers of attention, bytes of a token in one of them, and bytes of a recurrent state."""
+    theirs = engine_sizes[name]
+    assert "refused" not in theirs, theirs
+    sized = size_hf_config(configurations()[name], page_size=1)
+    pools = {pool.name: pool.page_bytes for pool in sized.layout.pools}
+    attention = ("kv", "swa")
+    assert sum(sized.layers.get(pool, 0) for pool in attention) == theirs["attention_layers"]
+    assert sum(pools.get(pool, 0) for pool in attention) == theirs["attention_layers"] * theirs["row_bytes"]
+    if theirs["state"] is None:
+        assert "mamba" not in pools
+        return
+    # A convolution's inputs in the model's dtype; the state in fp32, or as the engine was told.
+    values = [count * (4 if number else size) for number, (count, size) in enumerate(theirs["state"])]
+    assert pools["mamba"] == sized.layers["mamba"] * sum(values)

@@ -1,0 +1,285 @@
+"""Architectures by family, those that nobody knows, sizes by hand, and formats of K and V that engines quantise to."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from unified_cache.cli.layout import layout as layout_command
+from unified_cache.components.layouts import LayoutWarning, from_hf_config, size_by_hand, size_hf_config, size_preset
+from unified_cache.components.layouts.families import FAMILIES, RULES, WRAPPERS, class_of
+from unified_cache.errors import LayoutError
+
+ATTENTION: Mapping[str, object] = {
+    "num_hidden_layers": 8,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+ROW = 2 * 4 * 64 * 2
+"""K and V of one token in one layer, bf16."""
+MAMBA_2 = {"mamba_n_heads": 32, "mamba_d_head": "auto", "mamba_d_state": 64, "mamba_n_groups": 1, "mamba_d_conv": 4}
+MAMBA_2_STATE = 3 * (2048 + 2 * 64) * 2 + 32 * 64 * 64 * 4
+"""Inputs of the convolution in bf16, and the state in fp32."""
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+
+def sizes(config: Mapping[str, object], dtype: str | None = None) -> tuple[dict[str, int], dict[str, int]]:
+    """Return layers and bytes by pool, at pages of one token where the architecture takes those."""
+    page_size = 64 if "index_head_dim" in config else 1
+    sized = size_hf_config(config, page_size=page_size, dtype=dtype)
+    return dict(sized.layers), {pool.name: pool.page_bytes // page_size for pool in sized.layout.pools}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change", "layers", "token_bytes"),
+    [
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, {"kv": 8}, {"kv": 8 * ROW}),
+        (
+            "qwen2",
+            {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 6},
+            {"kv": 6, "swa": 2},
+            {"kv": 6 * ROW, "swa": 2 * ROW},
+        ),
+        ("qwen3_moe", {}, {"kv": 8}, {"kv": 8 * ROW}),
+        ("phi3", {"sliding_window": 2047, "num_key_value_heads": None}, {"swa": 8}, {"kv": 0, "swa": 8 * 4 * ROW}),
+        ("gpt_bigcode", {"multi_query": True, "num_key_value_heads": None}, {"kv": 8}, {"kv": 8 * ROW // 4}),
+        (
+            "falcon",
+            {"multi_query": True, "num_key_value_heads": None, "num_kv_heads": 16},
+            {"kv": 8},
+            {"kv": 8 * ROW // 4},
+        ),
+        (
+            "falcon",
+            {"multi_query": True, "new_decoder_architecture": True, "num_key_value_heads": None, "num_kv_heads": 8},
+            {"kv": 8},
+            {"kv": 8 * 2 * ROW},
+        ),
+        (
+            "dbrx",
+            {
+                **dict.fromkeys(ATTENTION),
+                "d_model": 1024,
+                "n_heads": 16,
+                "n_layers": 8,
+                "attn_config": {"kv_n_heads": 4},
+            },
+            {"kv": 8},
+            {"kv": 8 * ROW},
+        ),
+        ("olmo3", {"sliding_window": 512}, {"kv": 2, "swa": 6}, {"kv": 2 * ROW, "swa": 6 * ROW}),
+        ("afmoe", {"sliding_window": 512}, {"kv": 2, "swa": 6}, {"kv": 2 * ROW, "swa": 6 * ROW}),
+        ("exaone4", {"sliding_window": 512, "sliding_window_pattern": "LG"}, {"kv": 4, "swa": 4}, {"kv": 4 * ROW}),
+        ("exaone4", {"sliding_window": None}, {"kv": 8}, {"kv": 8 * ROW}),
+        (
+            "gemma3n_text",
+            {
+                "sliding_window": 512,
+                "num_kv_shared_layers": 3,
+                "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
+            },
+            {"kv": 1, "swa": 4},
+            {"kv": ROW, "swa": 4 * ROW},
+        ),
+        (
+            "minimax",
+            {"layer_types": ["linear_attention", "full_attention"] * 4},
+            {"kv": 4, "mamba": 4},
+            {"mamba": 4 * 16 * 64 * 64 * 2},
+        ),
+        ("lfm2", {"full_attn_idxs": [2, 5], "conv_L_cache": 3}, {"kv": 2, "mamba": 6}, {"mamba": 6 * 1024 * 2 * 2}),
+        (
+            "falcon_h1",
+            {**MAMBA_2, "mamba_d_ssm": 2048},
+            {"kv": 8, "mamba": 8},
+            {"kv": 8 * ROW, "mamba": 8 * MAMBA_2_STATE},
+        ),
+        ("bamba", {**MAMBA_2, "attn_layer_indices": [3]}, {"kv": 1, "mamba": 7}, {"mamba": 7 * MAMBA_2_STATE}),
+        (
+            "granitemoehybrid",
+            {**MAMBA_2, "layer_types": [*["mamba"] * 7, "attention"]},
+            {"kv": 1, "mamba": 7},
+            {"kv": ROW, "mamba": 7 * MAMBA_2_STATE},
+        ),
+        (
+            "jamba",
+            {"attn_layer_period": 4, "attn_layer_offset": 2, "mamba_expand": 2, "mamba_d_state": 16, "mamba_d_conv": 4},
+            {"kv": 2, "mamba": 6},
+            {"mamba": 6 * (2048 * 3 * 2 + 2048 * 16 * 4)},
+        ),
+        ("falcon_mamba", {"intermediate_size": 2048, "state_size": 16, "conv_kernel": 4}, {"mamba": 8}, {"kv": 0}),
+        (
+            "kimi_linear",
+            {
+                **LATENT,
+                "linear_attn_config": {
+                    "full_attn_layers": [4, 8],
+                    "num_heads": 8,
+                    "head_dim": 128,
+                    "short_conv_kernel_size": 4,
+                },
+            },
+            {"kv": 2, "mamba": 6},
+            {"kv": 2 * 1152, "mamba": 6 * (3 * 8 * 128 * 3 * 2 + 8 * 128 * 128 * 4)},
+        ),
+        ("longcat_flash", {**LATENT, "num_layers": 8, "num_hidden_layers": None}, {"kv": 16}, {"kv": 16 * 1152}),
+        (
+            "glm_moe_dsa",
+            {**LATENT, "index_head_dim": 128},
+            {"kv": 8, "indexer": 8},
+            {"kv": 8 * 1152, "indexer": 8 * 132},
+        ),
+        (
+            "glm_moe_dsa",
+            {**LATENT, "index_head_dim": 128, "index_topk_freq": 4},
+            {"kv": 8, "indexer": 3},
+            {"kv": 8 * 1152, "indexer": 3 * 132},
+        ),
+    ],
+)
+def test_a_family_is_laid_out_by_its_rule(
+    model_type: str, change: Mapping[str, object], layers: Mapping[str, int], token_bytes: Mapping[str, int]
+) -> None:
+    found_layers, found_bytes = sizes({**ATTENTION, **change, "model_type": model_type})
+    assert {name: count for name, count in found_layers.items() if count} == layers
+    assert {name: found_bytes[name] for name in token_bytes} == token_bytes
+
+
+def test_no_architecture_is_in_two_families() -> None:
+    assert sum(len(family.models.split()) for family in FAMILIES) == len(RULES)
+    assert {inner for inners in WRAPPERS.values() for inner in inners} <= set(RULES)
+    assert not set(RULES) & set(WRAPPERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [
+        ("LlamaForCausalLM", "llama"),
+        ("Qwen3MoeForCausalLM", "qwen3_moe"),
+        ("DeepseekV32ForCausalLM", "deepseek_v32"),
+        ("Gemma3ForCausalLM", "gemma3_text"),
+        ("Gemma3ForConditionalGeneration", "gemma3"),
+        ("GPT2LMHeadModel", "gpt2"),
+        ("MiMoV2FlashForCausalLM", "mimo_v2_flash"),
+        ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
+        ("BertForMaskedLM", None),
+        ("SomethingForCausalLM", None),
+    ],
+)
+def test_a_class_is_named_as_its_type_is(name: str, model_type: str | None) -> None:
+    assert class_of(name) == model_type
+
+
+NEW = {**ATTENTION, "model_type": "qwen33", "architectures": ["Qwen33ForCausalLM"]}
+
+
+def test_an_unknown_architecture_of_plain_attention_is_laid_out_as_that_and_says_so() -> None:
+    sized = size_hf_config(NEW, page_size=1)
+    assert {pool.name: pool.page_bytes for pool in sized.layout.pools} == {"kv": 8 * ROW}
+    (note,) = sized.notes
+    said = "model_type 'qwen33' is not known, and was laid out as plain attention, layers 8 in kv; did you mean qwen3"
+    assert note.startswith(said)
+    with pytest.warns(LayoutWarning, match="qwen33"):
+        assert from_hf_config(NEW, page_size=1) == sized.layout
+
+
+def test_fields_of_an_unknown_architecture_say_how_it_is_laid_out() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 4
+    windows = size_hf_config({**NEW, "layer_types": kinds, "sliding_window": 512}, page_size=1)
+    assert (windows.layers, windows.window_tokens) == ({"kv": 4, "swa": 4}, 512)
+    latent = size_hf_config({**NEW, **LATENT}, page_size=1)
+    assert {pool.name: pool.page_bytes for pool in latent.layout.pools} == {"kv": 8 * 1152}
+    assert "latent rows" in latent.notes[0]
+    # Which layers have the window is not said: all of what they could need is kept.
+    unsaid = size_hf_config({**NEW, "sliding_window": 512})
+    assert (unsaid.layers, unsaid.window_tokens) == ({"kv": 8}, None)
+    assert "sliding_window is left out" in unsaid.notes[0]
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["mamba_d_state", "ssm_state_size", "linear_num_key_heads", "attn_layer_period", "index_head_dim", "block_configs"],
+)
+def test_an_unknown_architecture_that_keeps_more_than_attention_is_refused_with_the_field(field: str) -> None:
+    with pytest.raises(LayoutError, match=f"whose field {field} tells of more than plain attention"):
+        size_hf_config({**NEW, field: 16})
+    with pytest.raises(LayoutError, match="layer_types must hold nothing but"):
+        size_hf_config({**NEW, "layer_types": ["linear_attention"] * 8})
+
+
+def test_an_unknown_multimodal_model_is_read_by_its_text_model() -> None:
+    text = {**ATTENTION, "model_type": "qwen3"}
+    for name in ("text_config", "llm_config", "language_config"):
+        sized = size_hf_config({"model_type": "someones_vision", name: text}, page_size=1)
+        assert (sized.architecture, sized.notes) == ("qwen3", ())
+    omni = {"model_type": "someones_omni", "thinker_config": {"model_type": "thinker", "text_config": text}}
+    assert size_hf_config(omni, page_size=1).layout.page_bytes == 8 * ROW
+
+
+@pytest.mark.parametrize(
+    ("dtype", "row"),
+    [
+        ("auto", ROW),
+        ("int8", ROW // 2),
+        ("fp8_inc", ROW // 2),
+        ("fp8_per_token_head", 2 * 4 * (64 + 4)),
+        ("int8_per_token_head", 2 * 4 * (64 + 4)),
+        ("nvfp4", 2 * 4 * (32 + 4)),
+        ("fp4_e2m1", 2 * 4 * (32 + 4)),
+    ],
+)
+def test_a_quantised_format_is_counted_with_its_scales(dtype: str, row: int) -> None:
+    config = {**ATTENTION, "model_type": "llama"}
+    assert sizes(config, dtype) == ({"kv": 8}, {"kv": 8 * row})
+
+
+@pytest.mark.parametrize(
+    ("quantization", "row"),
+    [
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, ROW // 2),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, ROW // 2),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, 2 * 4 * 36),
+        ({"quant_method": "fp8"}, ROW),
+    ],
+)
+def test_a_quantised_checkpoint_says_what_k_and_v_are_kept_in(quantization: Mapping[str, object], row: int) -> None:
+    config = {**ATTENTION, "model_type": "llama", "quantization_config": quantization}
+    assert sizes(config) == ({"kv": 8}, {"kv": 8 * row})
+    assert sizes(config, "bfloat16") == ({"kv": 8}, {"kv": 8 * ROW})
+
+
+def test_sizes_by_hand_are_those_of_a_configuration() -> None:
+    assert size_by_hand(36, 8, 128).layout == size_preset("qwen3-8b").layout
+    assert (
+        size_by_hand(36, 8, 128, page_size=16, dtype="fp8").layout
+        == size_preset("qwen3-8b", page_size=16, dtype="fp8").layout
+    )
+    for sizes_given in ((0, 8, 128), (36, -1, 128), (36, 8, 1 << 40)):
+        with pytest.raises(LayoutError, match="must be a positive integer"):
+            size_by_hand(*sizes_given)
+
+
+def test_the_command_takes_sizes_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    layout_command(layers=36, heads=8, head_dim=128, as_json=True)
+    assert json.loads(capsys.readouterr().out)["pools"][0]["token_bytes"] == 147_456
+    with pytest.raises(LayoutError, match="--heads, --head-dim together, found --layers"):
+        layout_command(layers=36)
+    with pytest.raises(LayoutError, match="found neither"):
+        layout_command()
+    with pytest.raises(LayoutError, match="--layers must stand without CONFIG"):
+        layout_command("qwen3-8b", layers=36)
+
+
+def test_the_command_says_what_it_has_assumed_and_what_may_have_been_meant(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(NEW))
+    layout_command(str(tmp_path))
+    assert "note: model_type 'qwen33' is not known" in capsys.readouterr().out
+    layout_command(str(tmp_path), as_json=True)
+    assert "plain attention" in json.loads(capsys.readouterr().out)["notes"][0]
+    with pytest.raises(LayoutError, match=r"found 'qwen3-b'; did you mean qwen3-8b"):
+        layout_command("qwen3-b")
