@@ -11,41 +11,63 @@ from unified_cache.extras import import_with_extra
 if TYPE_CHECKING:
     from unified_cache.cache import UnifiedCache
     from unified_cache.components import Full, RecurrentState, SlidingWindow
-    from unified_cache.components.layouts import from_hf_config
-    from unified_cache.config import CacheConfig, Retention
-    from unified_cache.controller import Operation
-    from unified_cache.errors import CacheError
+    from unified_cache.components.layouts import LayoutWarning, from_hf_config
+    from unified_cache.config import (
+        CacheConfig,
+        EvictionConfig,
+        EvictionPolicy,
+        GuardConfig,
+        Prefetching,
+        Retention,
+        WritePolicy,
+    )
+    from unified_cache.controller import Operation, OperationState
+    from unified_cache.errors import CacheError, ConfigError, InputError, LayoutError, StorageError
     from unified_cache.memory import DevicePool
     from unified_cache.page import Namespace, Prompt
-    from unified_cache.pool import Identity, ModelLayout, PoolSpec, Tier
+    from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, Tier, facts_of
     from unified_cache.shards import Extent, Shard
     from unified_cache.stats import Stats
-    from unified_cache.storage_backends.protocol import Level
+    from unified_cache.storage_backends.protocol import Level, StorageBackend
     from unified_cache.storage_backends.url import open_storage
     from unified_cache.tree import Lock, Match
 
 __all__ = [
     "CacheConfig",
     "CacheError",
+    "Component",
+    "ConfigError",
     "DevicePool",
+    "EvictionConfig",
+    "EvictionPolicy",
     "Extent",
     "Full",
+    "GuardConfig",
     "Identity",
+    "InputError",
+    "LayoutError",
+    "LayoutWarning",
     "Level",
     "Lock",
     "Match",
     "ModelLayout",
     "Namespace",
     "Operation",
+    "OperationState",
     "PoolSpec",
+    "Prefetching",
     "Prompt",
     "RecurrentState",
     "Retention",
     "Shard",
     "SlidingWindow",
     "Stats",
+    "StorageBackend",
+    "StorageError",
     "Tier",
     "UnifiedCache",
+    "WritePolicy",
+    "facts_of",
     "from_hf_config",
     "open_storage",
 ]
@@ -53,25 +75,39 @@ __all__ = [
 _HOMES = {
     "CacheConfig": "config",
     "CacheError": "errors",
+    "Component": "pool",
+    "ConfigError": "errors",
     "DevicePool": "memory",
+    "EvictionConfig": "config",
+    "EvictionPolicy": "config",
     "Extent": "shards",
     "Full": "components",
+    "GuardConfig": "config",
     "Identity": "pool",
+    "InputError": "errors",
+    "LayoutError": "errors",
+    "LayoutWarning": "components.layouts",
     "Level": "storage_backends.protocol",
     "Lock": "tree",
     "Match": "tree",
     "ModelLayout": "pool",
     "Namespace": "page",
     "Operation": "controller",
+    "OperationState": "controller",
     "PoolSpec": "pool",
+    "Prefetching": "config",
     "Prompt": "page",
     "RecurrentState": "components",
     "Retention": "config",
     "Shard": "shards",
     "SlidingWindow": "components",
     "Stats": "stats",
+    "StorageBackend": "storage_backends.protocol",
+    "StorageError": "errors",
     "Tier": "pool",
     "UnifiedCache": "cache",
+    "WritePolicy": "config",
+    "facts_of": "pool",
     "from_hf_config": "components.layouts",
     "open_storage": "storage_backends.url",
 }

@@ -22,21 +22,19 @@ from unified_cache.controller import (
 from unified_cache.errors import ClosedError, OwnerThreadError, RankLostError, StateError, WaitTimeoutError
 from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
+from unified_cache.named_parts import identity_of, storage_of
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
 from unified_cache.prefetches import PrefetchProgress
 from unified_cache.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.slots import PairedAllocator
-from unified_cache.stats import LookupCounts, Stats
+from unified_cache.stats import LookupCounts, PublishedStats, Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.traffic import Traffic
 from unified_cache.transfers import Transfers
 from unified_cache.tree import UNNAMED, Lock, Match, Preference
 
 __all__ = ["UnifiedCache"]
-
-STATS_EVERY_S = 1.0
-"""Between two publications of figures while the owner polls; making them takes some tens of microseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ class UnifiedCache:
         self._owner = threading.get_ident()
         self._closed = False
         self._lookups = LookupCounts()
-        self._publish_stats()
+        self._published = PublishedStats(self._count)
 
     @classmethod
     def open(
@@ -88,21 +86,24 @@ class UnifiedCache:
         config: CacheConfig,
         device_pools: Sequence[DevicePool],
         *,
-        identity: Identity,
-        storage: StorageBackend | None = None,
+        identity: Identity | str,
+        storage: StorageBackend | str | None = None,
         workers: Workers | None = None,
         ranks: RankGroup = LocalRanks(),
     ) -> "UnifiedCache":
         """Put a cache over the engine's own tensors; the calling thread owns it.
 
         ``device_pools`` holds one pool for each of the layout's, with a slot more than ``config.device_pages``.
-        The cache takes ``storage`` over, unless this raises: it verifies every page read and closes it in the end.
+        ``identity`` may be the name of a model, and ``storage`` a URL, see ``open_storage``. The cache takes the store
+        over, unless this raises: it verifies every page read and closes it in the end.
 
         Raises:
             ConfigError: pools, layout and sizes do not fit each other, or host memory does not suffice.
+            StorageError: the store cannot be opened, or does not take the layout.
         """
         memory = TieredMemory.fitting(layout, config, device_pools)
-        return cls.assemble(layout, config, memory, workers, identity, storage, ranks)
+        with storage_of(storage) as store:
+            return cls.assemble(layout, config, memory, workers, identity_of(identity), store, ranks)
 
     @property
     def pairing(self) -> PairedAllocator | None:
@@ -421,8 +422,7 @@ class UnifiedCache:
         self._enter()
         over = self._controller.poll()
         self._back_up_due()
-        if time.monotonic() >= self._publish_at_s:
-            self._publish_stats()
+        self._published.publish_if_due()
         return over
 
     def wait_all(self, timeout_s: float) -> list[Operation]:
@@ -435,13 +435,13 @@ class UnifiedCache:
         self._enter()
         self._wait_and_back_up(timeout_s)
         over = self._controller.take_completed()
-        self._publish_stats()
+        self._published.publish()
         return over
 
     # ---- storage ---------------------------------------------------------------------------------------------
 
-    def attach(self, storage: StorageBackend) -> None:
-        """Take a store over, while the cache runs: verify every page read from it, close it in the end.
+    def attach(self, storage: StorageBackend | str) -> None:
+        """Take a store, or the one that a URL names, over while the cache runs: verify all reads, close it in the end.
 
         Raises:
             StateError: there is one already.
@@ -455,11 +455,12 @@ class UnifiedCache:
             raise StateError("a store is attached; detach it first")
         self.config.check_host()
         written = pools_to_store(self._ranks, self.identity, self.layout)
-        with together(self._ranks, "taking a store over"):
-            tier = StorageTier.open(storage, self.config.guard, self.layout, self.identity, self._memory, written)
+        with together(self._ranks, "taking a store over"), storage_of(storage) as store:
+            assert store is not None
+            tier = StorageTier.open(store, self.config.guard, self.layout, self.identity, self._memory, written)
         self._storage = self._transfers.storage = tier
         self._ledger.follow_storage(tier.backend)
-        logger.info("attached a store: %s", type(storage).__name__)
+        logger.info("attached a store: %s", type(store).__name__)
 
     def detach(self) -> list[str]:
         """End what moves to or from the store and close it, in twice ``config.close_timeout_s``; name what hangs."""
@@ -511,14 +512,14 @@ class UnifiedCache:
     def stats(self) -> Stats:
         """Count what is where and what has moved."""
         self._enter()
-        return Stats.of(self._ledger, self._controller, self._transfers, self._lookups)
+        return self._count()
 
     def published_stats(self) -> Stats:
         """Return the figures that ``poll``, ``wait_all`` or ``close`` has published last; from any thread.
 
         While the owner polls they are a little more than a second old at most. They are one moment's, and a value.
         """
-        return self._published_stats
+        return self._published.latest
 
     def reset(self) -> None:
         """Forget every prefix in memory; storage keeps its own. Ends transfers first.
@@ -559,7 +560,7 @@ class UnifiedCache:
         stuck = self._controller.close(timeout_s)
         if self._storage is not None:
             stuck += self._storage.close(timeout_s)
-        self._publish_stats()
+        self._published.publish()
         logger.info("closed the cache%s", _hanging(stuck))
         return stuck
 
@@ -582,9 +583,8 @@ class UnifiedCache:
         while self._back_up_due():
             self._controller.wait_all(deadline_s - time.monotonic())
 
-    def _publish_stats(self) -> None:
-        self._published_stats = Stats.of(self._ledger, self._controller, self._transfers, self._lookups)
-        self._publish_at_s = time.monotonic() + STATS_EVERY_S
+    def _count(self) -> Stats:
+        return Stats.of(self._ledger, self._controller, self._transfers, self._lookups)
 
     def _back_up_due(self) -> bool:
         """Start what the write policy asks for, as far as not too much is under way; tell whether that was anything."""

@@ -192,6 +192,10 @@ class TieredMemory:
         Raises:
             ConfigError: pools, layout and sizes do not fit each other, or the slabs do not fit into memory.
         """
+        check_kind(layout, ModelLayout, "layout as a ModelLayout", ConfigError)
+        check_kind(
+            config, CacheConfig, "config as a CacheConfig, such as CacheConfig(device_pages=(100,))", ConfigError
+        )
         check_each(device_pools, DevicePool, "device_pools as a list, a DevicePool for each pool", ConfigError)
         if len(config.device_pages) != len(layout.components):
             names = ", ".join(component.name for component in layout.components)

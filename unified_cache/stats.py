@@ -1,5 +1,7 @@
 """Statistics of a cache: occupancy of its tiers, look-ups, transfers; values for tables and metrics."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from unified_cache.controller import Controller, OperationCounts, TransferKind
@@ -10,7 +12,10 @@ from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.traffic import Traffic
 from unified_cache.transfers import Transfers
 
-__all__ = ["LookupCounts", "Occupancy", "Stats"]
+__all__ = ["LookupCounts", "Occupancy", "PublishedStats", "Stats"]
+
+STATS_EVERY_S = 1.0
+"""Between two publications of figures while the owner polls; making them takes some tens of microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +121,25 @@ class Stats:
             flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
             storage_answers={} if storage is None else storage.answers.copy(),
         )
+
+
+class PublishedStats:
+    """Figures that a cache's owner publishes while it polls, and that any thread may read: a value, one moment's."""
+
+    __slots__ = ("_count", "_due_at_s", "latest")
+
+    def __init__(self, count: Callable[[], Stats]) -> None:
+        """Publish what ``count`` finds; making it takes some tens of microseconds."""
+        self._count = count
+        self.publish()
+
+    def publish(self) -> None:
+        """Publish the figures of this moment."""
+        self.latest = self._count()
+        """The figures published last."""
+        self._due_at_s = time.monotonic() + STATS_EVERY_S
+
+    def publish_if_due(self) -> None:
+        """Publish the figures of this moment, unless the last ones are younger than ``STATS_EVERY_S``."""
+        if time.monotonic() >= self._due_at_s:
+            self.publish()

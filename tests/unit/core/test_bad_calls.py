@@ -307,15 +307,18 @@ PARTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ConfigError,
         r"an entry for each of full, mamba, found \(4,\)",
     ),
-    "a name for an identity": (
-        lambda: opened(identity="m"),
+    "a number for an identity": (
+        lambda: opened(identity=7),
         ConfigError,
-        r'expected an Identity, such as Identity\("my-model"\), found \'m\'',
+        'expected identity as an Identity, or the name of a model, such as "my-model", found 7',
     ),
-    "a URL for a store": (
-        lambda: opened(storage="file:x"),
+    "no name for an identity": (lambda: opened(identity=""), InputError, "needs the name of a model, found none"),
+    "a URL of no store": (lambda: opened(storage="fil:x"), ConfigError, "'fil:x' must begin with one of file:"),
+    "a count for a layout": (lambda: opened(layout=16), ConfigError, "expected layout as a ModelLayout, found 16"),
+    "a count for a configuration": (
+        lambda: opened(config=100),
         ConfigError,
-        r"open_storage\('file:x'\) returns, found its",
+        r"config as a CacheConfig, such as CacheConfig\(device_pages=\(100,\)\), found 100",
     ),
     "a tensor for a pool's layers": (
         lambda: DevicePool(KV, LAYERS),  # type: ignore[arg-type]
@@ -506,3 +509,20 @@ def test_storage_without_host_pages_is_refused() -> None:
 def test_storage_of_a_model_whose_every_layer_slides_is_refused() -> None:
     with pytest.raises(ConfigError, match="storage needs a pool with bytes in full"):
         assemble(ModelLayout(PAGE, (Full((PoolSpec("kv", 0),)), WINDOW)), 8)
+
+
+def test_a_model_by_name_and_a_store_by_url_are_opened() -> None:
+    with opened(identity="m", storage="memory:") as cache:
+        assert cache.identity == Identity("m")
+        assert cache.stats().storage_answers is not None
+        cache.detach()
+        cache.attach("memory:")
+
+
+def test_a_store_that_was_opened_by_url_is_closed_where_the_cache_cannot_be_opened(tmp_path: Path) -> None:
+    url = f"packed:{tmp_path}"  # for one process, and in it for one store at a time
+    with pytest.raises(ConfigError, match="identity"):
+        opened(identity=7, storage=url)
+    with pytest.raises(ConfigError, match="host pages are needed"):
+        opened(config=CacheConfig((4,), (0,)), storage=url)
+    open_storage(url).close()
