@@ -25,6 +25,11 @@ class ServerProcess:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def process(self) -> int:
+        """Number that the system knows it by."""
+        return self._running.pid
+
     def start(self) -> None:
         command = [sys.executable, "-m", "tests.support.service_process", self._directory, str(self.port)]
         self._running = subprocess.Popen(

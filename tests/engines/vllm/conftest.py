@@ -1,16 +1,16 @@
 """Models for the checks, written once, and a directory of logs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.engine import VllmEngine, running_engine
+from tests.engines.vllm.engine import EngineAnswer, VllmEngine, running_engine
 from tests.engines.vllm.installation import engine_python, home
 from tests.engines.vllm.models import checkpoint
 
-__all__ = ["alone", "engine_is_installed", "log_path", "model_path"]
+__all__ = ["alone", "engine_is_installed", "log_path", "logs", "model_path", "right"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,19 +32,25 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return path_of
 
 
+@pytest.fixture(scope="session")
+def logs() -> Path:
+    """Return where engines write their logs."""
+    directory = home() / "logs"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
 @pytest.fixture
-def log_path(request: pytest.FixtureRequest) -> Callable[[str], Path]:
+def log_path(request: pytest.FixtureRequest, logs: Path) -> Callable[[str], Path]:
     """Return where an engine of this check may write its log."""
-    directory = home() / "logs" / request.node.name.replace("/", "_")
+    directory = logs / request.node.name.replace("/", "_")
     directory.mkdir(parents=True, exist_ok=True)
     return lambda name: directory / f"{name}.log"
 
 
 @pytest.fixture(scope="session")
-def alone(model_path: Callable[[str], Path]) -> Iterator[Callable[[str], VllmEngine]]:
+def alone(model_path: Callable[[str], Path], logs: Path) -> Iterator[Callable[[str], VllmEngine]]:
     """Return an engine of a family without a store: what it answers is right."""
-    logs = home() / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         engines: dict[str, VllmEngine] = {}
 
@@ -55,3 +61,18 @@ def alone(model_path: Callable[[str], Path]) -> Iterator[Callable[[str], VllmEng
             return engines[name]
 
         yield engine_of
+
+
+@pytest.fixture(scope="session")
+def right(alone: Callable[[str], VllmEngine]) -> Callable[[Sequence[int]], EngineAnswer]:
+    """Return what an engine without a store computes of a prompt."""
+    known: dict[tuple[int, ...], EngineAnswer] = {}
+
+    def answer_of(prompt: Sequence[int]) -> EngineAnswer:
+        found = known.get(tuple(prompt))
+        if found is None:
+            alone("llama").reset(connector=False)
+            found = known[tuple(prompt)] = alone("llama").completion(prompt)
+        return found
+
+    return answer_of

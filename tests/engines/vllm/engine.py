@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -15,7 +16,7 @@ from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.models import MODELS, TOKENS
 from tests.sources import ROOT
 
-__all__ = ["EngineAnswer", "EngineLeftovers", "VllmEngine", "prompt_of", "running_engine"]
+__all__ = ["EngineAnswer", "EngineLeftovers", "VllmEngine", "made_regions", "prompt_of", "running_engine"]
 
 ANSWER_S = 300.0
 """Longest wait for an answer; reached only where something hangs."""
@@ -62,6 +63,9 @@ class EngineLeftovers:
     seconds: float
     threads: tuple[str, ...]
     regions: tuple[str, ...]
+    """Files of vLLM's host memory that are still mapped."""
+    slab_bytes: int
+    """Landing memory of ours that was not let go of."""
 
 
 class VllmEngine:
@@ -129,7 +133,9 @@ class VllmEngine:
         """Shut the engine down."""
         answer = self.ask("close")
         assert isinstance(answer, dict)
-        return EngineLeftovers(answer["seconds"], tuple(answer["threads"]), tuple(answer["regions"]))
+        return EngineLeftovers(
+            answer["seconds"], tuple(answer["threads"]), tuple(answer["regions"]), answer["slab_bytes"]
+        )
 
     def kill(self) -> None:
         """End the process as a power cut does."""
@@ -150,10 +156,38 @@ def running_engine(
     *,
     settings: Mapping[str, object] | None = None,
     options: Mapping[str, object] | None = None,
+    tiers: Sequence[Mapping[str, object]] = (),
 ) -> Iterator[VllmEngine]:
-    """Run an engine; ``url`` is its store, None for vLLM alone; ``settings`` are the tier's, ``options`` vLLM's."""
+    """Run an engine; ``url`` is its store, None for vLLM alone; ``settings`` are the tier's, ``options`` vLLM's.
+
+    With ``tiers`` it has these secondary tiers, without our connector.
+    """
     family = MODELS[name]
-    extra = None if url is None else {"url": url, "cpu_bytes_to_use": HOST_BYTES, **family.settings, **(settings or {})}
+    transfer: Mapping[str, object] | None = None
+    if url is not None:
+        transfer = {
+            "kv_connector": "UnifiedCacheConnector",
+            "kv_connector_module_path": "unified_cache.integrations.vllm.connector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "url": url,
+                "cpu_bytes_to_use": HOST_BYTES,
+                **family.settings,
+                **(settings or {}),
+            },
+        }
+    elif tiers:
+        transfer = {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                # Where there is a GPU, vLLM's own TieringOffloadingSpec.
+                "spec_name": "CpuTieringSpec",
+                "spec_module_path": "unified_cache.integrations.vllm.cpu",
+                "cpu_bytes_to_use": HOST_BYTES,
+                "secondary_tiers": list(tiers),
+            },
+        }
     modules = (*family.runner, "tests.engines.vllm.engine_process")
     command = [str(engine_python()), "-m", *modules]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
@@ -173,7 +207,7 @@ def running_engine(
         engine.ask(
             "open",
             model=str(model),
-            extra=extra,
+            transfer=transfer,
             options={
                 "dtype": family.dtype,
                 "max_model_len": 1024,
@@ -190,6 +224,14 @@ def running_engine(
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
+        for region in made_regions(log):
+            region.unlink()
+
+
+def made_regions(log: Path) -> list[Path]:
+    """Return the files of vLLM's host memory that an engine's log names and that are there: a killed one leaves its."""
+    made = re.findall(r"Created mmap file (\S+)", log.read_text(errors="replace"))
+    return [Path(path) for path in made if Path(path).exists()]
 
 
 def prompt_of(length: int, seed: int) -> list[int]:

@@ -5,6 +5,7 @@
 {"do": "metrics"}     vLLM's own metrics       {"do": "close"}                          shut it down, say what is left
 """
 
+import gc
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import IO, TypedDict
 from vllm import LLM, SamplingParams
 
 from tests.engines.vllm.recorded import RECORD_VARIABLE, RecordedTier
+from unified_cache.external.landing import LandingMemory
 from unified_cache.integrations.vllm import tier
 from unified_cache.integrations.vllm.tier import UnifiedCacheTier
 
@@ -46,18 +48,12 @@ class EngineHost:
         assert self._llm is not None
         return self._llm
 
-    def open(self, model: str, extra: Mapping[str, object] | None, options: Mapping[str, object]) -> float:
+    def open(self, model: str, transfer: Mapping[str, object] | None, options: Mapping[str, object]) -> float:
         """Make the engine; return for how many seconds that took."""
         started_s = time.monotonic()
         if RECORD_VARIABLE in os.environ:
             # The connector names whatever class stands under this name.
             vars(tier)[UnifiedCacheTier.__name__] = RecordedTier
-        transfer = extra and {
-            "kv_connector": "UnifiedCacheConnector",
-            "kv_connector_module_path": "unified_cache.integrations.vllm.connector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
-        }
         self._llm = LLM(
             model=model,
             skip_tokenizer_init=True,
@@ -128,6 +124,7 @@ class EngineHost:
             "seconds": time.monotonic() - started_s,
             "threads": [thread.name for thread in threading.enumerate() if thread.name.startswith("unified-cache")],
             "regions": [str(path) for path in REGIONS.glob("vllm_offload_*") if _is_mapped(path)],
+            "slab_bytes": sum(len(each.whole) for each in gc.get_objects() if type(each) is LandingMemory),
         }
 
 

@@ -7,7 +7,7 @@ import sys
 import venv
 from pathlib import Path
 
-__all__ = ["ENGINE", "HOME_VARIABLE", "engine_python", "home"]
+__all__ = ["ENGINE", "HOME_VARIABLE", "engine_packages", "engine_python", "home"]
 
 HOME_VARIABLE = "UNIFIED_CACHE_VLLM_HOME"
 """Directory of the environment, the models and the logs, unless it is to be the default."""
@@ -34,6 +34,12 @@ def engine_python() -> Path:
         subprocess.run([*pip, "--no-deps", ENGINE], check=True)
         mark.write_text(wanted)
     return python
+
+
+def engine_packages() -> Path:
+    """Return where the engine's packages lie."""
+    (packages,) = engine_python().parent.parent.glob("lib/python*/site-packages")
+    return packages
 
 
 if __name__ == "__main__":

@@ -1,44 +1,166 @@
 """Stores that go wrong while an engine runs, by URL: ``tests.engines.vllm.stores:faulty:DIRECTORY``."""
 
+import json
+import os
 import random
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 
-__all__ = ["FaultSwitch", "faulty", "faulty_url"]
+__all__ = ["FaultSwitch", "TroubledStorage", "faulty", "faulty_url", "hanging", "hanging_url"]
 
 HANG_S = 600.0
 """Longer than anybody waits."""
 
+_Asked = TypeVar("_Asked", Label, PageIO)
+
 
 class FaultSwitch:
-    """Faults of a store in another process: a line for each method that has one, in a file."""
+    """Faults of a store in another process, said in files of its directory."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        self._faults = directory / "faults"
+        self._lies = directory / "lies"
+        self._order = directory / "order"
 
     def set(self, **faults: StorageFault) -> None:
         """Give methods a fault each, by name; all others have none."""
-        swap = self._path.with_suffix(".new")
-        swap.write_text("".join(f"{method}={fault.value}\n" for method, fault in faults.items()))
-        swap.replace(self._path)
+        self._write(self._faults, "".join(f"{method}={fault.value}\n" for method, fault in faults.items()))
+
+    def remove_directory_in(self, method: Method, directory: Path) -> None:
+        """Have a directory removed in the middle of the next call of a method."""
+        self._write(self._order, json.dumps({"method": method.value, "directory": str(directory)}))
+
+    def kill_process_in(self, method: Method, process: int) -> None:
+        """Have a process killed in the middle of the next call of a method."""
+        self._write(self._order, json.dumps({"method": method.value, "process": str(process)}))
+
+    @property
+    def is_struck(self) -> bool:
+        """Whether what was to happen in the middle of a call has happened."""
+        return not self._order.exists()
+
+    def lie(self, lies: bool) -> None:
+        """Have look-ups tell the contrary of what is so, or the truth again."""
+        if lies:
+            self._lies.touch()
+        else:
+            self._lies.unlink()
 
     def fault_of(self, number: int, method: Method) -> StorageFault | None:
         """Return the fault of a method now."""
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        lines = self._faults.read_text().splitlines() if self._faults.exists() else []
         faults = dict(line.split("=") for line in lines)
         return StorageFault(faults[method.value]) if method.value in faults else None
 
+    @property
+    def lies(self) -> bool:
+        """Whether look-ups lie now."""
+        return self._lies.exists()
 
-def faulty_url(directory: Path) -> str:
-    """Name a store whose faults a switch in the same directory says."""
+    def blow(self, method: Method) -> Callable[[], None] | None:
+        """Return what is to happen in the middle of this call; the first call of its method alone gets it."""
+        try:
+            order: dict[str, str] = json.loads(self._order.read_text())
+            if order["method"] != method.value:
+                return None
+            # Of several calls at a time one takes it.
+            self._order.rename(self._order.with_suffix(".taken"))
+        except FileNotFoundError:
+            return None
+        if "directory" in order:
+            return lambda: shutil.rmtree(order["directory"])
+        return lambda: os.kill(int(order["process"]), signal.SIGKILL)
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        swap = path.with_suffix(".new")
+        swap.write_text(text)
+        swap.replace(path)
+
+
+class TroubledStorage:
+    """A store whose look-ups may lie, and that may lose its ground in the middle of a call: after half of its batch."""
+
+    def __init__(self, backend: StorageBackend, switch: FaultSwitch) -> None:
+        self._backend = backend
+        self._switch = switch
+
+    def capability(self) -> Capability:
+        return self._backend.capability()
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        self._backend.register(manifest, slabs)
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        answers = self._halved(Method.EXISTS, labels, self._backend.exists)
+        return Answer.of_reads(not answer for answer in answers) if self._switch.lies else answers
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        return self._halved(Method.GET, pages, self._backend.get)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        return self._halved(Method.PUT, pages, lambda part: self._backend.put(part, level))
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        self._backend.touch(labels)
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        return self._backend.remove(labels)
+
+    def clear(self, identity: bytes) -> int:
+        return self._backend.clear(identity)
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        return self._backend.scan(identity, cursor)
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _halved(
+        self, method: Method, batch: Sequence[_Asked], ask: Callable[[Sequence[_Asked]], list[Answer]]
+    ) -> list[Answer]:
+        blow = self._switch.blow(method)
+        if blow is None:
+            return ask(batch)
+        half = len(batch) // 2
+        answers = ask(batch[:half])
+        blow()
+        return answers + ask(batch[half:])
+
+
+def faulty_url(directory: Path, url: str = "") -> str:
+    """Name the store of ``url``, or a directory of files, whose faults a switch in this directory says."""
+    directory.mkdir(exist_ok=True)
+    (directory / "url").write_text(url or f"file:{directory / 'pages'}")
     return f"{__name__}:faulty:{directory}"
 
 
 def faulty(rest: str, bytes_max: int | None) -> FaultyStorage:
     """Open such a store."""
     directory = Path(rest)
-    backend = open_storage(f"file:{directory / 'pages'}", bytes_max=bytes_max)
-    return FaultyStorage(backend, FaultSwitch(directory / "faults"), random.Random(0), hang_s_max=HANG_S)
+    switch = FaultSwitch(directory)
+    backend = open_storage((directory / "url").read_text(), bytes_max=bytes_max)
+    return FaultyStorage(TroubledStorage(backend, switch), switch, random.Random(0), hang_s_max=HANG_S)
+
+
+def hanging_url() -> str:
+    """Name a store whose opening hangs."""
+    return f"{__name__}:hanging"
+
+
+def hanging(rest: str, bytes_max: int | None) -> StorageBackend:
+    """Hang for longer than anybody waits."""
+    threading.Event().wait(HANG_S)
+    return open_storage("memory:", bytes_max=bytes_max)

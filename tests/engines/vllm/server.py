@@ -1,0 +1,171 @@
+"""vLLM as a server: an API process with its engine core in another one, asked over HTTP."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from tests.engines.vllm.engine import EngineAnswer, made_regions
+from tests.engines.vllm.models import TOKENS
+
+__all__ = ["VllmServer", "running_server", "write_tokenizer"]
+
+START_S = 300.0
+"""Longest wait for a server to start, and for an answer; reached only where something hangs."""
+
+POLL_S = 0.2
+
+SAMPLE = re.compile(r"^(vllm:\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+OWN_LABELS = frozenset({"engine", "model_name"})
+"""Labels that vLLM gives every metric."""
+
+
+class VllmServer:
+    """A server that listens at a port of this machine, in a process group of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self._process = process
+        self._port = port
+        self.log = log
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server answers."""
+        until_s = time.monotonic() + START_S
+        while time.monotonic() < until_s:
+            try:
+                self._ask("/health")
+            except OSError:
+                try:
+                    self._process.wait(POLL_S)
+                except subprocess.TimeoutExpired:
+                    continue
+            else:
+                return
+            break
+        raise AssertionError(f"the server did not start:\n{self.tail()}")
+
+    def completion(self, prompt: Sequence[int], tokens: int = 8) -> EngineAnswer:
+        """Complete a prompt, greedily."""
+        request = {
+            "prompt": list(prompt),
+            "max_tokens": tokens,
+            "temperature": 0.0,
+            "logprobs": 5,
+            "ignore_eos": True,
+            "return_tokens_as_token_ids": True,
+            "return_token_ids": True,
+        }
+        answer = json.loads(self._ask("/v1/completions", request))
+        (choice,) = answer["choices"]
+        details = answer["usage"]["prompt_tokens_details"]
+        return EngineAnswer(
+            tuple(choice["token_ids"]),
+            (details or {}).get("cached_tokens") or 0,
+            tuple(
+                tuple(sorted((int(name.removeprefix("token_id:")), value) for name, value in position.items()))
+                for position in choice["logprobs"]["top_logprobs"]
+            ),
+        )
+
+    def metrics_text(self) -> str:
+        """Return what ``/metrics`` says."""
+        return self._ask("/metrics").decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return one of vLLM's metrics as Prometheus scrapes it, summed over its other labels; 0 if it never came."""
+        return sum(
+            float(value)
+            for found, text, value in SAMPLE.findall(self.metrics_text())
+            if found == name and labels.items() <= dict(LABEL.findall(text)).items()
+        )
+
+    def settle(self, chunks_count: int) -> None:
+        """Wait until so many chunks were stored; an idle engine tells what it counted with its next step."""
+        until_s = time.monotonic() + START_S
+        while self.metric("vllm:unified_cache_store_chunks_total", answer="stored") < chunks_count:
+            assert time.monotonic() < until_s, self.metrics_text()
+            self.completion([3, 4], tokens=1)
+
+    def regions(self) -> list[Path]:
+        """Return the files of host memory that the engine has made, and that are there."""
+        return made_regions(self.log)
+
+    def kill(self) -> None:
+        """End the API process and the engine core at once, as a power cut does."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(START_S)
+
+    def stop(self) -> float:
+        """Ask the server to end, as a service manager does; return for how many seconds that took."""
+        started_s = time.monotonic()
+        self._process.terminate()
+        self._process.wait(START_S)
+        return time.monotonic() - started_s
+
+    def tail(self) -> str:
+        """Return the end of what the server printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
+
+    def _ask(self, path: str, body: object = None) -> bytes:
+        request = Request(
+            f"http://127.0.0.1:{self._port}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urlopen(request, timeout=START_S) as answer:
+            content: bytes = answer.read()
+        return content
+
+
+@contextmanager
+def running_server(
+    command: Sequence[str], variables: Mapping[str, str], directory: Path, log: Path
+) -> Iterator[VllmServer]:
+    """Run a server with this command until the block ends; it is given a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            stdout=output,
+            stderr=output,
+            env=dict(variables),
+            cwd=directory,
+            start_new_session=True,
+        )
+    server = VllmServer(process, port, log)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        if process.poll() is None:
+            server.kill()
+        for region in server.regions():
+            region.unlink()
+
+
+def write_tokenizer(model: Path) -> None:
+    """Write a tokenizer into a checkpoint, a word for each token: a server does not start without one."""
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{number}": number for number in range(3, TOKENS)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(model / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
