@@ -1,4 +1,4 @@
-"""What docs/vllm.md tells a user to type and to look for, read from the document itself."""
+"""Commands, keys and metrics that docs/vllm.md tells a user of, read from the document itself."""
 
 import json
 import re

@@ -9,6 +9,7 @@ from shutil import copytree
 import pytest
 
 from tests.engines.vllm.engine import HOST_BYTES, prompt_of
+from tests.engines.vllm.faults import DEADLINE_S
 from tests.engines.vllm.server import VllmServer, running_server, write_tokenizer
 from tests.engines.vllm.user_shell import UserShell
 from tests.support.vllm_document import VllmDocument
@@ -45,7 +46,8 @@ def launched(
     """Return what launches the document's line: over a store here, and with host memory for a small machine."""
     model = copytree(model_path("llama"), tmp_path / "model")
     write_tokenizer(model)
-    command = DOCUMENT.launch.of(model, url=f"file:{tmp_path / 'store'}", cpu_bytes_to_use=HOST_BYTES)
+    url = f"file:{tmp_path / 'store'}"
+    command = DOCUMENT.launch.of(model, url=url, cpu_bytes_to_use=HOST_BYTES, deadline_s=DEADLINE_S)
 
     def launch(name: str) -> AbstractContextManager[VllmServer]:
         arguments = [*shell.located(command), *SMALL, *ASKED]

@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.engines.vllm.engine import running_engine
-from tests.engines.vllm.faults import CACHED, CHUNKS, OTHER, PROMPT, LogPath, ModelPath, Right, answered_rightly
+from tests.engines.vllm.faults import (
+    CACHED,
+    CHUNKS,
+    DEADLINE_S,
+    OTHER,
+    PROMPT,
+    LogPath,
+    ModelPath,
+    Right,
+    answered_rightly,
+)
 from tests.support.vllm_document import VllmDocument
 
 DOCUMENT = VllmDocument.read()
@@ -13,7 +23,7 @@ DOCUMENT = VllmDocument.read()
 
 def tier_over(directory: Path, **keys: object) -> dict[str, object]:
     """Return the document's tier over a store here, with other values of some keys."""
-    return {**DOCUMENT.tier, "url": f"file:{directory}", "on_reset": "keep", **keys}
+    return {**DOCUMENT.tier, "url": f"file:{directory}", "on_reset": "keep", "deadline_s": DEADLINE_S, **keys}
 
 
 def check_a_tier_without_the_connector_finds_pages_of_its_revision_alone(
@@ -39,13 +49,13 @@ def check_a_tier_beside_fs_serves_what_fs_does_not_have(
     right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
 ) -> None:
     ours = tier_over(tmp_path / "store")
-    both = [{"type": "fs", "root_dir": str(tmp_path / "fs")}, ours]
+    both: list[dict[str, object]] = [{"type": "fs", "root_dir": str(tmp_path / "fs")}, ours]
     with running_engine(model_path("llama"), "llama", None, log_path("both"), tiers=both) as engine:
         for prompt in (PROMPT, OTHER):
             assert answered_rightly(engine, right, prompt).cached == 0
         engine.settle()
         assert engine.counted("store_chunks", answer="stored") == 2 * CHUNKS
-    fresh = [{"type": "fs", "root_dir": str(tmp_path / "another fs")}, ours]
+    fresh: list[dict[str, object]] = [{"type": "fs", "root_dir": str(tmp_path / "another fs")}, ours]
     with running_engine(model_path("llama"), "llama", None, log_path("fresh"), tiers=fresh) as engine:
         for prompt in (PROMPT, OTHER):
             assert answered_rightly(engine, right, prompt).cached == CACHED

@@ -10,6 +10,7 @@ from tests.engines.vllm.engine import VllmEngine, prompt_of
 from tests.engines.vllm.faults import (
     BOUND_S,
     CACHED,
+    SHORT_S,
     LogPath,
     ModelPath,
     Right,
@@ -82,7 +83,7 @@ def check_a_server_that_is_killed_in_the_middle_of_a_call_is_used_again_when_it_
     switch = FaultSwitch(tmp_path / "faults")
     try:
         url = faulty_url(tmp_path / "faults", f"grpc://{server.address}")
-        with engine_with(url, model_path, log_path("engine")) as engine:
+        with engine_with(url, model_path, log_path("engine"), deadline_s=5 * SHORT_S) as engine:
             for method in (Method.EXISTS, Method.GET, Method.PUT):
                 cached = struck_in(
                     engine, switch, lambda method: switch.kill_process_in(method, server.process), method, right
@@ -110,7 +111,7 @@ def check_a_server_that_is_away_at_the_end_does_not_hold_the_engine(
     try:
         if not is_there:
             server.kill()
-        with engine_with(f"grpc://{server.address}", model_path, log_path("engine")) as engine:
+        with engine_with(f"grpc://{server.address}", model_path, log_path("engine"), deadline_s=SHORT_S) as engine:
             answered_rightly(engine, right)
             if is_there:
                 # What was computed is on its way when the server goes, and the engine with it.
@@ -136,7 +137,7 @@ def check_a_store_that_does_not_open_costs_the_start_a_deadline_and_the_log_a_li
             (tmp_path / "store").mkdir()
             (tmp_path / "store" / "notes").touch()
             url = f"file:{tmp_path / 'store'}"
-    with engine_with(url, model_path, log) as engine:
+    with engine_with(url, model_path, log, deadline_s=SHORT_S) as engine:
         for _ in range(2):
             assert answered_rightly(engine, right).cached == 0
             engine.settle()

@@ -147,6 +147,33 @@ class VllmEngine:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
 
 
+def _connected(settings: Mapping[str, object], url: str) -> Mapping[str, object]:
+    """Configure vLLM with our connector over a store."""
+    return {
+        "kv_connector": "UnifiedCacheConnector",
+        "kv_connector_module_path": "unified_cache.integrations.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"url": url, "cpu_bytes_to_use": HOST_BYTES, **settings},
+    }
+
+
+def _tiered(tiers: Sequence[Mapping[str, object]]) -> Mapping[str, object] | None:
+    """Configure vLLM with its own connector over secondary tiers; None if there are none."""
+    if not tiers:
+        return None
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            # Where there is a GPU, vLLM's own TieringOffloadingSpec.
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "unified_cache.integrations.vllm.cpu",
+            "cpu_bytes_to_use": HOST_BYTES,
+            "secondary_tiers": list(tiers),
+        },
+    }
+
+
 @contextmanager
 def running_engine(
     model: Path,
@@ -163,31 +190,7 @@ def running_engine(
     With ``tiers`` it has these secondary tiers, without our connector.
     """
     family = MODELS[name]
-    transfer: Mapping[str, object] | None = None
-    if url is not None:
-        transfer = {
-            "kv_connector": "UnifiedCacheConnector",
-            "kv_connector_module_path": "unified_cache.integrations.vllm.connector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "url": url,
-                "cpu_bytes_to_use": HOST_BYTES,
-                **family.settings,
-                **(settings or {}),
-            },
-        }
-    elif tiers:
-        transfer = {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                # Where there is a GPU, vLLM's own TieringOffloadingSpec.
-                "spec_name": "CpuTieringSpec",
-                "spec_module_path": "unified_cache.integrations.vllm.cpu",
-                "cpu_bytes_to_use": HOST_BYTES,
-                "secondary_tiers": list(tiers),
-            },
-        }
+    transfer = _connected({**family.settings, **(settings or {})}, url) if url is not None else _tiered(tiers)
     modules = (*family.runner, "tests.engines.vllm.engine_process")
     command = [str(engine_python()), "-m", *modules]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
