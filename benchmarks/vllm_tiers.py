@@ -1,18 +1,23 @@
 """Chunks through vLLM's own tiering manager: our stores against its fs tier, as shipped and buffered, in one run.
 
 Runs with the interpreter that has vLLM: ``make bench-vllm``. The page cache is dropped before every read, on both
-sides; a write ends when the manager knows that it has, durable ones when a crash cannot undo them.
+sides; a write ends when the manager knows that it has, durable ones when a crash cannot undo them. Beside them stands
+what the disk itself gives: the same files read directly, without a tier.
+
+Figures are kept in ``benchmarks/results/vllm_tiers.json``, in place of those before, unless ``--json`` says where.
 """
 
 import argparse
 import json
 import os
-import statistics
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from mmap import MADV_HUGEPAGE, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -31,8 +36,12 @@ from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 
-from benchmarks.machine import machine
+from benchmarks.machine import calibrate, machine
+from benchmarks.measure import Spread
 from unified_cache.integrations.vllm.tier import UnifiedCacheTier
+
+RESULTS = Path(__file__).resolve().parent / "results" / "vllm_tiers.json"
+"""Figures of the last run."""
 
 ROUNDS = 7
 STEP_S = 0.001
@@ -233,53 +242,95 @@ def keys_of(round_number: int, count: int) -> list[OffloadKey]:
     return [OffloadKey(rng.bytes(32) + bytes(4)) for _ in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class RawReads:
+    """Files of chunks read directly, without a tier: what the disk gives."""
+
+    name: str
+    memory: mmap
+    """Of ``threads_count`` chunks."""
+    threads_count: int
+
+    @classmethod
+    def of_size(cls, chunk_bytes: int) -> "list[RawReads]":
+        """Make those that bound a tier: one read at a time into ordinary memory, as ``fs``, and two into huge pages."""
+        ordinary, huge = (mmap(-1, 2 * chunk_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS) for _ in range(2))
+        huge.madvise(MADV_HUGEPAGE)
+        return [cls("raw, one at a time", ordinary, 1), cls("raw, two at a time, huge pages", huge, 2)]
+
+    def read(self, paths: Sequence[Path], chunk_bytes: int) -> float:
+        """Read files of that length; return the rate in MB/s."""
+
+        def read_every(first: int) -> None:
+            with memoryview(self.memory) as memory, memory[first * chunk_bytes :][:chunk_bytes] as chunk:
+                for path in paths[first :: self.threads_count]:
+                    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+                    assert os.preadv(descriptor, [chunk], 0) == chunk_bytes
+                    os.close(descriptor)
+
+        started_s = time.perf_counter()
+        with ThreadPoolExecutor(self.threads_count) as threads:
+            list(threads.map(read_every, range(self.threads_count)))
+        return rate(len(paths) * chunk_bytes, time.perf_counter() - started_s)
+
+
 def measure(chunk_bytes: int, count: int, rounds: int, root: Path) -> dict[str, TierTimes]:
-    """Let the tiers take turns: each round writes new chunks and reads them."""
+    """Let the tiers take turns: each round writes new chunks and reads them; then the disk alone."""
     runs = [TierRun(kind, chunk_bytes, count, root / str(number)) for number, kind in enumerate(KINDS)]
-    times = {run.kind.name: TierTimes([], []) for run in runs}
+    raw = RawReads.of_size(chunk_bytes)
+    times = {each: TierTimes([], []) for each in (*(run.kind.name for run in runs), *(each.name for each in raw))}
     for number in range(rounds):
         keys = keys_of(number, count)
         for run in runs if number % 2 == 0 else reversed(runs):
             times[run.kind.name].writes.append(run.write(keys))
             times[run.kind.name].reads.append(run.read(keys))
+        paths = [path for path in files_of(runs[0].directory) if path.stat().st_size == chunk_bytes][-count:]
+        drop_page_cache(runs[0].directory)
+        for each in raw:
+            each.read(paths[:1], chunk_bytes)
+            times[each.name].reads.append(each.read(paths, chunk_bytes))
     for run in runs:
         run.close()
     return times
+
+
+def spreads_of(times: dict[str, TierTimes]) -> dict[str, dict[str, Spread]]:
+    """Summarise rates by direction and tier."""
+    return {
+        "reads": {name: Spread.of(each.reads) for name, each in times.items()},
+        "writes": {name: Spread.of(each.writes) for name, each in times.items() if each.writes},
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, default=None, help="a directory on the disk to measure")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
-    before = machine()
+    started, began_s = datetime.now(UTC), time.monotonic()
+    before, calibration = machine(), calibrate()
     found: list[dict[str, object]] = []
     for chunk_bytes, count in SIZES:
         with TemporaryDirectory(dir=options.directory) as root:
-            times = measure(chunk_bytes, count, options.rounds, Path(root))
-        medians = {
-            way: {name: statistics.median(vars_of(each)[way]) for name, each in times.items()}
-            for way in ("reads", "writes")
-        }
-        for way, by_tier in medians.items():
-            shipped = by_tier["fs as shipped"]
-            print(f"{chunk_bytes // KiB} KiB x {count}, {way}: ", end="")
-            print(", ".join(f"{name} {value:.0f} MB/s ({value / shipped:.2f})" for name, value in by_tier.items()))
-        found.append(
-            {
-                "chunk_bytes": chunk_bytes,
-                "chunks": count,
-                "median_mb_per_s": medians,
-                "rounds_mb_per_s": {name: vars_of(each) for name, each in times.items()},
-            }
-        )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"machine": asdict(before), "sizes": found}, indent=1) + "\n")
-
-
-def vars_of(times: TierTimes) -> dict[str, list[float]]:
-    return {"reads": times.reads, "writes": times.writes}
+            spreads = spreads_of(measure(chunk_bytes, count, options.rounds, Path(root)))
+        for way, by_tier in spreads.items():
+            shipped = by_tier["fs as shipped"].median
+            print(f"{chunk_bytes // KiB} KiB x {count}, {way}, MB/s (to fs as shipped): ", end="")
+            print(
+                ", ".join(f"{name} {each.median:.0f} ({each.median / shipped:.2f})" for name, each in by_tier.items())
+            )
+        mb_per_s = {way: {name: asdict(each) for name, each in by_tier.items()} for way, by_tier in spreads.items()}
+        found.append({"chunk_bytes": chunk_bytes, "chunks": count, "mb_per_s": mb_per_s})
+    run = {
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began_s, 1),
+        "machine": asdict(before),
+        "load_average_after": os.getloadavg(),
+        "calibration": asdict(calibration) | {"scale": calibration.scale},
+        "sizes": found,
+    }
+    options.json.write_text(json.dumps(run, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ import errno
 import os
 import random
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.files import outcome_of
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.testing.storage_contract import LAYOUT, MODEL
 
@@ -195,6 +196,10 @@ class PowerDisk(Disk):
                 self._synced_content[inode] = Content(content.length, blocks)
         if fails:
             raise OSError(self.sync_errno, os.strerror(self.sync_errno))
+
+    def fsync_each(self, fds: Sequence[int]) -> list[OSError | None]:
+        """Note the same of each, one after the other."""
+        return [outcome_of(self.fsync, fd) for fd in fds]
 
     def _fails(self, path: Path, *, is_directory: bool) -> bool:
         """Count a sync of what holds pages; tell whether it is to fail."""

@@ -77,6 +77,15 @@ class DiskFault(Enum):
     """It moves half of what it was asked to; calls that move no bytes are right."""
 
 
+def outcome_of(sync: Callable[[int], None], fd: int) -> OSError | None:
+    """Sync a file; return what went wrong."""
+    try:
+        sync(fd)
+    except OSError as error:
+        return error
+    return None
+
+
 class FaultyDisk(Disk):
     """A disk that counts its calls, and on which those of some numbers go wrong.
 
@@ -92,6 +101,8 @@ class FaultyDisk(Disk):
         for name in Disk.__dict__:
             if not name.startswith("_"):
                 vars(self)[name] = _DiskCall(self, name, object.__getattribute__(self, name))
+        # One after the other, and each counted, so that the same call has the same number in every run.
+        vars(self)["fsync_each"] = lambda fds: [outcome_of(self.fsync, fd) for fd in fds]
 
 
 class RefusingDisk(FaultyDisk):

@@ -7,9 +7,11 @@ the span is in quarantine until the store has let go of it. The first gap that f
 use little memory, and use it while it is in the processor's caches.
 """
 
+import mmap as system_mmap
 import time
 from bisect import insort
 from collections.abc import Callable
+from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from threading import Condition, Lock
 
@@ -64,6 +66,10 @@ class LandingMemory:
             mapping = mmap(-1, _rounded(bytes_max), flags=MAP_PRIVATE | MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(f"{bytes_max} bytes of landing memory cannot be allocated: {error}") from error
+        if "MADV_HUGEPAGE" in vars(system_mmap):
+            # A disk fills huge pages two to three times as fast: it is told of each page by itself, huge or not.
+            with suppress(OSError):  # a system without them
+                mapping.madvise(system_mmap.MADV_HUGEPAGE)
         return cls(mapping, clock)
 
     @property

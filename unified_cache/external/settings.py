@@ -15,6 +15,9 @@ PIECE_BYTES = 1 << 20
 PIECE_BYTES_MAX = 8 << 20
 """Pages of more bytes are out of the processor's caches before they are verified and copied."""
 
+DURABLE_BYTES = 32 << 20
+"""Of a durable put: it waits for the disk, for all of its pages at a time, and not for the processor's caches."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExternalConfig:
@@ -31,9 +34,15 @@ class ExternalConfig:
     call_timeout_s: float = 30.0
     """After this time no further piece of a call is begun. So a call returns after this time and one deadline."""
 
-    def piece_bytes_for(self, call_bytes: int) -> int:
-        """Return the size of a piece for a store that asks for calls of ``call_bytes``."""
-        return self.piece_bytes or min(call_bytes, PIECE_BYTES_MAX, self.landing_bytes)
+    def piece_bytes_for(self, call_bytes: int, *, is_durable: bool = False) -> int:
+        """Return the size of a piece for a store that asks for calls of ``call_bytes``; of a durable put, a larger one.
+
+        Of a landing memory without much room it takes an eighth at most: several calls have a piece there.
+        """
+        if self.piece_bytes is not None:
+            return self.piece_bytes
+        usual_bytes = min(call_bytes, PIECE_BYTES_MAX, self.landing_bytes)
+        return max(usual_bytes, min(DURABLE_BYTES, self.landing_bytes // 8)) if is_durable else usual_bytes
 
     def __post_init__(self) -> None:
         check_kind(self.guard, GuardConfig, "guard as a GuardConfig", ConfigError)

@@ -235,11 +235,13 @@ class ExternalStore:
 
         Rows of a page with another answer may hold anything.
         """
-        return self._transfer(Method.GET, pages, PageReads)
+        return self._transfer(Method.GET, pages, PageReads, Level.CACHED)
 
     def put(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, at that level."""
-        return self._transfer(Method.PUT, pages, lambda asked, pieces, span: PageWrites(asked, pieces, span, level))
+        return self._transfer(
+            Method.PUT, pages, lambda asked, pieces, span: PageWrites(asked, pieces, span, level), level
+        )
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Have pages count as used now, the first most of all; a touch that the store does not take is lost."""
@@ -331,7 +333,9 @@ class ExternalStore:
             return Unavailable.CLOSED
         return Unavailable.AWAY if self._opening.store is None else Unavailable.UNREGISTERED
 
-    def _transfer(self, method: Method, pages: Sequence[ExternalPage], make: "_MakeTransfer") -> list[Answer]:
+    def _transfer(
+        self, method: Method, pages: Sequence[ExternalPage], make: "_MakeTransfer", level: Level
+    ) -> list[Answer]:
         started_s = self._clock()
         if not pages:
             return []
@@ -339,7 +343,8 @@ class ExternalStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), started_s)
-        pieces = pieces_of(pages, self._config.piece_bytes_for(opened.capability.call_bytes))
+        call_bytes = opened.capability.call_bytes
+        pieces = pieces_of(pages, self._config.piece_bytes_for(call_bytes, is_durable=level is Level.DURABLE))
         span = self._landing.lend(max(piece.span_bytes for piece in pieces), opened.guard.deadline.deadline_s)
         if span is None:
             return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)

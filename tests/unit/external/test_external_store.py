@@ -240,3 +240,12 @@ def test_what_the_store_holds_is_what_any_other_reader_of_it_verifies(tmp_path: 
     plain.close()
     assert found.label == label_of(4)
     assert found.object_bytes == PAGE_BYTES + 128
+
+
+def test_a_durable_put_goes_in_larger_pieces_as_far_as_landing_memory_has_room() -> None:
+    config = ExternalConfig()
+    assert config.piece_bytes_for(1 << 20) == 1 << 20
+    assert config.piece_bytes_for(1 << 20, is_durable=True) == 32 << 20
+    assert ExternalConfig(landing_bytes=64 << 20).piece_bytes_for(1 << 20, is_durable=True) == 8 << 20
+    assert ExternalConfig(landing_bytes=1 << 20).piece_bytes_for(1 << 20, is_durable=True) == 1 << 20
+    assert SMALL_PIECES.piece_bytes_for(1 << 20, is_durable=True) == 10_000

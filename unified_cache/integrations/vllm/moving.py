@@ -29,6 +29,12 @@ __all__ = ["ChunkJob", "ChunkStore", "Direction", "HostRows", "JobEnd", "MovedCh
 PIECE_BYTES_MAX = 8 << 20
 """Bytes of one call, so that a store that goes on for long makes room for a load soon."""
 
+DURABLE_BYTES_MAX = 32 << 20
+"""Bytes of one durable put: all its pages wait for the disk together, and each call waits as long again."""
+
+SHARED_BYTES_MIN = 512 << 10
+"""A load is shared among the threads that load, so much to each at the least: one reads while another one copies."""
+
 TOUCHES_MAX = 64
 """Calls of touch that wait; more are dropped: recency is worth no request's time."""
 
@@ -274,7 +280,13 @@ class Moving:
         return self._config.load_rows_max if direction is Direction.LOAD else self._config.store_rows_max
 
     def _pieces(self, run: _Run) -> list[_Piece]:
-        count = max(PIECE_BYTES_MAX // self._rows.payload_bytes, 1)
+        is_load = run.job.direction is Direction.LOAD
+        is_durable = not is_load and self._config.level is Level.DURABLE
+        piece_bytes = DURABLE_BYTES_MAX if is_durable else PIECE_BYTES_MAX
+        if is_load:
+            share_bytes = -(-len(run.answers) // len(self._threads)) * self._rows.payload_bytes
+            piece_bytes = min(piece_bytes, max(share_bytes, SHARED_BYTES_MIN))
+        count = max(piece_bytes // self._rows.payload_bytes, 1)
         return [_Piece(run, start, min(start + count, len(run.answers))) for start in range(0, len(run.answers), count)]
 
     def _drop_waiting(self) -> None:

@@ -10,6 +10,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     DIRECTORY_FLAGS,
     Directory,
     close_quietly,
+    distrust,
     sync_or_distrust,
 )
 from unified_cache.storage_backends.directory.disk import Disk
@@ -84,8 +85,12 @@ class OpenDirectories:
 
     def sync(self, touched: Mapping[Directory, bytes]) -> None:
         """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
-        for directory in touched:
-            sync_or_distrust(self._disk, directory.fd)
+        faults = self._disk.fsync_each([directory.fd for directory in touched]) if touched else []
+        failed = [(directory, fault) for directory, fault in zip(touched, faults, strict=True) if fault is not None]
+        for directory, _ in failed:
+            distrust(self._disk, directory.fd)
+        for _, fault in failed:
+            raise fault
         for identity in {identity for directory, identity in touched.items() if not directory.anchored}:
             fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root_fd)
             try:

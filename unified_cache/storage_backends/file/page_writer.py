@@ -222,27 +222,35 @@ class PageWriter:
             except OSError as error:
                 raise self._cannot_store(draft.page.label, error) from error
             finally:
-                for whole in drafts[:written_count]:
-                    self._finish(whole, batch)
+                self._finish(drafts[:written_count], batch)
         finally:
             for left in drafts:
                 self._abandon(left)
 
-    def _finish(self, draft: _Draft, batch: _WriteBatch) -> None:
-        """Make a draft durable where asked for, then give it its name."""
-        label = draft.page.label
+    def _finish(self, drafts: Sequence[_Draft], batch: _WriteBatch) -> None:
+        """Make drafts durable where asked for, all at a time, then give each its name, up to the first that failed."""
+        faults: Sequence[OSError | None] = [None] * len(drafts)
+        draft: _Draft | None = None
         try:
-            self._disk.utime(draft.fd, ns=(draft.stamp, draft.stamp))
-            if batch.durable:
-                self._disk.fsync(draft.fd)
-            fd, draft.fd = draft.fd, -1
-            self._disk.close(fd)
-            drafts_fd, fan_fd = self._root.writer_fd, draft.directory.fd
-            self._disk.rename(draft.temp, draft.name, src_dir_fd=drafts_fd, dst_dir_fd=fan_fd)
+            for draft in drafts:
+                self._disk.utime(draft.fd, ns=(draft.stamp, draft.stamp))
+            if batch.durable and drafts:
+                faults = self._disk.fsync_each([draft.fd for draft in drafts])
+            for draft, fault in zip(drafts, faults, strict=True):
+                if fault is not None:
+                    raise fault
+                self._name(draft)
+                self._note(draft, batch)
         except OSError as error:
-            raise self._cannot_store(label, error) from error
+            assert draft is not None
+            raise self._cannot_store(draft.page.label, error) from error
+
+    def _name(self, draft: _Draft) -> None:
+        """Close a draft and give it its name."""
+        fd, draft.fd = draft.fd, -1
+        self._disk.close(fd)
+        self._disk.rename(draft.temp, draft.name, src_dir_fd=self._root.writer_fd, dst_dir_fd=draft.directory.fd)
         draft.is_named = True
-        self._note(draft, batch)
 
     def _abandon(self, draft: _Draft) -> None:
         """Leave nothing of a draft that got no name."""

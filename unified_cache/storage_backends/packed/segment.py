@@ -22,6 +22,7 @@ from xxhash import xxh3_64_intdigest
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.seal import PageChecksum
 from unified_cache.storage_backends.directory.descriptors import close_quietly, distrust, read_at, write_at
+from unified_cache.storage_backends.directory.direct import DirectReads
 from unified_cache.storage_backends.directory.disk import Disk
 
 __all__ = ["Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
@@ -94,6 +95,7 @@ class Segment:
 
     __slots__ = (
         "__weakref__",
+        "_direct_fd",
         "_disk",
         "_fd",
         "_pages_offset",
@@ -109,6 +111,8 @@ class Segment:
         """Own ``fd``, which is open for reading, and for writing where the store is."""
         self._disk = disk
         self._fd = fd
+        self._direct_fd = -1
+        """Of the same file, for direct reads; opened with the first of them."""
         self._slot_bytes = key.slot_bytes
         self._pages_offset = -(-key.slots_count * _ENTRY.size // BLOCK_BYTES) * BLOCK_BYTES
         self._syncing = Lock()
@@ -123,6 +127,27 @@ class Segment:
         """Fill buffers of ``object_bytes`` in all with a page; False where the file ends before it does."""
         offset = self._pages_offset + slot * self._slot_bytes
         return read_at(self._disk, self._fd, buffers, self.object_bytes, offset, checksum)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether each slot is whole blocks, so that pages can be read directly."""
+        return not self._slot_bytes % BLOCK_BYTES
+
+    def is_cold(self, reads: DirectReads, slot: int) -> bool:
+        """Tell whether the system has nothing of a page in memory, as far as it can be read directly."""
+        return reads.is_due(self._fd, self._pages_offset + slot * self._slot_bytes)
+
+    def read_directly(self, reads: DirectReads, slot: int, pages: Sequence[memoryview]) -> bool:
+        """Fill pages from neighbouring slots, where the system has nothing of them in memory; False if it did not.
+
+        The slots are whole blocks, and each page is ``object_bytes`` from a block on.
+        """
+        offset = self._pages_offset + slot * self._slot_bytes
+        wanted_bytes = (len(pages) - 1) * self._slot_bytes + self.object_bytes
+        if not reads.is_due(self._fd, offset):
+            return False
+        fd = self._direct_descriptor(reads)
+        return fd >= 0 and reads.read(fd, pages, self._slot_bytes, offset) >= wanted_bytes
 
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""
@@ -200,12 +225,31 @@ class Segment:
 
     def close(self) -> None:
         """Close the descriptor now; nobody may be using it."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            close_quietly(self._disk, fd)
+        for fd in (self._fd, self._direct_fd):
+            if fd >= 0:
+                close_quietly(self._disk, fd)
+        self._fd = self._direct_fd = -1
 
     def __del__(self) -> None:
         self.close()
+
+    def _direct_descriptor(self, reads: DirectReads) -> int:
+        """Return a descriptor of the same file that reads directly; -1 where there is none to be had."""
+        with self._syncing:
+            if self._direct_fd < 0:
+                try:
+                    # By the descriptor: whatever is under its name now, this is the file that is meant.
+                    fd = self._disk.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    return -1
+                try:
+                    self._disk.begin_direct(fd)
+                except OSError:
+                    close_quietly(self._disk, fd)
+                    reads.refuse()
+                    return -1
+                self._direct_fd = fd
+            return self._direct_fd
 
     def _write_lines(self, slots: Sequence[int], lines: Sequence[bytes]) -> None:
         done = 0

@@ -32,6 +32,7 @@ from unified_cache.storage_backends.directory.foreign import UNREADABLE
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
+from unified_cache.storage_backends.packed.cold import ColdReads
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
 from unified_cache.storage_backends.packed.segment import (
     Segment,
@@ -88,6 +89,7 @@ class PackedStorage:
         self._segments = segments
         self._index = index
         self._stamps = stamps
+        self._cold = ColdReads(root.disk)
         self._free_bytes_min = free_bytes_min
         self._calls = CallsInFlight(f"the packed store in {root.path}")
 
@@ -194,12 +196,13 @@ class PackedStorage:
             if gone:
                 self._free_quietly(gone)
             unreadable: dict[Label, SegmentSlot] = {}
+            direct = self._cold.read(pages, slots)
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
                 label, _, buffers, checksum = pages[number]
                 try:
-                    is_whole = slot.segment.read(slot.number, buffers, checksum)
+                    is_whole = number in direct or slot.segment.read(slot.number, buffers, checksum)
                 except OSError as error:
                     if error.errno not in UNREADABLE:
                         raise self._cannot("read", label, error) from error

@@ -173,3 +173,31 @@ def test_the_store_is_told_what_is_in_use(moving: Moving, store: DictChunks) -> 
     moving.touch([label])
     assert store.begun.acquire(timeout=TIMEOUT_S)
     assert store.touched == [label]
+
+
+def test_a_large_load_is_shared_among_the_threads_that_load(
+    memory: HostMemory, moving: Moving, store: DictChunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARED_BYTES_MIN", 2 * ROW.payload_bytes)
+    for count, calls in ((2, [2]), (3, [1, 2]), (8, [4, 4])):
+        store.calls.clear()
+        moving.submit(job(0, Direction.LOAD, *(chunk(number, number) for number in range(count))))
+        drained(moving)
+        assert sorted(store.calls) == [("get", size) for size in calls]
+
+
+def test_a_durable_put_takes_more_chunks_than_another_one(
+    memory: HostMemory, store: DictChunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES_MAX", ROW.payload_bytes)
+    monkeypatch.setattr(module, "DURABLE_BYTES_MAX", 3 * ROW.payload_bytes)
+    for level, calls in ((Level.CACHED, [1, 1, 1]), (Level.DURABLE, [3])):
+        store.calls.clear()
+        rows = memory.rows()
+        alone = Moving.start(store, rows, MovingConfig(1, 1, ROWS, 8, level))
+        first = 10 * len(calls)
+        alone.submit(job(0, Direction.STORE, *(chunk(first + number, number) for number in range(3))))
+        drained(alone)
+        assert [size for call, size in store.calls if call == "put"] == calls
+        assert alone.close(TIMEOUT_S)
+        rows.release()

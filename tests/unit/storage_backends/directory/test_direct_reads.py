@@ -1,0 +1,269 @@
+"""Pages that the system does not have in memory: read past its memory where the disk lets us, and never wrongly."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from mmap import mmap
+from pathlib import Path
+
+import pytest
+
+from unified_cache.seal import Label, seal
+from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.testing.storage_contract import label
+
+PAGES_COUNT = 5
+PAGE_BYTES = (128 << 10) + 128
+"""A payload of whole blocks, and a header."""
+
+Opened = FileStorage | PackedStorage
+Opening = Callable[[Path, Disk], Opened]
+
+
+class DirectDisk(Disk):
+    """A disk that notes what is read directly, and may refuse it or fall short."""
+
+    def __init__(self) -> None:
+        self.direct_reads: list[int] = []
+        """Buffers of each direct read."""
+        self.refusal = 0
+        """Reason to refuse to begin a direct read; 0 to let it."""
+        self.refusals_count = 0
+        self.read_fault = 0
+        """Reason for which every direct read fails."""
+        self.is_short = False
+        """Whether a direct read brings a block alone."""
+        self._direct: set[int] = set()
+
+    def begin_direct(self, fd: int) -> None:  # type: ignore[override]
+        if self.refusal:
+            self.refusals_count += 1
+            raise OSError(self.refusal, os.strerror(self.refusal))
+        Disk.begin_direct(fd)
+        self._direct.add(fd)
+
+    def end_direct(self, fd: int) -> None:  # type: ignore[override]
+        Disk.end_direct(fd)
+        self._direct.discard(fd)
+
+    def close(self, fd: int) -> None:  # type: ignore[override]
+        self._direct.discard(fd)
+        os.close(fd)
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:  # type: ignore[override]
+        if fd not in self._direct:
+            return os.preadv(fd, buffers, offset)
+        self.direct_reads.append(len(buffers))
+        if self.read_fault:
+            raise OSError(self.read_fault, os.strerror(self.read_fault))
+        return os.preadv(fd, [buffers[0][:DIRECT_BLOCK_BYTES]] if self.is_short else buffers, offset)
+
+
+def opened_file(root: Path, disk: Disk) -> FileStorage:
+    return FileStorage.open(root, disk=disk)
+
+
+def opened_packed(root: Path, disk: Disk) -> PackedStorage:
+    return PackedStorage.open(root, disk=disk)
+
+
+@pytest.fixture(params=[opened_file, opened_packed], ids=["file", "packed"])
+def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Opening:
+    probe = tmp_path / "probe"
+    probe.write_bytes(bytes(DIRECT_BLOCK_BYTES))
+    fd = os.open(probe, os.O_RDONLY)
+    try:
+        Disk.has_cached(fd, 0, DIRECT_BLOCK_BYTES)
+        Disk.begin_direct(fd)
+        os.preadv(fd, [mmap(-1, DIRECT_BLOCK_BYTES)], 0)
+    except OSError as error:
+        pytest.skip(f"{tmp_path} takes no direct reads: {error}")
+    finally:
+        os.close(fd)
+    opening: Opening = request.param
+    return opening
+
+
+@pytest.fixture
+def disk() -> DirectDisk:
+    return DirectDisk()
+
+
+@pytest.fixture
+def storage(opening: Opening, disk: DirectDisk, tmp_path: Path) -> Iterator[Opened]:
+    with closing(opening(tmp_path / "store", disk)) as storage:
+        assert all(storage.put([sealed(number) for number in range(PAGES_COUNT)], Level.CACHED))
+        yield storage
+
+
+def buffer_of(page_bytes: int = PAGE_BYTES, offset: int = 0) -> memoryview:
+    return memoryview(mmap(-1, page_bytes + offset))[offset:]
+
+
+def sealed(number: int, page_bytes: int = PAGE_BYTES) -> PageIO:
+    buffer = buffer_of(page_bytes)
+    for start in range(128, page_bytes, DIRECT_BLOCK_BYTES):
+        buffer[start] = (number + start // DIRECT_BLOCK_BYTES) % 251
+    buffer[page_bytes - 1] = number + 1
+    seal(buffer, label(number))
+    return PageIO(label(number), None, (buffer,))
+
+
+def blank(named: Label, page_bytes: int = PAGE_BYTES, offset: int = 0) -> PageIO:
+    return PageIO(named, None, (buffer_of(page_bytes, offset),))
+
+
+def forget(root: Path) -> None:
+    """Have the system keep nothing of any file in memory."""
+    for path in root.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def cached_files(root: Path) -> list[Path]:
+    """Return the files of pages of which the system has the end in memory, where no table is."""
+    cached: list[Path] = []
+    for path in root.rglob("*"):
+        if path.is_file() and path.stat().st_size > PAGE_BYTES - 1:
+            fd = os.open(path, os.O_RDONLY)
+            if Disk.has_cached(fd, path.stat().st_size - DIRECT_BLOCK_BYTES, DIRECT_BLOCK_BYTES):
+                cached.append(path)
+            os.close(fd)
+    return cached
+
+
+def check_hits(storage: Opened, offset: int = 0) -> None:
+    pages = [blank(label(number), offset=offset) for number in range(PAGES_COUNT)]
+    assert storage.get(pages) == [Answer.HIT] * PAGES_COUNT
+    for number, page in enumerate(pages):
+        assert page.buffers[0] == sealed(number).buffers[0]
+
+
+def test_pages_that_are_not_in_memory_come_right_and_leave_nothing_there(
+    storage: Opened, disk: DirectDisk, tmp_path: Path
+) -> None:
+    forget(tmp_path)
+    check_hits(storage)
+    assert not cached_files(tmp_path / "store")
+    check_hits(storage)
+    # A file for each page; slots beside each other are one read, of a page and the end of its slot each.
+    reads = [2] * PAGES_COUNT if isinstance(storage, FileStorage) else [2 * PAGES_COUNT]
+    assert disk.direct_reads == 2 * reads
+
+
+def test_pages_in_memory_are_read_from_there(storage: Opened, disk: DirectDisk) -> None:
+    check_hits(storage)
+    assert not disk.direct_reads
+
+
+def test_memory_that_does_not_begin_on_a_block_is_filled_through_the_systems(
+    storage: Opened, disk: DirectDisk, tmp_path: Path
+) -> None:
+    forget(tmp_path)
+    check_hits(storage, offset=64)
+    assert not disk.direct_reads
+
+
+def test_a_page_in_several_buffers_is_filled_through_the_systems_memory(
+    storage: Opened, disk: DirectDisk, tmp_path: Path
+) -> None:
+    forget(tmp_path)
+    header, rows = buffer_of(128), buffer_of(PAGE_BYTES - 128)
+    assert storage.get([PageIO(label(1), None, (header, rows))]) == [Answer.HIT]
+    assert bytes(header) + bytes(rows) == bytes(sealed(1).buffers[0])
+    assert not disk.direct_reads
+
+
+@pytest.mark.parametrize("page_bytes", [(128 << 10), (132 << 10) - 1, (256 << 10) + 1])
+def test_a_page_of_any_length_comes_right(opening: Opening, disk: DirectDisk, tmp_path: Path, page_bytes: int) -> None:
+    with closing(opening(tmp_path / "store", disk)) as storage:
+        assert all(storage.put([sealed(number, page_bytes) for number in range(3)], Level.CACHED))
+        forget(tmp_path)
+        pages = [blank(label(number), page_bytes) for number in range(3)]
+        assert storage.get(pages) == [Answer.HIT] * 3
+        assert [page.buffers[0] for page in pages] == [sealed(number, page_bytes).buffers[0] for number in range(3)]
+        assert disk.direct_reads
+
+
+@pytest.mark.parametrize("fault", [errno.EINVAL, errno.EIO])
+def test_a_direct_read_that_fails_is_followed_by_an_ordinary_one(
+    storage: Opened, disk: DirectDisk, tmp_path: Path, fault: int
+) -> None:
+    disk.read_fault = fault
+    forget(tmp_path)
+    check_hits(storage)
+    count = len(disk.direct_reads)
+    assert count == (1 if fault == errno.EINVAL or isinstance(storage, PackedStorage) else PAGES_COUNT)
+    forget(tmp_path)
+    check_hits(storage)
+    assert len(disk.direct_reads) == (count if fault == errno.EINVAL else 2 * count)
+
+
+def test_a_direct_read_that_falls_short_is_followed_by_an_ordinary_one(
+    storage: Opened, disk: DirectDisk, tmp_path: Path
+) -> None:
+    disk.is_short = True
+    forget(tmp_path)
+    check_hits(storage)
+    assert disk.direct_reads
+
+
+def test_a_file_system_that_takes_no_direct_reads_is_asked_once(
+    storage: Opened, disk: DirectDisk, tmp_path: Path
+) -> None:
+    disk.refusal = errno.EINVAL
+    for _ in range(2):
+        forget(tmp_path)
+        check_hits(storage)
+    assert disk.refusals_count == 1
+    assert not disk.direct_reads
+
+
+@pytest.mark.parametrize("change_bytes", [-1, 1, -DIRECT_BLOCK_BYTES, 2 * DIRECT_BLOCK_BYTES])
+def test_a_file_of_another_length_is_flawed(
+    disk: DirectDisk, opening: Opening, tmp_path: Path, change_bytes: int
+) -> None:
+    root = tmp_path / "store"
+    with closing(FileStorage.open(root, disk=disk)) as storage:
+        assert all(storage.put([sealed(1)], Level.CACHED))
+        (path,) = (found for found in root.rglob("*.kv") if found.is_file())
+        path.write_bytes(
+            (path.read_bytes() + bytes(change_bytes if change_bytes > 0 else 0))[: PAGE_BYTES + change_bytes]
+        )
+        forget(tmp_path)
+        assert storage.get([blank(label(1))]) == [Answer.FLAWED]
+        assert disk.direct_reads
+        assert not path.exists()
+
+
+def test_a_page_that_was_damaged_on_the_disk_is_flawed(storage: Opened, disk: DirectDisk, tmp_path: Path) -> None:
+    forget(tmp_path)
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file() and path.stat().st_size >= PAGE_BYTES:
+            content = bytearray(path.read_bytes())
+            content[-100] ^= 1
+            path.write_bytes(content)
+    forget(tmp_path)
+    verified = VerifiedStorage(storage)
+    pages = [blank(label(number)) for number in range(PAGES_COUNT)]
+    flawed = PAGES_COUNT if isinstance(storage, FileStorage) else 1
+    assert verified.get(pages).count(Answer.FLAWED) == flawed
+    assert disk.direct_reads
+
+
+def test_a_page_that_is_changed_in_memory_is_read_as_it_is_there(
+    storage: Opened, disk: DirectDisk, tmp_path: Path
+) -> None:
+    forget(tmp_path)
+    storage.remove([label(2)])
+    assert all(storage.put([sealed(2)], Level.CACHED))
+    check_hits(storage)

@@ -1,0 +1,107 @@
+"""Reads of what the system does not have in memory: from the disk straight into the caller's memory.
+
+    file     [ object                      |  rest of its block ][ object  ...      neighbours, all of one length
+    memory   [ page: whole blocks ]  [ tail of the page in a scratch ]  [ page ...
+
+A direct read moves whole blocks between places that are aligned to them, and an object is some bytes longer than its
+whole blocks. So its last bytes go through a scratch, and are copied.
+"""
+
+import ctypes
+import errno
+from collections.abc import Sequence
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from queue import Empty, SimpleQueue
+
+from unified_cache.storage_backends.directory.disk import Disk
+
+__all__ = ["DIRECT_BLOCK_BYTES", "DIRECT_PAGES_MAX", "DirectReads", "is_block_aligned"]
+
+DIRECT_BLOCK_BYTES = 4096
+"""What a direct read is aligned to, in the file and in memory. Many disks take 512, a few ask for all of it."""
+
+DIRECT_PAGES_MAX = 64
+"""Pages of one read; each takes two of the 1024 buffers that a call may have, and a block of a scratch."""
+
+_REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+class DirectReads:
+    """Direct reads of one store. Thread-safe.
+
+    What the system has in memory is not due, nor what it cannot tell of, nor where the memory to be filled is not
+    aligned. A read that did not bring everything, for whatever reason, counts as none: an ordinary one follows,
+    which tells what is wrong.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._scratches: SimpleQueue[mmap] = SimpleQueue()
+        """Of calls that have returned: as many as there were calls at a time."""
+        self._is_refused = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the system cannot tell what it has in memory, or the file system takes no direct reads."""
+        return self._is_refused
+
+    def is_due(self, fd: int, offset: int) -> bool:
+        """Tell whether what is at an offset is to be read directly: its first block is not in memory.
+
+        To look at all of it would take as long as it has blocks. What is changed there is read right.
+        """
+        if self._is_refused:
+            return False
+        try:
+            return not self._disk.has_cached(fd, offset, DIRECT_BLOCK_BYTES)
+        except OSError:
+            self._is_refused = True
+            return False
+
+    def read(self, fd: int, pages: Sequence[memoryview], stride_bytes: int, offset: int) -> int:
+        """Read up to ``DIRECT_PAGES_MAX`` neighbours, one every ``stride_bytes``; return how many bytes came.
+
+        ``fd`` reads directly, ``stride_bytes`` and ``offset`` are whole blocks, and the pages, all of one length, begin
+        on a block. A stride is longer than the whole blocks of a page by one block at most. The last page is filled if
+        as many bytes came as lie between its start and its end; 0 if none did.
+        """
+        whole_bytes = len(pages[0]) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES
+        rest_bytes = stride_bytes - whole_bytes
+        scratch = self._lend_scratch()
+        try:
+            tails = memoryview(scratch)
+            buffers: list[memoryview] = []
+            for number, page in enumerate(pages):
+                start = number * DIRECT_BLOCK_BYTES
+                buffers += (page[:whole_bytes], tails[start : start + rest_bytes])
+            try:
+                count = self._disk.preadv(fd, buffers if rest_bytes else buffers[::2], offset)
+            except OSError as error:
+                self._is_refused = self._is_refused or error.errno in _REFUSED
+                return 0
+            tail_bytes = len(pages[0]) - whole_bytes
+            if tail_bytes:
+                for page, tail in zip(pages, buffers[1::2], strict=True):
+                    page[whole_bytes:] = tail[:tail_bytes]
+        finally:
+            self._scratches.put(scratch)
+        return count
+
+    def refuse(self) -> None:
+        """Read nothing directly from now on."""
+        self._is_refused = True
+
+    def _lend_scratch(self) -> mmap:
+        try:
+            return self._scratches.get_nowait()
+        except Empty:
+            return mmap(-1, DIRECT_PAGES_MAX * DIRECT_BLOCK_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+
+
+def is_block_aligned(page: memoryview) -> bool:
+    """Tell whether a page in one buffer begins where a direct read may begin."""
+    return page.contiguous and not page.readonly and not _address(page) % DIRECT_BLOCK_BYTES
+
+
+def _address(page: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(page))
