@@ -1,4 +1,4 @@
-"""Reads of what the system does not have in memory: from the disk straight into the caller's memory.
+"""Reads and writes that pass by the system's memory, straight between the disk and the caller's.
 
     file     [ object                      |  rest of its block ][ object  ...      neighbours, all of one length
     memory   [ page: whole blocks ]  [ tail of the page in a scratch ]  [ page ...
@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 from unified_cache.storage_backends.directory.disk import Disk
 
-__all__ = ["DIRECT_BLOCK_BYTES", "DIRECT_PAGES_MAX", "DirectReads", "is_block_aligned"]
+__all__ = ["DIRECT_BLOCK_BYTES", "DIRECT_PAGES_MAX", "DirectReads", "DirectWrites", "is_block_aligned"]
 
 DIRECT_BLOCK_BYTES = 4096
 """What a direct read is aligned to, in the file and in memory. Many disks take 512, a few ask for all of it."""
@@ -96,6 +96,40 @@ class DirectReads:
             return self._scratches.get_nowait()
         except Empty:
             return mmap(-1, DIRECT_PAGES_MAX * DIRECT_BLOCK_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+
+
+class DirectWrites:
+    """Direct writes of one store. Thread-safe."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._is_refused = False
+
+    def write_front(self, fd: int, page: memoryview) -> int:
+        """Write the whole blocks of a page that begins on a block, at the start of a file; return how many bytes went.
+
+        It may be any part of them, none too, and where the file system takes no direct writes always is: what is left
+        is written from there on in the ordinary way, which ``fd`` is open for again.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        if self._is_refused:
+            return 0
+        try:
+            self._disk.begin_direct(fd)
+        except OSError:
+            self._is_refused = True
+            return 0
+        try:
+            return self._disk.write(fd, page[: len(page) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES])
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            self._is_refused = True
+            return 0
+        finally:
+            self._disk.end_direct(fd)
 
 
 def is_block_aligned(page: memoryview) -> bool:

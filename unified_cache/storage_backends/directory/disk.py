@@ -151,7 +151,8 @@ class Disk:
                 threads.append(thread)
             except RuntimeError:  # the system has no thread left
                 sync(number)
-        sync(0)
+        if fds:
+            sync(0)
         for thread in threads:
             thread.join()
         return outcomes

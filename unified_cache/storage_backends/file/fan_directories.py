@@ -85,7 +85,7 @@ class OpenDirectories:
 
     def sync(self, touched: Mapping[Directory, bytes]) -> None:
         """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
-        faults = self._disk.fsync_each([directory.fd for directory in touched]) if touched else []
+        faults = self._disk.fsync_each([directory.fd for directory in touched])
         failed = [(directory, fault) for directory, fault in zip(touched, faults, strict=True) if fault is not None]
         for directory, _ in failed:
             distrust(self._disk, directory.fd)

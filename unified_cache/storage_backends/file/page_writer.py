@@ -21,6 +21,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     sync_or_distrust,
     write_all,
 )
+from unified_cache.storage_backends.directory.direct import DirectWrites, is_block_aligned
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
 from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
@@ -31,6 +32,9 @@ from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
 __all__ = ["PageWriter"]
+
+DIRECT_BYTES_MIN = 1 << 20
+"""Smaller objects take as long through the page cache, where the next read then finds them."""
 
 _SAME_BYTES = 112
 """At the start of a sealed page: what its label and its length alone decide, see ``unified_cache.seal``."""
@@ -76,6 +80,7 @@ class PageWriter:
         self._directories = directories
         self._quota = quota
         self._foreign = foreign
+        self._direct = DirectWrites(root.disk)
 
     def store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         """Store pages, the first with the modification time ``stamp``, each other one a nanosecond earlier.
@@ -217,7 +222,7 @@ class PageWriter:
                     draft.temp = self._root.new_temp()
                     draft.fd = disk.open(draft.temp, WRITE_FLAGS, 0o600, dir_fd=self._root.writer_fd)
                 for draft in drafts:
-                    write_all(disk, draft.fd, draft.page.buffers)
+                    self._write_content(draft, durable=batch.durable)
                     written_count += 1
             except OSError as error:
                 raise self._cannot_store(draft.page.label, error) from error
@@ -226,6 +231,15 @@ class PageWriter:
         finally:
             for left in drafts:
                 self._abandon(left)
+
+    def _write_content(self, draft: _Draft, *, durable: bool) -> None:
+        """Write the bytes of a page, those of a large one that must be durable straight to the disk."""
+        buffers = draft.page.buffers
+        if durable and draft.stored.object_bytes >= DIRECT_BYTES_MIN and len(buffers) == 1:
+            page = buffers[0]
+            count = self._direct.write_front(draft.fd, page) if is_block_aligned(page) else 0
+            buffers = (page[count:],)
+        write_all(self._disk, draft.fd, buffers)
 
     def _finish(self, drafts: Sequence[_Draft], batch: _WriteBatch) -> None:
         """Make drafts durable where asked for, all at a time, then give each its name, up to the first that failed."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.files import path_of
+from unified_cache.errors import StorageError
 from unified_cache.seal import Label, seal
 from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
@@ -39,6 +41,10 @@ class DirectDisk(Disk):
         """Reason for which every direct read fails."""
         self.is_short = False
         """Whether a direct read brings a block alone."""
+        self.direct_writes: list[int] = []
+        """Bytes of each direct write."""
+        self.write_fault = 0
+        """Reason for which every direct write fails."""
         self._direct: set[int] = set()
 
     def begin_direct(self, fd: int) -> None:  # type: ignore[override]
@@ -52,17 +58,25 @@ class DirectDisk(Disk):
         Disk.end_direct(fd)
         self._direct.discard(fd)
 
-    def close(self, fd: int) -> None:  # type: ignore[override]
+    def close(self, fd: int) -> None:
         self._direct.discard(fd)
         os.close(fd)
 
-    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:  # type: ignore[override]
+    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         if fd not in self._direct:
             return os.preadv(fd, buffers, offset)
         self.direct_reads.append(len(buffers))
         if self.read_fault:
             raise OSError(self.read_fault, os.strerror(self.read_fault))
         return os.preadv(fd, [buffers[0][:DIRECT_BLOCK_BYTES]] if self.is_short else buffers, offset)
+
+    def write(self, fd: int, content: memoryview) -> int:  # type: ignore[override]
+        if fd not in self._direct:
+            return os.write(fd, content)
+        self.direct_writes.append(len(content))
+        if self.write_fault:
+            raise OSError(self.write_fault, os.strerror(self.write_fault))
+        return os.write(fd, content[:DIRECT_BLOCK_BYTES] if self.is_short else content)
 
 
 def opened_file(root: Path, disk: Disk) -> FileStorage:
@@ -73,19 +87,26 @@ def opened_packed(root: Path, disk: Disk) -> PackedStorage:
     return PackedStorage.open(root, disk=disk)
 
 
-@pytest.fixture(params=[opened_file, opened_packed], ids=["file", "packed"])
-def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Opening:
+@pytest.fixture
+def takes_direct_reads(tmp_path: Path) -> None:
+    """Skip where the file system of the tests takes no direct reads, or keeps its files in memory."""
     probe = tmp_path / "probe"
     probe.write_bytes(bytes(DIRECT_BLOCK_BYTES))
+    forget(tmp_path)
     fd = os.open(probe, os.O_RDONLY)
     try:
-        Disk.has_cached(fd, 0, DIRECT_BLOCK_BYTES)
+        if Disk.has_cached(fd, 0, DIRECT_BLOCK_BYTES):
+            pytest.skip(f"{tmp_path} is in memory")
         Disk.begin_direct(fd)
         os.preadv(fd, [mmap(-1, DIRECT_BLOCK_BYTES)], 0)
     except OSError as error:
         pytest.skip(f"{tmp_path} takes no direct reads: {error}")
     finally:
         os.close(fd)
+
+
+@pytest.fixture(params=[opened_file, opened_packed], ids=["file", "packed"])
+def opening(request: pytest.FixtureRequest, takes_direct_reads: None) -> Opening:
     opening: Opening = request.param
     return opening
 
@@ -230,19 +251,16 @@ def test_a_file_system_that_takes_no_direct_reads_is_asked_once(
 
 @pytest.mark.parametrize("change_bytes", [-1, 1, -DIRECT_BLOCK_BYTES, 2 * DIRECT_BLOCK_BYTES])
 def test_a_file_of_another_length_is_flawed(
-    disk: DirectDisk, opening: Opening, tmp_path: Path, change_bytes: int
+    file_storage: FileStorage, disk: DirectDisk, tmp_path: Path, change_bytes: int
 ) -> None:
-    root = tmp_path / "store"
-    with closing(FileStorage.open(root, disk=disk)) as storage:
-        assert all(storage.put([sealed(1)], Level.CACHED))
-        (path,) = (found for found in root.rglob("*.kv") if found.is_file())
-        path.write_bytes(
-            (path.read_bytes() + bytes(change_bytes if change_bytes > 0 else 0))[: PAGE_BYTES + change_bytes]
-        )
-        forget(tmp_path)
-        assert storage.get([blank(label(1))]) == [Answer.FLAWED]
-        assert disk.direct_reads
-        assert not path.exists()
+    assert all(file_storage.put([sealed(1)], Level.CACHED))
+    path = path_of(tmp_path / "store", label(1))
+    content = path.read_bytes() + bytes(max(change_bytes, 0))
+    path.write_bytes(content[: PAGE_BYTES + change_bytes])
+    forget(tmp_path)
+    assert file_storage.get([blank(label(1))]) == [Answer.FLAWED]
+    assert disk.direct_reads
+    assert not path.exists()
 
 
 def test_a_page_that_was_damaged_on_the_disk_is_flawed(storage: Opened, disk: DirectDisk, tmp_path: Path) -> None:
@@ -267,3 +285,96 @@ def test_a_page_that_is_changed_in_memory_is_read_as_it_is_there(
     storage.remove([label(2)])
     assert all(storage.put([sealed(2)], Level.CACHED))
     check_hits(storage)
+
+
+LARGE_BYTES = (1 << 20) + 128
+"""Of a page that is written directly where it must be durable."""
+
+
+@pytest.fixture
+def file_storage(disk: DirectDisk, takes_direct_reads: None, tmp_path: Path) -> Iterator[FileStorage]:
+    with closing(FileStorage.open(tmp_path / "store", disk=disk)) as storage:
+        yield storage
+
+
+def check_large_pages(storage: FileStorage, tmp_path: Path) -> None:
+    for _ in range(2):
+        pages = [blank(label(number), LARGE_BYTES) for number in range(3)]
+        assert storage.get(pages) == [Answer.HIT] * 3
+        assert [page.buffers[0] for page in pages] == [sealed(number, LARGE_BYTES).buffers[0] for number in range(3)]
+        forget(tmp_path)
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+@pytest.mark.parametrize("fault", [0, errno.EINVAL])
+def test_large_pages_that_must_be_durable_are_written_directly_as_far_as_that_goes(
+    file_storage: FileStorage, disk: DirectDisk, tmp_path: Path, is_short: bool, fault: int
+) -> None:
+    disk.is_short, disk.write_fault = is_short, fault
+    assert all(file_storage.put([sealed(number, LARGE_BYTES) for number in range(3)], Level.DURABLE))
+    assert disk.direct_writes == [1 << 20] * (1 if fault else 3)
+    check_large_pages(file_storage, tmp_path)
+
+
+def test_large_pages_that_may_be_lost_are_written_into_memory(
+    file_storage: FileStorage, disk: DirectDisk, tmp_path: Path
+) -> None:
+    assert all(file_storage.put([sealed(number, LARGE_BYTES) for number in range(3)], Level.CACHED))
+    assert not disk.direct_writes
+    check_large_pages(file_storage, tmp_path)
+
+
+def test_a_direct_write_that_fails_leaves_nothing(file_storage: FileStorage, disk: DirectDisk, tmp_path: Path) -> None:
+    disk.write_fault = errno.EIO
+    with pytest.raises(StorageError):
+        file_storage.put([sealed(1, LARGE_BYTES)], Level.DURABLE)
+    assert not file_storage.exists([label(1)])[0]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > PAGE_BYTES]
+
+
+class SyncFaults(Disk):
+    """A disk on which the syncs of some files of pages fail, of several at a time."""
+
+    def __init__(self) -> None:
+        self.failing: set[int] = set()
+        """Lengths of the files whose sync fails."""
+
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
+        if os.fstat(fd).st_size in self.failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        os.fsync(fd)
+
+
+def test_of_files_that_are_synced_together_those_before_the_first_fault_are_stored(tmp_path: Path) -> None:
+    disk = SyncFaults()
+    with closing(FileStorage.open(tmp_path / "store", disk=disk)) as storage:
+        disk.failing = {9000, 10_000}
+        sizes = [5000, 6000, 9000, 7000, 10_000]
+        with pytest.raises(StorageError):
+            storage.put([sealed(number, size) for number, size in enumerate(sizes)], Level.DURABLE)
+        assert list(map(bool, storage.exists([label(number) for number in range(5)]))) == [
+            True,
+            True,
+            False,
+            False,
+            False,
+        ]
+        disk.failing = set()
+        assert all(storage.put([sealed(number, size) for number, size in enumerate(sizes)], Level.DURABLE))
+        pages = [blank(label(number), size) for number, size in enumerate(sizes)]
+        assert storage.get(pages) == [Answer.HIT] * 5
+
+
+def test_every_file_of_several_is_synced_and_has_its_own_outcome(tmp_path: Path) -> None:
+    disk = SyncFaults()
+    disk.failing = {2, 5}
+    fds: list[int] = []
+    for size in range(8):
+        path = tmp_path / str(size)
+        path.write_bytes(bytes(size))
+        fds.append(os.open(path, os.O_RDONLY))
+    outcomes = disk.fsync_each(fds)
+    assert [size for size, outcome in enumerate(outcomes) if outcome is not None] == [2, 5]
+    assert disk.fsync_each([]) == []
+    for fd in fds:
+        os.close(fd)
