@@ -39,13 +39,13 @@ def _fallocate() -> _Fallocate | None:
 
 
 class _CacheStatRange(ctypes.Structure):
-    """What cachestat(2) is asked for."""
+    """Range that cachestat(2) is asked about."""
 
     _fields_: ClassVar = [("offset", ctypes.c_uint64), ("count", ctypes.c_uint64)]
 
 
 class _CacheStat(ctypes.Structure):
-    """What cachestat(2) answers, in pages of the system's memory."""
+    """Answer of cachestat(2), in pages of the memory of the system."""
 
     _fields_: ClassVar = [
         (name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "evicted_lately")
