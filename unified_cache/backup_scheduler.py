@@ -211,6 +211,8 @@ class BackupScheduler:
 
 def _writer_of(config: CacheConfig) -> WriteStrategy:
     policy = config.write
+    if policy is WritePolicy.THROUGH and not config.host_pages[0]:
+        return WriteOnCall()  # through a host tier that is not there: nothing to write to
     if policy is not WritePolicy.ON_CALL and not config.host_pages[0]:
         raise ConfigError(f"the write policy {policy.value} needs host pages, found {config.host_pages}")
     if policy is WritePolicy.BACK:

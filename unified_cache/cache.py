@@ -561,6 +561,7 @@ class UnifiedCache:
         if self._storage is not None:
             stuck += self._storage.close(timeout_s)
         self._published.publish()
+        self._published.latest.warn_of_nothing_kept(self.config)
         logger.info("closed the cache%s", _hanging(stuck))
         return stuck
 

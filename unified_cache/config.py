@@ -184,8 +184,8 @@ class CacheConfig:
     """Checkpoints that requests leave for later ones; see ``UnifiedCache.checkpoint_ends``."""
     eviction: EvictionConfig = EvictionConfig()
     """Order of eviction."""
-    write: WritePolicy = WritePolicy.ON_CALL
-    """Time of the backup."""
+    write: WritePolicy = WritePolicy.THROUGH
+    """Time of the backup; without a host tier there is none."""
     dirty_share: float = 0.5
     """Largest share of the device's pages that waits for its backup (``WritePolicy.BACK``)."""
     prefetching: Prefetching = Prefetching()

@@ -1,9 +1,11 @@
 """Statistics of a cache: occupancy of its tiers, look-ups, transfers; values for tables and metrics."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import Controller, OperationCounts, TransferKind
 from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
@@ -16,6 +18,8 @@ __all__ = ["LookupCounts", "Occupancy", "PublishedStats", "Stats"]
 
 STATS_EVERY_S = 1.0
 """Between two publications of figures while the owner polls; making them takes some tens of microseconds."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,15 @@ class Stats:
     def operations_declined(self) -> int:
         """Operations that were not started."""
         return sum(counts.declined for counts in self.operations.values())
+
+    def warn_of_nothing_kept(self, config: CacheConfig) -> None:
+        """Log a warning where prompts were served and no page was ever backed up, though there is a host tier."""
+        backed_up_pages = self.traffic[TransferKind.BACKUP].pages
+        if config.write is WritePolicy.ON_CALL and config.host_pages[0] and self.lookups.count and not backed_up_pages:
+            logger.warning(
+                "nothing was kept in host memory or storage: the write policy is on_call, and no call of backup has "
+                "copied a page; call it for prompts that are to be kept, or leave the policy at through"
+            )
 
     @classmethod
     def of(cls, ledger: Ledger, controller: Controller, transfers: Transfers, lookups: LookupCounts) -> "Stats":

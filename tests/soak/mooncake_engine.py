@@ -12,6 +12,7 @@ import psutil
 
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
 from unified_cache.components import Full, RecurrentState
+from unified_cache.config import WritePolicy
 from unified_cache.controller import TransferKind
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PoolSpec
@@ -63,7 +64,7 @@ class SoakEngine:
         self._draws = random.Random(seed)
         self._fresh = SHARED_PROMPTS * (seed + 1) * 1_000_000
         self._engine = OracleEngine.allocate(LAYOUT, DEVICE_PAGES)
-        config = CacheConfig(DEVICE_PAGES, HOST_PAGES)
+        config = CacheConfig(DEVICE_PAGES, HOST_PAGES, write=WritePolicy.ON_CALL)
         identity = Identity("soak")
         self.cache = UnifiedCache.open(LAYOUT, config, self._engine.pools, identity=identity, storage=open_storage(url))
         self._own = psutil.Process()

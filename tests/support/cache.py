@@ -10,7 +10,7 @@ import torch
 
 from tests.support.components import toy_components
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig
+from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import Workers
 from unified_cache.memory import DevicePool
 from unified_cache.page import PageKey, Prompt
@@ -69,7 +69,7 @@ class ToyEngine:
                 self.pools[pool.name] = DevicePool(pool, layers)
         self.cache = UnifiedCache.open(
             self.layout,
-            CacheConfig(device_pages=self.device_pages, host_pages=self.host_pages, guard=None),
+            CacheConfig(self.device_pages, self.host_pages, write=WritePolicy.ON_CALL, guard=None),
             list(self.pools.values()),
             identity=self.identity,
             storage=self.storage,

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, Retention, WritePolicy
+from unified_cache.config import CacheConfig, Retention
 from unified_cache.demo.engine import DemoEngine, EngineSettings
 from unified_cache.demo.write_locator import PagedWriteLocator, WriteLocator
 from unified_cache.forward import SwaTranslation
@@ -78,7 +78,6 @@ def opened(
         device_pages=(sizes.device_pages,) * components,
         host_pages=(sizes.host_pages,) * components,
         retention=sizes.retention,
-        write=WritePolicy.THROUGH if sizes.host_pages else WritePolicy.ON_CALL,
     )
     pages = kept.allocate(config.device_pages)
     with ExitStack() as doors:

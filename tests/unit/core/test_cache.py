@@ -12,7 +12,7 @@ import unified_cache
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig
+from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.errors import (
     ClosedError,
@@ -311,7 +311,7 @@ def test_bad_calls_are_typed_errors_and_change_nothing() -> None:
 def test_too_many_transfers_at_a_time_are_declined() -> None:
     layout = ModelLayout(16, toy_components((SPAN_ALL,), 16))
     pool = DevicePool(layout.pools[0], [torch.zeros((3, 16), dtype=torch.uint8)])
-    config = CacheConfig(device_pages=(2,), host_pages=(2,), operations_max=1)
+    config = CacheConfig(device_pages=(2,), host_pages=(2,), operations_max=1, write=WritePolicy.ON_CALL)
     cache = UnifiedCache.open(layout, config, [pool], identity=Identity("toy"), storage=MemoryStorage())
     prompt = cache.prompt(tokens(2))
     assert cache.prefetch(prompt) is not None

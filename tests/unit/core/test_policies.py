@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.operations import PAGE, Stepped, configured, engine, filled, serve, started, tokens
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import Prefetching, WritePolicy
+from unified_cache.config import CacheConfig, Prefetching, WritePolicy
 from unified_cache.controller import OperationState, TransferKind
 from unified_cache.errors import ConfigError
 from unified_cache.page import Prompt
@@ -103,10 +103,29 @@ def test_changing_the_policy_backs_up_what_the_old_one_had_put_off() -> None:
     assert host_end(cache, other) == 0
 
 
+def test_a_prompt_is_kept_by_default_and_a_cache_that_keeps_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert CacheConfig((1,), (1,)).write is WritePolicy.THROUGH
+    for policy in (WritePolicy.THROUGH, WritePolicy.ON_CALL):
+        toy = engine()
+        cache = configured(toy, write=policy)
+        prompt = serve(toy, 3)
+        cache.wait_all(1)
+        assert host_end(cache, prompt) == (3 if policy is WritePolicy.THROUGH else 0)
+        caplog.clear()
+        cache.close()
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warnings) == (policy is WritePolicy.ON_CALL), warnings
+        assert all("nothing was kept in host memory or storage" in text for text in warnings)
+
+
 def test_a_policy_that_writes_needs_a_host() -> None:
     toy = engine(host=0)
-    with pytest.raises(ConfigError, match="the write policy through needs host pages"):
-        configured(toy, write=WritePolicy.THROUGH)
+    toy.cache.set_write_policy(WritePolicy.THROUGH)
+    serve(toy, 3)
+    toy.cache.wait_all(1)
+    assert toy.cache.stats().operations[TransferKind.BACKUP].done == 0, "through to nothing is nothing to do"
+    with pytest.raises(ConfigError, match="the write policy selective needs host pages"):
+        toy.cache.set_write_policy(WritePolicy.SELECTIVE)
     with pytest.raises(ConfigError, match="the write policy back needs host pages"):
         toy.cache.set_write_policy(WritePolicy.BACK)
 

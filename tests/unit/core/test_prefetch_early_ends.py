@@ -16,7 +16,7 @@ from tests.support.conversations import (
 from tests.support.operations import Stepped, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, out_pages, over, ranked, same
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, Prefetching
+from unified_cache.config import CacheConfig, Prefetching, WritePolicy
 from unified_cache.controller import InlineWorkers, Operation, OperationState, TransferKind
 from unified_cache.errors import StorageError
 from unified_cache.pool import ModelLayout, Tier
@@ -206,6 +206,7 @@ def with_threshold(layout: ModelLayout, store: MemoryStorage, pages: int) -> Uni
     config = CacheConfig(
         toy.device_pages,
         toy.host_pages,
+        write=WritePolicy.ON_CALL,
         guard=None,
         prefetching=Prefetching(threshold_tokens=pages * layout.page_size),
     )

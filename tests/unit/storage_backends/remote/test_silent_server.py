@@ -9,7 +9,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.operations import PAGE, serve, started, tokens
 from tests.support.service import LoopbackServer
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, GuardConfig
+from unified_cache.config import CacheConfig, GuardConfig, WritePolicy
 from unified_cache.controller import InlineWorkers, OperationState
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.remote.store import RemoteStorage
@@ -41,7 +41,7 @@ def test_the_defaults_are_in_that_proportion() -> None:
 def test_a_cache_opens_over_two_servers_of_which_one_is_silent(addresses: tuple[str, str], silent_first: bool) -> None:
     servers = addresses if silent_first else addresses[::-1]
     toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), None, InlineWorkers())
-    config = CacheConfig((12,), (12,), guard=GUARD)
+    config = CacheConfig((12,), (12,), write=WritePolicy.ON_CALL, guard=GUARD)
     storage = RemoteStorage.open(RemoteOptions(servers, timeout_s=TIMEOUT_S))
     pools = list(toy.pools.values())
     toy.cache = UnifiedCache.open(toy.layout, config, pools, identity=toy.cache.identity, storage=storage)
