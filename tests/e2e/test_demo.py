@@ -61,7 +61,7 @@ def test_the_command_prints_a_conversation_a_table_and_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, kept = tmp_path / "out", tmp_path / "demo.json"
-    assert run(["demo", "--model", "tiny-llama", "--users", "1", "--report", str(out), "--json", str(kept)]) == 0
+    assert run(["demo", "--model", "tiny-llama", "--users", "1", "--report", str(out), "--json-file", str(kept)]) == 0
     printed = capsys.readouterr()
     for text in ("> Where do I find a map of the harbour?", "served from", "storage", "all 5 answers are identical"):
         assert text in printed.out
@@ -78,7 +78,7 @@ def test_the_command_prints_a_conversation_a_table_and_the_verdict(
 
 def test_a_store_that_forges_pages_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"{forging.__module__}:{forging.__name__}"
-    assert run(["demo", "--model", "tiny-llama", "--users", "1", "--storage", url, "--json", "-"]) == 1
+    assert run(["demo", "--model", "tiny-llama", "--users", "1", "--storage", url, "--json"]) == 1
     printed = capsys.readouterr()
     assert not json.loads(printed.out)["identical"]
     assert "answers differ from those computed cold" in printed.err.splitlines()[-1]

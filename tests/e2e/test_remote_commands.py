@@ -42,7 +42,7 @@ def objects_in(tmp_path: Path) -> dict[str, bytes]:
 def test_ping_and_stat_tell_of_each_server(server: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"grpc://{server.address}"
     assert run(["ping", url, "--json"]) == 0
-    (pong,) = json.loads(capsys.readouterr().out)
+    (pong,) = json.loads(capsys.readouterr().out)["servers"]
     assert (pong["server"], pong["tenant"], pong["store"], pong["durable"]) == (
         server.address,
         "default",
@@ -50,7 +50,7 @@ def test_ping_and_stat_tell_of_each_server(server: RunningService, capsys: pytes
         False,
     )
     assert run(["stat", url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[server.address]["host_pages"] == 0
+    assert json.loads(capsys.readouterr().out)["servers"][0]["host_pages"] == 0
     assert run(["ping", url]) == 0
     assert run(["stat", url]) == 0
     assert server.address in capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_what_is_put_can_be_looked_up_and_got_again(
     tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
     lookup = ["lookup", url, "--like", like, "--tokens", str(tokens), "--json"]
     assert run(lookup) == 0
-    assert json.loads(capsys.readouterr().out)[0]["restorable_tokens"] == 0
+    assert json.loads(capsys.readouterr().out)["prompts"][0]["restorable_tokens"] == 0
     file, back = tmp_path / "object", tmp_path / "back"
     for name, page in objects_in(tmp_path).items():
         file.write_bytes(page)
@@ -71,9 +71,9 @@ def test_what_is_put_can_be_looked_up_and_got_again(
         assert run(["get", url, name, "--like", like, "--output", str(back)]) == 0
         assert back.read_bytes() == page
     assert run(lookup) == 0
-    assert json.loads(capsys.readouterr().out)[0]["restorable_tokens"] == PAGES * PAGE_SIZE
+    assert json.loads(capsys.readouterr().out)["prompts"][0]["restorable_tokens"] == PAGES * PAGE_SIZE
     assert run([*lookup, "--bigrams"]) == 0
-    pairs = json.loads(capsys.readouterr().out)[0]
+    pairs = json.loads(capsys.readouterr().out)["prompts"][0]
     assert (pairs["pages_count"], pairs["restorable_tokens"]) == (PAGES - 1, 0)
     assert run(lookup[:-1]) == 0
 
@@ -108,7 +108,7 @@ def test_the_services_own_store_tells_what_pages_are_like(
         url = f"grpc://{server.address}"
         fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE)])
         assert run(["lookup", url, "--like", own, "--tokens", str(tokens), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)[0]["restorable_tokens"] == PAGES * PAGE_SIZE
+        assert json.loads(capsys.readouterr().out)["prompts"][0]["restorable_tokens"] == PAGES * PAGE_SIZE
         with closing(open_to_read(own)) as storage:
             (identity,) = identities_of(storage)
             stored = [found.label for found in listing(storage, identity.digest)]
@@ -133,7 +133,7 @@ def test_clear_removes_what_one_identity_has_and_says_what_it_would_remove_first
             assert run(["clear", url, *options]) == 2
             assert "say so with --yes" in capsys.readouterr().err
             assert run(["clear", url, *options, "--yes", "--json"]) == 0
-            assert json.loads(capsys.readouterr().out)[server.address]["removed"] == len(objects_in(tmp_path))
+            assert json.loads(capsys.readouterr().out)["servers"][0]["removed_objects"] == len(objects_in(tmp_path))
         assert run(["clear", url, "--yes"]) == 2
         assert "either --model NAME" in capsys.readouterr().err
 

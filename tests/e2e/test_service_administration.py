@@ -159,7 +159,7 @@ def test_lookup_needs_no_store_but_the_service(kind: str, tmp_path: Path) -> Non
 
 def restorable(said: CommandResult) -> int:
     assert said.status == 0, said.err
-    (prompt,) = json.loads(said.out)
+    (prompt,) = json.loads(said.out)["prompts"]
     found: int = prompt["restorable_tokens"]
     return found
 

@@ -13,19 +13,21 @@ from typing import Annotated
 
 import typer
 
+from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import (
     TOKENS_HELP,
     BigramsOption,
     CacheSaltOption,
     ExtraKeyOption,
     IdentityOption,
+    JsonFileOption,
     JsonOption,
     LoraIdOption,
     TokensFileOption,
     selected,
 )
 from unified_cache.cli.progress import objects_watched
-from unified_cache.cli.storage_tables import finding_as_json, print_findings, print_json, short_name
+from unified_cache.cli.storage_tables import finding_as_json, print_findings, short_name
 from unified_cache.cli.text import console_on, size_text, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
@@ -84,6 +86,7 @@ class BackupCommand:
     tenant: TenantOption = None
     bigrams: BigramsOption = False
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Copy and show.
@@ -111,10 +114,9 @@ class BackupCommand:
                     with objects_watched(sys.stderr, "backup", plan.objects_count) as watch:
                         results = [backup_prefixes(plan, watch)]
                 _check_any(plan.objects_count, self.source, self.prefix)
-        if self.as_json:
-            identities = [_copied_as_json(*each) for each in zip(found, results, strict=True)]
-            print_json({"source": self.source, "target": self.target, "identities": identities})
-        else:
+        identities = [_copied_as_json(*each) for each in zip(found, results, strict=True)]
+        value = {"source": self.source, "target": self.target, "identities": identities}
+        if not shown_as_json("backup", value, on_stdout=self.as_json, file=self.json_file):
             _print_copied(zip(found, results, strict=True))
         _check_complete(results, self.source, self.target)
 
@@ -138,6 +140,7 @@ class PrefetchCommand:
     tenant: TenantOption = None
     bigrams: BigramsOption = False
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Copy and show what can be restored from DST now.
@@ -156,17 +159,14 @@ class PrefetchCommand:
                 plan = plan_prefetch(source, target, description, prompts)
                 with objects_watched(sys.stderr, "prefetch", plan.objects_count) as watch:
                     found, result = prefetch_prefixes(plan, watch)
-        if self.as_json:
-            print_json(
-                {
-                    "source": self.source,
-                    "target": self.target,
-                    "page_size": page_size,
-                    "prompts": [_prefetched_as_json(each, page_size) for each in found],
-                    **_copied_as_json(kept, result),
-                }
-            )
-        else:
+        value = {
+            "source": self.source,
+            "target": self.target,
+            "page_size": page_size,
+            "prompts": [_prefetched_as_json(each, page_size) for each in found],
+            **_copied_as_json(kept, result),
+        }
+        if not shown_as_json("prefetch", value, on_stdout=self.as_json, file=self.json_file):
             _print_prefetched(found, page_size)
             _print_copied([(kept, result)])
         _check_any(sum(each.promised_pages for each in found), self.source, self.tokens)

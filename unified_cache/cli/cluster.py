@@ -1,6 +1,5 @@
 """``unified-cache cluster``: a Mooncake cluster on this machine, for development."""
 
-import json
 import os
 import sys
 import time
@@ -12,7 +11,8 @@ from typing import Annotated
 import typer
 
 from unified_cache.byte_sizes import parse_bytes
-from unified_cache.cli.options import JsonOption
+from unified_cache.cli.json_output import shown_as_json
+from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.text import console_on, example, size_text, table
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
 from unified_cache.cluster.event_log import EventLog
@@ -99,6 +99,7 @@ class StatusCommand:
 
     directory: DirectoryOption = None
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -111,17 +112,16 @@ class StatusCommand:
         supervised = directory.is_supervised
         state = directory.read()
         if state is None or not supervised:
-            if self.as_json:
-                sys.stdout.write(json.dumps({"ready": False, "directory": str(directory.path)}) + "\n")
+            nothing: dict[str, object] = {"ready": False, "directory": str(directory.path)}
+            shown_as_json("cluster status", nothing, on_stdout=self.as_json, file=self.json_file)
             what = "its supervisor died" if state else "it is being started" if supervised else "no cluster runs there"
             raise CacheError(f"no cluster is ready in {directory.path}: {what}")
         well = _who_is_well(state)
         ready = len(well) == len(state.members)
-        if self.as_json:
-            members = [{**asdict(member), "ready": member.name in well} for member in state.members]
-            fields = {"ready": ready, "directory": str(directory.path), "supervisor_pid": directory.supervisor_pid}
-            sys.stdout.write(json.dumps({**fields, **asdict(state), "members": members}) + "\n")
-        else:
+        members = [{**asdict(member), "ready": member.name in well} for member in state.members]
+        fields = {"ready": ready, "directory": str(directory.path), "supervisor_pid": directory.supervisor_pid}
+        value = {**fields, **asdict(state), "members": members}
+        if not shown_as_json("cluster status", value, on_stdout=self.as_json, file=self.json_file):
             _print_state(state, well)
         if not ready:
             ill = ", ".join(member.name for member in state.members if member.name not in well)

@@ -9,8 +9,10 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from typer import Typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_group
+
+from unified_cache.cli.text import copyable
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -108,7 +110,13 @@ class DeferredCommand(TyperCommand):
         """Import the command itself."""
         typer_app: Typer = resolve_name(f"{_ROOM}.{self.home}")
         group = get_group(typer_app)
-        return group if group.name == self.name else group.commands[self.name or ""]
+        command = group if group.name == self.name else group.commands[self.name or ""]
+        for each in (command, *(command.commands.values() if isinstance(command, TyperGroup) else ())):
+            each.epilog = copyable(each.epilog or "")
+            for option in each.params:
+                if isinstance(option, TyperOption) and option.is_flag:
+                    option.metavar = ""  # a flag takes no value, whatever the type of its variable
+        return command
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: "Context | None" = None, **extra: bool

@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 
 from unified_cache.byte_sizes import parse_bytes
-from unified_cache.cli.options import JsonOption
+from unified_cache.cli.json_output import shown_as_json
+from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
-from unified_cache.cli.storage_tables import print_json
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.listing import listed
@@ -72,11 +72,11 @@ class ContractTrial:
 class ConformanceCommand:
     """Run the storage contract over a backend and show which promises it keeps.
 
-    STORE is the URL of a store: one of ours, or a third party's package.module:factory or package.module:factory:REST.
-    It is opened anew for every promise, as factory(rest, bytes_max), and closed. The contract stores under two
-    identities of its own, cleared before every promise. A store that holds other pages is refused, since a cap makes
-    them go; one that cannot list its identities is taken for empty. It needs room for 1 MiB. Every page that is read is
-    verified, as every cache does it.
+    STORE is the URL of a store: one of ours, or a third party's package.module:factory, with a further colon and an
+    argument where it takes one. It is opened anew for every promise, as factory(argument, bytes_max), and closed. The
+    contract stores under two identities of its own, cleared before every promise. A store that holds other pages is
+    refused, since a cap makes them go; one that cannot list its identities is taken for empty. It needs room for 1 MiB.
+    Every page that is read is verified, as every cache does it.
     """
 
     store: Annotated[str, typer.Argument(metavar="STORE", help="Backend to try: package.module:factory.")]
@@ -92,6 +92,7 @@ class ConformanceCommand:
     ] = False
     timeout_s: Annotated[float, typer.Option(help="Seconds for one promise; a call that hangs breaks it.")] = 60.0
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Try every promise and show the verdicts.
@@ -126,9 +127,9 @@ class ConformanceCommand:
         return storage if self.keys_only else VerifiedStorage(storage)
 
     def _show(self, tried: Sequence[ContractTrial]) -> None:
-        if self.as_json:
-            promises = [{**asdict(each), "verdict": each.verdict.value} for each in tried]
-            print_json({"store": self.store, "promises": promises})
+        promises = [{**asdict(each), "verdict": each.verdict.value} for each in tried]
+        value = {"store": self.store, "promises": promises}
+        if shown_as_json("conformance", value, on_stdout=self.as_json, file=self.json_file):
             return
         console = console_on(sys.stdout)
         shown = table("promise", "verdict", "seconds", left=2)

@@ -4,7 +4,6 @@ The run is imported when it begins: it brings torch and transformers, and neithe
 for those.
 """
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from unified_cache.cli.json_output import check_json_file, shown_as_json
+from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError
 from unified_cache.extras import import_with_extra
-from unified_cache.files import check_writable, write_whole
+from unified_cache.files import check_writable
 
 if TYPE_CHECKING:
     from unified_cache.demo.result import DemoResult
@@ -25,7 +26,6 @@ __all__ = ["DemoCommand", "demo_app"]
 
 demo_app = typer.Typer(rich_markup_mode="markdown")
 
-STDOUT = "-"
 
 DEMO_EPILOG = """**Examples**
 
@@ -60,9 +60,8 @@ class DemoCommand:
     ] = None
     users: Annotated[int, typer.Option(min=1, max=9, help="Conversations under one system prompt.")] = 3
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page there, index.html.")] = None
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for standard output.")
-    ] = None
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Run the demo and show what came of it.
@@ -77,18 +76,12 @@ class DemoCommand:
         if self.report is not None:
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
-        if self.json_file not in (None, STDOUT):
-            check_writable(Path(self.json_file).parent)
+        check_json_file(self.json_file)
         settings = demo.DemoSettings(model=self.model, storage=self.storage, users=self.users)
         with watched(sys.stderr, "demo", settings.requests_count, "requests") as tell:
             result: DemoResult = demo.run_demo(settings, tell)
-        text = json.dumps(result.as_json(), indent=2) + "\n"
-        if self.json_file == STDOUT:
-            sys.stdout.write(text)
-        else:
+        if not shown_as_json("demo", result.as_json(), on_stdout=self.as_json, file=self.json_file):
             print_demo(sys.stdout, result)
-        if self.json_file not in (None, STDOUT):
-            write_whole(Path(self.json_file), text.encode())
         if self.report is not None and report is not None:
             sys.stderr.write(f"report: {report.write_report(result, self.report)}\n")
         if result.different:

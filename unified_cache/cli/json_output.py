@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unified_cache.files import check_writable, write_whole
 
-__all__ = ["JSON_FORMAT", "check_json_file", "print_json", "shown_as_json"]
+__all__ = ["JSON_FORMAT", "check_json_file", "shown_as_json"]
 
 JSON_FORMAT = 1
 """Raised when a field that was there means something else, or is there no more; new fields do not raise it."""
@@ -38,8 +38,3 @@ def check_json_file(file: Path | None) -> None:
     """
     if file is not None:
         check_writable(file.parent)
-
-
-def print_json(command: str, value: Mapping[str, object]) -> None:
-    """Print a command's figures on standard output."""
-    shown_as_json(command, value, on_stdout=True, file=None)

@@ -1,8 +1,10 @@
 """The console entry point: options in, one exit status out, and one line on standard error for any failure."""
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from enum import Enum
 from importlib.metadata import version
 from typing import Annotated, Protocol, runtime_checkable
 
@@ -12,7 +14,7 @@ from unified_cache.cli.commands import command_line
 from unified_cache.cli.text import printable
 from unified_cache.errors import CacheError, InputError
 
-__all__ = ["Command", "app", "main", "run"]
+__all__ = ["Command", "LogLevel", "app", "main", "run"]
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -24,10 +26,19 @@ EXIT_BROKEN_PIPE = 141
 app = typer.Typer(
     name="unified-cache",
     help="Prefix cache over device, host and storage for LLM serving engines.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+class LogLevel(Enum):
+    """Least severe lines of the library's log that are shown."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 @runtime_checkable
@@ -37,6 +48,16 @@ class Command(Protocol):
     def run(self) -> None:
         """Run the command; failures are raised."""
         ...
+
+
+def _log_from(level: LogLevel | None) -> None:
+    """Write the library's log to standard error, from a level on; without one, Python shows warnings alone."""
+    if level is not None:
+        shown = logging.StreamHandler(sys.stderr)
+        shown.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger = logging.getLogger("unified_cache")
+        logger.handlers = [shown]
+        logger.setLevel(level.name)
 
 
 def _print_version(wanted: bool) -> None:
@@ -50,6 +71,10 @@ def root(
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(callback=_log_from, help="Show the library's log on standard error, from this level on."),
+    ] = None,
 ) -> None:
     """Prefix cache over device, host and storage for LLM serving engines."""
 

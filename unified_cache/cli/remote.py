@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import (
     BigramsOption,
     CacheSaltOption,
     ExtraKeyOption,
     IdentityOption,
+    JsonFileOption,
     JsonOption,
     LoraIdOption,
     TokensFileOption,
 )
-from unified_cache.cli.storage_tables import print_json
 from unified_cache.cli.text import console_on, example, size_text, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
@@ -69,6 +70,7 @@ class PingCommand:
 
     url: ServiceArgument
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -79,8 +81,8 @@ class PingCommand:
         """
         with _opened(self.url) as inquiry:
             pongs = inquiry.ping()
-        if self.as_json:
-            print_json([asdict(pong) for pong in pongs])
+        value = {"servers": [asdict(pong) for pong in pongs]}
+        if shown_as_json("ping", value, on_stdout=self.as_json, file=self.json_file):
             return
         shown = table("server", "tenant", "store", "durable", "ms", left=4)
         for pong in pongs:
@@ -95,6 +97,7 @@ class RemoteStatCommand:
 
     url: ServiceArgument
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -105,19 +108,18 @@ class RemoteStatCommand:
         """
         with _opened(self.url) as inquiry:
             stats = inquiry.stats()
-        if self.as_json:
-            print_json(
-                {
-                    server: {
-                        "host_bytes": each.host_bytes,
-                        "host_pages": each.host_pages,
-                        "leases": each.leases_count,
-                        "stored_bytes": each.stored_bytes,
-                        "identities": each.identities_count,
-                    }
-                    for server, each in stats.items()
-                }
-            )
+        servers = [
+            {
+                "server": server,
+                "host_bytes": each.host_bytes,
+                "host_pages": each.host_pages,
+                "leases": each.leases_count,
+                "stored_bytes": each.stored_bytes,
+                "identities": each.identities_count,
+            }
+            for server, each in stats.items()
+        ]
+        if shown_as_json("stat", {"servers": servers}, on_stdout=self.as_json, file=self.json_file):
             return
         shown = table("server", "in memory", "pages", "leases", "stored", "identities")
         for server, each in stats.items():
@@ -145,6 +147,7 @@ class LookupCommand:
     lora_id: LoraIdOption = None
     bigrams: BigramsOption = False
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -159,8 +162,12 @@ class LookupCommand:
         prompts = read_prompts(self.tokens, page_size, namespace)
         with _opened(self.url) as inquiry:
             found = inquiry.lookup(_manifest(described), [prompt.keys for prompt in prompts])
-        if self.as_json:
-            print_json([{**asdict(each), "restorable_tokens": each.end * page_size} for each in found])
+        value = {
+            "model": described.identity.model,
+            "page_size": page_size,
+            "prompts": [{**asdict(each), "restorable_tokens": each.end * page_size} for each in found],
+        }
+        if shown_as_json("lookup", value, on_stdout=self.as_json, file=self.json_file):
             return
         shown = table("prompt", "pages", "restorable", "tokens", "bound by")
         for number, each in enumerate(found, 1):
@@ -247,6 +254,7 @@ class RemoteClearCommand:
     everything: Annotated[bool, typer.Option("--all", help="Every identity that the servers know of you.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -264,8 +272,8 @@ class RemoteClearCommand:
             raise ConfigError(f"clear would remove all pages of {going} from {self.url}; say so with --yes")
         with _opened(self.url) as inquiry:
             removed_counts = inquiry.clear(None if described is None else _manifest(described))
-        if self.as_json:
-            print_json({server: {"removed": count} for server, count in removed_counts.items()})
+        servers = [{"server": server, "removed_objects": count} for server, count in removed_counts.items()]
+        if shown_as_json("clear", {"servers": servers}, on_stdout=self.as_json, file=self.json_file):
             return
         for server, count in removed_counts.items():
             console_on(sys.stdout).print_line(f"{server}: removed {count:,} objects")

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
+from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import (
     BigramsOption,
     CacheSaltOption,
     ExtraKeyOption,
+    JsonFileOption,
     JsonOption,
     LoraIdOption,
     TokensFileOption,
 )
-from unified_cache.cli.storage_tables import print_json
 from unified_cache.cli.text import console_on, example, printable, table
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
@@ -45,9 +46,7 @@ Follow two engines, and answer on this machine:
     unified-cache router score 127.0.0.1:50061 --tokens prompt.json --json
 """
 
-SERVE_LINE = (
-    "unified-cache router serve --engine a=tcp://10.0.0.1:5557,replay=tcp://10.0.0.1:5558,hashes=page_keys,storage=l3"
-)
+SERVE_LINE = "unified-cache router serve --engine a=tcp://10.0.0.1:5557,replay=tcp://10.0.0.1:5558"
 
 router_app = typer.Typer(
     name="router",
@@ -115,6 +114,7 @@ class RouterScoreCommand:
     lora_id: LoraIdOption = None
     bigrams: BigramsOption = False
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -132,10 +132,9 @@ class RouterScoreCommand:
             found: list[list[EngineScore]] = [client.score(prompt, namespace) for prompt in prompts]
         finally:
             client.close()
-        if self.as_json:
-            print_json(
-                [[{**asdict(score), "knowledge": score.knowledge.value} for score in scores] for scores in found]
-            )
+        scored = [[{**asdict(score), "knowledge": score.knowledge.value} for score in scores] for scores in found]
+        value = {"prompts": [{"engines": scores} for scores in scored]}
+        if shown_as_json("router score", value, on_stdout=self.as_json, file=self.json_file):
             return
         shown = table("prompt", "engine", "known", "tokens", "device", "with host", "with storage", left=3)
         for number, (prompt, scores) in enumerate(zip(prompts, found, strict=True), 1):
@@ -153,6 +152,7 @@ class RouterEnginesCommand:
 
     address: AddressArgument
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -165,8 +165,8 @@ class RouterEnginesCommand:
             reports: list[EngineReport] = client.engines()
         finally:
             client.close()
-        if self.as_json:
-            print_json([{**asdict(report), "knowledge": report.knowledge.value} for report in reports])
+        value = {"engines": [{**asdict(report), "knowledge": report.knowledge.value} for report in reports]}
+        if shown_as_json("router engines", value, on_stdout=self.as_json, file=self.json_file):
             return
         shown = table("engine", "known", "pages", "batches", "gaps", "losses", "restarts", left=2)
         for report in reports:

@@ -14,6 +14,8 @@ from typing import Annotated
 
 import typer
 
+from unified_cache.cli.json_output import shown_as_json
+from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.text import example
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
@@ -152,6 +154,8 @@ class TokenListCommand:
     """List the tokens of a file: ID, tenant, role and last day."""
 
     tokens: TokensOption
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Read and print.
@@ -159,9 +163,21 @@ class TokenListCommand:
         Raises:
             ConfigError: it is no file of tokens.
         """
-        for entry in _token_module("access.tokens").read_tokens(self.tokens, sys.maxsize).values():
-            expires = entry.last_day or "never"
-            sys.stdout.write(f"{entry.token_id} {entry.caller.tenant} {entry.caller.role.value} {expires}\n")
+        found = list(_token_module("access.tokens").read_tokens(self.tokens, sys.maxsize).values())
+        listed = [
+            {
+                "id": entry.token_id,
+                "tenant": entry.caller.tenant,
+                "role": entry.caller.role.value,
+                "last_day": None if entry.last_day is None else str(entry.last_day),
+            }
+            for entry in found
+        ]
+        if shown_as_json("token list", {"tokens": listed}, on_stdout=self.as_json, file=self.json_file):
+            return
+        for each in listed:
+            expires = each["last_day"] or "never"
+            sys.stdout.write(f"{each['id']} {each['tenant']} {each['role']} {expires}\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,18 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from pathlib import Path
+from typing import Annotated, Generic, Protocol, TypeVar
 
 import typer
 
 from unified_cache.byte_sizes import parse_bytes
-from unified_cache.cli.options import IdentityOption, JsonOption, StoreArgument, selected
+from unified_cache.cli.json_output import shown_as_json
+from unified_cache.cli.options import IdentityOption, JsonFileOption, JsonOption, StoreArgument, selected
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage_tables import (
     gc_as_json,
     print_gc,
-    print_json,
     print_results,
     print_stat,
     result_as_json,
@@ -81,6 +82,7 @@ class StatCommand:
     url: StoreArgument
     identity: IdentityOption = None
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """List and show.
@@ -95,18 +97,16 @@ class StatCommand:
             counts = [count_objects(storage, kept.digest) for kept in found]
             used = [catalog_of(storage).used_between(kept.digest) for kept in found]
         total = total_of(counts)
-        if self.as_json:
-            print_json(
-                {
-                    "store": self.url,
-                    "kind": capability.name,
-                    "durable": capability.durable,
-                    "bytes_max": capability.bytes_max,
-                    "objects": total.objects_count,
-                    "bytes": total.object_bytes,
-                    "identities": [stat_as_json(*each) for each in zip(found, counts, used, strict=True)],
-                }
-            )
+        value = {
+            "store": self.url,
+            "kind": capability.name,
+            "durable": capability.durable,
+            "bytes_max": capability.bytes_max,
+            "objects": total.objects_count,
+            "bytes": total.object_bytes,
+            "identities": [stat_as_json(*each) for each in zip(found, counts, used, strict=True)],
+        }
+        if shown_as_json("storage stat", value, on_stdout=self.as_json, file=self.json_file):
             return
         console = console_on(sys.stdout)
         durable = "durable" if capability.durable else "not durable"
@@ -127,6 +127,7 @@ class VerifyCommand:
     url: StoreArgument
     identity: IdentityOption = None
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Read everything and show what is wrong.
@@ -135,7 +136,7 @@ class VerifyCommand:
             ConfigError: there is no such store or identity.
             CacheError: an object is flawed or cannot be read, or a manifest is.
         """
-        found, results = _examined("verify", open_to_read, verify, self.url, self.identity, self.as_json)
+        found, results = _examined(open_to_read, _Examination("verify", verify), self)
         flawed = sum(result.count(ReadOutcome.FLAWED) for result in results)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if flawed or unreadable:
@@ -158,6 +159,7 @@ class ScrubCommand:
     url: StoreArgument
     identity: IdentityOption = None
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Read everything, remove what is flawed, show both.
@@ -166,7 +168,7 @@ class ScrubCommand:
             ConfigError: there is no such store or identity.
             CacheError: an object or a manifest cannot be read.
         """
-        found, results = _examined("scrub", open_existing, scrub, self.url, self.identity, self.as_json)
+        found, results = _examined(open_existing, _Examination("scrub", scrub), self)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if unreadable:
             raise CacheError(f"every object of {self.url} must be readable, found {unreadable} that are not; see above")
@@ -193,6 +195,7 @@ class GcCommand:
     ] = None
     identity: IdentityOption = None
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Remove and show.
@@ -215,9 +218,8 @@ class GcCommand:
             with closing(open_to_read(self.url)) as opened:
                 after = _everything(opened)
         evicted = ObjectCount(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
-        if self.as_json:
-            print_json(gc_as_json(self.url, collected, evicted, after))
-        else:
+        value = gc_as_json(self.url, collected, evicted, after)
+        if not shown_as_json("storage gc", value, on_stdout=self.as_json, file=self.json_file):
             print_gc(sys.stdout, collected, None if cap is None else evicted)
         if cap is not None and after.object_bytes > cap:
             raise CacheError(f"{self.url} must shrink to {cap} bytes, found {after.object_bytes}")
@@ -241,6 +243,7 @@ class ClearCommand:
     everything: Annotated[bool, typer.Option("--all", help="Every identity of the store.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False
     as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Remove and show.
@@ -263,32 +266,55 @@ class ClearCommand:
             with objects_watched(sys.stderr, "clear", total.objects_count) as watch:
                 for kept in found:
                     removed_count += clear(storage, kept.digest, watch)
-        if self.as_json:
-            print_json(
-                {"store": self.url, "identities": len(found), "found_objects": total.objects_count}
-                | {"found_bytes": total.object_bytes, "removed_objects": removed_count}
-            )
+        value = {
+            "store": self.url,
+            "identities": len(found),
+            "found_objects": total.objects_count,
+            "found_bytes": total.object_bytes,
+            "removed_objects": removed_count,
+        }
+        if shown_as_json("storage clear", value, on_stdout=self.as_json, file=self.json_file):
             return
         console_on(sys.stdout).print_line(f"removed {removed_count:,} of {going}")
 
 
+class _ExaminationOptions(Protocol):
+    """A command that examines a store: its options."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def identity(self) -> str | None: ...
+
+    @property
+    def as_json(self) -> bool: ...
+
+    @property
+    def json_file(self) -> Path | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Examination(Generic[_Opened]):
+    """Call that is made for every identity of a store, and its name."""
+
+    verb: str
+    examine: Callable[[_Opened, StoredIdentity, Watch], Verification]
+
+
 def _examined(
-    verb: str,
-    open_store: Callable[[str], _Opened],
-    examine: Callable[[_Opened, StoredIdentity, Watch], Verification],
-    url: str,
-    wanted: str | None,
-    as_json: bool,
+    open_store: Callable[[str], _Opened], examination: _Examination[_Opened], asked: _ExaminationOptions
 ) -> tuple[list[StoredIdentity], list[Verification]]:
     """Examine every identity that was asked for, and print the results."""
-    with closing(open_store(url)) as storage:
-        found = selected(storage, url, wanted)
+    with closing(open_store(asked.url)) as storage:
+        found = selected(storage, asked.url, asked.identity)
         total = total_of(count_objects(storage, kept.digest) for kept in found)
-        with objects_watched(sys.stderr, verb, total.objects_count) as watch:
-            results = [examine(storage, kept, watch) for kept in found]
-    if as_json:
-        print_json({"store": url, "identities": [result_as_json(*each) for each in zip(found, results, strict=True)]})
-    else:
+        with objects_watched(sys.stderr, examination.verb, total.objects_count) as watch:
+            results = [examination.examine(storage, kept, watch) for kept in found]
+    identities = [result_as_json(*each) for each in zip(found, results, strict=True)]
+    value = {"store": asked.url, "identities": identities}
+    command = f"storage {examination.verb}"
+    if not shown_as_json(command, value, on_stdout=asked.as_json, file=asked.json_file):
         print_results(sys.stdout, found, results)
     return found, results
 

@@ -1,7 +1,5 @@
 """Output of ``unified-cache storage``: identities and the flaws of their objects, as tables and as JSON."""
 
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TextIO
@@ -20,7 +18,6 @@ __all__ = [
     "gc_as_json",
     "print_findings",
     "print_gc",
-    "print_json",
     "print_results",
     "print_stat",
     "result_as_json",
@@ -67,11 +64,6 @@ def print_findings(console: LineConsole, findings: Sequence[FlawedObject]) -> No
         console.print_line(f"{finding.outcome.value}: {finding.label.object_name}: {finding.reason}")
     if len(findings) > FINDINGS_SHOWN_MAX:
         console.print_line(f"and {len(findings) - FINDINGS_SHOWN_MAX:,} more; --json names all")
-
-
-def print_json(value: object) -> None:
-    """Print JSON alone on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def result_as_json(kept: StoredIdentity, result: Verification) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Sizes, tables and consoles, alike in every command."""
 
+import re
 from typing import TextIO
 
 from rich import box
@@ -7,16 +8,28 @@ from rich.console import Console, RenderableType
 from rich.style import Style
 from rich.table import Table
 
-__all__ = ["LineConsole", "console_on", "example", "printable", "size_text", "table"]
+__all__ = ["LineConsole", "console_on", "copyable", "example", "printable", "size_text", "table"]
 
 WIDTH_MIN = 128
 """Columns assumed where the output is no terminal; the tables fit."""
+
+CODE_COLUMNS = 70
+"""Columns of a line of code in help, without the backslash, so that it is one line on a terminal of 80."""
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class LineConsole(Console):
     """Console for text that others may have written: a line is one line, and none of it commands the terminal."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to whoever runs the command that nobody reads any more; rich would exit with status 1.
+
+        Raises:
+            BrokenPipeError: always.
+        """
+        self.quiet = True
+        raise BrokenPipeError
 
     def print_line(self, text: str, style: str = "") -> None:
         """Print one line, however long; see ``printable``."""
@@ -53,8 +66,27 @@ def size_text(count: int) -> str:
 
 
 def example(*command_lines: str) -> str:
-    """Return the end of a command's help: lines that show how to call it."""
-    return "\n\n".join(("**Examples**", *(f"    {line}" for line in command_lines)))
+    """Return the end of a command's help: lines that show how to call it, and can be copied from any terminal."""
+    return "\n\n".join(("**Examples**", *map(_code, command_lines)))
+
+
+def copyable(epilog: str) -> str:
+    """Return the end of a command's help with every line of code cut so that no terminal wraps it."""
+    lines = (_code(line.strip()) if line.startswith("    ") else line for line in epilog.splitlines())
+    # Typer takes away what all lines but the first are indented by, and with it what makes code of them.
+    return "\n".join(["", *lines])
+
+
+def _code(line: str) -> str:
+    """Return a command line as code, cut before options by backslashes where it is long."""
+    first, *options = re.split(" (?=-|&&)", line)
+    rows = [first]
+    for option in options:
+        if len(rows[-1]) + 1 + len(option) > CODE_COLUMNS:
+            rows.append(f"  {option}")
+        else:
+            rows[-1] += f" {option}"
+    return "\n".join(f"    {row}" for row in " \\\n".join(rows).split("\n"))
 
 
 def table(*columns: str, left: int = 1) -> Table:

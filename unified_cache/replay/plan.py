@@ -133,7 +133,11 @@ class ReplayPlan:
         need = self.engines * engine + store
         have = memory_bytes()
         if need > have:
-            raise ConfigError(f"the tiers need {bytes_text(need)} of memory, found {bytes_text(have)} on this machine")
+            less = "--no-bytes needs far less, with the same hits; so do smaller pages (--page-bytes, --scale-bytes)"
+            raise ConfigError(
+                f"the tiers need {bytes_text(need)} of memory, found {bytes_text(have)} on this machine"
+                + (f"; {less}" if self.with_bytes else "")
+            )
 
 
 def _payload_bytes(pools: Sequence[PoolSpec], device_pages: int, host_pages: int) -> int:

@@ -15,7 +15,7 @@ __all__ = [
     "verdict",
 ]
 
-COLUMNS = ("tier", "capacity", "hit blocks", "hit ratio", "share", "bytes in", "bytes out")
+COLUMNS = ("tier", "pages or cap", "hit blocks", "hit ratio", "share", "bytes in", "bytes out")
 """Of ``tier_rows``; the first is text, the others are numbers."""
 
 COMPONENT_COLUMNS = ("tier", "component", "pages", "bytes", "hit pages", "hit bytes", "share")
@@ -29,8 +29,8 @@ def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     cap_bytes = result.settings.storage_bytes
     capacity = "no cap" if cap_bytes is None else bytes_text(cap_bytes)
     tiers = {
-        "device": (f"{device_pages:,} pages", moved["load"], moved["backup"]),
-        "host": (f"{host_pages:,} pages", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
+        "device": (f"{device_pages:,}", moved["load"], moved["backup"]),
+        "host": (f"{host_pages:,}", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
         "storage": (capacity, moved["store"], moved["prefetch"]),
     }
     hit_blocks = result.hit_blocks()

@@ -5,7 +5,7 @@ Every key is known and every limit is finite: what is not named here, or makes n
 
 import ipaddress
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -22,6 +22,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from unified_cache.arguments import did_you_mean
 from unified_cache.config import GuardConfig
 from unified_cache.errors import ConfigError
 from unified_cache.wire.calls import PART_BYTES
@@ -495,7 +496,7 @@ def _sentences(error: ValidationError) -> list[str]:
         name = ".".join(map(str, flaw["loc"]))
         reason = flaw["msg"].removeprefix("Value error, ")
         if flaw["type"] in UNKNOWN_KEY:
-            sentences.append(f"there is no setting {name}")
+            sentences.append(f"there is no setting {name}{did_you_mean(name, _setting_names())}")
         else:
             found = "" if flaw["type"] in ("value_error", "missing") else f", found {str(flaw['input'])[:80]!r}"
             sentences.append(f"{name}: {reason}{found}" if name else f"{reason}{found}")
@@ -510,7 +511,16 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
         if upper.startswith(ENVIRONMENT_PREFIX):
             name = upper.removeprefix(ENVIRONMENT_PREFIX).split(_NESTED)[0]
             if name not in known:
-                raise ConfigError(f"there is no setting for the variable {variable}")
+                close = did_you_mean(name, ServiceSettings.model_fields)
+                raise ConfigError(f"there is no setting for the variable {variable}{close}")
+
+
+def _setting_names() -> Iterator[str]:
+    """Yield the names of all settings, those in tables with the table before them."""
+    for name, value in {**ServiceSettings().model_dump(), "tls": dict.fromkeys(TlsSettings.model_fields)}.items():
+        yield name
+        if isinstance(value, dict):
+            yield from (f"{name}.{key}" for key in value)
 
 
 def as_toml(settings: ServiceSettings) -> str:

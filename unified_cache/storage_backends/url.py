@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import cast
 
 from unified_cache import storage_backends
+from unified_cache.arguments import did_you_mean
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.storage_backends.protocol import StorageBackend
@@ -79,7 +80,10 @@ def _factory_of(url: str) -> tuple[_Factory, str]:
         return factory, rest
     factory = _own_factory(scheme) if scheme in STORES else None
     if factory is None:
-        raise ConfigError(f"{url!r} must begin with one of {_known()} or package.module:, found {scheme}:")
+        raise ConfigError(
+            f"{url!r} must begin with one of {_known()} or package.module:, found {scheme}:"
+            f"{did_you_mean(f'{scheme}:', (f'{known}:' for known in STORES))}"
+        )
     return factory, rest
 
 

@@ -125,8 +125,8 @@ def test_the_commands_show_what_a_server_answers(
     address, prompts = f"127.0.0.1:{server.port}", tmp_path / "prompts.json"
     prompts.write_text(json.dumps(TOKENS))
     assert run(["router", "score", address, "--tokens", str(prompts), "--json"]) == 0
-    (scores,) = json.loads(capsys.readouterr().out)
-    assert scores[0] == {
+    (prompt,) = json.loads(capsys.readouterr().out)["prompts"]
+    assert prompt["engines"][0] == {
         "engine": "a",
         "knowledge": "whole",
         "page_size": PAGE,
@@ -141,7 +141,7 @@ def test_the_commands_show_what_a_server_answers(
     assert run(["router", "engines", address]) == 0
     assert re.search(r"a +whole +7", capsys.readouterr().out)
     assert run(["router", "engines", address, "--json"]) == 0
-    assert [report["engine"] for report in json.loads(capsys.readouterr().out)] == ["a", "b", "silent"]
+    assert [report["engine"] for report in json.loads(capsys.readouterr().out)["engines"]] == ["a", "b", "silent"]
 
 
 def test_the_server_command_answers_until_it_is_told_to_end(tmp_path: Path) -> None:

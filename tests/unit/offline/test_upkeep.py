@@ -1,6 +1,8 @@
 """Verifying, scrubbing, collecting and clearing stores, and finding out what they hold."""
 
 import os
+from dataclasses import replace as replaced
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -20,21 +22,21 @@ from tests.support.offline import (
     url_of,
 )
 from unified_cache.errors import ConfigError, StorageError, TokenError
-from unified_cache.offline.listing import count_objects, listed
+from unified_cache.offline.listing import count_objects, listed, total_of
 from unified_cache.offline.prompts import read_prompts
 from unified_cache.offline.reading import ReadOutcome
 from unified_cache.offline.stores import StoredIdentity, Undescribed, choose, identities_of, open_existing, open_to_read
-from unified_cache.offline.upkeep import clear, collect, find_garbage, scrub, verify
+from unified_cache.offline.upkeep import clear, collect, find_garbage, scrub, shrink, verify
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
+from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.shards import NamedShard
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Scan
-from unified_cache.testing.storage_contract import listing
+from unified_cache.storage_backends.protocol import Level, Scan
+from unified_cache.testing.storage_contract import listing, sealed_page
 
 
 def filled(kind: str, path: Path, layout: ModelLayout) -> StoredIdentity:
@@ -266,3 +268,25 @@ def test_what_is_no_prompt_is_refused_with_the_name_of_the_file(text: str, tmp_p
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TokenError, match="tokens"):
         read_prompts(path, 2, Namespace())
+
+
+def test_a_store_that_tells_no_use_shrinks_by_whole_pages_and_by_superseded_generations_first() -> None:
+    layout, storage = LAYOUTS["full_swa"], ListedMemory()
+    sizes = {pool.name: HEADER_BYTES + pool.page_bytes for pool in layout.pools if pool.page_bytes}
+    prompt = prompt_of(1)
+    old, new = (replaced(TOY, generation=number) for number in (1, 2))
+    for identity in (new, old):
+        storage.register(manifest_of(identity, layout), {})
+        digest = identity.digest(layout)
+        pages = [sealed_page(Label(digest, key, name), size) for key in prompt.keys for name, size in sizes.items()]
+        assert all(storage.put(pages, Level.CACHED))
+    found = identities_of(storage)
+    page_bytes, pages_count = sum(sizes.values()), prompt.pages_count
+    shrink(storage, found, 2 * pages_count * page_bytes)
+    assert total_of(count_objects(storage, kept.digest) for kept in found).object_bytes == 2 * pages_count * page_bytes
+    for left_pages in (pages_count + 3, pages_count, pages_count - 2, 0):
+        shrink(storage, found, (left_pages + 1) * page_bytes - 1)
+        left = {kept: list(listing(storage, kept.digest(layout))) for kept in (old, new)}
+        assert len(left[new]) == min(left_pages, pages_count) * len(sizes)
+        assert len(left[old]) == max(left_pages - pages_count, 0) * len(sizes)
+        assert {len(list(group)) for _, group in groupby(each.label.key for each in left[new])} <= {len(sizes)}

@@ -35,6 +35,9 @@ RECONNECT_MS_MAX = 2000
 REST = Backoff(0.1, 5.0)
 """Time for which a server that failed is asked last, in seconds."""
 
+SIGNS_OF_TLS = ("Socket closed", "Connection reset", "tls", "ssl", "SSL", "handshake")
+"""In what gRPC says where one side speaks TLS and the other does not, or not as asked."""
+
 PASSING = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -217,6 +220,8 @@ def storage_error(error: grpc.RpcError, call: Call, server: Server) -> StorageEr
     error.__traceback__ = None
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     text = f"{server.name}: {call.value}: {code.name}: {error.details() if isinstance(error, grpc.Call) else error}"
+    if code is grpc.StatusCode.UNAVAILABLE and any(sign in text for sign in SIGNS_OF_TLS):
+        text += "; a server with TLS is named as grpcs://, with cert_file and key_file where it asks for certificates"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return StorageFullError(text) if call is Call.PUT else StorageError(text, retryable=True)
     return StorageError(text, retryable=code in PASSING)

@@ -1,0 +1,114 @@
+"""Habits of a command line: -h, completion, a log level, examples that can be copied, and help after a slip."""
+
+import logging
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.core import TyperGroup
+
+from tests.e2e.test_help import deferred_commands
+from tests.sources import ROOT
+from tests.support.cluster import COMMAND, ask
+from unified_cache.cli.commands import DeferredCommand
+from unified_cache.cli.text import copyable, example
+
+TIMEOUT_S = 60
+
+
+@pytest.mark.parametrize("arguments", [(), ("storage",), ("storage", "stat"), ("replay",)])
+def test_h_is_help(arguments: tuple[str, ...]) -> None:
+    short, long = ask(*arguments, "-h"), ask(*arguments, "--help")
+    assert (short.status, short.out) == (0, long.out)
+    assert "Usage" in short.out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("unified-cache stor", "storage"), ("unified-cache storage st", "stat")]
+)
+def test_a_shell_can_complete_commands(words: str, expected: str) -> None:
+    asked = {"_UNIFIED_CACHE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    ended = subprocess.run(
+        COMMAND, check=False, capture_output=True, text=True, env={**os.environ, **asked}, timeout=TIMEOUT_S, cwd=ROOT
+    )
+    assert expected in ended.stdout.split(), ended.stderr
+
+
+@pytest.fixture
+def library_log() -> Iterator[None]:
+    logger = logging.getLogger("unified_cache")
+    before = (logger.handlers, logger.level)
+    yield
+    logger.handlers, level = before
+    logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("library_log")
+@pytest.mark.parametrize(("level", "is_shown"), [("warning", True), ("debug", True), ("error", False)])
+def test_the_log_is_shown_from_a_level_on(level: str, is_shown: bool) -> None:
+    said = ask("--log-level", level, "storage", "stat", "grpc://127.0.0.1:1?timeout_s=2")
+    assert said.status == 1
+    assert ("WARNING unified_cache.storage_backends.common.breaker: a breaker opens" in said.err) == is_shown
+
+
+def test_a_level_that_there_is_not_is_refused() -> None:
+    said = ask("--log-level", "loud", "ping", "grpc://127.0.0.1:1")
+    assert (said.status, "'loud' is not one of" in said.error) == (2, True)
+
+
+def test_whoever_stops_reading_ends_a_command_as_shells_expect() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [*COMMAND, "conformance", "keys_only:", "--keys-only"]
+    ended = subprocess.run(command, check=False, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, timeout=TIMEOUT_S)
+    os.close(writer)
+    assert ended.returncode == 141, ended.stderr
+
+
+def code_in(text: str) -> list[list[str]]:
+    """Return the command lines of a text, each as words, with lines that end in a backslash joined."""
+    joined = "\n".join(line.strip() for line in text.splitlines()).replace("\\\n", " ")
+    return [shlex.split(line) for line in joined.splitlines() if line.startswith("unified-cache ")]
+
+
+@pytest.mark.parametrize("deferred", deferred_commands(), ids=lambda each: each.name)
+def test_the_examples_of_a_help_are_what_a_shell_reads_when_they_are_copied(
+    deferred: DeferredCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command = deferred.load()
+    names: list[tuple[str, ...]] = [(deferred.name or "",)]
+    epilogs = [command.epilog or ""]
+    if isinstance(command, TyperGroup):
+        names += [(deferred.name or "", name) for name in command.commands]
+        epilogs += [each.epilog or "" for each in command.commands.values()]
+    for name, epilog in zip(names, epilogs, strict=True):
+        shown = ask(*name, "--help").out
+        assert code_in(shown.partition("Examples")[2]) == code_in(epilog), name
+
+
+def test_a_long_example_is_cut_by_backslashes_and_reads_the_same() -> None:
+    line = "unified-cache replay trace.jsonl.gz --model deepseek-v4-flash --device-bytes 40GiB --host-bytes 500GiB"
+    for text in (example(line), copyable(f"Words.\n\n    {line}\n")):
+        assert code_in(text) == [shlex.split(line)]
+        assert max(map(len, text.splitlines())) < 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("storag", "stat"), "storage"),
+        (("storage", "verfy"), "verify"),
+        (("storage", "stat", "file:x", "--jsn"), "--json"),
+        (("storage", "stat", "fiel:x"), "file:"),
+        (("serve", "--config", "CONFIG"), "host_bytes"),
+    ],
+)
+def test_a_slip_is_answered_by_what_was_meant(arguments: tuple[str, ...], meant: str, tmp_path: Path) -> None:
+    (tmp_path / "service.toml").write_text('host_byte = "1GiB"\n', encoding="utf-8")
+    said = ask(*(str(tmp_path / "service.toml") if each == "CONFIG" else each for each in arguments))
+    assert said.status == 2
+    assert meant in said.error.split("ean")[-1]
