@@ -201,13 +201,22 @@ def test_fields_of_an_unknown_architecture_say_how_it_is_laid_out() -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["mamba_d_state", "ssm_state_size", "linear_num_key_heads", "attn_layer_period", "index_head_dim", "block_configs"],
+    [
+        "mamba_d_state",
+        "ssm_state_size",
+        "linear_num_key_heads",
+        "attn_layer_period",
+        "index_head_dim",
+        "block_configs",
+        "short_conv_kernel_size",
+    ],
 )
 def test_an_unknown_architecture_that_keeps_more_than_attention_is_refused_with_the_field(field: str) -> None:
     with pytest.raises(LayoutError, match=f"whose field {field} tells of more than plain attention"):
         size_hf_config({**NEW, field: 16})
-    with pytest.raises(LayoutError, match="layer_types must hold nothing but"):
-        size_hf_config({**NEW, "layer_types": ["linear_attention"] * 8})
+    for more in ({}, LATENT):
+        with pytest.raises(LayoutError, match="layer_types must hold nothing but"):
+            size_hf_config({**NEW, **more, "layer_types": ["linear_attention"] * 8})
 
 
 def test_an_unknown_multimodal_model_is_read_by_its_text_model() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 
 from unified_cache.arguments import did_you_mean
-from unified_cache.components.layouts.attention import Rule, no_layer, plain, windowed
+from unified_cache.components.layouts.attention import FULL, Rule, no_layer, plain, windowed
 from unified_cache.components.layouts.deepseek import latent
 from unified_cache.components.layouts.fields import Fields
 from unified_cache.components.layouts.sizes import SizedLayout
@@ -13,8 +13,8 @@ from unified_cache.errors import LayoutError
 __all__ = ["check_decoder", "rule_of_fields", "what_is_assumed"]
 
 OTHER_STATE = re.compile(
-    r".*(mamba|ssm|rwkv|lightning|recurrent|time_mix|state_size|compress|cross_attention)"
-    r"|(linear_|attn_layer_|index_|conv_|hybrid_|wkv).*"
+    r".*(mamba|ssm|rwkv|lightning|recurrent|time_mix|state_size|compress|conv|cross_attention|cycles)"
+    r"|(linear_|attn_layer_|index_|hybrid_|wkv).*"
     r"|(full_attn_idxs|attn_type_list|block_configs|layers_block_type|num_kv_shared_layers|expand)$"
 )
 """Names of fields that tell of state other than K and V of each layer's own, or of layers that differ."""
@@ -50,6 +50,8 @@ def rule_of_fields(fields: Fields) -> Rule:
             f"{telling[0]} tells of more than plain attention; give --layers, --heads and --head-dim if it is not so"
         )
     if "kv_lora_rank" in fields:
+        if "layer_types" in fields:
+            fields.texts("layer_types", (FULL,))
         return latent
     return windowed(no_layer) if "layer_types" in fields else plain
 
