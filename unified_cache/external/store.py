@@ -27,6 +27,7 @@ from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.removals import RemovalFeed, Removals, removals_of
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.storage_backends.wrappers import Method
 from unified_cache.storage_backends.wrappers.deadline import call_within
@@ -157,6 +158,8 @@ class ExternalStore:
         self._threads = CallThreads(guard.calls_max, clock)
         self._registrations = Registrations(Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max), clock)
         self._counts = CallCounts()
+        self._feed: RemovalFeed | None = None
+        self._subscribing = Lock()
         self._closing = Lock()
         self._closed = False
 
@@ -270,6 +273,17 @@ class ExternalStore:
         work = _SingleCall(lambda: cleared.append(opened.guard.breaker.clear(identity)))
         return self._perform(opened, (), work, started_s) is None and bool(cleared)
 
+    def take_removals(self) -> Removals | None:
+        """Return what the store has let go since the last call; None if it does not tell, or is not there.
+
+        The first call that finds the store begins it: what went before is not told. Waits for no disk.
+        """
+        with self._subscribing:
+            opened = self._opening.store
+            if self._feed is None and opened is not None and not self._closed:
+                self._feed = removals_of(opened.guard.breaker)
+            return None if self._feed is None else self._feed.take()
+
     def counts(self) -> ExternalCounts:
         """Return what was counted so far, and the state of the store."""
         opened = self._opening.store
@@ -305,6 +319,9 @@ class ExternalStore:
             bound_s = self._config.guard.deadline_s if timeout_s is None else timeout_s
             until_s = self._clock() + bound_s
             self._threads.close(bound_s)
+            with self._subscribing:
+                if self._feed is not None:
+                    self._feed.close()
             opened = self._opening.close()
             if opened is not None:
                 left_s = max(until_s - self._clock(), CLOSE_S_MIN)

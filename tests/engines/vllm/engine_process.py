@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TypedDict
 
 from vllm import LLM, SamplingParams
+from vllm.config import KVEventsConfig
 
 from tests.engines.vllm.recorded import RECORD_VARIABLE, RecordedTier
 from unified_cache.external.landing import LandingMemory
@@ -24,6 +25,9 @@ from unified_cache.integrations.vllm.tier import UnifiedCacheTier
 
 REGIONS = Path("/dev/shm")
 """Where vLLM keeps its host memory."""
+
+EVENTS = "kv_events_config"
+"""The one option that vLLM takes as no plain values."""
 
 
 class Generated(TypedDict):
@@ -51,6 +55,7 @@ class EngineHost:
     def open(self, model: str, transfer: Mapping[str, object] | None, options: Mapping[str, object]) -> float:
         """Make the engine; return for how many seconds that took."""
         started_s = time.monotonic()
+        events = options.get(EVENTS)
         if RECORD_VARIABLE in os.environ:
             # The connector names whatever class stands under this name.
             vars(tier)[UnifiedCacheTier.__name__] = RecordedTier
@@ -64,7 +69,8 @@ class EngineHost:
             enable_prefix_caching=True,
             disable_log_stats=False,
             kv_transfer_config=transfer,
-            **options,
+            kv_events_config=KVEventsConfig(**events) if isinstance(events, Mapping) else None,
+            **{name: value for name, value in options.items() if name != EVENTS},
         )
         return time.monotonic() - started_s
 

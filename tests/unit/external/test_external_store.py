@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clock import ManualClock
 from tests.support.external import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
 from tests.support.running_service import running
 from unified_cache.components import Full
 from unified_cache.config import GuardConfig
-from unified_cache.errors import ConfigError
+from unified_cache.errors import ConfigError, StorageError
 from unified_cache.external import ExternalConfig, ExternalPage, ExternalStore, Unavailable
 from unified_cache.external import store as store_module
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Flaw
-from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
@@ -249,3 +250,37 @@ def test_a_durable_put_goes_in_larger_pieces_as_far_as_landing_memory_has_room()
     assert ExternalConfig(landing_bytes=64 << 20).piece_bytes_for(1 << 20, is_durable=True) == 8 << 20
     assert ExternalConfig(landing_bytes=1 << 20).piece_bytes_for(1 << 20, is_durable=True) == 1 << 20
     assert SMALL_PIECES.piece_bytes_for(1 << 20, is_durable=True) == 10_000
+
+
+@pytest.mark.parametrize("scheme", ["file", "packed"])
+def test_a_store_tells_which_pages_it_has_let_go(scheme: str, tmp_path: Path) -> None:
+    numbers = range(1, 100)
+    with ExternalStore.open(f"{scheme}:{tmp_path}", SMALL_PIECES, bytes_max=200_000) as store:
+        store.register(IDENTITY, LAYOUT)
+        assert store.take_removals() == (0, 0, ())
+        assert store.put(EngineRows.holding(numbers).pages(numbers)) == [Answer.STORED] * len(numbers)
+        removals = store.take_removals()
+        assert removals is not None
+        gone = set(removals.labels)
+        labels = [label_of(number) for number in numbers]
+        assert 0 < len(gone) < len(numbers)
+        assert [label in gone for label in labels] == [not answer for answer in store.exists(labels)]
+    assert store.take_removals() == (len(gone), 0, ())
+
+
+def test_a_store_that_is_away_or_remote_tells_nothing_of_what_it_lets_go(tmp_path: Path) -> None:
+    errors = [StorageError("away", retryable=True)]
+
+    def make() -> StorageBackend:
+        if errors:
+            raise errors.pop()
+        return open_storage(f"file:{tmp_path}")
+
+    clock = ManualClock()
+    with ExternalStore.opened_by(make, clock=clock) as store:
+        assert store.take_removals() is None
+        clock.now_s += 60.0
+        store.register(IDENTITY, LAYOUT)
+        assert store.take_removals() == (0, 0, ())
+    with running() as server, ExternalStore.open(f"grpc://{server.address}") as store:
+        assert store.take_removals() is None

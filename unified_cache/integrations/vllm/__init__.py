@@ -5,7 +5,8 @@
     names       facts → identity and layout; offload key → label
     lookups     answers of the store that requests wait for
     moving      threads that move chunks between vLLM's host memory and the store
-    chunks      the tier without vLLM's types: names, lookups and moving in one
+    changes     what the store gains and loses, for KV events
+    chunks      the tier without vLLM's types: names, lookups, moving and changes in one
     logs        log lines of this package beside vLLM's
     metrics     figures of the tier under vLLM's names
     tier        ``UnifiedCacheTier``, an out-of-tree secondary tier; imports vLLM

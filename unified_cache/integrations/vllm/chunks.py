@@ -4,6 +4,7 @@ Everything but the threads of ``Lookups`` and ``Moving`` belongs to the schedule
 ``drain`` and ``close`` wait, and both are bounded.
 """
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from unified_cache.config import GuardConfig
 from unified_cache.external import ExternalConfig, ExternalCounts, ExternalStore
+from unified_cache.integrations.vllm.changes import ChunkChanges, ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.lookups import ChunkAnswer, Lookups
 from unified_cache.integrations.vllm.moving import (
     ChunkJob,
@@ -28,8 +30,11 @@ from unified_cache.integrations.vllm.settings import OnReset, TierSettings
 from unified_cache.page import PageKey
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.removals import Removals
 
 __all__ = ["ChunkTier", "TierCounts", "TierStore"]
+
+logger = logging.getLogger(__name__)
 
 LANDING_BYTES = 256 << 20
 """Memory that chunks pass through, unless a few of them are larger."""
@@ -50,6 +55,10 @@ class TierStore(ChunkStore, Protocol):
 
     def counts(self) -> ExternalCounts:
         """Return what the store counted."""
+        ...
+
+    def take_removals(self) -> Removals | None:
+        """Return what the store has let go since the last call; None if it does not tell, or is not there."""
         ...
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -94,6 +103,8 @@ class ChunkTier:
         )
         self._moving = Moving.start(store, rows, config)
         self._counts = TierCounts(self._lookups.answered)
+        self._changes: ChunkChanges | None = None
+        self._tells_removals = False
 
     @classmethod
     def open(cls, settings: TierSettings, facts: VllmFacts, view: memoryview, row: RowShape) -> "ChunkTier":
@@ -129,6 +140,31 @@ class ChunkTier:
         """Send the look-ups of a step."""
         self._lookups.send()
 
+    def watch(self) -> None:
+        """Note from now on what the store gains and loses, for ``changes``."""
+        self._changes = ChunkChanges()
+
+    @property
+    def tells_removals(self) -> bool:
+        """Whether the store tells what it lets go, as far as is known."""
+        return self._tells_removals
+
+    def changes(self) -> list[ChunksStored | ChunksRemoved]:
+        """Return what the store has gained and lost of this engine's chunks since the last call, if watched.
+
+        Beyond a bound removals are lost, and logged: vLLM has no event that takes back whatever a tier has told.
+        """
+        if self._changes is None:
+            return []
+        removals = self._store.take_removals()
+        self._tells_removals = removals is not None
+        if removals is not None:
+            keys = [self._names.offload_key(label) for label in removals.labels]
+            self._changes.remove([key for key in keys if key is not None])
+            if removals.lost_count:
+                logger.warning("%d pages have left the store and are not told in KV events", removals.lost_count)
+        return self._changes.take()
+
     def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Start to fill rows with chunks."""
         self._submit(number, Direction.LOAD, [(key, None, row) for key, row in zip(keys, rows, strict=True)])
@@ -147,6 +183,8 @@ class ChunkTier:
             follows = before is not None and before[0] == group and end - before[1] == self._steps.get(group)
             chunks.append((key, page_key(before[2]) if follows and before is not None else None, row))
             before = (group, end, key)
+        if self._changes is not None:
+            self._changes.begin(number)
         self._submit(number, Direction.STORE, chunks)
 
     def ended(self) -> list[JobEnd]:
@@ -161,6 +199,8 @@ class ChunkTier:
             else:
                 self._counts.stored.update(end.answers)
                 self._counts.stored_bytes += moved_bytes
+                if self._changes is not None:
+                    self._changes.end(end.job.number, end.moved)
         return ended
 
     def touch(self, keys: Collection[bytes]) -> None:
@@ -180,6 +220,8 @@ class ChunkTier:
             # Drawn, not counted: another engine whose weights were updated differently counts from 0, too.
             self._names = self._names.renewed(secrets.randbits(63) | 1)
             self._store.register(self._names.identity, self._names.layout)
+            if self._changes is not None:
+                self._changes.forget()
         self._lookups.ask_anew()
 
     def wait(self, timeout_s: float) -> bool:

@@ -21,6 +21,9 @@ HASH_BYTES = 32
 GROUP_BYTES = 4
 """Bytes of the group's number, big-endian; as make_offload_key in vLLM 0.32."""
 
+POOL_PREFIX = "g"
+"""Of the name of a group's pool; what follows is the group's number."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
@@ -104,6 +107,12 @@ class ChunkNames:
     def _named(cls, identity: Identity, layout: ModelLayout) -> "ChunkNames":
         return cls(identity, layout, identity.owners(layout))
 
+    def offload_key(self, label: Label) -> bytes | None:
+        """Return the chunk that a label names; None if it is another engine's, or another generation's."""
+        if self.owners.get(label.pool) != label.identity:
+            return None
+        return label.key + int(label.pool.removeprefix(POOL_PREFIX)).to_bytes(GROUP_BYTES, "big")
+
     def label(self, offload_key: bytes) -> Label:
         """Return the label of a chunk; ``offload_key`` is one that ``is_stable_key``."""
         pool = pool_of(group_of(offload_key))
@@ -112,7 +121,7 @@ class ChunkNames:
 
 def pool_of(group: int) -> str:
     """Return the name of a group's pool."""
-    return f"g{group}"
+    return f"{POOL_PREFIX}{group}"
 
 
 def page_key(offload_key: bytes) -> PageKey:

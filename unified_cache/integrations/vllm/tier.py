@@ -10,7 +10,6 @@ and alone by ``UnifiedCacheConnector``, which finds out the revision, and everyt
 """
 
 import logging
-from collections import deque
 from collections.abc import Collection, Iterable
 from typing import ClassVar
 
@@ -39,6 +38,7 @@ from vllm.v1.kv_offload.tiering.base import (  # pyright: ignore[reportMissingIm
 )
 
 from unified_cache.errors import StateError
+from unified_cache.integrations.vllm.changes import ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.facts import row_shape, spec_facts
 from unified_cache.integrations.vllm.logs import show_logs_with
@@ -52,9 +52,6 @@ __all__ = ["FACTS_KEY", "UnifiedCacheTier"]
 
 FACTS_KEY = "engine_facts"
 """Key under which the connector hands an engine's facts down, in the tier's configuration."""
-
-EVENTS_MAX = 10_000
-"""Events that wait for vLLM to take them; the oldest are dropped beyond it."""
 
 RESULTS = {
     ChunkAnswer.HIT: LookupResult.HIT,
@@ -93,9 +90,9 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         row = row_shape(offloading_spec, self.block_size_bytes)
         self._chunks = ChunkTier.open(settings, facts, primary_kv_view, row)
         self._figures = TierFigures()
-        self._events: deque[OffloadingEvent] | None = (
-            deque(maxlen=EVENTS_MAX) if offloading_spec.kv_events_config.enable_kv_cache_events else None
-        )
+        self._blocks_per_chunk = offloading_spec.config.cache.blocks_per_chunk
+        if offloading_spec.kv_events_config.enable_kv_cache_events:
+            self._chunks.watch()
         names = self._chunks.names
         logger.info(
             "KV of %s, %s, is stored in %s: %s",
@@ -129,8 +126,6 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         results: list[JobResult] = []
         for end in self._chunks.ended():
             is_load = end.job.direction is Direction.LOAD
-            if not is_load and self._events is not None and end.moved:
-                self._events.append(OffloadingEvent(keys=list(end.moved), medium=self.medium, removed=False))
             results.append(
                 JobResult(
                     job_id=end.job.number,
@@ -143,11 +138,17 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         return results
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """Return what was stored since the last call, where vLLM publishes KV events."""
-        if self._events is None:
-            return ()
-        events = list(self._events)
-        self._events.clear()
+        """Return what the store has taken and let go since the last call, where vLLM publishes KV events."""
+        # vLLM then keeps the blocks of each chunk, to name all of them when it goes. A chunk of one block has its name.
+        removal_expected = self._blocks_per_chunk > 1 and self._chunks.tells_removals
+        events: list[OffloadingEvent] = []
+        for change in self._chunks.changes():
+            match change:
+                case ChunksStored(keys):
+                    event = OffloadingEvent(list(keys), self.medium, removed=False, removal_expected=removal_expected)
+                case ChunksRemoved(keys):
+                    event = OffloadingEvent(list(keys), self.medium, removed=True)
+            events.append(event)
         return events
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:

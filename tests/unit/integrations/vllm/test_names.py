@@ -20,6 +20,14 @@ def test_a_group_is_a_pool_and_the_hash_the_page_key() -> None:
     assert full.key == window.key == offload_key(7)[:32]
 
 
+def test_a_label_of_this_engine_names_its_chunk_and_no_other_s_does() -> None:
+    names = ChunkNames.of(FACTS, ROW)
+    for group in (0, 1):
+        assert names.offload_key(names.label(offload_key(7, group))) == offload_key(7, group)
+    for other in (names.renewed(7), ChunkNames.of(replace(FACTS, revision="commit 2"), ROW)):
+        assert names.offload_key(other.label(offload_key(7))) is None
+
+
 @pytest.mark.parametrize(
     "other",
     [

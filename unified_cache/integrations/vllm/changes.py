@@ -1,0 +1,84 @@
+"""Gains and losses of the store, of one engine's chunks, for vLLM's KV events.
+
+A job's end is told to vLLM some time after the store has taken its chunks, and some of them may have gone meanwhile and
+been told so: those are not told as stored any more. Belongs to the scheduler's thread.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+__all__ = ["CHANGES_MAX", "ChunkChanges", "ChunksRemoved", "ChunksStored"]
+
+CHANGES_MAX = 10_000
+"""Changes that wait for vLLM to take them; the oldest are dropped beyond it."""
+
+
+class ChunksStored(NamedTuple):
+    """Chunks that are in the store from now on, by offload key."""
+
+    keys: tuple[bytes, ...]
+
+
+class ChunksRemoved(NamedTuple):
+    """Chunks that the store has let go, by offload key."""
+
+    keys: tuple[bytes, ...]
+
+
+class ChunkChanges:
+    """Changes in their order, and the jobs whose chunks are not told yet."""
+
+    __slots__ = ("_began", "_changes", "_gone", "_told_count")
+
+    def __init__(self) -> None:
+        self._changes: deque[ChunksStored | ChunksRemoved] = deque(maxlen=CHANGES_MAX)
+        self._told_count = 0
+        """Times that removals were told."""
+        self._began: dict[int, int] = {}
+        """By store job under way: how often removals had been told before it."""
+        self._gone: dict[bytes, int] = {}
+        """Chunks that went while jobs were under way: when it was told, oldest first."""
+
+    def begin(self, job: int) -> None:
+        """Note that a store job has begun."""
+        self._began[job] = self._told_count
+
+    def end(self, job: int, stored: Iterable[bytes]) -> None:
+        """Note that a job has ended, and what it has stored; nothing of a job from before ``forget``."""
+        began = self._began.pop(job, None)
+        if began is None:
+            return
+        there = tuple(key for key in stored if self._gone.get(key, -1) < began)
+        if there:
+            self._changes.append(ChunksStored(there))
+        self._prune()
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Note that the store has let chunks go."""
+        if not keys:
+            return
+        self._changes.append(ChunksRemoved(tuple(keys)))
+        if self._began:
+            for key in keys:
+                self._gone.pop(key, None)
+                self._gone[key] = self._told_count
+        self._told_count += 1
+
+    def take(self) -> list[ChunksStored | ChunksRemoved]:
+        """Return the changes since the last call."""
+        taken = list(self._changes)
+        self._changes.clear()
+        return taken
+
+    def forget(self) -> None:
+        """Forget what was not taken, and what jobs under way store: it belongs to nobody any more."""
+        self._changes.clear()
+        self._began.clear()
+        self._gone.clear()
+
+    def _prune(self) -> None:
+        """Forget what went before the oldest job under way."""
+        oldest = min(self._began.values(), default=self._told_count)
+        while self._gone and next(iter(self._gone.values())) < oldest:
+            del self._gone[next(iter(self._gone))]
