@@ -13,6 +13,8 @@ from unified_cache.errors import MissingExtraError
 
 __all__ = ["import_with_extra", "needs_extra"]
 
+PACKAGE = "unified_cache"
+
 
 @contextmanager
 def needs_extra(extra: str, purpose: str) -> Iterator[None]:
@@ -30,8 +32,8 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        package = (error.name or __package__).split(".")[0]
-        if package == __package__:
+        package = (error.name or PACKAGE).split(".")[0]
+        if package == PACKAGE:
             raise
         command = f"pip install 'unified-cache[{extra}]'"
         if isinstance(error, ModuleNotFoundError | MissingExtraError):
