@@ -10,8 +10,6 @@ python examples/hybrid_engine.py
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
-import torch
-
 from unified_cache import (
     CacheConfig,
     DevicePool,
@@ -25,6 +23,10 @@ from unified_cache import (
     open_storage,
 )
 from unified_cache.config import WritePolicy
+from unified_cache.extras import needs_extra
+
+with needs_extra("engine", "this example"):
+    import torch
 
 PAGE = 4  # tokens
 LAYERS = 2  # of each kind

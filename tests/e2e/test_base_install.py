@@ -126,7 +126,7 @@ print(json.dumps(found))
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("name", ["host_and_file", "kv_events", "memory_only", "two_engines"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "examples").glob("*.py")))
 def test_an_example_names_the_extra_that_is_missing(name: str, tmp_path: Path) -> None:
     example = ROOT / "examples" / f"{name}.py"
     program = f"{REFUSED.format('')}\nimport runpy\nrunpy.run_path({str(example)!r}, {{}}, '__main__')"
