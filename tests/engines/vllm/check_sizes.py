@@ -49,7 +49,6 @@ MAMBA_2 = {
 }
 HEADS = {"num_hidden_layers": 8, "num_attention_heads": 32, "num_key_value_heads": 8}
 OTHERS: Mapping[str, Mapping[str, object]] = {
-    "bamba": {**HEADS, **MAMBA_2, "attn_layer_indices": [3], "architectures": ["BambaForCausalLM"]},
     "falcon_h1": {**HEADS, **MAMBA_2, "mamba_d_ssm": 8192, "architectures": ["FalconH1ForCausalLM"]},
     "granitemoehybrid": {
         **HEADS,
