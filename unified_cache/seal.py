@@ -30,6 +30,7 @@ __all__ = [
     "Flaw",
     "Label",
     "PageChecksum",
+    "is_header_of",
     "relabelled",
     "seal",
     "seal_buffers",
@@ -136,6 +137,11 @@ def relabelled(header: bytes, label: Label) -> bytes:
     """Return the header of the same payload under another label, checksum kept; ``header`` is one that verified."""
     _, _, _, payload_bytes, *_, checksum = _BODY.unpack(header[: _BODY.size])
     return _header(label, payload_bytes, checksum)
+
+
+def is_header_of(header: memoryview, label: Label, payload_bytes: int, checksum: int) -> bool:
+    """Tell whether ``header`` is the one of a page of that label, length and checksum of its payload."""
+    return header.tobytes() == _header(label, payload_bytes, checksum)
 
 
 def verify(page: memoryview, label: Label) -> Flaw | None:

@@ -54,10 +54,17 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "a late read fills the engine's rows",
-        "external/transfer.py",
-        "        with self._guard:\n            self._pages = ()\n",
-        "        with self._guard:\n            pass\n",
+        "storage_backends/lent_rows.py",
+        "        with self.guard:\n            self._rows = None\n",
+        "        with self.guard:\n            pass\n",
         EXTERNAL_TESTS,
+    ),
+    Mutant(
+        "rows that do not prove the page are believed",
+        "storage_backends/lent_rows.py",
+        "        self.is_proven = found is not None and is_header_of(self._header, label, payload_bytes, found)\n",
+        "        self.is_proven = True\n",
+        ("tests/unit/storage_backends/directory/test_lent_reads.py",),
     ),
     Mutant(
         "landing memory of a late call is lent again",

@@ -76,6 +76,10 @@ class Registrations:
                 return False
         return True
 
+    def are_taken(self, identities: Collection[bytes]) -> bool:
+        """Tell whether the store has taken all of these identities."""
+        return all(found is not None and found.is_taken for found in map(self._by_identity.get, identities))
+
     def announce(self, store: StorageBackend, identities: Collection[bytes], landing: memoryview) -> None:
         """Announce those of these identities that the store has not taken, with the memory that pages lie in.
 

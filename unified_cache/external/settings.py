@@ -7,7 +7,7 @@ from unified_cache.arguments import check_kind
 from unified_cache.config import GuardConfig
 from unified_cache.errors import ConfigError
 
-__all__ = ["ExternalConfig"]
+__all__ = ["PIECE_BYTES_MAX", "ExternalConfig"]
 
 PIECE_BYTES = 1 << 20
 """Least that landing memory must hold where nobody says how much."""
@@ -28,9 +28,9 @@ class ExternalConfig:
     landing_bytes: int = 256 << 20
     """Memory that pages pass through on their way, at most; the system gives it as it is used. A page must fit."""
     piece_bytes: int | None = None
-    """Pages of one call to the store hold about so many bytes, so that they are verified and copied while they are
-    in the processor's caches; a page that is larger goes alone. None for what the store asks for, 8 MiB at most: one
-    behind a connection has a round trip for each call."""
+    """Pages of one call to the store hold about so many bytes; a page that is larger goes alone. None for 8 MiB, or
+    what the store asks for if that is less and pages pass through landing memory: then they are verified and copied
+    while they are in the processor's caches."""
     call_timeout_s: float = 30.0
     """After this time no further piece of a call is begun. So a call returns after this time and one deadline."""
 

@@ -20,7 +20,7 @@ from unified_cache.external.counts import CallCounts, ExternalCounts, StoreState
 from unified_cache.external.landing import LandingMemory, Span
 from unified_cache.external.opening import OpenedStore, StoreOpening
 from unified_cache.external.registrations import Registrations
-from unified_cache.external.settings import ExternalConfig
+from unified_cache.external.settings import PIECE_BYTES_MAX, ExternalConfig
 from unified_cache.external.threads import CallThreads, WorkEnd, WorkRun
 from unified_cache.external.transfer import Clock, ExternalPage, PageReads, PageWrites, Piece, pieces_of
 from unified_cache.pool import Identity, ModelLayout
@@ -230,7 +230,10 @@ class ExternalStore:
         if opened is None:
             return self._answered(Method.EXISTS, [], len(labels), self._absence(), started_s)
         work = _LabelWork(labels, opened.guard.breaker.exists)
-        reason = self._perform(opened, identities, work, started_s)
+        if opened.capability.exists_costs_io or not self._registrations.are_taken(identities):
+            reason = self._perform(opened, identities, work, started_s)
+        else:
+            reason = self._perform_here(opened, work, started_s)
         return self._answered(Method.EXISTS, work.answers, len(labels), reason, started_s)
 
     def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
@@ -360,7 +363,9 @@ class ExternalStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), started_s)
-        call_bytes = opened.capability.call_bytes
+        # A page that is put is copied and sealed before the next, and one read into its rows verified before it.
+        passes_landing = method is Method.GET and not opened.capability.reads_lent
+        call_bytes = opened.capability.call_bytes if passes_landing else PIECE_BYTES_MAX
         pieces = pieces_of(pages, self._config.piece_bytes_for(call_bytes, is_durable=level is Level.DURABLE))
         span = self._landing.lend(max(piece.span_bytes for piece in pieces), opened.guard.deadline.deadline_s)
         if span is None:
@@ -391,6 +396,18 @@ class ExternalStore:
         finally:
             if span is not None:
                 self._settle(span, run)
+        return self._reason(run, errand)
+
+    def _perform_here(self, opened: OpenedStore, work: LabelledWork, started_s: float) -> Unavailable | None:
+        """Have work done on the caller's thread, which waits for memory alone, and needs none of its own."""
+        until_s = started_s + self._config.call_timeout_s
+        errand = _Errand(lambda: None, lambda: work.run(opened.guard.breaker, until_s, self._clock), work.let_go)
+        run = WorkRun(errand, opened.guard)
+        run.run()
+        return self._reason(run, errand)
+
+    def _reason(self, run: WorkRun, errand: "_Errand") -> Unavailable | None:
+        """Say why work that nobody waits for any more did not come to its end; None if it did."""
         if run.error:
             self._counts.last_error = run.error
         if run.end is not WorkEnd.DONE:

@@ -5,10 +5,12 @@
 
 What moves here runs on a thread that may be late, so it holds the engine's rows only while it copies. ``let_go`` takes
 them away: it waits for a copy under way and nothing else, and from then on no row is read or written.
+
+A store that has a page in memory reads it into the rows themselves (``LentRows``), and its landing memory stays unused
+but for the header. What it would have to wait for it reads into landing memory.
 """
 
 from collections.abc import Callable, Sequence
-from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy.typing as npt
 from unified_cache.external.landing import Span
 from unified_cache.page import PageKey
 from unified_cache.seal import HEADER_BYTES, Label, seal
+from unified_cache.storage_backends.lent_rows import LentRows, RowsLoan
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 
 __all__ = ["ExternalPage", "LandedPage", "PageReads", "PageWrites", "Piece", "pieces_of"]
@@ -93,15 +96,14 @@ def pieces_of(pages: Sequence[ExternalPage], piece_bytes: int) -> list[Piece]:
 class _Transfer:
     """Pages of one call and the landing memory that they pass through."""
 
-    __slots__ = ("_bytes", "_guard", "_labels", "_pages", "_pieces", "_view", "answers", "copied_bytes")
+    __slots__ = ("_bytes", "_labels", "_loan", "_pieces", "_view", "answers", "copied_bytes")
 
     def __init__(self, pages: Sequence[ExternalPage], pieces: Sequence[Piece], span: Span) -> None:
-        self._pages: Sequence[ExternalPage] = pages
+        self._loan = RowsLoan([page.rows for page in pages])
         self._labels = [(page.label, page.parent) for page in pages]
         self._pieces = pieces
         self._view = span.view
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(span.view, np.uint8)
-        self._guard = Lock()
         self.answers: list[Answer] = []
         """Of the pages that the store was asked for so far, in order."""
         self.copied_bytes = 0
@@ -109,8 +111,7 @@ class _Transfer:
 
     def let_go(self) -> None:
         """Let go of the engine's rows, now and for good; wait for a copy under way."""
-        with self._guard:
-            self._pages = ()
+        self._loan.take_back()
 
     def _ios(self, piece: Piece) -> list[PageIO]:
         labels = self._labels[piece.start : piece.end]
@@ -126,7 +127,7 @@ class _Transfer:
 
 
 class PageReads(_Transfer):
-    """Read pages of a store, verified below, and copy those that were hits into the engine's rows."""
+    """Read pages of a store, verified below, and copy those that were hits and are not in the engine's rows yet."""
 
     __slots__ = ()
 
@@ -135,26 +136,37 @@ class PageReads(_Transfer):
         for piece in self._pieces:
             if clock() >= until_s:
                 return
-            answers = store.get(self._ios(piece))
-            if not self._hand_over(piece, answers) or not self._tell(answers):
+            lent = [
+                LentRows(self._loan, number, self._view[landed.start : landed.start + HEADER_BYTES])
+                if landed.end - landed.start >= LARGE_PAGE_BYTES
+                else None
+                for number, landed in zip(range(piece.start, piece.end), piece.pages, strict=True)
+            ]
+            ios = [io._replace(lent=rows) for io, rows in zip(self._ios(piece), lent, strict=True)]
+            answers = store.get(ios)
+            proven = [rows is not None and rows.is_proven for rows in lent]
+            if not self._hand_over(piece, answers, proven) or not self._tell(answers):
                 return
 
-    def _hand_over(self, piece: Piece, answers: Sequence[Answer]) -> bool:
-        """Copy the hits of a piece into their rows; False if the rows are the engine's again."""
-        with self._guard:
-            if not self._pages:
+    def _hand_over(self, piece: Piece, answers: Sequence[Answer], proven: Sequence[bool]) -> bool:
+        """Copy the hits of a piece that are not in their rows; False if the rows are the engine's again."""
+        with self._loan.guard:
+            if self._loan.is_over:
                 return False
-            for number, landed, answer in zip(range(piece.start, piece.end), piece.pages, answers, strict=True):
-                if answer is Answer.HIT:
-                    start = landed.start + HEADER_BYTES
-                    for row in self._pages[number].rows:
-                        end = start + row.nbytes
-                        if row.nbytes < SMALL_ROW_BYTES and row.format == "B" and row.ndim == 1:
-                            row[:] = self._view[start:end]
-                        else:
-                            np.copyto(np.frombuffer(row, np.uint8), self._bytes[start:end])
-                        start = end
-                    self.copied_bytes += landed.end - landed.start - HEADER_BYTES
+            for place, (landed, answer) in enumerate(zip(piece.pages, answers, strict=True)):
+                if answer is not Answer.HIT:
+                    continue
+                self.copied_bytes += landed.end - landed.start - HEADER_BYTES
+                if proven[place]:
+                    continue
+                start = landed.start + HEADER_BYTES
+                for row in self._loan.rows_of(piece.start + place):
+                    end = start + row.nbytes
+                    if row.nbytes < SMALL_ROW_BYTES and row.format == "B" and row.ndim == 1:
+                        row[:] = self._view[start:end]
+                    else:
+                        np.copyto(np.frombuffer(row, np.uint8), self._bytes[start:end])
+                    start = end
         return True
 
 
@@ -170,27 +182,29 @@ class PageWrites(_Transfer):
     def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
         """Put piece by piece, as long as somebody waits and ``until_s`` has not come."""
         for piece in self._pieces:
-            if clock() >= until_s or not self._take_over(piece):
+            if clock() >= until_s:
                 return
             ios = self._ios(piece)
-            for io in ios:
+            for number, io in enumerate(ios):
+                # One after the other: a page is sealed while it is in the processor's caches.
+                if not self._take_over(piece.start + number, piece.pages[number]):
+                    return
                 seal(io.buffers[0], io.label)
             if not self._tell(store.put(ios, self._level)):
                 return
 
-    def _take_over(self, piece: Piece) -> bool:
-        """Copy the rows of a piece; False if the rows are the engine's again."""
-        with self._guard:
-            if not self._pages:
+    def _take_over(self, number: int, landed: LandedPage) -> bool:
+        """Copy the rows of a page; False if the rows are the engine's again."""
+        with self._loan.guard:
+            if self._loan.is_over:
                 return False
-            for number, landed in zip(range(piece.start, piece.end), piece.pages, strict=True):
-                start = landed.start + HEADER_BYTES
-                for row in self._pages[number].rows:
-                    end = start + row.nbytes
-                    if row.nbytes < SMALL_ROW_BYTES and row.format == "B" and row.ndim == 1:
-                        self._view[start:end] = row
-                    else:
-                        np.copyto(self._bytes[start:end], np.frombuffer(row, np.uint8))
-                    start = end
-                self.copied_bytes += landed.end - landed.start - HEADER_BYTES
+            start = landed.start + HEADER_BYTES
+            for row in self._loan.rows_of(number):
+                end = start + row.nbytes
+                if row.nbytes < SMALL_ROW_BYTES and row.format == "B" and row.ndim == 1:
+                    self._view[start:end] = row
+                else:
+                    np.copyto(self._bytes[start:end], np.frombuffer(row, np.uint8))
+                start = end
+            self.copied_bytes += landed.end - landed.start - HEADER_BYTES
         return True

@@ -163,8 +163,8 @@ class FaultyStorage:
             self._changed.notify_all()
 
     def capability(self) -> Capability:
-        """Say what the wrapped backend can do, never faulty; a call may hang, whatever is wrapped."""
-        return replace(self._backend.capability(), bounded=False)
+        """Say what the wrapped backend can do, never faulty; any call may hang, whatever is wrapped."""
+        return replace(self._backend.capability(), bounded=False, exists_costs_io=True)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Announce an identity to the wrapped backend."""
@@ -179,7 +179,7 @@ class FaultyStorage:
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, one page perhaps not with what is stored."""
         fault = self._begin(Method.GET)
-        hits = self._backend.get([page._replace(checksum=None) for page in pages])
+        hits = self._backend.get([page._replace(checksum=None, lent=None) for page in pages])
         found = [page for page, hit in zip(pages, hits, strict=True) if hit and any(page.buffers)]
         if fault is not None and found:
             page = self._rng.choice(found)

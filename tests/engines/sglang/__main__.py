@@ -8,15 +8,16 @@ Every run is a process of the engine's environment. A line says what held; the l
 import argparse
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tests.engines.sglang.bench import STACKS, STORES, Bench, whole
 from tests.engines.sglang.document import execute
+from tests.engines.sglang.figures import line_of, told, write_figures
 from tests.engines.sglang.install import install
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.sglang.restoring import attach, layouts, matrix, processes, ranks, record, talks
@@ -32,12 +33,13 @@ def trees(bench: Bench) -> None:
 def figures(bench: Bench) -> None:
     """Write and read against SGLang's file backend, in one process, by turns; medians of their ratios."""
     print("figures: time of the file backend by ours, write / read, medians of 7 rounds; in brackets processor time")
+    lines = []
     for stack in STACKS:
-        told = []
         for kind in bench.stores:
             with tempfile.TemporaryDirectory(dir=bench.root) as plain:
                 stores = [{"file_storage_path": plain}, bench.fresh(kind)]
-                run = bench.start(EngineJob(stack, stores=stores, rounds=8, prompts=2, pages=16, layers=8))
+                size = EngineJob(stack, rounds=8, prompts=2, pages=16, layers=8)
+                run = bench.start(replace(size, stores=stores, raw_directory=str(bench.root)))
                 said = run.end()
             if not said:
                 bench.line(False, f"figures {stack} {kind}", run.failure)
@@ -45,15 +47,11 @@ def figures(bench: Bench) -> None:
             if any(whole(outcome) for outcome in said):
                 bench.say(f"figures {stack}", said, whole)
                 continue
-            theirs, ours = said
-            write, read, write_cpu, read_cpu = (
-                # The first round makes directories, threads and page tables.
-                statistics.median(t / o for t, o in zip(theirs[key][1:], ours[key][1:], strict=True))
-                for key in ("write_s", "read_s", "write_cpu_s", "read_cpu_s")
-            )
-            told.append(f"{kind} {write:.2f} / {read:.2f} [{write_cpu:.2f} / {read_cpu:.2f}]")
-        print(f"     {stack} ({said[0]['prompt_bytes'] / 1e6:.0f} MB a prompt): {'; '.join(told)}", flush=True)
+            lines.append(line_of(stack, kind, *said))
+            print(f"     {stack} ({said[0]['prompt_bytes'] / 1e6:.0f} MB a prompt): {told(lines[-1])}", flush=True)
         bench.stop_services()
+    if bench.figures_path is not None:
+        write_figures(bench.figures_path, lines)
 
 
 def document(bench: Bench) -> None:
@@ -77,6 +75,7 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; or record")
     parser.add_argument("--stores", default=",".join(STORES), help="comma list of %(default)s")
     parser.add_argument("--directory", type=Path, default=Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
+    parser.add_argument("--json", type=Path, default=None, help="file to keep the figures in")
     chosen = parser.parse_args()
     sections = {**SECTIONS, record.__name__: record}
     unknown = sorted(set(chosen.sections) - set(sections))
@@ -86,7 +85,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"ended by signal {signal.SIGTERM}"))
     installation = install()
     root = Path(tempfile.mkdtemp(prefix="e2e-sglang-", dir=chosen.directory))
-    bench = Bench(installation, root, chosen.stores.split(","))
+    bench = Bench(installation, root, chosen.stores.split(","), chosen.json)
     keep = True
     try:
         with bench.engine():

@@ -82,8 +82,12 @@ class EngineRun:
 class Bench:
     """Runs of the engine over stores in one temporary directory, and what they told."""
 
-    def __init__(self, installation: Installation, root: Path, stores: Sequence[str]) -> None:
+    def __init__(
+        self, installation: Installation, root: Path, stores: Sequence[str], figures_path: Path | None = None
+    ) -> None:
         self.installation, self.root, self.stores = installation, root, stores
+        self.figures_path = figures_path
+        """Where figures are kept as JSON; nowhere if None."""
         self.failures: list[str] = []
         self._urls: dict[str, str] = {}
         self._numbers = 0
@@ -165,6 +169,7 @@ class Bench:
                 running.send_signal(signal.SIGKILL)
             running.wait()
         self._services.clear()
+        self._urls.pop("grpc", None)
 
     def start(self, job: EngineJob) -> EngineRun:
         """Start a run."""

@@ -17,10 +17,12 @@ from sglang.srt.runtime_context import get_context
 import unified_cache
 from tests.engines.sglang import cpu, faults
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
+from tests.engines.sglang.raw_reads import raw_read_s
 from tests.engines.sglang.recording import Recording
 from tests.engines.sglang.session import EnginePrompts, EngineSession
 from tests.engines.sglang.stacks import Geometry, build_stack
 from unified_cache.cluster.child import wait_until
+from unified_cache.storage_backends.wrappers import Method
 
 __all__ = ["run_job"]
 
@@ -155,6 +157,8 @@ class _Engine:
                 session.overwrite()
                 found = session.read()
                 outcome.read_s.append(found.took.seconds)
+                if job.raw_directory and "unified_cache" in type(self._backend()).__module__:
+                    self._measure_raw_read()
                 outcome.read_cpu_s.append(found.took.cpu_seconds)
                 outcome.restored_pages = found.restored_pages
                 outcome.recomputed &= found.recomputed
@@ -167,9 +171,21 @@ class _Engine:
             logging.exception("the run failed")
             outcome.error = f"{type(error).__name__}: {error}"
 
+    def _backend(self) -> Any:
+        return self.stack.tree.cache_controller.storage_backend
+
+    def _measure_raw_read(self) -> None:
+        outcome = self.outcome
+        read_bytes = self._backend().counts().payload_bytes.get(Method.GET, 0)
+        page_bytes = max(outcome.pools.values())
+        outcome.raw_read_s.append(
+            raw_read_s(Path(self.job.raw_directory), read_bytes - outcome.payload_bytes, page_bytes)
+        )
+        outcome.payload_bytes = read_bytes
+
     def end(self) -> JobOutcome:
         outcome = self.outcome
-        backend = self.stack.tree.cache_controller.storage_backend
+        backend = self._backend()
         if "unified_cache" in type(backend).__module__:
             outcome.counts = str(backend.counts())
         alive = weakref.ref(backend)

@@ -40,6 +40,7 @@ PROGRAMS: tuple[tuple[str, ...], ...] = (("demo", "replay"), ("cli",))
 FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     PACKAGE: LIBRARY + PROGRAMS,
     f"{PACKAGE}.storage_backends": (
+        ("lent_rows",),
         ("protocol", "manifest"),
         ("common", "catalog", "removals"),
         ("directory", "wrappers", "verified"),

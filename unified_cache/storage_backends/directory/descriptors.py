@@ -12,10 +12,13 @@ from unified_cache.seal import PageChecksum
 from unified_cache.storage_backends.directory.disk import Disk
 
 __all__ = [
+    "BEYOND",
     "DIRECTORY_FLAGS",
     "LED_BYTES_MIN",
+    "PIECE_BYTES",
     "READ_FLAGS",
     "WRITE_FLAGS",
+    "BuffersLeft",
     "Directory",
     "close_quietly",
     "distrust",
@@ -53,7 +56,7 @@ LEAD_BYTES = 16 << 10
 time. Asked for all at once it waits for a request as long as it makes them, and what is not cached comes half as fast.
 """
 
-_BEYOND = memoryview(bytearray(1))
+BEYOND = memoryview(bytearray(1))
 """For the byte after a page, which is not there; nobody looks at it."""
 
 _DISTRUSTED = stat.S_ISVTX
@@ -114,7 +117,7 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> None:
     count = disk.write(fd, buffers[0]) if len(buffers) == 1 else disk.writev(fd, buffers[:_BUFFERS_MAX])
     if count == _sum_bytes(buffers):
         return
-    rest = _BuffersLeft(buffers)
+    rest = BuffersLeft(buffers)
     rest.take(count)
     while rest.buffers:
         rest.take(disk.writev(fd, rest.buffers[:_BUFFERS_MAX]))
@@ -125,7 +128,7 @@ def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) ->
     count = disk.pwritev(fd, buffers[:_BUFFERS_MAX], offset)
     if count == _sum_bytes(buffers):
         return
-    rest = _BuffersLeft(buffers)
+    rest = BuffersLeft(buffers)
     rest.take(count)
     while rest.buffers:
         offset += count
@@ -142,11 +145,11 @@ def read_all(
     ``read_at``.
     """
     if wanted_bytes < LED_BYTES_MIN and len(buffers) < _BUFFERS_MAX:
-        count = disk.readv(fd, (*buffers, _BEYOND))
+        count = disk.readv(fd, (*buffers, BEYOND))
         if count >= wanted_bytes or not count:
             return count == wanted_bytes
     is_filled = _fill(disk, fd, buffers, 0, checksum, first_bytes=LEAD_BYTES)
-    return is_filled and not disk.preadv(fd, [_BEYOND], wanted_bytes)
+    return is_filled and not disk.preadv(fd, [BEYOND], wanted_bytes)
 
 
 def read_cached(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> int:
@@ -157,7 +160,7 @@ def read_cached(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> int:
     Raises:
         OSError: EAGAIN where none of it is in memory; EOPNOTSUPP where the system or the file system cannot tell.
     """
-    return disk.preadv_cached(fd, (*buffers[: _BUFFERS_MAX - 1], _BEYOND), 0)
+    return disk.preadv_cached(fd, (*buffers[: _BUFFERS_MAX - 1], BEYOND), 0)
 
 
 def read_at(
@@ -209,7 +212,7 @@ def _fill(
     disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int, checksum: PageChecksum | None, first_bytes: int
 ) -> bool:
     """Fill buffers by as many calls as it takes, the first for at most ``first_bytes``; False where the file ends."""
-    rest = _BuffersLeft(buffers)
+    rest = BuffersLeft(buffers)
     piece_bytes = first_bytes
     done_bytes = 0
     while rest.buffers:
@@ -228,7 +231,7 @@ def _sum_bytes(buffers: Sequence[memoryview]) -> int:
     return buffers[0].nbytes if len(buffers) == 1 else sum([buffer.nbytes for buffer in buffers])
 
 
-class _BuffersLeft:
+class BuffersLeft:
     """Rest of a run of buffers: the bytes still to be read or written."""
 
     __slots__ = ("buffers",)

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from threading import Thread
 from typing import ClassVar, cast
 
@@ -190,6 +191,21 @@ class Disk:
     def listdir(fd: int) -> list[str]:
         """List the names in an open directory, in no order."""
         return os.listdir(fd)
+
+    @staticmethod
+    def file_system_of(fd: int) -> str:
+        """Return the kind of file system that an open file is on, as ``ext4``; empty where nobody knows."""
+        device = os.fstat(fd).st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        try:
+            with Path("/proc/self/mountinfo").open(encoding="utf-8", errors="replace") as mounts:
+                for line in mounts:
+                    mount, _, kind = line.partition(" - ")
+                    if mount.split(" ")[2] == wanted:
+                        return kind.partition(" ")[0]
+        except (OSError, IndexError):
+            return ""
+        return ""
 
     @staticmethod
     def has_data(fd: int, start: int, end: int) -> bool:

@@ -25,6 +25,7 @@ from unified_cache.storage_backends.directory.descriptors import (
 from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES, DirectReads, is_block_aligned
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, is_whole
+from unified_cache.storage_backends.directory.lent_reads import LentReads
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.layout import objects_in, place_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
@@ -58,6 +59,7 @@ class PageReader:
         self._directories = directories
         self._clear_foreign = clear_foreign
         self._direct = DirectReads(disk)
+        self._lent_reads = LentReads(disk)
         self._unreadable_count = 0
         self._reads_cached = True
         """Whether the file system is believed to tell what it has in memory."""
@@ -133,10 +135,13 @@ class PageReader:
                     answers[number] = self._unreadable(page, error)
                 fds.append(fd)
             direct = self._read_directly(pages, fds)
-            cached = self._read_cached(pages, fds) if len(pages) > 1 and not direct else ()
+            lent = self._read_lent(pages, fds, direct)
+            came = direct | lent
+            if len(pages) > len(came) + 1 and not direct:
+                came |= self._read_cached(pages, fds, came)
             for number, page in enumerate(pages):
                 fd = fds[number]
-                if number in cached or number in direct:
+                if number in came:
                     answers[number] = Answer.HIT
                 elif fd >= 0:
                     try:
@@ -150,7 +155,7 @@ class PageReader:
                     close_quietly(disk, fd)
         return answers
 
-    def _read_directly(self, pages: Sequence[PageIO], fds: Sequence[int]) -> Set[int]:
+    def _read_directly(self, pages: Sequence[PageIO], fds: Sequence[int]) -> set[int]:
         """Read large pages that the system does not have in memory straight into the caller's; return which came."""
         direct: set[int] = set()
         for number, page in enumerate(pages):
@@ -171,18 +176,33 @@ class PageReader:
                     self._disk.end_direct(fd)
         return direct
 
-    def _read_cached(self, pages: Sequence[PageIO], fds: Sequence[int]) -> Set[int]:
+    def _read_lent(self, pages: Sequence[PageIO], fds: Sequence[int], came: Set[int]) -> set[int]:
+        """Read pages into the rows that they are lent, as far as the system has them in memory; return which came.
+
+        After direct reads: asking for what is not in memory lets the system begin to read it there.
+        """
+        return {
+            number
+            for number, page in enumerate(pages)
+            if page.lent is not None
+            and number not in came
+            and fds[number] >= 0
+            and self._lent_reads.fill_file(fds[number], page.lent, page_bytes(page))
+        }
+
+    def _read_cached(self, pages: Sequence[PageIO], fds: Sequence[int], came: Set[int]) -> Set[int]:
         """Read the small pages that the system has in memory, and let it begin to read all others; return which came.
 
         So pages that are not cached come from the disk several at a time, and not each after the one before it. Of a
-        page that did not come, for whatever reason, the read that follows tells what is wrong.
+        page that did not come, for whatever reason, the read that follows tells what is wrong. ``came`` are those that
+        need not be read any more.
         """
         cached: set[int] = set()
         if not self._reads_cached:
             return cached
         for number, page in enumerate(pages):
             wanted_bytes = page_bytes(page)
-            if fds[number] >= 0 and wanted_bytes < LED_BYTES_MIN:
+            if number not in came and fds[number] >= 0 and wanted_bytes < LED_BYTES_MIN:
                 try:
                     if read_cached(self._disk, fds[number], page.buffers) == wanted_bytes:
                         cached.add(number)

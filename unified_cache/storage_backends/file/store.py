@@ -174,7 +174,7 @@ class FileStorage:
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._calls:
-            return Capability("file", durable=True, bytes_max=self._quota.bytes_max)
+            return Capability("file", durable=True, bytes_max=self._quota.bytes_max, reads_lent=True)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Write the manifest beside the pages, durably, unless it is there and sound. The slabs are not needed.

@@ -24,6 +24,8 @@ from unified_cache.seal import PageChecksum
 from unified_cache.storage_backends.directory.descriptors import close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.direct import DirectReads
 from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.lent_reads import LentReads
+from unified_cache.storage_backends.lent_rows import LentRows
 
 __all__ = ["Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
 
@@ -148,6 +150,10 @@ class Segment:
             return False
         fd = self._direct_descriptor(reads)
         return fd >= 0 and reads.read(fd, pages, self._slot_bytes, offset) >= wanted_bytes
+
+    def read_lent(self, slot: int, lent: LentRows, reads: LentReads) -> bool:
+        """Fill lent rows with a page; tell whether that was possible without waiting."""
+        return reads.fill(self._fd, lent, self.object_bytes, self._pages_offset + slot * self._slot_bytes)
 
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""

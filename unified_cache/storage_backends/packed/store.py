@@ -29,6 +29,7 @@ from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, che
 from unified_cache.storage_backends.directory.descriptors import missing_bytes, storage_error
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import UNREADABLE
+from unified_cache.storage_backends.directory.lent_reads import LentReads
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
@@ -91,6 +92,7 @@ class PackedStorage:
         self._stamps = stamps
         self._cold = ColdReads(root.disk)
         self._free_bytes_min = free_bytes_min
+        self._lent_reads = LentReads(root.disk)
         self._calls = CallsInFlight(f"the packed store in {root.path}")
 
     @classmethod
@@ -171,6 +173,7 @@ class PackedStorage:
                 bytes_max=self._index.bytes_max,
                 call_bytes=CALL_BYTES,
                 exists_costs_io=False,
+                reads_lent=True,
             )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
@@ -200,9 +203,13 @@ class PackedStorage:
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
-                label, _, buffers, checksum = pages[number]
+                label, _, buffers, checksum, lent = pages[number]
                 try:
-                    is_whole = number in direct or slot.segment.read(slot.number, buffers, checksum)
+                    is_whole = (
+                        number in direct
+                        or (lent is not None and slot.segment.read_lent(slot.number, lent, self._lent_reads))
+                        or slot.segment.read(slot.number, buffers, checksum)
+                    )
                 except OSError as error:
                     if error.errno not in UNREADABLE:
                         raise self._cannot("read", label, error) from error
