@@ -143,10 +143,7 @@ def kimi_linear(fields: Fields, choice: Choice) -> SizedLayout:
             }
         )
         full = {number - 1 for number in linear.numbers("full_attn_layers", range(1, layers + 1))}
-
-        def kinds_of(fields: Fields, layers: int) -> list[str]:
-            return [FULL if number in full else LINEAR for number in range(layers)]
-
+        kinds_of = lambda _, count: [FULL if number in full else LINEAR for number in range(count)]  # noqa: E731
     kinds = layer_kinds(fields, kinds_of)
     heads, head_dim = known.count("linear_num_heads"), known.count("linear_head_dim")
     channels, kernel = 3 * heads * head_dim, known.count("linear_conv_kernel_dim")
