@@ -66,7 +66,7 @@ class Page:
 
 def _environment() -> jinja2.Environment:
     """Return a renderer that escapes whatever a result brings, and takes the files beside this one as they are."""
-    room = files(__package__)
+    room = files("unified_cache.report")
 
     def own_file(name: str) -> str:
         return (room / name).read_text(encoding="utf-8")

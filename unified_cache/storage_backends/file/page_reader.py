@@ -160,7 +160,7 @@ class PageReader:
         direct: set[int] = set()
         for number, page in enumerate(pages):
             fd, wanted_bytes = fds[number], page_bytes(page)
-            if fd < 0 or wanted_bytes < DIRECT_BYTES_MIN or len(page.buffers) > 1 or self._direct.is_refused:
+            if fd < 0 or wanted_bytes < DIRECT_BYTES_MIN or len(page.buffers) != 1 or self._direct.is_refused:
                 continue
             if is_block_aligned(page.buffers[0]) and self._direct.is_due(fd, 0):
                 try:
