@@ -12,8 +12,8 @@ import grpc
 from google.protobuf.message import Message
 
 from tests.support.certificates import Authority, Issued
+from unified_cache.drain import Drain
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.operations.drain import Drain
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.server import Service
 from unified_cache.service.settings import load_settings

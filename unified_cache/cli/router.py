@@ -3,12 +3,10 @@
 What follows engines is imported when it begins: it needs the extra ``router``, which the other commands do not.
 """
 
-import signal
 import sys
-import threading
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -25,6 +23,7 @@ from unified_cache.cli.options import (
     TokensFileOption,
 )
 from unified_cache.cli.text import console_on, example, printable, table
+from unified_cache.drain import Drain, signals_drain
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.offline.prompts import read_prompts
@@ -90,17 +89,17 @@ class RouterServeCommand:
         names = [name for name, _, _ in followed]
         if len(set(names)) != len(names):
             raise ConfigError(f"--engine must name each engine once, found {', '.join(names)}")
-        ended = threading.Event()
+        drain = Drain()
         with ExitStack() as opened:
             subscriber = opened.enter_context(subscribers.EventSubscriber.start(indexes.PrefixIndex(self.pages_max)))
             for name, source, traits in followed:
                 subscriber.follow(name, source, traits)
             server = servers.RouterServer.open(subscriber, settings)
             opened.callback(server.close)
-            _end_on_signals(ended, opened)
+            opened.enter_context(signals_drain(drain))
             sys.stdout.write(f"answering at {self.listen}, port {server.port}, for {', '.join(names)}\n")
             sys.stdout.flush()
-            ended.wait()
+            drain.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +196,6 @@ def parse_engine(text: str) -> "tuple[str, EventSource, EngineTraits]":
         raise ConfigError(f"hashes= must be one of {', '.join(kinds)}, found {hashes!r}")
     source = subscribers.EventSource(endpoint, properties.get("replay"), properties.get("topic", ""))
     return name, source, indexes.EngineTraits(kinds[hashes], properties.get("storage"))
-
-
-def _end_on_signals(ended: threading.Event, opened: ExitStack) -> None:
-    """Let SIGTERM and SIGINT end the server, for as long as ``opened`` is."""
-
-    def signalled(number: int, frame: FrameType | None) -> None:
-        ended.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        opened.callback(signal.signal, number, signal.signal(number, signalled))
 
 
 def _router_module(name: str) -> ModuleType:

@@ -17,6 +17,7 @@ import typer
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.text import example
+from unified_cache.drain import Drain, signals_drain
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
 
@@ -108,10 +109,9 @@ class ServeCommand:
         if settings.insecure and not settings.address.is_local:
             sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
         _service_module("operations.allocator", "serve").keep_freed_memory()
-        drains = _service_module("operations.drain", "serve")
-        drain = drains.Drain()
+        drain = Drain()
         log = _service_module("operations.logs", "serve").log_to(sys.stderr, settings.log)
-        with drains.signals_drain(drain):
+        with signals_drain(drain):
             service = _service_module("server", "serve").Service.open(settings, log, drain)
             log.event("serving", f"{settings.listen} port {service.port}, metrics port {service.metrics_port}")
             drain.wait()

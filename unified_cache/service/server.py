@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
+from unified_cache.drain import Drain
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.service.access.callers import Caller, Gate
@@ -33,7 +34,6 @@ from unified_cache.service.access.tokens import Tokens, audit_tokens, read_token
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.audit import open_audit
 from unified_cache.service.operations.descriptors import room_for_connections
-from unified_cache.service.operations.drain import Drain
 from unified_cache.service.operations.health import HealthService
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector

@@ -16,7 +16,7 @@ FACADE = "__init__"
 """The package itself, its ``__init__.py``, in the tables below."""
 
 LIBRARY: tuple[tuple[str, ...], ...] = (
-    ("errors", "files"),
+    ("drain", "errors", "files"),
     ("extras", "arguments", "byte_sizes"),
     ("page",),
     ("window", "shards"),
