@@ -126,19 +126,19 @@ print(json.dumps(found))
     return dict(json.loads(done.stdout))
 
 
+def run_to_the_end(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a directory; return how it ended."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, check=False, cwd=directory, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "examples").glob("*.py")))
 def test_an_example_names_the_extra_that_is_missing(name: str, tmp_path: Path) -> None:
     example = ROOT / "examples" / f"{name}.py"
     program = f"{REFUSED.format('')}\nimport runpy\nrunpy.run_path({str(example)!r}, {{}}, '__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        check=False,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    done = run_to_the_end(program, tmp_path)
     assert "pip install 'unified-cache[" in done.stderr.splitlines()[-1]
 
 
@@ -148,15 +148,7 @@ def test_every_public_name_and_the_readmes_example_work_with_torch_alone(tmp_pat
         f"{REFUSED.format(repr('engine'))}\n"
         f"import unified_cache\n[getattr(unified_cache, name) for name in unified_cache.__all__]\n{example}"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        check=False,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    result = run_to_the_end(program, tmp_path)
     assert result.returncode == 0, result.stderr
     assert "cache.slots(lock)=array([1, 2, 3, 4]" in result.stdout
 

@@ -1,6 +1,5 @@
 """docs/deploy.md: its certificates and the settings of ``deploy`` make a service that its client reaches."""
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,9 +8,10 @@ import pytest
 
 from tests.e2e.test_serve_command import VARIABLE, serving
 from tests.sources import ROOT
+from tests.support.documents import code_blocks
 from unified_cache.cli.main import run
 
-RECIPE = re.compile(r"^## Certificates$.*?^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HEADING = "\n## Certificates\n"
 ETC = "/etc/unified-cache"
 
 
@@ -19,11 +19,11 @@ ETC = "/etc/unified-cache"
 def test_the_certificates_of_the_recipe_let_its_tenant_in_and_nobody_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = RECIPE.search((ROOT / "docs" / "deploy.md").read_text(encoding="utf-8"))
-    assert recipe is not None
+    _, section = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").split(HEADING)
+    recipe = next(block.text for block in code_blocks(section) if block.language == "bash")
     tls = tmp_path / "tls"
     tls.mkdir()
-    subprocess.run(["bash", "-euc", recipe[1]], check=True, cwd=tls, capture_output=True, timeout=60)
+    subprocess.run(["bash", "-euc", recipe], check=True, cwd=tls, capture_output=True, timeout=60)
     settings = (ROOT / "deploy" / "service.toml").read_text(encoding="utf-8").replace(ETC, str(tmp_path))
     (tmp_path / "service.toml").write_text(settings, encoding="utf-8")
     smaller = {f"{VARIABLE}HOST_BYTES": "64MiB"}

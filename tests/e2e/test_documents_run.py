@@ -1,7 +1,6 @@
 """The guides' commands run as they stand, in order, in one directory with a store that an engine has filled."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.sources import ROOT
+from tests.support.documents import code_blocks
 
 TIMEOUT_S = 240
-BLOCK = re.compile(r"^( *)```console\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 GUIDES = ("sizing", "migrating", "troubleshooting")
-
-
-def commands_of(text: str) -> list[str]:
-    """Return the scripts of all console blocks, without the blocks' indentation."""
-    return [re.sub(rf"^{indentation}", "", script, flags=re.MULTILINE) for indentation, script in BLOCK.findall(text)]
 
 
 @pytest.fixture
@@ -53,7 +47,8 @@ def run(script: str, directory: Path) -> str:
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_the_commands_of_a_guide_run(guide: str, workshop: Path) -> None:
-    scripts = commands_of((ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8"))
+    text = (ROOT / "docs" / f"{guide}.md").read_text(encoding="utf-8")
+    scripts = [block.text for block in code_blocks(text) if block.language == "console"]
     assert scripts, "a guide without commands guides nobody"
     for script in scripts:
         run(script, workshop)

@@ -1,13 +1,28 @@
-"""Commands that documents show."""
+"""Blocks of code, and the commands among them, that documents show."""
 
 import re
 import shlex
 from collections.abc import Iterator
+from typing import NamedTuple
 
-__all__ = ["shell_commands"]
+__all__ = ["CodeBlock", "code_blocks", "shell_commands"]
 
-BLOCK = re.compile(r"^```(?:console|bash|sh|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+SHELLS = frozenset({"console", "bash", "sh", "shell"})
 PROMPT = "$ "
+
+
+class CodeBlock(NamedTuple):
+    """Text of a fenced block of Markdown, without the block's own indentation."""
+
+    language: str
+    text: str
+
+
+def code_blocks(text: str) -> Iterator[CodeBlock]:
+    """Yield the blocks that name their language, in order."""
+    for indentation, language, body in BLOCK.findall(text):
+        yield CodeBlock(language, re.sub(f"^{indentation}", "", body, flags=re.MULTILINE))
 
 
 def shell_commands(text: str) -> Iterator[list[str]]:
@@ -15,6 +30,7 @@ def shell_commands(text: str) -> Iterator[list[str]]:
 
     A line without a prompt belongs to the command above it.
     """
-    for block in BLOCK.findall(text):
-        for shown in block.split(f"\n{PROMPT}"):
-            yield shlex.split(shown.removeprefix(PROMPT).replace("\\\n", " "), comments=True)
+    for block in code_blocks(text):
+        if block.language in SHELLS:
+            for shown in block.text.split(f"\n{PROMPT}"):
+                yield shlex.split(shown.removeprefix(PROMPT).replace("\\\n", " "), comments=True)

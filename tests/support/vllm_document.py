@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.sources import ROOT
+from tests.support.documents import code_blocks
 
 __all__ = ["PATH", "LaunchLine", "VllmDocument"]
 
 PATH = ROOT / "docs" / "vllm.md"
 
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| (`.*?) \| (.*) \|$", re.MULTILINE)
 QUOTED = re.compile(r"`([^`]+)`")
 
@@ -63,7 +63,7 @@ class VllmDocument:
     def read(cls) -> "VllmDocument":
         """Read it."""
         text = PATH.read_text(encoding="utf-8")
-        blocks = [(found[1], found[2]) for found in BLOCK.finditer(text)]
+        blocks = list(code_blocks(text))
         commands = [
             tuple(shlex.split(line, comments=True))
             for language, block in blocks

@@ -54,7 +54,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         try:
             said[name] = sizes_of(Path(name))
-        except Exception as error:
+        except Exception as error:  # a refusal is an answer, for this configuration alone
             said[name] = {"refused": f"{type(error).__name__}: {error}"[:300]}
     sys.stdout.write("\n" + json.dumps(said) + "\n")
 

@@ -94,7 +94,7 @@ def test_while_a_get_hangs_the_engine_may_give_its_memory_back() -> None:
     backend = scripted({1: HANG}, stored([1]))
     store = opened(backend)
     rows = EngineRows(1)
-    store.get(rows.pages([1]))
+    assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
     rows.close()  # BufferError, had the store's thread a view of it
     store.close(0.0)
     backend.release()
