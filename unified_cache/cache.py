@@ -1,37 +1,25 @@
 """The cache an engine embeds: which prefix need not be computed again, where its pages lie, what moves them."""
 
 import logging
-import threading
-import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 
 from unified_cache.arguments import check_kind
-from unified_cache.backup_scheduler import BackupScheduler
-from unified_cache.config import CacheConfig, WritePolicy
+from unified_cache.config import CacheConfig
 from unified_cache.controller import (
-    Controller,
     LayerwiseLoad,
     Operation,
-    StorageTier,
     ThreadWorkers,
     TransferKind,
     Workers,
 )
-from unified_cache.errors import ClosedError, OwnerThreadError, RankLostError, StateError, WaitTimeoutError
-from unified_cache.ledger import Ledger
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.named_parts import identity_of, storage_of
+from unified_cache.owned_cache import OwnedCache
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
 from unified_cache.prefetches import PrefetchProgress
-from unified_cache.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
-from unified_cache.slots import PairedAllocator
-from unified_cache.stats import LookupCounts, PublishedStats, Stats
+from unified_cache.ranks import LocalRanks, RankGroup, check_configuration
 from unified_cache.storage_backends.protocol import Level, StorageBackend
-from unified_cache.traffic import Traffic
-from unified_cache.transfers import Transfers
 from unified_cache.tree import UNNAMED, Lock, Match, Preference
 
 __all__ = ["UnifiedCache"]
@@ -39,7 +27,7 @@ __all__ = ["UnifiedCache"]
 logger = logging.getLogger(__name__)
 
 
-class UnifiedCache:
+class UnifiedCache(OwnedCache):
     """Prefix cache over device, host and storage. One thread owns it; only that thread may call it.
 
     A request's life: ``match`` its prompt; ``prefetch`` and ``load`` what lies further down, ``poll`` until that
@@ -48,36 +36,6 @@ class UnifiedCache:
 
     Ranks of a group each have one, hold different shards of the same pages, and make the same calls in the same order.
     """
-
-    def __init__(
-        self,
-        layout: ModelLayout,
-        config: CacheConfig,
-        memory: PageMemory,
-        workers: Workers,
-        identity: Identity,
-        ranks: RankGroup = LocalRanks(),
-    ) -> None:
-        """Take parts that fit each other; ``UnifiedCache.open`` puts them together."""
-        self.layout = layout
-        self.config = config
-        self.identity = identity
-        self._memory = memory
-        self._storage: StorageTier | None = None
-        self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction)
-        self.changes = self._ledger.changes
-        """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
-        self._ranks = ranks
-        self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, ranks=ranks)
-        prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
-        self._transfers = Transfers(self._ledger, memory, identity.owners(layout), prefetch_max, ranks)
-        self._backups = BackupScheduler(config)
-        self._ledger.saver = self._transfers.backups if self._backups.loses_nothing else None
-        self._locks: set[Lock] = set()
-        self._owner = threading.get_ident()
-        self._closed = False
-        self._lookups = LookupCounts()
-        self._published = PublishedStats(self._count)
 
     @classmethod
     def open(
@@ -104,11 +62,6 @@ class UnifiedCache:
         memory = TieredMemory.fitting(layout, config, device_pools)
         with storage_of(storage) as store:
             return cls.assemble(layout, config, memory, workers, identity_of(identity), store, ranks)
-
-    @property
-    def pairing(self) -> PairedAllocator | None:
-        """Full's device slots and those reached through them, with their page map; None for a layout without."""
-        return self._ledger.paired
 
     @classmethod
     def assemble(
@@ -399,202 +352,3 @@ class UnifiedCache:
         """End the layer-wise reading of a load. A second call, or one after ``reset``, changes nothing."""
         self._enter()
         load.operation.followers.discard(load)
-
-    def finish_early(self, operation: Operation) -> None:
-        """End a transfer early and keep what has arrived, as far as it can be resumed from; ``poll`` returns it."""
-        self._enter()
-        operation.stop()
-
-    def cancel(self, operation: Operation) -> bool:
-        """End a transfer and keep nothing of it; tell whether it was still running.
-
-        Its slots are given back once no worker and no store uses them any more.
-        """
-        self._enter()
-        return self._controller.cancel(operation)
-
-    def poll(self) -> list[Operation]:
-        """Let transfers go on whose bytes have moved; return those that are over, each once.
-
-        Raises:
-            RankLostError: of several ranks, one no longer answers; told once. From now on nothing is moved any more.
-        """
-        self._enter()
-        over = self._controller.poll()
-        self._back_up_due()
-        self._published.publish_if_due()
-        return over
-
-    def wait_all(self, timeout_s: float) -> list[Operation]:
-        """Poll until no transfer is under way and no backup is due; return the transfers that are over, as ``poll``.
-
-        Raises:
-            WaitTimeoutError: some still are after ``timeout_s``; they go on, and ``poll`` returns them.
-            RankLostError: as ``poll``.
-        """
-        self._enter()
-        self._wait_and_back_up(timeout_s)
-        over = self._controller.take_completed()
-        self._published.publish()
-        return over
-
-    # ---- storage ---------------------------------------------------------------------------------------------
-
-    def attach(self, storage: StorageBackend | str) -> None:
-        """Take a store, or the one that a URL names, over while the cache runs: verify all reads, close it in the end.
-
-        Raises:
-            StateError: there is one already.
-            ConfigError: there is no host tier, or nothing with bytes that all prefixes share, or two ranks that hold
-                different parts of the model name them alike.
-            StorageError: the store does not take the layout.
-            RankError: of several ranks, another could not take its store over.
-        """
-        self._enter()
-        if self._storage is not None:
-            raise StateError("a store is attached; detach it first")
-        self.config.check_host()
-        written = pools_to_store(self._ranks, self.identity, self.layout)
-        with together(self._ranks, "taking a store over"), storage_of(storage) as store:
-            assert store is not None
-            tier = StorageTier.open(store, self.config.guard, self.layout, self.identity, self._memory, written)
-        self._storage = self._transfers.storage = tier
-        self._ledger.follow_storage(tier.backend)
-        logger.info("attached a store: %s", type(store).__name__)
-
-    def detach(self) -> list[str]:
-        """End what moves to or from the store and close it, in twice ``config.close_timeout_s``; name what hangs."""
-        self._enter()
-        if self._storage is None:
-            return []
-        tier = self._storage
-        self._storage = self._transfers.storage = None
-        self._controller.stop_all()
-        self._controller.try_wait_all(self.config.close_timeout_s)  # the store is closed once it has returned
-        self._ledger.follow_storage(None)
-        hanging = tier.close(self.config.close_timeout_s)
-        logger.info("detached the store%s", _hanging(hanging))
-        return hanging
-
-    def clear_storage(self) -> Operation | None:
-        """Start removing what storage holds of this identity, and nobody else's; None as ``prefetch``.
-
-        What was there is gone when it is done. What a backup puts there meanwhile is taken back and not counted as
-        stored; a later one stores all of its prompt. Left may be what other processes put, or a store that hangs or
-        fails; a failed or cancelled call may have removed any part. Memory keeps its pages; of several ranks each
-        removes what it stores.
-        """
-        self._enter()
-        if self._storage is None:
-            return None
-        return self._controller.start(TransferKind.CLEAR, self._transfers.clear(self._storage))
-
-    def set_write_policy(self, policy: WritePolicy) -> None:
-        """Go on with another write policy; what the old one has put off is backed up now.
-
-        Raises:
-            ConfigError: it writes, and there is no host tier; the old one stays.
-        """
-        self._enter()
-        config = replace(self.config, write=policy)
-        self._backups.follow(config)
-        self._ledger.saver = self._transfers.backups if self._backups.loses_nothing else None
-        self.config = config
-        self._back_up_due()
-
-    # ---- the whole -------------------------------------------------------------------------------------------
-
-    def traffic(self) -> dict[TransferKind, Traffic]:
-        """Count what has moved since the cache was opened; copies, the caller's own."""
-        self._enter()
-        return self._transfers.traffic.copy()
-
-    def stats(self) -> Stats:
-        """Count what is where and what has moved."""
-        self._enter()
-        return self._count()
-
-    def published_stats(self) -> Stats:
-        """Return the figures that ``poll``, ``wait_all`` or ``close`` has published last; from any thread.
-
-        While the owner polls they are a little more than a second old at most. They are one moment's, and a value.
-        """
-        return self._published.latest
-
-    def reset(self) -> None:
-        """Forget every prefix in memory; storage keeps its own. Ends transfers first.
-
-        Call it when no request runs: locks and arrivals that are out become void, and the slots they pinned are free.
-
-        Raises:
-            WaitTimeoutError: a transfer does not end within ``config.close_timeout_s``; nothing was forgotten.
-            RankLostError: as ``poll``; nothing was forgotten.
-        """
-        self._enter()
-        self._controller.leave_all()
-        self._controller.wait_all(self.config.close_timeout_s)
-        self._ledger.clear()
-
-    def check(self) -> None:
-        """Assert every invariant of tree, locks and slots from scratch. For tests; slow."""
-        self._ledger.check(None if self._controller.live_count else list(self._locks))
-
-    def close(self) -> list[str]:
-        """End transfers and workers, then storage; return the names of workers that hang, which is rare and bad.
-
-        Where there is storage, what the write policy has put off is stored first, as far as there is time. A store that
-        a worker hangs in is closed once it has returned. Waits at most ``config.close_timeout_s``, three times. Once
-        more does nothing.
-        """
-        if self._closed:
-            return []
-        self._enter()
-        timeout_s = self.config.close_timeout_s
-        self._controller.leave_all()
-        if self._storage is not None:
-            self._backups.give_up_waiting()
-            self._back_up_due()
-        with suppress(WaitTimeoutError, RankLostError):  # what does not end in time is named below
-            self._wait_and_back_up(timeout_s)
-        self._closed = True
-        stuck = self._controller.close(timeout_s)
-        if self._storage is not None:
-            stuck += self._storage.close(timeout_s)
-        self._published.publish()
-        self._published.latest.warn_of_nothing_kept(self.config)
-        logger.info("closed the cache%s", _hanging(stuck))
-        return stuck
-
-    def __enter__(self) -> "UnifiedCache":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _enter(self) -> None:
-        if threading.get_ident() != self._owner:
-            raise OwnerThreadError("a cache may be called only from the thread that opened it")
-        if self._closed:
-            raise ClosedError("the cache is closed")
-
-    def _wait_and_back_up(self, timeout_s: float) -> None:
-        """Wait until no transfer is under way, starting the backups that are due as there is room for them."""
-        deadline_s = time.monotonic() + timeout_s
-        self._controller.wait_all(timeout_s)
-        while self._back_up_due():
-            self._controller.wait_all(deadline_s - time.monotonic())
-
-    def _count(self) -> Stats:
-        return Stats.of(self._ledger, self._controller, self._transfers, self._lookups)
-
-    def _back_up_due(self) -> bool:
-        """Start what the write policy asks for, as far as not too much is under way; tell whether that was anything."""
-        due = self._backups.take(self.config.operations_max - self._controller.live_count)
-        for prompt in due:
-            self._backups.started(prompt, self._controller.start(TransferKind.BACKUP, self._transfers.write(prompt)))
-        return bool(due)
-
-
-def _hanging(names: Sequence[str]) -> str:
-    """Return the end of a log line that names what hangs; empty if nothing does."""
-    return f"; still hanging: {', '.join(names)}" if names else ""

@@ -30,6 +30,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("transfers",),
     ("stats", "backup_scheduler", "named_parts"),
     ("metrics",),
+    ("owned_cache",),
     ("cache",),
     (FACADE,),
     ("service", "testing", "integrations", "cluster", "offline", "events", "report"),
