@@ -26,9 +26,10 @@ BESIDE = (
 
 
 def modules() -> list[str]:
-    """Return the modules to describe, each once, in order."""
-    homes = {getattr(unified_cache, name).__module__ for name in unified_cache.__all__}
-    return sorted(homes.union(BESIDE))
+    """Return the modules to describe, each once, in order; those of base classes, too, since calls are inherited."""
+    public = [getattr(unified_cache, name) for name in unified_cache.__all__]
+    homes = {base.__module__ for value in public for base in (value.__mro__ if isinstance(value, type) else (value,))}
+    return sorted({home for home in homes if home.split(".")[0] == "unified_cache"}.union(BESIDE))
 
 
 def main(directory: Path) -> None:
