@@ -7,5 +7,6 @@ manifests    manifest of each identity, as JSON
 stamps       modification times of reads, written many together
 foreign      what lies where an object belongs and is none: removed and counted
 descriptors  files and directories by descriptor, read and written whole
+syncs        a batch made durable: at a time, or in turn where no disk is waited for
 disk         the one seam to the operating system
 """

@@ -16,7 +16,10 @@ from pathlib import Path
 from threading import Thread
 from typing import ClassVar, cast
 
-__all__ = ["Disk"]
+__all__ = ["IN_MEMORY", "Disk"]
+
+IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+"""File systems without a disk: they have everything in memory and cannot say so, and a sync of theirs does nothing."""
 
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, see fallocate(2)."""

@@ -3,13 +3,10 @@
 import errno
 
 from unified_cache.storage_backends.directory.descriptors import BEYOND, PIECE_BYTES, BuffersLeft
-from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.disk import IN_MEMORY, Disk
 from unified_cache.storage_backends.lent_rows import LentRows
 
 __all__ = ["LentReads"]
-
-IN_MEMORY = frozenset({"tmpfs", "ramfs"})
-"""File systems without a disk: they have everything in memory, and cannot say so."""
 
 
 class LentReads:

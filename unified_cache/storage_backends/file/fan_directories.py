@@ -15,6 +15,7 @@ from unified_cache.storage_backends.directory.descriptors import (
 )
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.directory.syncs import BatchSyncs
 from unified_cache.storage_backends.file.layout import FANS
 
 __all__ = ["OpenDirectories"]
@@ -31,6 +32,7 @@ class OpenDirectories:
         self._disk = disk
         self._root_fd = root_fd
         self._open_max = open_max
+        self._syncs = BatchSyncs(disk)
         self._open: dict[tuple[bytes, str], Directory] = {}
         self._guard = Lock()
 
@@ -85,7 +87,7 @@ class OpenDirectories:
 
     def sync(self, touched: Mapping[Directory, bytes]) -> None:
         """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
-        faults = self._disk.fsync_each([directory.fd for directory in touched])
+        faults = self._syncs.sync([directory.fd for directory in touched])
         failed = [(directory, fault) for directory, fault in zip(touched, faults, strict=True) if fault is not None]
         for directory, _ in failed:
             distrust(self._disk, directory.fd)

@@ -24,6 +24,7 @@ from unified_cache.storage_backends.directory.descriptors import (
 from unified_cache.storage_backends.directory.direct import DirectWrites, is_block_aligned
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
 from unified_cache.storage_backends.directory.root import StoreRoot
+from unified_cache.storage_backends.directory.syncs import BatchSyncs
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.no_cap import NoQuota
@@ -81,6 +82,7 @@ class PageWriter:
         self._quota = quota
         self._foreign = foreign
         self._direct = DirectWrites(root.disk)
+        self._syncs = BatchSyncs(root.disk)
 
     def store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         """Store pages, the first with the modification time ``stamp``, each other one a nanosecond earlier.
@@ -242,14 +244,14 @@ class PageWriter:
         write_all(self._disk, draft.fd, buffers)
 
     def _finish(self, drafts: Sequence[_Draft], batch: _WriteBatch) -> None:
-        """Make drafts durable where asked for, all at a time, then give each its name, up to the first that failed."""
+        """Make drafts durable where asked for, together, then give each its name, up to the first that failed."""
         faults: Sequence[OSError | None] = [None] * len(drafts)
         draft: _Draft | None = None
         try:
             for draft in drafts:
                 self._disk.utime(draft.fd, ns=(draft.stamp, draft.stamp))
             if batch.durable and drafts:
-                faults = self._disk.fsync_each([draft.fd for draft in drafts])
+                faults = self._syncs.sync([draft.fd for draft in drafts])
             for draft, fault in zip(drafts, faults, strict=True):
                 if fault is not None:
                     raise fault
