@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.engines.sglang.bench import STACKS, STORES, Bench, whole
 from tests.engines.sglang.document import execute
-from tests.engines.sglang.figures import line_of, told, write_figures
+from tests.engines.sglang.figures import add_figures, line_of, told
 from tests.engines.sglang.install import install
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.sglang.restoring import attach, layouts, matrix, processes, ranks, record, talks
@@ -51,12 +51,12 @@ def figures(bench: Bench) -> None:
             print(f"     {stack} ({said[0]['prompt_bytes'] / 1e6:.0f} MB a prompt): {told(lines[-1])}", flush=True)
         bench.stop_services()
     if bench.figures_path is not None:
-        write_figures(bench.figures_path, lines)
+        add_figures(bench.figures_path, bench.root, lines)
 
 
 def document(bench: Bench) -> None:
     """Every command of docs/sglang.md."""
-    execute(bench, {**SECTIONS, record.__name__: record})
+    execute(bench, parser())
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
@@ -69,18 +69,26 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
 }
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of this program's arguments."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("sections", nargs="*", metavar="SECTION", type=_section, help=f"{', '.join(SECTIONS)}; or record")
+    made.add_argument("--stores", default=",".join(STORES), help="comma list of %(default)s")
+    made.add_argument("--directory", type=Path, default=Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
+    made.add_argument("--json", type=Path, default=None, help="file to add the figures to")
+    return made
+
+
+def _section(name: str) -> str:
+    if name not in {*SECTIONS, record.__name__}:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(SECTIONS)}, or record, found {name!r}")
+    return name
+
+
 def main() -> None:
     """Install the engine if need be, and run what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; or record")
-    parser.add_argument("--stores", default=",".join(STORES), help="comma list of %(default)s")
-    parser.add_argument("--directory", type=Path, default=Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
-    parser.add_argument("--json", type=Path, default=None, help="file to keep the figures in")
-    chosen = parser.parse_args()
+    chosen = parser().parse_args()
     sections = {**SECTIONS, record.__name__: record}
-    unknown = sorted(set(chosen.sections) - set(sections))
-    if unknown:
-        parser.error(f"no such section: {', '.join(unknown)}")
     # Whoever ends this ends what it has started: services and the engine are ended by what leaves.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"ended by signal {signal.SIGTERM}"))
     installation = install()

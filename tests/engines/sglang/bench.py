@@ -37,6 +37,9 @@ RUN_S = 240.0
 IMPORT_S = 240.0
 """Longest time until the engine is imported; the first time all of it is compiled."""
 
+UNDERSTOOD_S = 600.0
+"""Longest time for an answer of ``spoken``, the engine's start included."""
+
 SERVICE_S = 60.0
 SERVICE_TRIES = 3
 """Ports that are tried: somebody else may take one between two looks."""
@@ -201,6 +204,30 @@ class Bench:
         run = self.start(job)
         if not run.end():
             self.line(False, f"{name}, its preparation", run.failure)
+
+    def understood(self, name: str, *words: str, packages: Path | None = None) -> Outcome | None:
+        """Return what the engine understands by words of ``spoken``; None, after a line, if it does not.
+
+        ``packages`` is a directory of more packages for it.
+        """
+        path = [str(ROOT), *([] if packages is None else [str(packages)])]
+        ended = subprocess.run(
+            [str(self.installation.python), "-W", "ignore", "-m", "tests.engines.sglang.spoken", *words],
+            cwd=ROOT,
+            env={**self.installation.environment, "PYTHONPATH": ":".join(path), "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=UNDERSTOOD_S,
+        )
+        self._numbers += 1
+        log = self.root / f"understood-{self._numbers}.log"
+        log.write_text(ended.stderr, encoding="utf-8")
+        if ended.returncode:
+            said = (ended.stderr.splitlines() or ["no word"])[-1]
+            self.line(False, name, f"exit status {ended.returncode}: {said[:ERROR_CHARACTERS_MAX]}; see {log}")
+            return None
+        return json.loads(ended.stdout.splitlines()[-1])  # type: ignore[no-any-return]  # what ``spoken`` prints
 
     def compare_trees(self, module: str, *options: str) -> None:
         """Run a program that holds our tree against the engine's, and print what it found equal."""

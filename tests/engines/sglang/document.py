@@ -4,7 +4,7 @@ pip install            the library, from this repository; commands after it are 
 sglang.launch_server   the engine's own parser reads it, and an engine with these settings stores and restores
 curl                   the engine's own route and request; an engine attaches the store that it names
 unified-cache          over what these engines have stored
-make e2e-sglang        its sections are sections of this program
+make e2e-sglang        this program's own parser reads its arguments
 """
 
 import json
@@ -13,7 +13,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,9 @@ __all__ = ["DOCUMENT", "UnknownCommandError", "commands", "execute"]
 DOCUMENT = ROOT / "docs" / "sglang.md"
 PLACE = "/var/cache/kv"
 """Directory of the document's stores."""
+
+PAGE_TOKENS = 64
+"""Of the runs that stand for the document's servers."""
 
 INLINE = re.compile(r"`((?:unified-cache storage|make) [^`]+)`")
 COMMAND_S = 300.0
@@ -43,8 +47,8 @@ def commands(text: str) -> Iterator[list[str]]:
         yield shlex.split(found)
 
 
-def execute(bench: Bench, sections: Collection[str]) -> None:
-    """Execute every command; of ``make e2e-sglang`` check that its sections are among ``sections``."""
+def execute(bench: Bench, parser: ArgumentParser) -> None:
+    """Execute every command; the arguments of ``make e2e-sglang`` are read by ``parser``, this program's own."""
     reader = _Reader(bench)
     for words in commands(DOCUMENT.read_text(encoding="utf-8")):
         shown = " ".join(words)
@@ -59,10 +63,19 @@ def execute(bench: Bench, sections: Collection[str]) -> None:
             case ["unified-cache", *_]:
                 bench.line(*reader.run(name, words))
             case ["make", "e2e-sglang", *rest]:
-                asked = [section for word in rest for section in word.removeprefix("ARGS=").split()]
-                bench.line(set(asked) <= set(sections), name, f"{', '.join(asked) or 'all'} of its sections")
+                bench.line(*_parsed(name, parser, rest))
             case _:
                 raise UnknownCommandError(f"expected a command that is executed here in {DOCUMENT}, found {shown}")
+
+
+def _parsed(name: str, parser: ArgumentParser, words: Sequence[str]) -> tuple[bool, str, str]:
+    """Read the variables of a call of make."""
+    arguments = [argument for word in words for argument in shlex.split(word.removeprefix("ARGS="))]
+    try:
+        chosen = parser.parse_args(arguments)
+    except SystemExit:
+        return False, name, f"this program does not understand {shlex.join(arguments)}"
+    return True, name, f"{', '.join(chosen.sections) or 'all'} of its sections"
 
 
 class _Reader:
@@ -71,6 +84,7 @@ class _Reader:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._installed = bench.root / "document-installed"
+        self._replaced: dict[str, Any] | None = None
 
     def install(self, name: str) -> tuple[bool, str, str]:
         """Install the library as it is here."""
@@ -79,13 +93,21 @@ class _Reader:
 
     def launch(self, name: str, arguments: list[str]) -> None:
         """Run an engine with the arguments of a server."""
-        told = self._understood(name, "launch", *arguments)
+        told = self._bench.understood(name, "launch", *arguments)
         if told is None:
             return
         if told["radix_cache_backend"] is not None:
             entries = next(self._installed.glob("unified_cache-*.dist-info/entry_points.txt")).read_text()
             is_found = "sglang.srt.plugins" in entries and told["has_radix_cache"]
             self._bench.line(is_found, name, "its prefix cache is registered, and the section trees runs it")
+            return
+        if told["page_size"] != PAGE_TOKENS:
+            self._bench.line(False, name, f"expected pages of {PAGE_TOKENS} tokens, found {told['page_size']}")
+            return
+        if told["hicache_storage_backend"] == "file":
+            extra = json.loads(told["hicache_storage_backend_extra_config"])
+            self._replaced = {**extra, "file_storage_path": str(self._bench.root / "document-theirs")}
+            self._bench.run(name, whole, EngineJob(stores=[self._replaced], layout=told["hicache_mem_layout"]))
             return
         settings = (told["enable_hierarchical_cache"], told["hicache_storage_backend"], told["hicache_write_policy"])
         if settings != (True, "dynamic", "write_through"):
@@ -95,10 +117,13 @@ class _Reader:
         self._bench.run(name, whole, EngineJob(stores=stores, layout=told["hicache_mem_layout"]))
 
     def request(self, name: str, arguments: list[str]) -> None:
-        """Attach what a request to the server names; what detaches is tried in every run."""
+        """Attach what a request to the server names, in place of a file backend that was launched before.
+
+        What detaches is tried in every run.
+        """
         options = dict(pairwise(arguments))
         path = next(word for word in arguments if word.startswith("localhost:")).partition("/")[2]
-        told = self._understood(name, "request", options["-X"], f"/{path}", options.get("-d", ""))
+        told = self._bench.understood(name, "request", options["-X"], f"/{path}", options.get("-d", ""))
         if told is None:
             return
         has_key = any(word.startswith("Authorization: Bearer ") for word in arguments)
@@ -106,7 +131,7 @@ class _Reader:
             self._bench.line(False, name, "its route asks for the administrator's key")
         elif "hicache_storage_backend" in told:
             stores = self._stores(json.loads(told["hicache_storage_backend_extra_config_json"]))
-            self._bench.run(name, whole, EngineJob(stores=stores, attach=True))
+            self._bench.run(name, whole, EngineJob(stores=stores, attach=True, replaces=self._replaced))
         else:
             self._bench.line(True, name, "its route is there")
 
@@ -124,18 +149,6 @@ class _Reader:
     def _placed(self, word: str) -> str:
         kind, _, place = word.partition(":")
         return f"{kind}:{self._bench.root / f'document-{kind}'}" if place == PLACE else word
-
-    def _understood(self, name: str, *words: str) -> dict[str, Any] | None:
-        installation = self._bench.installation
-        command = [str(installation.python), "-W", "ignore", "-m", "tests.engines.sglang.spoken", *words]
-        environment = {**installation.environment, "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=COMMAND_S
-        )
-        if ended.returncode:
-            self._bench.line(False, name, (ended.stderr.splitlines() or ["no word"])[-1])
-            return None
-        return json.loads(ended.stdout.splitlines()[-1])  # type: ignore[no-any-return]  # what ``spoken`` prints
 
     def _ended(self, name: str, command: list[str]) -> tuple[bool, str, str]:
         environment = {**os.environ, "PYTHONPATH": str(self._installed)}

@@ -1,6 +1,7 @@
 """Figures of runs beside SGLang's file backend, by turns in one process: for people, and as JSON to keep."""
 
 import json
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -10,9 +11,14 @@ from typing import Any
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Spread
 
-__all__ = ["line_of", "told", "write_figures"]
+__all__ = ["add_figures", "line_of", "told"]
 
 Line = dict[str, Any]
+
+NOTE = (
+    "Ratios are times of SGLang's file backend by ours. raw_read_ms: as many bytes read and checked by one thread, "
+    "without any store or engine."
+)
 
 
 def line_of(stack: str, store: str, theirs: dict[str, Any], ours: dict[str, Any]) -> Line:
@@ -40,18 +46,26 @@ def told(line: Line) -> str:
     )
 
 
-def write_figures(path: Path, lines: Sequence[Line]) -> None:
-    """Keep the figures of a run, with the machine and its speed now."""
+def add_figures(path: Path, directory: Path, lines: Sequence[Line]) -> None:
+    """Add a run to a file: its figures, the file system of the stores, the machine and its speed now."""
+    kept: dict[str, Any] = {"note": NOTE, "runs": []}
+    if path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))
     before = machine()
-    found = {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    run = {
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": asdict(before),
         "calibration": asdict(calibrate()),
-        "note": "Ratios are times of SGLang's file backend by ours. raw_read_ms: as many bytes read and checked by one "
-        "thread, without any store or engine.",
+        "file_system": _file_system(directory),
         "lines": list(lines),
     }
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    kept["runs"].append(run)
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def _file_system(directory: Path) -> str:
+    found = subprocess.run(["df", "--output=fstype", str(directory)], capture_output=True, text=True, check=True)
+    return found.stdout.split()[-1]
 
 
 def _ms(seconds: Sequence[float]) -> dict[str, float]:

@@ -32,6 +32,13 @@ THREADS_END_S = 10.0
 VIEW_BYTES_MIN = 1024
 """Views of pages, their headers and landing memory have as much."""
 
+DYNAMIC = {
+    "backend_name": "unified_cache",
+    "module_path": "unified_cache.integrations.sglang",
+    "class_name": "UnifiedCacheHiCache",
+    "interface_v1": 1,
+}
+
 PACKAGE = f"{Path(unified_cache.__file__).parent}/"
 
 
@@ -113,37 +120,42 @@ class _Engine:
         geometry = Geometry(
             page, (turns * job.pages + 4 * job.prompts + 8) * page, job.window_pages * page, job.layers, job.heads
         )
-        name = "file" if "file_storage_path" in store else "dynamic"
-        extra = {"prefetch_threshold": page, **store}
-        if name == "dynamic":
-            extra = {
-                "backend_name": "unified_cache",
-                "module_path": "unified_cache.integrations.sglang",
-                "class_name": "UnifiedCacheHiCache",
-                "interface_v1": 1,
-                **extra,
-            }
-        written = json.dumps(extra)
-        get_context().override(
-            "the run",
-            hicache_storage_backend=None if job.attach else name,
-            hicache_storage_backend_extra_config=None if job.attach else written,
-        )
+        first = job.replaces or ({} if job.attach else store)
+        name, extra = _named(first, page) if first else (None, None)
+        get_context().override("the run", hicache_storage_backend=name, hicache_storage_backend_extra_config=extra)
         started_s, opened_count = time.perf_counter(), len(faults.OPENED)
         self.stack = build_stack(job.stack, job.core, geometry, group)
+        before = None if job.replaces is None else self._write_and_detach()
         if job.attach:
             done, said = self.stack.tree.attach_storage_backend(
-                name, written, "example/model", "wait_complete", "write_through"
+                *_named(store, page), "example/model", "wait_complete", "write_through"
             )
             assert done, said
+        if before is not None:
+            assert before.held_pages() == [job.pages] * job.prompts, "the device lost what it held"
+            before.forget()
         self.outcome.start_s = time.perf_counter() - started_s
         self._faulty = faults.OPENED[opened_count:]
+
+    def _write_and_detach(self) -> EngineSession:
+        """Write prompts to the store that the engine has at first, read them back to the device, and detach it."""
+        session = self._session(EnginePrompts(self.job.prompts, self.job.pages, 0))
+        session.write()
+        session.forget()
+        found = session.read()
+        assert found.restored_pages == [self.job.pages] * self.job.prompts, found
+        done, said = self.stack.tree.detach_storage_backend()
+        assert done, said
+        return session
+
+    def _session(self, prompts: EnginePrompts) -> EngineSession:
+        owner = 0 if self.job.stack in {"mla", "dsv4"} else self.job.rank
+        return EngineSession(self.stack, prompts, owner, self.job.timeout_s)
 
     def round(self, number: int) -> None:
         job, outcome = self.job, self.outcome
         prompts = EnginePrompts(job.prompts, job.pages, number, job.grows)
-        owner = 0 if job.stack in {"mla", "dsv4"} else job.rank
-        session = EngineSession(self.stack, prompts, owner, job.timeout_s)
+        session = self._session(prompts)
         outcome.expected_pages = [prompts.pages_of(number) for number in range(job.prompts)]
         outcome.pools = {pool: session.page_bytes(pool) for pool in session.pools}
         outcome.prompt_bytes = sum(size * (1 if pool == "mamba" else job.pages) for pool, size in outcome.pools.items())
@@ -202,6 +214,13 @@ class _Engine:
         gc.collect()
         outcome.collected = alive() is None
         return outcome
+
+
+def _named(store: dict[str, Any], page_tokens: int) -> tuple[str, str]:
+    """Return the name and the extra configuration of a store, of SGLang's own file backend or of ours."""
+    is_file_backend = "file_storage_path" in store
+    extra = {"prefetch_threshold": page_tokens, **({} if is_file_backend else DYNAMIC), **store}
+    return "file" if is_file_backend else "dynamic", json.dumps(extra)
 
 
 def _page_tokens(job: EngineJob) -> int:

@@ -120,6 +120,12 @@ class EngineSession:
         page = self.pools[pool].get_data_page(0)
         return int(page.numel() * page.element_size())
 
+    def held_pages(self) -> list[int]:
+        """Return how many pages of each prompt the device holds."""
+        tokens = [self.prompts.tokens(number, self.page) for number in range(self.prompts.count)]
+        matches = [self.tree.match_prefix(MatchPrefixParams(key=RadixKey(each))) for each in tokens]
+        return [int(match.device_prefix_len) // self.page for match in matches]
+
     # ---- phases --------------------------------------------------------------------------------------------------
 
     def write(self) -> Took:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.engines.sglang.document import DOCUMENT, commands
 from tests.support.documents import shell_commands
+from unified_cache.components.layouts import layout
 from unified_cache.integrations.sglang.settings import HiCacheSettings
 
 SHOWN = list(commands(DOCUMENT.read_text(encoding="utf-8")))
@@ -16,7 +17,8 @@ JSON_EXTRA = "hicache_storage_backend_extra_config_json"
 
 def configurations() -> list[dict[str, object]]:
     bodies = [json.loads(word) for words in SHOWN for word in words if word.lstrip().startswith("{")]
-    return [json.loads(body[JSON_EXTRA]) if JSON_EXTRA in body else body for body in bodies]
+    extras = [json.loads(body[JSON_EXTRA]) if JSON_EXTRA in body else body for body in bodies]
+    return [extra for extra in extras if "file_storage_path" not in extra]
 
 
 @pytest.mark.parametrize("extra", configurations(), ids=str)
@@ -25,10 +27,19 @@ def test_a_configuration_of_the_document_is_accepted(extra: dict[str, object]) -
     assert settings.url == extra["url"]
 
 
+def test_the_log_line_of_the_document_says_the_bytes_of_its_model_and_pages() -> None:
+    launch = next(words for words in SHOWN if EXTRA in words)
+    page_tokens = int(launch[launch.index("--page-size") + 1])
+    (kv,) = layout("qwen3-8b", page_size=page_tokens).pools
+    text = " ".join(DOCUMENT.read_text(encoding="utf-8").split())
+    assert f"unified-cache stores pages of {page_tokens} tokens, kv ({kv.page_bytes} bytes) in packed:" in text
+    assert "Qwen/Qwen3-8B" in launch
+
+
 def test_the_document_shows_commands_of_every_kind() -> None:
     assert {words[0] for words in SHOWN} == {"pip", "python", "curl", "unified-cache", "make"}
-    assert len(configurations()) == 2
-    assert sum(EXTRA in words for words in SHOWN) == 1
+    assert len(configurations()) == 3
+    assert sum(EXTRA in words for words in SHOWN) == 2
 
 
 def test_a_command_goes_on_over_lines_and_inside_quotes() -> None:

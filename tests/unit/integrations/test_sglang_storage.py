@@ -1,6 +1,7 @@
 """SGLang's storage class over real stores: both call generations, any pools, several ranks, and nothing that raises."""
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -388,6 +389,16 @@ def test_after_close_everything_is_a_miss_and_no_view_is_left(start: Start) -> N
 
 
 # ---- operation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page_tokens", "is_warned"), [(1, True), (64, False)])
+def test_pages_of_few_tokens_are_warned_of(
+    start: Start, page_tokens: int, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="unified_cache"):
+        start({"kv": TensorPool(SLOTS, page_size=page_tokens)})
+    assert f"stores pages of {page_tokens} tokens, kv (64 bytes) in file:" in caplog.text
+    assert ("start SGLang with --page-size 64" in caplog.text) == is_warned
 
 
 def test_clear_removes_every_pool(start: Start) -> None:

@@ -54,6 +54,9 @@ ARGUMENTS = (
 )
 """Arguments of the server that change what pages hold: facts of every identity."""
 
+PAGE_TOKENS_USEFUL_MIN = 16
+"""Shortest page that a store is not warned of. SGLang 0.5.23 begins with pages of one token unless it is told."""
+
 CLOSE_TIMEOUT_S = 5.0
 """Longest wait for calls under way when SGLang detaches the store; it waits 10 s for its own threads before."""
 
@@ -94,8 +97,19 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         self._add(str(host_pool_name), host_pool)
 
     def on_host_pools_registered(self) -> None:
-        """Say in the log what is stored where."""
-        self._safely(lambda: logger.info("unified-cache stores %s in %s", self._calls.described(), self._url), None)
+        """Say in the log what is stored where, and warn of pages that are too short to be stored well."""
+        self._safely(self._say_what_is_stored, None)
+
+    def _say_what_is_stored(self) -> None:
+        logger.info("unified-cache stores %s in %s", self._calls.described(), self._url)
+        page_tokens = self._calls.page_tokens
+        if page_tokens is not None and page_tokens < PAGE_TOKENS_USEFUL_MIN:
+            logger.warning(
+                "a page is an object of its own, expected at least %d tokens in it, found %d: start SGLang with "
+                "--page-size 64",
+                PAGE_TOKENS_USEFUL_MIN,
+                page_tokens,
+            )
 
     def _add(self, name: str, pool: EngineHostPool) -> None:
         is_rank_own = (

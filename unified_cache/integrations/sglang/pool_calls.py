@@ -99,9 +99,16 @@ class PoolCalls:
         with self._guard:
             self._places = {**self._places, name: place}
 
+    @property
+    def page_tokens(self) -> int | None:
+        """Tokens of a page; None before the anchor pool is there."""
+        anchor = self._places.get(ANCHOR_POOL)
+        return None if anchor is None else anchor.page_size
+
     def described(self) -> str:
-        """Return the pools and the bytes of their pages, for people."""
-        return ", ".join(f"{name} ({place.page_bytes} bytes a page)" for name, place in self._places.items())
+        """Return the tokens of a page, and its bytes by pool, for people."""
+        pools = ", ".join(f"{name} ({place.page_bytes} bytes)" for name, place in self._places.items())
+        return f"pages of {self.page_tokens} tokens, {pools}"
 
     def close(self) -> None:
         """Let the engine's pools go; from now on everything is a miss."""
