@@ -30,6 +30,7 @@ __all__ = [
     "Flaw",
     "Label",
     "PageChecksum",
+    "checksum_of",
     "is_header_of",
     "relabelled",
     "seal",
@@ -121,7 +122,7 @@ def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
         seal(buffers[0], label)
         return
     payload = _payload(buffers)
-    header = _header(label, sum(map(len, payload)), _checksum(payload))
+    header = _header(label, sum(map(len, payload)), checksum_of(payload))
     first = buffers[0]
     if len(first) >= HEADER_BYTES:
         first[:HEADER_BYTES] = header
@@ -173,7 +174,7 @@ def verify_buffers(buffers: Sequence[memoryview], label: Label, checksum: PageCh
     found = None if checksum is None else checksum.of(page_bytes)
     if found is not None and header == _header(label, payload_bytes, found):
         return None
-    if header == _header(label, payload_bytes, _checksum(_payload(buffers))):
+    if header == _header(label, payload_bytes, checksum_of(_payload(buffers))):
         return None
     return _flaw_of(header, payload_bytes, label)
 
@@ -202,7 +203,8 @@ def _payload(buffers: Sequence[memoryview], skip: int = HEADER_BYTES) -> Sequenc
     return [rest[0][skip:], *rest[1:]] if skip > 0 and rest else rest
 
 
-def _checksum(payload: Sequence[memoryview]) -> int:
+def checksum_of(payload: Sequence[memoryview]) -> int:
+    """Return the checksum of a payload that lies in several buffers."""
     if len(payload) == 1:
         return xxh3_64_intdigest(payload[0])
     stream = xxh3_64()

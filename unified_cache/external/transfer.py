@@ -96,10 +96,11 @@ def pieces_of(pages: Sequence[ExternalPage], piece_bytes: int) -> list[Piece]:
 class _Transfer:
     """Pages of one call and the landing memory that they pass through."""
 
-    __slots__ = ("_bytes", "_labels", "_loan", "_pieces", "_view", "answers", "copied_bytes")
+    __slots__ = ("_bytes", "_labels", "_loan", "_pieces", "_rows_counts", "_view", "answers", "copied_bytes")
 
     def __init__(self, pages: Sequence[ExternalPage], pieces: Sequence[Piece], span: Span) -> None:
         self._loan = RowsLoan([page.rows for page in pages])
+        self._rows_counts = [len(page.rows) for page in pages]
         self._labels = [(page.label, page.parent) for page in pages]
         self._pieces = pieces
         self._view = span.view
@@ -137,7 +138,12 @@ class PageReads(_Transfer):
             if clock() >= until_s:
                 return
             lent = [
-                LentRows(self._loan, number, self._view[landed.start : landed.start + HEADER_BYTES])
+                LentRows(
+                    self._loan,
+                    number,
+                    self._view[landed.start : landed.start + HEADER_BYTES],
+                    self._rows_counts[number],
+                )
                 if landed.end - landed.start >= LARGE_PAGE_BYTES
                 else None
                 for number, landed in zip(range(piece.start, piece.end), piece.pages, strict=True)

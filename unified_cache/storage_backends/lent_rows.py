@@ -10,9 +10,8 @@ proved it: they were filled by this call, to the end, and their checksum is that
 
 from collections.abc import Sequence
 from threading import Lock
-from types import TracebackType
 
-from unified_cache.seal import HEADER_BYTES, Label, PageChecksum, is_header_of
+from unified_cache.seal import HEADER_BYTES, Label, PageChecksum, checksum_of, is_header_of
 
 __all__ = ["LentRows", "RowsLoan"]
 
@@ -47,45 +46,46 @@ class RowsLoan:
 class LentRows:
     """The rows of one page behind a header of ours. One thread at a time.
 
-    A store enters it to fill it, and adds what it has filled piece by piece, from the first byte of the header on:
+    A store holds the loan's guard while it fills them and says what it has filled, of several pages if it likes:
 
-        with lent as buffers:
-            ...
-            lent.add(0, buffers)
-            lent.is_filled = True
+        with lent.loan.guard:
+            if not lent.loan.is_over:
+                ...                          # fill lent.buffers()
+                lent.sum_up()                # once it is whole
     """
 
-    __slots__ = ("_checksum", "_header", "_loan", "_number", "is_filled", "is_proven")
+    __slots__ = ("_checksum", "_header", "_number", "buffers_count", "is_filled", "is_proven", "loan")
 
-    def __init__(self, loan: RowsLoan, number: int, header: memoryview) -> None:
-        """``header`` is memory for it, and not the owner's."""
-        self._loan = loan
+    def __init__(self, loan: RowsLoan, number: int, header: memoryview, rows_count: int) -> None:
+        """``header`` is memory for it, and not the owner's; the page has ``rows_count`` rows."""
+        self.loan = loan
         self._number = number
         self._header = header
-        self._checksum = PageChecksum()
+        self.buffers_count = 1 + rows_count
+        """Buffers that ``buffers`` returns."""
+        self._checksum: int | None = None
         self.is_filled = False
         """Whether a store says that it has filled them, and so has left the page's buffers as they were."""
         self.is_proven = False
         """Whether the rows hold the page, and nobody need read them again to know."""
 
-    def __enter__(self) -> tuple[memoryview, ...]:
-        """Return header and rows, nobody else's until the with block ends; nothing where the owner has them again."""
-        self._loan.guard.acquire()
+    def buffers(self) -> tuple[memoryview, ...]:
+        """Return header and rows, to be filled under the guard of a loan that is not over; nothing is filled now."""
         self.is_filled = self.is_proven = False
-        if self._loan.is_over:
-            return ()
-        self._checksum = PageChecksum()
-        return (self._header, *self._loan.rows_of(self._number))
+        return (self._header, *self.loan.rows_of(self._number))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._loan.guard.release()
+    def sum_up(self, checksum: PageChecksum | None = None) -> None:
+        """Note that all is filled, under the same guard, and what the payload's checksum is now.
 
-    def add(self, start: int, pieces: Sequence[memoryview]) -> None:
-        """Add the bytes of the page from ``start`` on, in order; they are in place now. See ``PageChecksum``."""
-        self._checksum.add(start, pieces)
+        ``checksum`` has it already if all was added to it while it was filled.
+        """
+        rows = self.loan.rows_of(self._number)
+        page_bytes = HEADER_BYTES + sum([row.nbytes for row in rows])
+        self._checksum = checksum_of(rows) if checksum is None else checksum.of(page_bytes)
+        self.is_filled = True
 
     def prove(self, label: Label, payload_bytes: int) -> bool:
-        """Tell whether what was added is exactly the page that ``label`` names."""
-        found = self._checksum.of(HEADER_BYTES + payload_bytes)
+        """Tell whether what was filled is exactly the page that ``label`` names."""
+        found = self._checksum
         self.is_proven = found is not None and is_header_of(self._header, label, payload_bytes, found)
         return self.is_proven

@@ -13,6 +13,7 @@ from unified_cache.storage_backends.directory.disk import Disk
 
 __all__ = [
     "BEYOND",
+    "BUFFERS_MAX",
     "DIRECTORY_FLAGS",
     "LED_BYTES_MIN",
     "PIECE_BYTES",
@@ -42,7 +43,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
+BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 """Buffers that one readv or writev takes; 1024 on Linux."""
 
 PIECE_BYTES = 1 << 20
@@ -114,25 +115,25 @@ def close_quietly(disk: Disk, fd: int) -> None:
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> None:
     """Write the buffers one after the other, however many calls it takes: one, as a rule."""
-    count = disk.write(fd, buffers[0]) if len(buffers) == 1 else disk.writev(fd, buffers[:_BUFFERS_MAX])
+    count = disk.write(fd, buffers[0]) if len(buffers) == 1 else disk.writev(fd, buffers[:BUFFERS_MAX])
     if count == _sum_bytes(buffers):
         return
     rest = BuffersLeft(buffers)
     rest.take(count)
     while rest.buffers:
-        rest.take(disk.writev(fd, rest.buffers[:_BUFFERS_MAX]))
+        rest.take(disk.writev(fd, rest.buffers[:BUFFERS_MAX]))
 
 
 def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Write the buffers one after the other from an offset on, however many calls it takes: one, as a rule."""
-    count = disk.pwritev(fd, buffers[:_BUFFERS_MAX], offset)
+    count = disk.pwritev(fd, buffers[:BUFFERS_MAX], offset)
     if count == _sum_bytes(buffers):
         return
     rest = BuffersLeft(buffers)
     rest.take(count)
     while rest.buffers:
         offset += count
-        count = disk.pwritev(fd, rest.buffers[:_BUFFERS_MAX], offset)
+        count = disk.pwritev(fd, rest.buffers[:BUFFERS_MAX], offset)
         rest.take(count)
 
 
@@ -144,7 +145,7 @@ def read_all(
     It asks for a byte more than they hold, which tells so without a look at the file's length. With a ``checksum``, see
     ``read_at``.
     """
-    if wanted_bytes < LED_BYTES_MIN and len(buffers) < _BUFFERS_MAX:
+    if wanted_bytes < LED_BYTES_MIN and len(buffers) < BUFFERS_MAX:
         count = disk.readv(fd, (*buffers, BEYOND))
         if count >= wanted_bytes or not count:
             return count == wanted_bytes
@@ -160,7 +161,7 @@ def read_cached(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> int:
     Raises:
         OSError: EAGAIN where none of it is in memory; EOPNOTSUPP where the system or the file system cannot tell.
     """
-    return disk.preadv_cached(fd, (*buffers[: _BUFFERS_MAX - 1], BEYOND), 0)
+    return disk.preadv_cached(fd, (*buffers[: BUFFERS_MAX - 1], BEYOND), 0)
 
 
 def read_at(
@@ -176,7 +177,7 @@ def read_at(
     One call does it, as a rule. With a ``checksum`` it is one for every ``PIECE_BYTES``, which are added to it before
     the next are read.
     """
-    if checksum is None and disk.preadv(fd, buffers[:_BUFFERS_MAX], offset) == wanted_bytes:
+    if checksum is None and disk.preadv(fd, buffers[:BUFFERS_MAX], offset) == wanted_bytes:
         return True
     return _fill(disk, fd, buffers, offset, checksum, first_bytes=PIECE_BYTES)
 
@@ -242,7 +243,7 @@ class BuffersLeft:
     def front(self, count: int) -> list[memoryview]:
         """Return the first ``count`` bytes or all, as far as one call takes them."""
         front: list[memoryview] = []
-        for buffer in self.buffers[:_BUFFERS_MAX]:
+        for buffer in self.buffers[:BUFFERS_MAX]:
             front.append(buffer[:count])
             count -= len(front[-1])
             if not count:

@@ -25,7 +25,7 @@ from unified_cache.storage_backends.directory.descriptors import (
 from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES, DirectReads, is_block_aligned
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, is_whole
-from unified_cache.storage_backends.directory.lent_reads import LentReads
+from unified_cache.storage_backends.directory.lent_reads import LentFile, LentReads
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.layout import objects_in, place_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
@@ -181,14 +181,12 @@ class PageReader:
 
         After direct reads: asking for what is not in memory lets the system begin to read it there.
         """
-        return {
-            number
-            for number, page in enumerate(pages)
-            if page.lent is not None
-            and number not in came
-            and fds[number] >= 0
-            and self._lent_reads.fill_file(fds[number], page.lent, page_bytes(page))
-        }
+        files = [
+            LentFile(number, fd, page.lent, page_bytes(page))
+            for number, (page, fd) in enumerate(zip(pages, fds, strict=True))
+            if page.lent is not None and number not in came and fd >= 0
+        ]
+        return self._lent_reads.fill_files(files)
 
     def _read_cached(self, pages: Sequence[PageIO], fds: Sequence[int], came: Set[int]) -> Set[int]:
         """Read the small pages that the system has in memory, and let it begin to read all others; return which came.

@@ -151,9 +151,10 @@ class Segment:
         fd = self._direct_descriptor(reads)
         return fd >= 0 and reads.read(fd, pages, self._slot_bytes, offset) >= wanted_bytes
 
-    def read_lent(self, slot: int, lent: LentRows, reads: LentReads) -> bool:
-        """Fill lent rows with a page; tell whether that was possible without waiting."""
-        return reads.fill(self._fd, lent, self.object_bytes, self._pages_offset + slot * self._slot_bytes)
+    def read_lent(self, slot: int, lent: Sequence[LentRows], reads: LentReads) -> int:
+        """Fill lent rows with pages of neighbouring slots; return how many that was possible for without waiting."""
+        offset = self._pages_offset + slot * self._slot_bytes
+        return reads.fill_run(self._fd, lent, self.object_bytes, self._slot_bytes, offset)
 
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""

@@ -29,12 +29,12 @@ from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, che
 from unified_cache.storage_backends.directory.descriptors import missing_bytes, storage_error
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import UNREADABLE
-from unified_cache.storage_backends.directory.lent_reads import LentReads
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.packed.cold import ColdReads
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
+from unified_cache.storage_backends.packed.lent import LentRuns
 from unified_cache.storage_backends.packed.segment import (
     Segment,
     SegmentKey,
@@ -92,7 +92,7 @@ class PackedStorage:
         self._stamps = stamps
         self._cold = ColdReads(root.disk)
         self._free_bytes_min = free_bytes_min
-        self._lent_reads = LentReads(root.disk)
+        self._lent = LentRuns(root.disk)
         self._calls = CallsInFlight(f"the packed store in {root.path}")
 
     @classmethod
@@ -199,17 +199,14 @@ class PackedStorage:
             if gone:
                 self._free_quietly(gone)
             unreadable: dict[Label, SegmentSlot] = {}
-            direct = self._cold.read(pages, slots)
+            came = self._cold.read(pages, slots)
+            came |= self._lent.read(pages, slots, came)
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
-                label, _, buffers, checksum, lent = pages[number]
+                label, _, buffers, checksum, _ = pages[number]
                 try:
-                    is_whole = (
-                        number in direct
-                        or (lent is not None and slot.segment.read_lent(slot.number, lent, self._lent_reads))
-                        or slot.segment.read(slot.number, buffers, checksum)
-                    )
+                    is_whole = number in came or slot.segment.read(slot.number, buffers, checksum)
                 except OSError as error:
                     if error.errno not in UNREADABLE:
                         raise self._cannot("read", label, error) from error

@@ -42,7 +42,7 @@ class LentPage:
             start += row_bytes
         self.loan = RowsLoan([tuple(rows)])
         self.header = bytearray(HEADER_BYTES)
-        self.lent = LentRows(self.loan, 0, memoryview(self.header))
+        self.lent = LentRows(self.loan, 0, memoryview(self.header), len(rows))
         self.page = blank_page(label(number), PAGE_BYTES)._replace(lent=self.lent)
         self.content = bytes_of(sealed_page(label(number), PAGE_BYTES))
 
