@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import torch
-from vllm.config import ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
-from vllm.model_executor.models import ModelRegistry
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.config import ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config  # pyright: ignore[reportMissingImports]
+from vllm.model_executor.models import ModelRegistry  # pyright: ignore[reportMissingImports]
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec  # pyright: ignore[reportMissingImports]
 
 __all__: list[str] = []
 

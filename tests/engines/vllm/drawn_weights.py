@@ -3,8 +3,8 @@
 import hashlib
 
 import torch
-from vllm.config import ModelConfig
-from vllm.model_executor.model_loader import BaseModelLoader, register_model_loader
+from vllm.config import ModelConfig  # pyright: ignore[reportMissingImports]
+from vllm.model_executor.model_loader import BaseModelLoader, register_model_loader  # pyright: ignore[reportMissingImports]
 
 from tests.engines.vllm.deepseek_v4 import DRAWN
 

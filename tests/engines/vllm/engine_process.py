@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TypedDict
 
-from vllm import LLM, SamplingParams
-from vllm.config import KVEventsConfig
+from vllm import LLM, SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
+from vllm.config import KVEventsConfig  # pyright: ignore[reportMissingImports]
 
 from tests.engines.vllm.recorded import RECORD_VARIABLE, RecordedTier
 from unified_cache.external.landing import LandingMemory
@@ -58,7 +58,7 @@ class EngineHost:
         events = options.get(EVENTS)
         if RECORD_VARIABLE in os.environ:
             # The connector names whatever class stands under this name.
-            vars(tier)[UnifiedCacheTier.__name__] = RecordedTier
+            setattr(tier, UnifiedCacheTier.__name__, RecordedTier)
         self._llm = LLM(
             model=model,
             skip_tokenizer_init=True,

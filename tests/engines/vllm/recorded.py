@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import IO
 
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, RequestOffloadingContext, ScheduleEndContext
-from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, RequestOffloadingContext, ScheduleEndContext  # pyright: ignore[reportMissingImports]
+from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob  # pyright: ignore[reportMissingImports]
 
 from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.tier import RESULTS, UnifiedCacheTier

@@ -21,7 +21,7 @@ VLLM_METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
 """On the index vLLM for the CPU has another name, by which its own command does not find its version."""
 
 VLLM_COMMAND = """import sys
-from vllm.entrypoints.cli.main import main
+from vllm.entrypoints.cli.main import main  # pyright: ignore[reportMissingImports]
 
 if __name__ == "__main__":
     sys.exit(main())
