@@ -8,6 +8,7 @@ itself gives: the same files read directly, without a tier.
 Figures are kept in ``benchmarks/results/vllm_tiers.json``, in place of those before, unless ``--json`` says where.
 """
 
+# pyright: reportMissingImports=false
 import argparse
 import json
 import os

@@ -6,15 +6,16 @@ Each directory has a config.json. What is printed is a JSON object by directory:
 token in one of them, and the bytes of each tensor of a recurrent state in one layer, in bfloat16. No weights are made.
 """
 
+# pyright: reportMissingImports=false
 import json
 import math
 import sys
 from pathlib import Path
 
 import torch
-from vllm.config import ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config  # pyright: ignore[reportMissingImports]
-from vllm.model_executor.models import ModelRegistry  # pyright: ignore[reportMissingImports]
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec  # pyright: ignore[reportMissingImports]
+from vllm.config import ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.models import ModelRegistry
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 __all__: list[str] = []
 

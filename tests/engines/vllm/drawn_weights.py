@@ -1,10 +1,11 @@
 """Loader of weights that are drawn, registered with vLLM when this is imported. Runs where vLLM is installed."""
 
+# pyright: reportMissingImports=false
 import hashlib
 
 import torch
-from vllm.config import ModelConfig  # pyright: ignore[reportMissingImports]
-from vllm.model_executor.model_loader import BaseModelLoader, register_model_loader  # pyright: ignore[reportMissingImports]
+from vllm.config import ModelConfig
+from vllm.model_executor.model_loader import BaseModelLoader, register_model_loader
 
 from tests.engines.vllm.deepseek_v4 import DRAWN
 

@@ -5,6 +5,7 @@
 {"do": "metrics"}     vLLM's own metrics       {"do": "close"}                          shut it down, say what is left
 """
 
+# pyright: reportMissingImports=false
 import gc
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import IO, TypedDict
 
 from vllm import LLM, SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
-from vllm.config import KVEventsConfig  # pyright: ignore[reportMissingImports]
+from vllm.config import KVEventsConfig
 
 from tests.engines.vllm.recorded import RECORD_VARIABLE, RecordedTier
 from unified_cache.external.landing import LandingMemory

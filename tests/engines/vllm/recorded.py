@@ -3,13 +3,14 @@
 Runs where vLLM is installed. Keys, requests and jobs are numbered in the order they come in.
 """
 
+# pyright: reportMissingImports=false
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import IO
 
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, RequestOffloadingContext, ScheduleEndContext  # pyright: ignore[reportMissingImports]
-from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob  # pyright: ignore[reportMissingImports]
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, RequestOffloadingContext, ScheduleEndContext
+from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.tier import RESULTS, UnifiedCacheTier

@@ -1,5 +1,6 @@
 """An environment in which the commands of docs/vllm.md are what a user has: ``pip``, ``vllm`` and ``unified-cache``."""
 
+# pyright: reportMissingImports=false
 import os
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ VLLM_METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
 """On the index vLLM for the CPU has another name, by which its own command does not find its version."""
 
 VLLM_COMMAND = """import sys
-from vllm.entrypoints.cli.main import main  # pyright: ignore[reportMissingImports]
+from vllm.entrypoints.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())
@@ -59,10 +60,9 @@ class UserShell:
         """Run the document's ``pip install``, with the package of this tree in place of the index's."""
         tree = self.directory / "tree"
         for name in repository_files():
-            if "/" not in name or name.startswith("unified_cache/"):
-                copy = tree / name
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, copy)
+            copy = tree / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copy)
         self.run([str(tree) if word == "unified-cache" else word for word in command])
 
     def run(self, command: Sequence[str]) -> str:
