@@ -46,8 +46,8 @@ class TierSettings:
     """Largest share of vLLM's host memory that waits to be stored; more is dropped, so that loads find room."""
     load_threads: int = 1
     """Threads that only load."""
-    store_threads: int = 1
-    """Threads that store, and load first where loads wait."""
+    store_threads: int = 2
+    """Threads that store, and load first where loads wait: one copies and checks while another one waits."""
 
     def __post_init__(self) -> None:
         if not self.url:

@@ -8,6 +8,7 @@ from unified_cache.cluster.child import wait_until
 from unified_cache.integrations.vllm import moving as module
 from unified_cache.integrations.vllm.moving import ChunkJob, Direction, JobEnd, MovedChunk, Moving, MovingConfig
 from unified_cache.integrations.vllm.names import ChunkNames
+from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.protocol import Answer, Level
 
 ROWS = 16
@@ -109,6 +110,27 @@ def test_a_load_finds_a_thread_that_no_store_is_on(moving: Moving, store: DictCh
     moving.submit(job(1, Direction.LOAD, chunk(9, 5)))
     assert store.begun.acquire(timeout=TIMEOUT_S)
     assert [call for call, _ in store.calls] == ["put", "get"]
+
+
+def test_by_default_a_large_store_goes_on_while_a_part_of_it_waits_for_the_disk(
+    memory: HostMemory, store: DictChunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES_MAX", 2 * ROW.payload_bytes)
+    rows, settings = memory.rows(), TierSettings("file:/kv")
+    config = MovingConfig(settings.load_threads, settings.store_threads, ROWS, 8, Level.CACHED)
+    storing = Moving.start(store, rows, config)
+    store.gate.clear()
+    storing.submit(job(0, Direction.STORE, *(chunk(number, number) for number in range(8))))
+    for _ in range(2):
+        assert store.begun.acquire(timeout=TIMEOUT_S)
+    # Both threads that store are waiting, and the one that only loads is there for loads.
+    storing.submit(job(1, Direction.LOAD, chunk(9, 9)))
+    assert store.begun.acquire(timeout=TIMEOUT_S)
+    assert store.calls == [("put", 2), ("put", 2), ("get", 1)]
+    store.gate.set()
+    assert sorted(end.job.number for end in drained(storing)) == [0, 1]
+    assert storing.close(TIMEOUT_S)
+    rows.release()
 
 
 def test_stores_beyond_their_share_of_the_rows_end_at_once(moving: Moving, store: DictChunks) -> None:
