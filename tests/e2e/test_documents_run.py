@@ -11,7 +11,7 @@ from tests.sources import ROOT
 from tests.support.documents import code_blocks
 
 TIMEOUT_S = 240
-GUIDES = ("sizing", "migrating", "troubleshooting")
+GUIDES = ("planning", "sizing", "migrating", "troubleshooting")
 
 
 @pytest.fixture

@@ -26,6 +26,10 @@ DEFERRED: Mapping[str, tuple[str, str]] = {
         "replay:replay_app",
         "Replay a request trace against a cache of given tier sizes and print the hits of each tier.",
     ),
+    "plan": (
+        "plan:plan_app",
+        "Say what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.",
+    ),
     "compare": (
         "compare:compare_app",
         "Compare the results of two replays: what the second hits and moves, held against the first, and why.",

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, TraceError
 
-__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "TraceRequest", "read_trace"]
+__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "TraceRequest", "iterate_trace", "read_trace"]
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for; as the Mooncake trace release says."""
@@ -64,17 +64,28 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
         ConfigError: ``limit`` is not positive.
 
     """
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1, found {limit}")
-    requests: list[TraceRequest] = []
-    for place, line in _lines(path):
-        requests.append(_request_of(line, place))
-        if len(requests) == limit:
-            break
-    if not requests:
-        raise TraceError(f"{path}: expected at least one request, found an empty file")
+    requests = list(iterate_trace(path, limit))
     requests.sort(key=_timestamp_of)
     return requests
+
+
+def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
+    """Yield the requests of a trace, or its first ``limit``, as they stand: for what keeps less of them than all.
+
+    Raises:
+        TraceError, ConfigError: as ``read_trace``.
+
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1, found {limit}")
+    count = 0
+    for place, line in _lines(path):
+        yield _request_of(line, place)
+        count += 1
+        if count == limit:
+            break
+    if not count:
+        raise TraceError(f"{path}: expected at least one request, found an empty file")
 
 
 def _timestamp_of(request: TraceRequest) -> float:

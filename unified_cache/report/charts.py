@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import ClassVar
 
-__all__ = ["BandChart", "BarChart", "Chart", "Hue", "Series", "Unit"]
+__all__ = ["BandChart", "BarChart", "Chart", "HeatMap", "Hue", "Series", "Unit"]
 
 
 class Unit(Enum):
@@ -75,7 +75,50 @@ class BarChart:
         return _plain(self, self.KIND)
 
 
-Chart = BandChart | BarChart
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """A value for each row and column, the darker the larger, with lines where a second quantity passes a step.
+
+    It is a table, so that it can be read without colours and without a script.
+    """
+
+    title: str
+    unit: Unit
+    row_name: str
+    rows: Sequence[str]
+    column_name: str
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    """By row and column; None where there is nothing to show."""
+    levels: Sequence[Sequence[int]]
+    """Level of the second quantity, by row and column: a line is drawn between cells of different levels."""
+    levels_name: str
+    """What the lines are, as "lines: 1 more an hour"."""
+    best: tuple[int, int]
+    """Row and column of the cell to be pointed out."""
+
+    KIND: ClassVar = "heat"
+
+    def as_json(self) -> dict[str, object]:
+        """Return what ``page.html`` shows; its cells have the value's share of the largest, and the lines around."""
+        largest = max((value for row in self.values for value in row if value is not None), default=0.0) or 1.0
+        cells = [
+            [
+                {
+                    "text": "" if value is None else f"{value:.1%}" if self.unit is Unit.RATIO else f"{value:,.2f}",
+                    "share": 0.0 if value is None else round(value / largest, 3),
+                    "line_above": row > 0 and self.levels[row][column] != self.levels[row - 1][column],
+                    "line_left": column > 0 and self.levels[row][column] != self.levels[row][column - 1],
+                    "is_best": (row, column) == self.best,
+                }
+                for column, value in enumerate(values)
+            ]
+            for row, values in enumerate(self.values)
+        ]
+        return {**_plain(self, self.KIND), "cells": cells}
+
+
+Chart = BandChart | BarChart | HeatMap
 
 
 def _plain(chart: Chart, kind: str) -> dict[str, object]:

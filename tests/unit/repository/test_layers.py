@@ -35,7 +35,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     (FACADE,),
     ("service", "testing", "integrations", "cluster", "offline", "events", "report"),
 )
-PROGRAMS: tuple[tuple[str, ...], ...] = (("demo", "replay"), ("cli",))
+PROGRAMS: tuple[tuple[str, ...], ...] = (("demo", "replay"), ("plan",), ("cli",))
 """Programs over the public API; nothing in the library imports them."""
 
 FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {

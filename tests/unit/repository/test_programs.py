@@ -1,4 +1,4 @@
-"""Demo and replay are programs over the library: it knows nothing of them, and they use only what it exports."""
+"""Demo, replay and plan are programs over the library: it knows nothing of them, and they use only what it exports."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from tests.sources import Source, python_sources
 from tests.unit.repository.test_exports import exports
 from tests.unit.repository.test_layers import PACKAGE, imported_modules, package_sources, room_of
 
-PROGRAMS = frozenset({"demo", "replay"})
+PROGRAMS = frozenset({"demo", "plan", "replay"})
 FRONT = "cli"
 """The room that starts programs."""
 

@@ -1,0 +1,88 @@
+"""``unified-cache plan``: its table, its JSON, its page, and how it ends when it is interrupted."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT
+from tests.support.cluster import ask
+from unified_cache.cli.plan import PlanCommand, print_plan
+from unified_cache.components.layouts import size_preset
+from unified_cache.config import Retention
+from unified_cache.plan.hardware import HARDWARE
+from unified_cache.plan.planner import Planner
+from unified_cache.plan.sweep import PlannedModel, TierBytes
+from unified_cache.replay.policies import ReplayPolicies
+
+GIB = 1 << 30
+BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
+SWEEP = ("--sweep", "device=4GiB,8GiB", "--sweep", "host=0..32GiB:3", "--sweep", "storage=0,64GiB")
+MODEL = PlannedModel(
+    "deepseek-v4-flash", size_preset("deepseek-v4-flash", page_size=256), Retention(), ReplayPolicies(), devices=8
+)
+DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+
+
+def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> None:
+    file, report = tmp_path / "plan.json", tmp_path / "report"
+    said = ask(
+        *("plan", BUNDLED, "--limit", "150", "--model", "deepseek-v4-flash", "--devices", "8", *SWEEP),
+        *("--check", "1", "--json-file", file, "--report", report),
+    )
+    assert said.status == 0, said.err
+    assert "of each device" in said.out.splitlines()[0]
+    assert "1 combinations replayed" in said.out
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert (found["command"], found["format"], found["complete"]) == ("plan", 1, True)
+    assert len(found["combinations"]) == 10
+    assert all(each["token_hit_ratio"] <= each["clairvoyant_ratio"] + 1e-9 for each in found["combinations"])
+    (checked,) = found["checked"]
+    assert checked["planned"] == pytest.approx(checked["replayed"], abs=0.005)
+    row = next(line for line in DOCUMENT.splitlines() if line.startswith("| `plan` |"))
+    assert [field for field in found if f"`{field}`" not in row and field not in ("command", "format")] == []
+    html = (report / "index.html").read_text(encoding="utf-8")
+    assert html.count('<td class="') >= 5
+    assert found["sentence"].split(":")[0] in html
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--sweep", "host=1GiB..0"), "must rise"),
+        (("--sweep", "device=1MiB..1GiB"), "must be at least"),
+        (("--hardware", "h1000"), "did you mean"),
+        (("--devices", "0"), "devices must be at least 1"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_before_the_trace_is_read(arguments: Sequence[str], said: str) -> None:
+    answer = ask("plan", "no-such-trace", "--model", "deepseek-v4-flash", *arguments)
+    assert answer.status == 2
+    assert said in answer.error
+
+
+def test_an_interrupted_plan_shows_what_it_had() -> None:
+    def interrupt(done: int, _note: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    sweep = [TierBytes(4 * GIB, host * GIB, 0) for host in (0, 8, 32)]
+    result = Planner(BUNDLED, 60, MODEL, HARDWARE["h100"]).plan(sweep, interrupt)
+    assert (len(result.points), result.is_complete) == (2, False)
+    shown = io.StringIO()
+    print_plan(shown, result)
+    assert "interrupted: not all combinations" in shown.getvalue()
+
+
+def test_a_plan_that_is_interrupted_before_it_has_anything_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut_short(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Planner, "plan", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        PlanCommand(BUNDLED, model="deepseek-v4-flash", limit=30).run()
+    assert capsys.readouterr().out == ""

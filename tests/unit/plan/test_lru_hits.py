@@ -1,0 +1,111 @@
+"""Hits told from distances in the stack are those of a replay, request by request."""
+
+import pytest
+
+from tests.sources import ROOT
+from tests.unit.plan.traces import conversations
+from unified_cache.components.layouts import size_preset
+from unified_cache.config import EvictionPolicy, Retention
+from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
+from unified_cache.errors import ConfigError, TraceError
+from unified_cache.plan.lru_stack import LruStack
+from unified_cache.plan.tier_hits import BATCH_OBJECTS, LruHits
+from unified_cache.plan.trace_pages import TracePages
+from unified_cache.replay.model_settings import ModelSettings
+from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.runner import replay
+from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.seal import HEADER_BYTES
+
+GIB = 1 << 30
+BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
+
+
+def replayed(requests: list[TraceRequest], settings: ReplaySettings | ModelSettings) -> dict[str, int]:
+    return replay("made up", requests, settings, lambda _done, _ratio: None).hits.by_tier()
+
+
+@pytest.mark.parametrize("page_size", [128, 512, 1024])
+@pytest.mark.parametrize(
+    ("device_pages", "host_pages", "stored_pages"),
+    [(40, 0, None), (60, 200, None), (200, 60, None), (60, 120, 400), (30, 100, 150), (20, 12, 90), (9, 40, 300)],
+)
+def test_full_attention_is_exact_on_every_tier(
+    page_size: int, device_pages: int, host_pages: int, stored_pages: int | None
+) -> None:
+    requests = conversations(seed=page_size + device_pages, count=80, sessions=9)
+    settings = ReplaySettings(
+        page_size=page_size,
+        device_pages=device_pages,
+        host_pages=host_pages,
+        storage=None if stored_pages is None else "memory:",
+        storage_bytes=None if stored_pages is None else stored_pages * (4096 + HEADER_BYTES),
+        with_bytes=False,
+    )
+    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hit_pages()
+    assert told == replayed(requests, settings)
+
+
+def test_tokens_are_counted_as_a_replay_counts_them() -> None:
+    requests = conversations(seed=3, count=60, sessions=5)
+    settings = ReplaySettings(page_size=128, device_pages=100, host_pages=400, with_bytes=False)
+    trace = TracePages.of(requests, 128, padded=True)
+    result = replay("made up", requests, settings, lambda _done, _ratio: None)
+    assert LruHits(trace).ends(settings.plan).token_hit_ratio(trace) == pytest.approx(result.token_hit_ratio)
+
+
+@pytest.mark.parametrize(
+    ("model", "device_gib", "host_gib", "storage_gib"),
+    [("deepseek-v4-flash", 2, 0, 0), ("deepseek-v4-flash", 1, 4, 16), ("gpt-oss-120b", 4, 8, 64)],
+)
+def test_windows_are_within_half_a_point_of_a_replay(
+    model: str, device_gib: int, host_gib: int, storage_gib: int
+) -> None:
+    requests = read_trace(BUNDLED, 250)
+    settings = ModelSettings(
+        name=model,
+        sized=size_preset(model, page_size=256),
+        retention=Retention(),
+        device_bytes=device_gib * GIB,
+        host_bytes=host_gib * GIB,
+        storage="memory:" if storage_gib else None,
+        storage_bytes=storage_gib * GIB or None,
+        with_bytes=False,
+    )
+    trace = TracePages.of(requests, 256, padded=False)
+    told = LruHits(trace).ends(settings.plan).token_hit_ratio(trace)
+    result = replay("bundled", requests, settings, lambda _done, _ratio: None)
+    assert told == pytest.approx(result.token_hit_ratio, abs=0.005)
+
+
+def test_what_has_no_stack_is_refused() -> None:
+    hits = LruHits(TracePages.of(conversations(1, 3, 1), 512, padded=True))
+    with pytest.raises(ConfigError, match="lru"):
+        hits.ends(ReplaySettings(policies=ReplayPolicies(device=EvictionPolicy.LFU), with_bytes=False).plan)
+    with pytest.raises(ConfigError, match="found 4"):
+        hits.ends(ReplaySettings(engines=4, with_bytes=False).plan)
+    with pytest.raises(ConfigError, match="found 64"):
+        hits.ends(ReplaySettings(page_size=64, with_bytes=False).plan)
+
+
+def test_equal_ids_after_other_blocks_are_other_pages() -> None:
+    first, second = (TraceRequest(at, 1024, 1, ids) for at, ids in ((0.0, (1, 3)), (1.0, (2, 3))))
+    stack = LruStack.of(TracePages.of([first, second], 512, padded=True))
+    assert stack.hit_pages(100) == 0
+
+
+def test_requests_are_taken_in_the_order_of_their_times() -> None:
+    late, early = TraceRequest(2.0, 512, 1, (1,)), TraceRequest(1.0, 1024, 1, (1, 2))
+    trace = TracePages.of([late, early], 512, padded=True)
+    assert trace.pages_counts.tolist() == [2, 1]
+    assert LruStack.of(trace).ends(10).tolist() == [0, 1]
+
+
+def test_a_trace_without_requests_is_refused() -> None:
+    with pytest.raises(TraceError, match="found none"):
+        TracePages.of([], 512, padded=True)
+
+
+def test_a_call_to_a_store_takes_as_many_objects_as_the_cache_puts() -> None:
+    assert BATCH_OBJECTS == STORAGE_BATCH_OBJECTS

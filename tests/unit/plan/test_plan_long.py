@@ -1,0 +1,36 @@
+"""Plans held against full replays of the bundled trace: twenty combinations, a minute each."""
+
+import random
+
+import pytest
+
+from tests.sources import ROOT
+from unified_cache.components.layouts import size_preset
+from unified_cache.config import Retention
+from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
+from unified_cache.plan.tier_hits import LruHits
+from unified_cache.plan.trace_pages import TracePages
+from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.runner import replay
+from unified_cache.replay.trace import read_trace
+
+TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
+POINTS_MAX = 0.005
+"""Half a point of the tokens."""
+
+SAMPLED = random.Random(17).sample(range(404), 20)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", SAMPLED)
+def test_a_combination_is_within_half_a_point_of_its_replay(number: int) -> None:
+    sized = size_preset("deepseek-v4-flash", page_size=256)
+    model = PlannedModel("deepseek-v4-flash", sized, Retention(), ReplayPolicies())
+    sizes = combinations(parse_sweeps(()))[number]
+    requests = read_trace(TRACE)
+    trace = TracePages.of(requests, sized.layout.page_size, padded=False)
+    settings = model.settings(sizes)
+    told = LruHits(trace).ends(settings.plan).token_hit_ratio(trace)
+    result = replay("bundled", requests, settings, lambda _done, _ratio: None)
+    assert told == pytest.approx(result.token_hit_ratio, abs=POINTS_MAX)

@@ -1,0 +1,122 @@
+"""Sweeps, hardware files, queues, and what is recommended."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.plan.traces import conversations
+from unified_cache.components.layouts import size_preset
+from unified_cache.config import Retention
+from unified_cache.errors import ConfigError
+from unified_cache.plan.costs import PricedSystem, queue_ends
+from unified_cache.plan.evaluate import Evaluator
+from unified_cache.plan.hardware import HARDWARE, hardware_named, read_hardware
+from unified_cache.plan.result import knee, next_steps, recommended
+from unified_cache.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
+from unified_cache.plan.tier_hits import LruHits
+from unified_cache.plan.trace_pages import TracePages
+from unified_cache.replay.policies import ReplayPolicies
+
+GIB = 1 << 30
+LLAMA = PlannedModel("llama", size_preset("llama-3.1-8b", page_size=64), Retention(), ReplayPolicies(), devices=2)
+
+
+def test_a_sweep_is_a_range_of_equal_ratios_or_a_list() -> None:
+    sizes = parse_sweeps(["device=16GiB..64GiB:3", "host=0,1GiB", "storage=0..8GiB:5"])
+    assert sizes["device"] == (16 * GIB, 32 * GIB, 64 * GIB)
+    assert sizes["host"] == (0, GIB)
+    assert sizes["storage"] == (0, GIB, 2 * GIB, 4 * GIB, 8 * GIB)
+
+
+def test_storage_is_not_combined_with_no_host_memory() -> None:
+    found = combinations({"device": (1,), "host": (0, 2), "storage": (0, 3)})
+    assert found == [TierBytes(1, 0, 0), TierBytes(1, 2, 0), TierBytes(1, 2, 3)]
+
+
+def test_the_default_sweep_has_some_four_hundred_combinations() -> None:
+    sizes = parse_sweeps([])
+    assert [len(each) for each in sizes.values()] == [4, 11, 10]
+    assert len(combinations(sizes)) == 4 * (1 + 10 * 10)
+
+
+@pytest.mark.parametrize(
+    "text", ["disk=1..2", "host", "host=2GiB..1GiB", "host=1GiB..2GiB:1", "device=0..1GiB", "host=x..1GiB"]
+)
+def test_a_sweep_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="sweep"):
+        parse_sweeps([text])
+
+
+def test_a_tier_is_swept_once() -> None:
+    with pytest.raises(ConfigError, match="host twice"):
+        parse_sweeps(["host=0..1GiB", "host=0..2GiB"])
+
+
+def test_a_hardware_file_goes_on_from_a_known_one(tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text(
+        'base = "b200"\ndevice_price_per_hour = 4\nstorage_read_bytes_per_s = "7GB"\n'
+        "[prefill_tokens_per_s]\n1024 = 20000\n8192 = 10000\n",
+        encoding="utf-8",
+    )
+    ours = read_hardware(path)
+    assert (ours.name, ours.device_price_per_hour, ours.storage_read_bytes_per_s) == ("ours", 4.0, 7e9)
+    assert ours.device_bytes_per_s == HARDWARE["b200"].device_bytes_per_s
+    assert ours.prefill_s(np.array([1024, 8192, 16384])).tolist() == pytest.approx([0.0512, 0.8192, 1.6384])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("device_price_per_hours = 4", "did you mean device_price_per_hour"),
+        ("drive_years = 'five'", "must be a number"),
+        ("storage_read_bytes_per_s = -1", "must be positive"),
+        ("base = 'h10'", "did you mean h100"),
+        ("[prefill_tokens_per_s]\nlong = 3", "lengths in tokens"),
+        ("device_price_per_hour =", "must be TOML"),
+    ],
+)
+def test_a_hardware_file_that_cannot_be_used_says_why(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said):
+        read_hardware(path)
+
+
+def test_a_model_of_twice_the_active_parameters_takes_twice_the_prefill() -> None:
+    tokens = np.array([4096])
+    assert hardware_named("h100", 26e9).prefill_s(tokens) == pytest.approx(2 * HARDWARE["h100"].prefill_s(tokens))
+
+
+def test_a_queue_serves_in_the_order_of_coming_and_lets_pass_who_has_no_work() -> None:
+    ends = queue_ends(np.array([5.0, 0.0, 1.0, 1.5]), np.array([1.0, 2.0, 3.0, 0.0]))
+    assert ends.tolist() == [6.0, 2.0, 5.0, 1.5]
+
+
+def test_the_knee_lies_where_a_curve_flattens() -> None:
+    assert knee([0, 1, 2, 3, 4], [0.0, 0.3, 0.5, 0.51, 0.52]) == 2
+    assert knee([3, 4], [0.2, 0.2]) == 3
+
+
+def test_more_memory_hits_more_and_the_cheapest_that_keeps_up_is_recommended() -> None:
+    trace = TracePages.of(conversations(seed=9, count=200, sessions=14), 64, padded=False)
+    evaluator = Evaluator(LLAMA, LruHits(trace), PricedSystem.of(LLAMA, HARDWARE["h100"]))
+    sizes = [
+        TierBytes(4 * GIB, host * GIB, store * GIB) for host in (0, 16, 64) for store in (0, 256) if host or not store
+    ]
+    points = [evaluator.point(each) for each in sizes]
+    ratios = [point.hit_ratio for point in points]
+    assert ratios[0] < ratios[1] < ratios[3]
+    assert all(point.hit_ratio <= point.bound_ratio + 1e-9 for point in points)
+    assert points[-1].hit_ratio == pytest.approx(evaluator.seen_ratio, abs=0.02)
+    best = recommended(points)
+    assert best.costs.cost_per_million_tokens == min(point.costs.cost_per_million_tokens for point in points)
+    steps = next_steps(best, evaluator.point)
+    assert [step.tier for step in steps] == ["device", "host", "storage"][: len(steps)]
+    assert all(step.hit_ratio_gain >= -1e-9 for step in steps)
+    cold, warm = points[0].costs, points[-1].costs
+    assert warm.prefill_hours_saved > cold.prefill_hours_saved
+    assert warm.ttft_p50_s <= cold.ttft_p50_s
+    assert warm.written_bytes > 0
+    assert cold.drive_life_years is None

@@ -1,0 +1,172 @@
+"""``unified-cache plan``: from options to a sweep, the plan, and its output."""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from unified_cache.cli.json_output import check_json_file, shown_as_json
+from unified_cache.cli.layout import size_named
+from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.progress import watched
+from unified_cache.cli.text import console_on, printable, size_text, table
+from unified_cache.config import Retention
+from unified_cache.errors import ConfigError
+from unified_cache.extras import import_with_extra
+from unified_cache.files import check_writable
+from unified_cache.plan.hardware import Hardware, hardware_named, read_hardware
+from unified_cache.plan.planner import Planner, ReplayRatio
+from unified_cache.plan.result import TIERS, PlanResult
+from unified_cache.plan.summary import plan_notes
+from unified_cache.plan.sweep import DEFAULT_SWEEPS, PlannedModel, combinations, parse_sweeps
+from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.trace import read_trace
+
+__all__ = ["PlanCommand", "plan_app"]
+
+PLAN_EPILOG = """**Examples**
+
+    unified-cache plan trace.jsonl.gz --model deepseek-v4-flash --devices 8
+
+    unified-cache plan trace.jsonl.gz --model gpt-oss-120b --sweep host=0,256GiB,1TiB --sweep storage=0..8TiB:6
+
+    unified-cache plan trace.jsonl.gz --model qwen3-next --hardware ours.toml --check 2 --report out
+"""
+
+plan_app = typer.Typer(rich_markup_mode="markdown")
+
+WIDTH_MIN = 100
+"""Columns assumed where the output is no terminal; the tables fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCommand:
+    """Say what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
+
+    Distances in the LRU stack tell all sizes apart in a few passes over the trace. Beside the hit ratio stands what no
+    policy could exceed with as many bytes. The hardware turns hits into time to the first token, prefill saved, money
+    and wear; what is recommended costs least for a token and keeps up with the trace.
+    """
+
+    trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
+    model: Annotated[str, typer.Option(metavar="MODEL", help="A preset, a config.json or a directory with one.")]
+    devices: Annotated[int, typer.Option(help="Devices of one engine, each of the size swept.")] = 1
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TIER=SIZES",
+            help=f"Sizes of device, host or storage: FROM..TO, FROM..TO:STEPS, or a list. [default: "
+            f"{', '.join(DEFAULT_SWEEPS)}]",
+        ),
+    ] = None
+    hardware: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="h100, h200, b200, laptop, or a TOML file of speeds and prices.")
+    ] = "h100"
+    active_parameters: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Parameters that a token passes through, for the speed of prefill."),
+    ] = None
+    page_size: Annotated[int | None, typer.Option(help="Tokens per page. [default: the model's usual]")] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="What the model's K and V are kept in; its own dtype if absent.")
+    ] = None
+    keep_tail: Annotated[int, typer.Option(metavar="TOKENS", help="Keep windows this far before a prompt's end.")] = (
+        Retention().tail_tokens
+    )
+    keep_branches: Annotated[
+        bool, typer.Option(help="Keep windows and states where a prompt leaves what was seen before.")
+    ] = True
+    check: Annotated[
+        int, typer.Option(metavar="N", help="Replay N of the combinations in full, and say how far off the plan is.")
+    ] = 0
+    limit: Annotated[int | None, typer.Option(help="Plan for the trace's first N requests only.", metavar="N")] = None
+    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page with pictures there.")] = None
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
+
+    def run(self) -> None:
+        """Plan, and show the result.
+
+        Raises:
+            InputError: settings or trace cannot be used.
+            OSError: report or JSON file cannot be written.
+            KeyboardInterrupt: it was interrupted; what it had by then was shown.
+        """
+        model = PlannedModel(
+            self.model,
+            size_named(self.model, page_size=self.page_size, dtype=self.dtype),
+            Retention(self.keep_tail, self.keep_branches),
+            ReplayPolicies(),
+            self.devices,
+        )
+        hardware = self._hardware()
+        sweep = combinations(parse_sweeps(self.sweep or ()))
+        for sizes in sweep:
+            _ = model.settings(sizes)  # what does not fit is refused before the trace is read
+        report = None if self.report is None else import_with_extra("unified_cache.plan.report", "report", "--report")
+        if self.report is not None:
+            self.report.mkdir(parents=True, exist_ok=True)
+            check_writable(self.report)
+        check_json_file(self.json_file)
+        replay_ratio = self._replay_ratio() if self.check else None
+        with watched(sys.stderr, "plan", len(sweep) + self.check, "combinations") as tell:
+            result = Planner(self.trace, self.limit, model, hardware).plan(sweep, tell, self.check, replay_ratio)
+        if not shown_as_json("plan", result.as_json(), on_stdout=self.as_json, file=self.json_file):
+            print_plan(sys.stdout, result)
+        if report is not None and self.report is not None:
+            page: Path = report.write_plan_report(result, self.report)
+            sys.stderr.write(f"report: {page}\n")
+        if not result.is_complete:
+            raise KeyboardInterrupt
+
+    def _hardware(self) -> Hardware:
+        path = Path(self.hardware)
+        if path.suffix == ".toml" or path.is_file():
+            return read_hardware(path, self.active_parameters)
+        return hardware_named(self.hardware, self.active_parameters)
+
+    def _replay_ratio(self) -> ReplayRatio:
+        """Return what replays the trace in full.
+
+        Raises:
+            ConfigError: the number of checks is negative.
+        """
+        if self.check < 0:
+            raise ConfigError(f"--check must not be negative, found {self.check}")
+        runner = import_with_extra("unified_cache.replay.runner", "engine", "--check")
+        requests = read_trace(self.trace, self.limit)
+        return lambda settings: float(
+            runner.replay(self.trace.name, requests, settings, lambda _done, _ratio: None).token_hit_ratio
+        )
+
+
+def print_plan(stream: TextIO, result: PlanResult) -> None:
+    """Print the recommendation, the combinations that differ from it in one tier, and what the next step brings."""
+    console = console_on(stream, WIDTH_MIN)
+    console.print(printable(result.sentence), style="bold")
+    knees = result.knees()
+    for tier in TIERS:
+        curve = result.curve(tier)
+        if len(curve) < 2:
+            continue
+        rows = table(tier, "device", "host", "storage", "all", "at most", "TTFT p50", "p99", "cost/M tokens", "")
+        for point in curve:
+            size = asdict(point.sizes)[tier]
+            marks = [*(["best"] if point is result.best else []), *(["knee"] if size == knees[tier] else [])]
+            costs = point.costs
+            rows.add_row(
+                size_text(size),
+                *(f"{ratio:.2%}" for ratio in (*point.tier_ratios, point.hit_ratio, point.bound_ratio)),
+                f"{costs.ttft_p50_s:,.2f} s",
+                f"{costs.ttft_p99_s:,.2f} s",
+                f"{costs.cost_per_million_tokens:.4f}",
+                ", ".join(marks),
+            )
+        console.print(rows)
+    for line in plan_notes(result):
+        console.print_line(line)
+
+
+plan_app.command("plan", epilog=PLAN_EPILOG)(PlanCommand)

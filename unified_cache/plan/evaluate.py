@@ -1,0 +1,120 @@
+"""Evaluates combinations of tier sizes, and what no policy could beat with as much memory."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from unified_cache.errors import ConfigError
+from unified_cache.plan.clairvoyant import FutureUses
+from unified_cache.plan.costs import Costs, PricedSystem
+from unified_cache.plan.resume_points import NEVER
+from unified_cache.plan.sweep import PlannedModel, TierBytes
+from unified_cache.plan.tier_hits import LruHits, TierEnds
+from unified_cache.plan.trace_pages import TracePages
+from unified_cache.replay.plan import component_bytes
+
+__all__ = ["ClairvoyantBound", "Evaluator", "PlanPoint"]
+
+BOUND_SIZES = 24
+"""Sizes at which the clairvoyant bound is computed; between two of them that of the larger holds."""
+
+BLOCKS = 10
+"""Parts of the trace whose hit ratios tell how much the whole one's could have come out otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPoint:
+    """One combination of sizes, and what it brings. Ratios are shares of all tokens of all prompts."""
+
+    sizes: TierBytes
+    tier_ratios: tuple[float, float, float]
+    """Handed back from the device, from host memory and from storage."""
+    error: float
+    """Standard error of the whole ratio, from ten parts of the trace."""
+    bound_ratio: float
+    """What no policy can exceed with as many bytes."""
+    costs: Costs
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the tokens handed back from anywhere."""
+        return sum(self.tier_ratios)
+
+
+class ClairvoyantBound:
+    """Upper bound on the hits in so many bytes, full attention alone: windows and states take room and add no hit."""
+
+    def __init__(self, trace: TracePages, page_bytes: int) -> None:
+        self._trace = trace
+        self._page_bytes = page_bytes
+        self._future = FutureUses.of(trace)
+        top = max(2.0, float(trace.distinct_count))
+        self._sizes = sorted({math.ceil(top ** (step / (BOUND_SIZES - 1))) for step in range(BOUND_SIZES)})
+        self._ratios: dict[int, float] = {}
+
+    def ratio(self, total_bytes: int) -> float:
+        """Return the largest share of the tokens that any policy could have handed back."""
+        pages = total_bytes // self._page_bytes
+        size = next((size for size in self._sizes if size >= pages), self._sizes[-1])
+        if size not in self._ratios:
+            tokens = np.minimum(self._future.ends(size) * self._trace.page_size, self._trace.input_tokens)
+            self._ratios[size] = float(tokens.sum()) / max(1, int(self._trace.input_tokens.sum()))
+        return self._ratios[size]
+
+
+class Evaluator:
+    """Evaluates combinations of sizes for one model, trace and system."""
+
+    def __init__(self, model: PlannedModel, hits: LruHits, priced: PricedSystem) -> None:
+        """Take parts that fit each other.
+
+        Raises:
+            ConfigError: no prompt of the trace has a token.
+        """
+        if not int(hits.trace.input_tokens.sum()):
+            raise ConfigError("a plan needs a trace with prompts, found none of any token")
+        self._model = model
+        self._hits = hits
+        self._priced = priced
+        self._bound = ClairvoyantBound(hits.trace, component_bytes(model.sized.layout.components[0]))
+
+    @property
+    def seen_ratio(self) -> float:
+        """Share of the tokens that stand in a prefix which was asked for before: what a cache without end would hit."""
+        return self._bound.ratio(NEVER)
+
+    def point(self, sizes: TierBytes) -> PlanPoint:
+        """Evaluate one combination.
+
+        Raises:
+            ConfigError: a tier is too small for the model, or its policies have no stack.
+        """
+        model, trace = self._model, self._hits.trace
+        ends = self._hits.ends(model.settings(sizes).plan)
+        asked = int(trace.input_tokens.sum())
+        device, host, storage = (
+            float(np.minimum(each * trace.page_size, trace.input_tokens).sum()) / asked
+            for each in (ends.device, ends.host, ends.storage)
+        )
+        on_devices = sizes.device * (1 if model.is_replicated else model.devices)
+        return PlanPoint(
+            sizes=sizes,
+            tier_ratios=(device, host - device, storage - host),
+            error=_error(trace, ends),
+            bound_ratio=self._bound.ratio(on_devices + sizes.host + sizes.storage),
+            costs=self._priced.costs(trace, ends, sizes),
+        )
+
+
+def _error(trace: TracePages, ends: TierEnds) -> float:
+    """Return the standard error of the hit ratio by the means of parts of the trace that follow each other."""
+    tokens = ends.hit_tokens(trace)
+    bounds = np.linspace(0, trace.requests_count, BLOCKS + 1).astype(int).tolist()
+    ratios = [
+        float(tokens[start:end].sum()) / asked
+        for start, end in pairwise(bounds)
+        if (asked := int(trace.input_tokens[start:end].sum()))
+    ]
+    return float(np.std(ratios, ddof=1) / math.sqrt(len(ratios))) if len(ratios) > 1 else 0.0

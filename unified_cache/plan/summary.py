@@ -1,0 +1,71 @@
+"""A plan in sentences and rows, for a terminal and for the page of a report."""
+
+from unified_cache.plan.result import NextStep, PlanResult
+from unified_cache.replay.machine import bytes_text
+
+__all__ = ["STEP_COLUMNS", "plan_notes", "setting_pairs", "step_cells"]
+
+STEP_COLUMNS = ("tier", "tokens handed back", "hours of prefill saved", "cost per million tokens")
+"""Of ``step_cells``."""
+
+
+def plan_notes(result: PlanResult) -> list[str]:
+    """Say what the best combination moves and saves, what more would bring, and how far off replays were."""
+    best = result.best
+    costs = best.costs
+    lines = [
+        f"{result.requests:,} requests, {result.input_tokens:,} tokens, {len(result.points):,} combinations in "
+        f"{result.seconds:.1f} s; {result.seen_ratio:.2%} of the tokens had been asked for before",
+        f"at the best: TTFT {costs.ttft_p50_s:.2f} s (p50), {costs.ttft_p90_s:.2f} s (p90), {costs.ttft_p99_s:.2f} s "
+        f"(p99); {costs.prefill_hours_saved:.2f} hours of prefill saved, "
+        f"{costs.prefill_share:.0%} of the time computing",
+        f"moved: {bytes_text(costs.loaded_bytes)} to the devices, {bytes_text(costs.fetched_bytes)} out of storage, "
+        f"{bytes_text(costs.written_bytes)} into it",
+        f"no policy could hand back more than {best.bound_ratio:.2%} with as many bytes",
+    ]
+    if best.sizes.storage:
+        life = costs.drive_life_years
+        worn = "never worn" if life is None else f"worn after {life:,.1f} years"
+        lines.append(
+            f"drives are written {bytes_text(int(costs.written_per_day))} a day at the rate of the trace: {worn}"
+        )
+    lines += [
+        f"64 GiB more of {step.tier}: {step.hit_ratio_gain * 100:+.2f} points, "
+        f"{step.cost_change:+.4f} per million tokens"
+        for step in result.steps
+    ]
+    if len(result.model.sized.layout.components) > 1:
+        lines.append("windows are followed for a cache that never evicts; --check N says how far off that is")
+    if result.checked:
+        worst = max(abs(each.planned_ratio - each.replayed_ratio) for each in result.checked)
+        lines.append(
+            f"{len(result.checked)} combinations replayed: the plan is off by {worst * 100:.2f} points at most"
+        )
+    if not result.is_complete:
+        lines.append("interrupted: not all combinations were evaluated")
+    return lines
+
+
+def step_cells(step: NextStep) -> tuple[str, ...]:
+    """Return one row of the table of next steps."""
+    gain = f"{step.hit_ratio_gain * 100:+.2f} points"
+    return step.tier, gain, f"{step.prefill_hours_saved:+.3f}", f"{step.cost_change:+.4f}"
+
+
+def setting_pairs(result: PlanResult) -> list[tuple[str, str]]:
+    """Return what was planned for: names and values."""
+    model, hardware = result.model, result.hardware
+    kept = f"{model.retention.tail_tokens} tokens before the end" + (", branches" if model.retention.branches else "")
+    page = f"{model.sized.layout.page_size} tokens, {bytes_text(model.sized.layout.page_bytes)}"
+    speeds = ", ".join(f"{speed:,.0f} from {tokens:,} on" for tokens, speed in hardware.prefill_tokens_per_s)
+    return [
+        ("trace", result.trace),
+        ("model", model.name),
+        ("devices", f"{model.devices}, each with all of a page" if model.is_replicated else f"{model.devices}"),
+        ("page", page),
+        ("resumable at", kept),
+        ("hardware", hardware.name),
+        ("prefill", f"{speeds} tokens/s of one device"),
+        ("bus", f"{bytes_text(int(hardware.device_bytes_per_s))}/s to one device"),
+        ("storage", f"{bytes_text(int(hardware.storage_read_bytes_per_s))}/s read"),
+    ]

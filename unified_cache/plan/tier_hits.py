@@ -1,0 +1,220 @@
+"""Hits of one combination of tier sizes: for each request how far its prompt could be resumed, tier by tier."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.config import EvictionPolicy, WritePolicy
+from unified_cache.errors import ConfigError
+from unified_cache.plan.lru_stack import LruStack
+from unified_cache.plan.resume_points import NEVER, ResumePoints, StoreFootprint
+from unified_cache.plan.trace_pages import Counts, TracePages
+from unified_cache.replay.plan import ReplayPlan, component_bytes
+
+__all__ = ["BATCH_OBJECTS", "LruHits", "Moved", "TierEnds"]
+
+BATCH_OBJECTS = 128
+"""Objects in one call to a store, as ``unified_cache.controller.jobs`` puts them."""
+
+PASSES_MAX = 8
+"""Passes kept: each holds some 100 bytes for every run of pages asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Payload moved for each request, in true bytes, shapes (requests,)."""
+
+    loaded_from_host: Counts
+    """From host memory to the device, where nothing is read from storage."""
+    loaded: Counts
+    """From host memory to the device, with what storage adds."""
+    fetched: Counts
+    """From storage to host memory."""
+    written: int
+    """Into storage, by all requests together."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierEnds:
+    """Pages of each prompt that can be resumed from the device, with host memory, and with storage too.
+
+    Shapes (requests,), each at least the one before.
+    """
+
+    device: Counts
+    host: Counts
+    storage: Counts
+    moved: Moved
+
+    def hit_pages(self) -> dict[str, int]:
+        """Return the pages handed back, by the slowest tier needed."""
+        device, host, storage = (int(ends.sum()) for ends in (self.device, self.host, self.storage))
+        return {"device": device, "host": host - device, "storage": storage - host}
+
+    def hit_tokens(self, trace: TracePages) -> Counts:
+        """Return the tokens of each prompt that were handed back, its last block at its true length."""
+        tokens: Counts = np.minimum(self.storage * trace.page_size, trace.input_tokens)
+        return tokens
+
+    def token_hit_ratio(self, trace: TracePages) -> float:
+        """Return the share of all tokens that was handed back."""
+        return float(self.hit_tokens(trace).sum()) / max(1, int(trace.input_tokens.sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class TracePass:
+    """Findings of one pass over the trace, its prompts cut or not."""
+
+    stack: LruStack
+    points: ResumePoints | None
+    """None for full attention alone, which can be resumed anywhere."""
+
+
+class LruHits:
+    """Hits of a trace in tiers that evict the least recently used first, of any sizes, from a few passes over it.
+
+    Full attention alone is exact. A pass serves all sizes whose device and host hold the longest prompt; each smaller
+    size takes a pass of its own, since prompts are cut to what the device can hold.
+    """
+
+    def __init__(self, trace: TracePages) -> None:
+        """``trace`` has pages of the size that the plans have which are asked about."""
+        self.trace = trace
+        self._passes: dict[int, TracePass] = {}
+
+    def ends(self, plan: ReplayPlan) -> TierEnds:
+        """Return the hits under a plan.
+
+        Raises:
+            ConfigError: the plan has other pages, evicts or writes by another rule, or has several engines.
+        """
+        self._check(plan)
+        device, host = plan.device_pages, plan.host_pages
+        memory = tuple(max(pair) for pair in zip(device, host, strict=True))
+        seen = self._pass(plan, device[0])
+        resumed = seen.points
+        if resumed is None:
+            device_ends, memory_ends = seen.stack.ends(device[0]), seen.stack.ends(memory[0])
+        else:
+            alive = _alive(resumed, memory, self._store_bytes(plan))
+            device_ends = _last(resumed, alive & _in_memory(resumed, device))
+            memory_ends = np.maximum(device_ends, _last(resumed, alive & _in_memory(resumed, memory)))
+        total_ends = memory_ends
+        if plan.storage is not None:
+            total_ends = np.maximum(memory_ends, self._stored_ends(plan, memory))
+        ends = (device_ends, memory_ends, total_ends)
+        return TierEnds(*ends, self._moved(plan, seen.stack, memory, ends))
+
+    def _check(self, plan: ReplayPlan) -> None:
+        policies = plan.policies
+        if plan.layout.page_size != self.trace.page_size:
+            raise ConfigError(
+                f"the pages of the trace have {self.trace.page_size} tokens, found {plan.layout.page_size}"
+            )
+        if {policies.device, policies.host} != {EvictionPolicy.LRU} or policies.write is not WritePolicy.ON_CALL:
+            raise ConfigError("distances in a stack are those of lru, with prompts backed up once served")
+        if plan.engines != 1:
+            raise ConfigError(f"a plan is that of one engine, found {plan.engines}")
+
+    def _stored_ends(self, plan: ReplayPlan, memory: tuple[int, ...]) -> Counts:
+        """Return how far prompts could be resumed with what storage has, as far as host memory can take it."""
+        host_pages = plan.host_pages[0]
+        seen = self._pass(plan, min(plan.device_pages[0], host_pages))
+        store_bytes = self._store_bytes(plan)
+        if seen.points is None:
+            batch_pages, page_bytes = _batch_pages(plan), _stored_bytes(plan)[0]
+            ends = seen.stack.stored_ends(min(store_bytes // page_bytes, NEVER), batch_pages)
+            fetched: Counts = np.minimum(ends, host_pages)
+            return fetched
+        points = seen.points
+        full = (points.full < memory[0]) | (points.store_full <= store_bytes)
+        ok = full & _alive(points, memory, store_bytes) & (points.end <= host_pages)
+        for lane, pages in enumerate(memory[1:]):
+            in_memory = (points.lanes[lane] < pages) & (points.full_since < memory[0])
+            ok &= in_memory | (points.store_lanes[lane] < store_bytes)
+        return _last(points, ok)
+
+    def _moved(
+        self, plan: ReplayPlan, stack: LruStack, memory: tuple[int, ...], ends: tuple[Counts, Counts, Counts]
+    ) -> Moved:
+        """Count what is copied and read where every hit is used; Full as far as a tier lacks it, windows whole."""
+        device_ends, memory_ends, total_ends = ends
+        full_bytes, *others = (component_bytes(each) for each in plan.true_layout.components)
+        spans = [each.span for each in plan.true_layout.components[1:]]
+
+        def bytes_for(target: Counts, held_full: Counts, held: Counts) -> Counts:
+            missing: Counts = np.maximum(target - held_full, 0) * full_bytes
+            for span, page_bytes in zip(spans, others, strict=True):
+                missing += np.where(target > held, np.minimum(target, span), 0) * page_bytes
+            return missing
+
+        held_on_device = stack.ends(plan.device_pages[0])
+        from_host = bytes_for(memory_ends, held_on_device, device_ends)
+        if plan.storage is None:
+            return Moved(from_host, from_host, np.zeros_like(from_host), 0)
+        loaded = bytes_for(total_ends, held_on_device, device_ends)
+        fetched = bytes_for(total_ends, stack.ends(memory[0]), memory_ends)
+        store_pages = self._store_bytes(plan) // _stored_bytes(plan)[0]
+        cut = min(plan.device_pages[0], plan.host_pages[0])
+        stored_before = self._pass(plan, cut).stack.hit_pages(min(store_pages, NEVER))
+        pages_counts = np.minimum(self.trace.pages_counts, cut)
+        written = (int(pages_counts.sum()) - stored_before) * full_bytes
+        tail_pages = max(1, -(-plan.retention.tail_tokens // plan.layout.page_size))
+        for span, page_bytes in zip(spans, others, strict=True):
+            kept = np.minimum(pages_counts, span + tail_pages - 1) + plan.retention.branches * span
+            written += int(np.minimum(kept, pages_counts).sum()) * page_bytes
+        return Moved(from_host, loaded, fetched, written)
+
+    def _store_bytes(self, plan: ReplayPlan) -> int:
+        if plan.storage is None:
+            return 0
+        return NEVER if plan.storage_bytes is None else plan.storage_bytes
+
+    def _pass(self, plan: ReplayPlan, pages_max: int) -> TracePass:
+        """Return the pass over prompts cut to ``pages_max`` pages."""
+        cut = min(pages_max, self.trace.longest_pages)
+        if cut not in self._passes:
+            if len(self._passes) == PASSES_MAX:
+                del self._passes[next(iter(self._passes))]
+            trace = self.trace.cut(cut)
+            stack = LruStack.of(trace)
+            spans = [component.span for component in plan.layout.components[1:]]
+            stored = StoreFootprint(_stored_bytes(plan), _batch_pages(plan))
+            points = ResumePoints.of(trace, stack, spans, plan.retention, stored) if spans else None
+            self._passes[cut] = TracePass(stack, points)
+        return self._passes[cut]
+
+
+def _stored_bytes(plan: ReplayPlan) -> tuple[int, ...]:
+    """Return by component the bytes of one page's objects, in the run's scale."""
+    objects = plan.objects()
+    return tuple(sum(objects.get(pool.name, 0) for pool in each.pools) for each in plan.layout.components)
+
+
+def _batch_pages(plan: ReplayPlan) -> int:
+    """Return the pages of Full that one call to a store takes."""
+    return max(1, BATCH_OBJECTS // sum(pool.page_bytes > 0 for pool in plan.layout.components[0].pools))
+
+
+def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int) -> npt.NDArray[np.bool_]:
+    """Tell of each point whether its windows have stayed somewhere since they were made."""
+    alive = points.full_ever < memory[0]
+    for lane, pages in enumerate(memory[1:]):
+        alive &= points.lanes_ever[lane] < pages
+    return alive | (points.store_ever < store_bytes)
+
+
+def _in_memory(points: ResumePoints, pages: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Tell of each point whether tiers of these pages hold all that a resume there needs."""
+    held = (points.full < pages[0]) & (points.full_since < pages[0])
+    for lane, capacity in enumerate(pages[1:]):
+        held &= points.lanes[lane] < capacity
+    return held
+
+
+def _last(points: ResumePoints, ok: npt.NDArray[np.bool_]) -> Counts:
+    """Return for each request the last of its points that will do; 0 where none does."""
+    ends = np.zeros(points.requests_count, np.int64)
+    np.maximum.at(ends, points.request[ok], points.end[ok])
+    return ends

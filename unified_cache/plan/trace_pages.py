@@ -1,0 +1,195 @@
+"""Pages of a trace as numbers in arrays: 4 bytes for each page that a request asks for.
+
+    requests   |-------- r = 0 --------|------- r = 1 -------|
+    numbers     0  1  2  3  4  5        0  1  2  6  7          the first three pages are the same
+
+A page has a number for its tokens and all before them. Equal hash ids stand for equal blocks after equal prefixes, so
+the number follows from the id of the block in which the page ends, and from the place of that end in the block.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.errors import TraceError
+from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+
+__all__ = ["Counts", "Floats", "Numbers", "TracePages"]
+
+Numbers = npt.NDArray[np.int32]
+Counts = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+NO_BLOCK = -1
+"""Stands before the first block of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracePages:
+    """Pages of every prompt of a trace, in the order of the requests."""
+
+    page_size: int
+    """Tokens of a page."""
+    starts: Counts
+    """Where the pages of each request begin in ``numbers``, and the end of all, shape (requests + 1,)."""
+    numbers: Numbers
+    """Number of every page asked for, shape (pages asked for,): below ``distinct_count``."""
+    distinct_count: int
+    times_s: Floats
+    """Arrivals, rising, in seconds since the trace began, shape (requests,)."""
+    input_tokens: Counts
+    """Tokens of each prompt, shape (requests,)."""
+    output_tokens: Counts
+    """Tokens of each answer, shape (requests,)."""
+
+    @classmethod
+    def of(cls, requests: Iterable[TraceRequest], page_size: int, *, padded: bool) -> "TracePages":
+        """Number the pages of requests, which are read once and not kept, in the order of their timestamps.
+
+        ``padded`` counts a prompt's last block as a whole one, as block-level figures do.
+
+        Raises:
+            TraceError: there is no request.
+        """
+        ids, lengths = array("i"), array("i")
+        times, inputs, outputs = array("d"), array("q"), array("q")
+        for request in requests:
+            ids.extend(request.hash_ids)
+            lengths.append(len(request.hash_ids))
+            times.append(request.timestamp / 1000)
+            inputs.append(request.input_length)
+            outputs.append(request.output_length)
+        if not lengths:
+            raise TraceError("a plan needs a trace of at least one request, found none")
+        times_s = np.array(times, np.float64)
+        order = np.argsort(times_s, kind="stable")
+        lengths_blocks = np.array(lengths, np.int64)
+        blocks = np.array(ids, np.int32)
+        if (order[1:] < order[:-1]).any():
+            blocks = blocks[_joined_ranges(_starts(lengths_blocks)[:-1][order], lengths_blocks[order])]
+            lengths_blocks = lengths_blocks[order]
+        inputs_tokens = np.array(inputs, np.int64)[order]
+        counted_tokens = lengths_blocks * BLOCK_TOKENS if padded else inputs_tokens
+        pages_counts = counted_tokens // page_size
+        numbers, distinct_count = _page_numbers(blocks, lengths_blocks, pages_counts, page_size)
+        return cls(
+            page_size=page_size,
+            starts=_starts(pages_counts),
+            numbers=numbers,
+            distinct_count=distinct_count,
+            times_s=times_s[order],
+            input_tokens=inputs_tokens,
+            output_tokens=np.array(outputs, np.int64)[order],
+        )
+
+    @property
+    def requests_count(self) -> int:
+        """Requests of the trace."""
+        return len(self.starts) - 1
+
+    @property
+    def pages_counts(self) -> Counts:
+        """Pages that each request asks for, shape (requests,)."""
+        return np.diff(self.starts)
+
+    @property
+    def longest_pages(self) -> int:
+        """Pages of the longest prompt."""
+        return int(self.pages_counts.max())
+
+    def cut(self, pages_max: int) -> "TracePages":
+        """Return the trace with every prompt cut to its first ``pages_max`` pages."""
+        counts = self.pages_counts
+        if pages_max >= self.longest_pages:
+            return self
+        left = np.minimum(counts, pages_max)
+        numbers = self.numbers[_joined_ranges(self.starts[:-1], left)]
+        return TracePages(
+            self.page_size,
+            _starts(left),
+            numbers,
+            self.distinct_count,
+            self.times_s,
+            self.input_tokens,
+            self.output_tokens,
+        )
+
+    def requests_of_pages(self) -> Numbers:
+        """Return the request of every page asked for, shape (pages asked for,)."""
+        return np.repeat(np.arange(self.requests_count, dtype=np.int32), self.pages_counts)
+
+    def before_and_after(self) -> tuple[Numbers, Numbers]:
+        """Return for every page asked for the request that asked for it last and the one that will next, -1 for none.
+
+        Shapes (pages asked for,).
+        """
+        request = self.requests_of_pages()
+        order = np.argsort(self.numbers, kind="stable")
+        ordered = self.numbers[order]
+        again = np.flatnonzero(ordered[1:] == ordered[:-1])
+        earlier, later = order[again], order[again + 1]
+        before, after = np.full((2, len(request)), -1, np.int32)
+        before[later] = request[earlier]
+        after[earlier] = request[later]
+        return before, after
+
+
+def _starts(counts: Counts) -> Counts:
+    starts: Counts = np.concatenate([[0], np.cumsum(counts)])
+    return starts
+
+
+def _joined_ranges(starts: Counts, counts: Counts) -> Counts:
+    """Return the numbers of [start, start + count) for each start, one range after the other."""
+    first = np.repeat(starts - _starts(counts)[:-1], counts)
+    ranges: Counts = first + np.arange(len(first))
+    return ranges
+
+
+def _page_numbers(blocks: Numbers, lengths: Counts, pages: Counts, page_size: int) -> tuple[Numbers, int]:
+    """Number the first ``pages[r]`` pages of each request, whose blocks follow each other in ``blocks``."""
+    if not len(blocks):
+        return np.empty(0, np.int32), 0
+    depths = _joined_ranges(np.zeros(len(lengths), np.int64), lengths)
+    blocks = _one_prefix_each(blocks, lengths)
+    # Pages that end before a block, and in it: those of a block depend on how deep it stands unless one size divides
+    # the other.
+    ended = depths * BLOCK_TOKENS // page_size
+    in_block = (depths + 1) * BLOCK_TOKENS // page_size - ended
+    pages_of_block = np.zeros(int(blocks.max()) + 1, np.int64)
+    pages_of_block[blocks] = in_block
+    first_number = _starts(pages_of_block)
+    taken = np.clip(np.repeat(pages, lengths) - ended, 0, in_block)
+    numbers = _joined_ranges(first_number[blocks], taken).astype(np.int32)
+    # Numbers without gaps, so that what is counted by number is no larger than what there is.
+    is_used = np.zeros(int(first_number[-1]), np.bool_)
+    is_used[numbers] = True
+    dense = np.cumsum(is_used, dtype=np.int32) - 1
+    return dense[numbers], int(is_used.sum())
+
+
+def _one_prefix_each(blocks: Numbers, lengths: Counts) -> Numbers:
+    """Return the blocks renumbered, where need be, so that equal numbers stand after equal prefixes."""
+    before = np.empty_like(blocks)
+    before[1:] = blocks[:-1]
+    begins = _starts(lengths)[:-1]
+    before[begins[lengths > 0]] = NO_BLOCK
+    usual = np.full(int(blocks.max()) + 1, NO_BLOCK, np.int32)
+    usual[blocks] = before
+    if (usual[blocks] == before).all():
+        return blocks
+    # The trace's ids name blocks and not prefixes: walk every prompt down a trie.
+    numbers: dict[tuple[int, int], int] = {}
+    renamed = np.empty_like(blocks)
+    at = 0
+    listed = blocks.tolist()
+    for length in lengths.tolist():
+        node = NO_BLOCK
+        for index in range(at, at + length):
+            node = numbers.setdefault((node, listed[index]), len(numbers))
+            renamed[index] = node
+        at += length
+    return renamed
