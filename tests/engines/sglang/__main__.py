@@ -21,6 +21,7 @@ from tests.engines.sglang.figures import add_figures, line_of, told
 from tests.engines.sglang.install import install
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.sglang.restoring import attach, layouts, matrix, processes, ranks, record, talks
+from tests.engines.sglang.sizes import sizes
 from tests.engines.sglang.surviving import away, damage, faults, loss
 
 
@@ -64,7 +65,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     for section in (
         *(faults, loss, damage, away),
         *(matrix, processes, ranks, talks, attach, layouts),
-        *(document, trees, figures),
+        *(sizes, document, trees, figures),
     )
 }
 

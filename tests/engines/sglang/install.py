@@ -10,8 +10,9 @@ import venv
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-__all__ = ["VERSION", "Installation", "install", "installation"]
+__all__ = ["VERSION", "Installation", "install", "install_transformers", "installation"]
 
 VERSION = "0.5.23"
 VARIABLE = "UNIFIED_CACHE_SGLANG_HOME"
@@ -49,6 +50,9 @@ PACKAGES = (
     "mooncake-transfer-engine-non-cuda",
 )
 """What SGLang's caches import on a CPU, and what this library needs beside."""
+
+TRANSFORMERS = "transformers==5.19.0"
+"""As SGLang 0.5.23 pins it; its caches do without, and what reads configurations does not."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,16 @@ def install() -> Installation:
         _run(str(found.python), "-m", "pip", "install", "-q", *PACKAGES)
         ready.write_text("\n".join(PACKAGES), encoding="utf-8")
     return found
+
+
+def install_transformers(found: Installation) -> Path:
+    """Return a directory with transformers, apart from the environment, whose caches are imported without it."""
+    place = found.root / TRANSFORMERS
+    if not place.is_dir():
+        with TemporaryDirectory(dir=found.root) as fresh:
+            _run(str(found.python), "-m", "pip", "install", "-q", "--target", f"{fresh}/packages", TRANSFORMERS)
+            Path(fresh, "packages").rename(place)
+    return place
 
 
 def _run(*command: str) -> None:

@@ -1,17 +1,22 @@
-"""Commands as the engine understands them: its own parser of arguments, its own routes and requests.
+"""Commands and configurations as the engine understands them: its own parser, routes, requests and pools.
 
     python -m tests.engines.sglang.spoken launch ARGUMENT...        prints the server's arguments as JSON
     python -m tests.engines.sglang.spoken request METHOD PATH BODY  prints the request as JSON; its route must exist
+    python -m tests.engines.sglang.spoken sizes JSON                prints the bytes of host pages as JSON
 
-It runs in the engine's environment, with the repository on its path.
+The JSON is the tokens of a page by directory of a config.json. It runs in the engine's environment, with the repository
+on its path, and for sizes with transformers.
 """
 
 import argparse
 import ast
 import json
+import logging
 import os
+import shlex
 import sys
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,14 @@ __all__: list[str] = []
 
 SERVER = "sglang/srt/entrypoints/http_server.py"
 NEEDS_KEY = "_admin_api_key_missing_response"
+
+PAGE_TOKENS = 64
+"""Of the published arguments; each configuration has its own."""
+HOST_RATIO = 2.0
+"""Slots of the host for one of the device; SGLang wants more than one."""
+REFUSAL_CHARACTERS_MAX = 300
+CONFIGURATION_S = 120.0
+"""Longest wait for the pools of one configuration; a process that is killed gives no answer."""
 
 
 def understood_launch(arguments: list[str]) -> dict[str, Any]:
@@ -55,6 +68,33 @@ def understood_request(method: str, path: str, body: str) -> dict[str, Any]:
     return {"needs_key": NEEDS_KEY in ast.unparse(route), **fields}
 
 
+def understood_configurations(page_tokens: dict[str, int]) -> dict[str, Any]:
+    """Return the bytes of a host page by pool for each configuration, or why the engine refuses it."""
+    vars(import_module("tests.engines.sglang.cpu"))["serve_as_device"](
+        0,
+        1,
+        page_size=PAGE_TOKENS,
+        hicache_ratio=HOST_RATIO,
+        hicache_mem_layout="page_first",
+        hicache_io_backend="kernel",
+        hicache_write_policy="write_through",
+        served_model_name="example/model",
+        _mamba_cache_chunk_size=PAGE_TOKENS,
+    )
+    page_bytes_of = vars(import_module("tests.engines.sglang.host_page_sizes"))["host_page_bytes"]
+    # A process for each: threads of SGLang keep the pools of an engine for as long as they run.
+    with get_context("fork").Pool(1, maxtasksperchild=1) as processes:
+        asked = {named: processes.apply_async(page_bytes_of, (named, tokens)) for named, tokens in page_tokens.items()}
+        told: dict[str, Any] = {}
+        for directory, answer in asked.items():
+            try:
+                told[directory] = answer.get(CONFIGURATION_S)
+            except Exception as error:  # a refusal is an answer, for this configuration alone
+                logging.exception("no pools of %s", directory)
+                told[directory] = {"refused": f"{type(error).__name__}: {error}"[:REFUSAL_CHARACTERS_MAX]}
+    return told
+
+
 def _is_route(decorator: ast.expr, method: str, path: str) -> bool:
     if not isinstance(decorator, ast.Call) or not decorator.args:
         return False
@@ -67,9 +107,19 @@ def _is_route(decorator: ast.expr, method: str, path: str) -> bool:
 
 def main() -> None:
     """Print what the engine understands."""
+    if sys.argv[1:2] == ["sizes"]:
+        # It looks for packages once, and must not take the empty names below for them.
+        import_module("transformers.models.auto.processing_auto")
     absent.provide(os.environ["SGLANG_WHEEL"])
-    verb, *words = sys.argv[1:]
-    understood = understood_launch(words) if verb == "launch" else understood_request(*words)
+    match sys.argv[1:]:
+        case ["launch", *arguments]:
+            understood = understood_launch(arguments)
+        case ["request", method, path, body]:
+            understood = understood_request(method, path, body)
+        case ["sizes", page_tokens]:
+            understood = understood_configurations(json.loads(page_tokens))
+        case words:
+            raise SystemExit(f"expected launch, request or sizes, found {shlex.join(words)}")
     sys.stdout.write(json.dumps(understood, default=str) + "\n")
 
 

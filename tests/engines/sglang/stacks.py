@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_server_args
 
-__all__ = ["Geometry", "Stack", "build_stack", "device_rows"]
+__all__ = ["Geometry", "Parts", "Stack", "build_stack", "build_tree", "device_rows"]
 
 DTYPE = torch.bfloat16
 REQUESTS = 8
@@ -70,7 +70,9 @@ class Stack:
 
 
 @dataclass
-class _Parts:
+class Parts:
+    """Device pools of one model, and what hands out their slots."""
+
     pool: object
     allocator: object
     components: tuple[ComponentType, ...]
@@ -85,25 +87,25 @@ def _windowed(pool: object, g: Geometry) -> SWATokenToKVPoolAllocator:
     return SWATokenToKVPoolAllocator(g.tokens, g.tokens, g.page_tokens, torch.int64, "cpu", pool, False)
 
 
-def _full(g: Geometry) -> _Parts:
+def _full(g: Geometry) -> Parts:
     pool = MHATokenToKVPool(g.tokens, g.page_tokens, DTYPE, g.heads, g.head_dim, g.layers, "cpu", False)
-    return _Parts(pool, _paged(pool, g), (ComponentType.FULL,))
+    return Parts(pool, _paged(pool, g), (ComponentType.FULL,))
 
 
-def _mla(g: Geometry) -> _Parts:
+def _mla(g: Geometry) -> Parts:
     pool = MLATokenToKVPool(g.tokens, g.page_tokens, DTYPE, 512, 64, g.layers, "cpu", False)
-    return _Parts(pool, _paged(pool, g), (ComponentType.FULL,))
+    return Parts(pool, _paged(pool, g), (ComponentType.FULL,))
 
 
-def _swa(g: Geometry) -> _Parts:
+def _swa(g: Geometry) -> Parts:
     layers = range(g.layers)
     pool = SWAKVPool(
         g.tokens, g.tokens, g.page_tokens, DTYPE, g.heads, g.head_dim, list(layers[1::2]), list(layers[::2]), "cpu"
     )
-    return _Parts(pool, _windowed(pool, g), (ComponentType.FULL, ComponentType.SWA))
+    return Parts(pool, _windowed(pool, g), (ComponentType.FULL, ComponentType.SWA))
 
 
-def _dsv4(g: Geometry) -> _Parts:
+def _dsv4(g: Geometry) -> Parts:
     ratios = [0, *[4, 128] * ((g.layers + 1) // 2)][: g.layers + 1]
     pages = g.tokens // g.page_tokens
     pool = DeepSeekV4TokenToKVPool(
@@ -129,10 +131,10 @@ def _dsv4(g: Geometry) -> _Parts:
         device="cpu",
         enable_memory_saver=False,
     )
-    return _Parts(pool, _windowed(pool, g), (ComponentType.FULL, ComponentType.SWA))
+    return Parts(pool, _windowed(pool, g), (ComponentType.FULL, ComponentType.SWA))
 
 
-def _mamba(g: Geometry) -> _Parts:
+def _mamba(g: Geometry) -> Parts:
     attention = list(range(g.layers))[3::4] or [g.layers - 1]
     linear = [layer for layer in range(g.layers) if layer not in attention]
     shape = Mamba2StateShape.create(
@@ -164,10 +166,10 @@ def _mamba(g: Geometry) -> _Parts:
         mamba_pool=requests.mamba_pool,
         start_layer=0,
     )
-    return _Parts(pool, _paged(pool, g), (ComponentType.FULL, ComponentType.MAMBA), requests)
+    return Parts(pool, _paged(pool, g), (ComponentType.FULL, ComponentType.MAMBA), requests)
 
 
-KINDS: dict[str, Callable[[Geometry], _Parts]] = {
+KINDS: dict[str, Callable[[Geometry], Parts]] = {
     "full": _full,
     "mla": _mla,
     "swa": _swa,
@@ -179,12 +181,20 @@ KINDS: dict[str, Callable[[Geometry], _Parts]] = {
 def build_stack(kind: str, core: str, geometry: Geometry, group: object = None) -> Stack:
     """Make the pools, and the tree with the storage that the published arguments name."""
     parts = KINDS[kind](geometry)
+    tree = build_tree(parts, core, geometry.page_tokens, geometry.window_tokens, group)
+    return Stack(tree, parts.allocator, parts.requests, geometry, parts.components)
+
+
+def build_tree(
+    parts: Parts, core: str, page_tokens: int, window_tokens: int | None, group: object = None
+) -> UnifiedRadixCache:
+    """Make SGLang's tree over device pools, with host pools beside them."""
     params = CacheInitParams(
         disable=False,
         req_to_token_pool=parts.requests,
         token_to_kv_pool_allocator=parts.allocator,
-        page_size=geometry.page_tokens,
-        sliding_window_size=geometry.window_tokens if ComponentType.SWA in parts.components else None,
+        page_size=page_tokens,
+        sliding_window_size=window_tokens if ComponentType.SWA in parts.components else None,
         tree_components=parts.components,
         tree_core_backend=core,
         tp_cache_group=group,
@@ -195,7 +205,7 @@ def build_stack(kind: str, core: str, geometry: Geometry, group: object = None) 
         tree.init_hicache(get_server_args(), params)
     for entry in tree.host_pool_group.entries:
         vars(entry.host_pool)["pin_memory"] = False
-    return Stack(tree, parts.allocator, parts.requests, geometry, parts.components)
+    return tree
 
 
 def device_rows(host_pool: object) -> list[torch.Tensor]:
