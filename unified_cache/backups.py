@@ -21,6 +21,7 @@ from unified_cache.controller.jobs import BackupJob, StoreJob
 from unified_cache.controller.operation import Job
 from unified_cache.controller.workers import run_job
 from unified_cache.errors import RankLostError
+from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
@@ -118,6 +119,8 @@ class Backups:
         tree = self._ledger.tree
         found = look(prompt)
         longest = max(self._ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), tree.full_end(found, Tier.HOST))
+        if longest < found.device_end:
+            self._ledger.remember_unbacked(prompt.head(found.device_end), Cause.HOST_FULL)
         copied = 0
         for end in [longest, *self._other_ends(found, longest, putting)] if longest else ():
             if end != longest:
@@ -127,6 +130,7 @@ class Backups:
             with begin(found, end) as held:
                 moving = held_by_all(self._ranks, held)
                 if moving is None:
+                    self._ledger.remember_unbacked(prompt.head(end), Cause.HOST_FULL)
                     continue
                 copied += yield from self._copy(prompt, moving)
                 if putting is not None:
@@ -165,8 +169,14 @@ class Backups:
 
     def _copy(self, prompt: Prompt, moving: TierTransfer) -> JobSteps:
         """Copy and publish what moves; return the pages copied."""
-        if moving.parts:
-            yield BackupJob(self._memory, self._ledger.layout, self._owners, prompt, moving.parts)
+        is_copied = False
+        try:
+            if moving.parts:
+                yield BackupJob(self._memory, self._ledger.layout, self._owners, prompt, moving.parts)
+            is_copied = True
+        finally:
+            if not is_copied:
+                self._ledger.remember_unbacked(prompt, Cause.BACKUP_FAILED)
         return self._traffic.add(TransferKind.BACKUP, moving.publish())
 
     def _put(self, prompt: Prompt, held: Sequence[PageCopies], putting: Putting) -> JobSteps:
@@ -189,7 +199,13 @@ class Backups:
             operation = yield job
             whole = true_for_all(self._ranks, job.stored)
         finally:
-            for part, mask in zip(parts, whole, strict=True):
+            for part, mask, declined in zip(parts, whole, job.declined, strict=True):
+                for cause, pages in (
+                    (Cause.STORED, mask),
+                    (Cause.STORE_DECLINED, declined & ~mask),
+                    (Cause.STORE_FAILED, ~declined & ~mask),
+                ):
+                    self._ledger.remember_stored(part.component, prompt, part.pages[pages], cause)
                 stored.forget(part.component, part.target[~mask])
                 if changes.is_watched:
                     changes.note_stored(part.component, prompt, part.pages[mask], since)

@@ -12,6 +12,9 @@ from unified_cache.controller import (
     TransferKind,
     Workers,
 )
+from unified_cache.explain.cached import explain
+from unified_cache.explain.explanation import Explanation
+from unified_cache.forgotten import Cause
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
 from unified_cache.named_parts import identity_of, storage_of
 from unified_cache.owned_cache import OwnedCache
@@ -99,7 +102,7 @@ class UnifiedCache(OwnedCache):
         Raises:
             TokenError: not a flat run of integers in [0, 2**31).
         """
-        if self.changes.is_watched and namespace is not DEFAULT_NAMESPACE:
+        if namespace is not DEFAULT_NAMESPACE and self.changes.names_namespaces:
             self.changes.note_namespace(namespace)
         return Prompt.of(tokens, self.layout.page_size, namespace)
 
@@ -113,6 +116,17 @@ class UnifiedCache(OwnedCache):
         found = self._ledger.tree.match(prompt, priority)
         self._lookups.note(prompt.pages_count, found.device_end, found.host_end)
         return found
+
+    def explain(self, prompt: Prompt) -> Explanation:
+        """Say why a prompt's hit is as long as it is, and what became of the pages that are missing.
+
+        By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture.
+        What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It changes nothing, not even
+        recency, and asks the store once for all pages: as long as the store's guard lets it, this waits.
+        """
+        self._enter()
+        self._ledger.tree.check_prompt(prompt)
+        return explain(self._ledger, self.config, self._storage, self.identity, prompt)
 
     def lock(self, found: Match) -> Lock:
         """Pin the device prefix of a match until ``release``; the match is dead afterwards.
@@ -306,7 +320,10 @@ class UnifiedCache(OwnedCache):
         self._ledger.tree.check_prompt(prompt)
         check_kind(level, Level, "a level, such as Level.DURABLE")
         self.config.check_host()
-        return self._controller.start(TransferKind.BACKUP, self._transfers.backup(prompt, level))
+        operation = self._controller.start(TransferKind.BACKUP, self._transfers.backup(prompt, level))
+        if operation is None:
+            self._ledger.remember_unbacked(prompt, Cause.BACKUP_DECLINED)
+        return operation
 
     def prefetch(self, prompt: Prompt) -> Operation | None:
         """Start reading what storage can add to a prompt; None without storage, or if it is not worth it now.

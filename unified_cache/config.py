@@ -12,6 +12,9 @@ from unified_cache.pool import Tier
 __all__ = ["CacheConfig", "EvictionConfig", "EvictionPolicy", "GuardConfig", "Prefetching", "Retention", "WritePolicy"]
 
 
+FORGOTTEN_PAGES_MAX = 2**31 - 1
+"""Places in the memory of pages that have gone are int32."""
+
 RETRY_ROUNDS_MAX = 10
 """Rounds of one call: each may double the number of calls to the store."""
 
@@ -168,6 +171,16 @@ class GuardConfig:
             )
 
 
+def check_forgotten(pages_max: int) -> None:
+    """Refuse a memory of pages that have gone of a size that cannot be.
+
+    Raises:
+        ConfigError: as it says.
+    """
+    if not 0 <= pages_max <= FORGOTTEN_PAGES_MAX:
+        raise ConfigError(f"forgotten_pages_max must be in [0, {FORGOTTEN_PAGES_MAX}], found {pages_max}")
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """Capacity of each tier, bounds on transfers, and policies of one cache."""
@@ -196,6 +209,8 @@ class CacheConfig:
     """How long a transfer may run."""
     close_timeout_s: float = 10.0
     """How long ``close`` waits for transfers under way."""
+    forgotten_pages_max: int = 0
+    """Pages remembered that were evicted, declined or removed, for ``explain``, 30 bytes each; 0 for none."""
 
     def __post_init__(self) -> None:
         for name, pages in (("device_pages", self.device_pages), ("host_pages", self.host_pages)):
@@ -230,6 +245,7 @@ class CacheConfig:
                 raise ConfigError(f"{name} must be positive, found {value}")
         if not 0 < self.dirty_share <= 1:
             raise ConfigError(f"dirty_share must be in (0, 1], found {self.dirty_share}")
+        check_forgotten(self.forgotten_pages_max)
 
     def check_host(self) -> None:
         """Refuse to move pages where there is no host tier.

@@ -4,15 +4,17 @@ The tree decides what is evicted and the allocators count; the ledger keeps them
 allocates a slot.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from unified_cache.arguments import check_each
 from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, SlotError
+from unified_cache.forgotten import Cause, ForgottenPages, key_digests, prompt_digests
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.page_changes import PageChanges
@@ -23,6 +25,8 @@ from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree,
 from unified_cache.window import window
 
 __all__ = ["HostReservation", "Ledger", "TierTransfer", "VictimSaver"]
+
+PageNumbers = npt.NDArray[np.int64]
 
 
 class VictimSaver(Protocol):
@@ -36,12 +40,16 @@ class VictimSaver(Protocol):
 class Ledger:
     """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
 
-    __slots__ = ("_allocators", "_evicted_pages", "changes", "layout", "paired", "saver", "stored", "tree")
+    __slots__ = ("_allocators", "_evicted_pages", "changes", "forgotten", "layout", "paired", "saver", "stored", "tree")
 
     def __init__(
-        self, layout: ModelLayout, capacity: Sequence[Sequence[int]], eviction: EvictionConfig = EvictionConfig()
+        self,
+        layout: ModelLayout,
+        capacity: Sequence[Sequence[int]],
+        eviction: EvictionConfig = EvictionConfig(),
+        forgotten: ForgottenPages | None = None,
     ) -> None:
-        """Take ``capacity[tier][component]`` pages.
+        """Take ``capacity[tier][component]`` pages; ``forgotten`` remembers what becomes of pages that are not kept.
 
         Raises:
             ConfigError: not one capacity per component.
@@ -50,10 +58,12 @@ class Ledger:
             if len(pages) != len(layout.components):
                 raise ConfigError(f"expected pages for {len(layout.components)} components, found {len(pages)}")
         self.layout = layout
-        self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity)
+        self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity, forgotten=forgotten)
+        self.forgotten = forgotten
+        """Remembers what becomes of pages that are not kept; None where nothing does."""
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self.stored = StoredSlots(capacity[Tier.HOST])
-        self.changes = PageChanges(self.tree, self.stored)
+        self.changes = PageChanges(self.tree, self.stored, forgotten)
         self.saver: VictimSaver | None = None
         """Saves what the device evicts and the host lacks; None where that is lost."""
         self._evicted_pages = [[0 for _ in tier] for tier in capacity]
@@ -275,6 +285,11 @@ class Ledger:
         for allocator, given, duplicates in zip(self._allocators[tier], slots, inserted.duplicates, strict=True):
             allocator.keep(given[given >= 0])
             allocator.drop(duplicates)
+        if self.forgotten is not None and any(map(len, inserted.duplicates)):
+            digests = prompt_digests(prompt)[start:]
+            for component, (given, left) in enumerate(zip(slots, inserted.duplicates, strict=True)):
+                lane = int(tier) * len(slots) + component
+                self.forgotten.note(lane, digests[np.isin(given, left)], Cause.DUPLICATE)
         if self.changes.is_watched:
             self.changes.note_inserted(tier, prompt, start, slots, inserted.duplicates)
         return inserted
@@ -360,10 +375,31 @@ class Ledger:
         """Return by component the first page needed to resume at ``end``."""
         return [window(end, component.span) for component in self.layout.components]
 
-    def follow_storage(self, storage: StorageReader | None) -> None:
-        """Note that another store lies below the host now, or none: it may have none of the pages held there."""
-        self.changes.follow_storage(storage)
+    def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
+        """Note that another store lies below the host now, or none: it may have none of the pages held there.
+
+        ``owners`` names by pool the identity that pages are stored under.
+        """
+        self.changes.follow_storage(storage, owners)
         self.forget_stored()
+
+    def remember_stored(self, component: int, prompt: Prompt, pages: PageNumbers, cause: Cause) -> None:
+        """Remember what became of pages in storage, or on their way there; nothing where nobody remembers."""
+        if self.forgotten is not None and len(pages):
+            keys = prompt.keys
+            lane = len(Tier) * len(self.layout.components) + component
+            self.forgotten.note(lane, key_digests([keys[page] for page in pages.tolist()]), cause)
+
+    def remember_unbacked(self, prompt: Prompt, cause: Cause) -> None:
+        """Remember why pages of a prompt that the device holds and the host lacks were not copied to it."""
+        if self.forgotten is None or not self.capacity(Tier.HOST, 0):
+            return
+        found = self.tree.peek(prompt)
+        digests = prompt_digests(prompt)[: found.tree_end]
+        for component in range(len(self.layout.components)):
+            device, host = (self.tree.slots(found, tier, component, 0, found.tree_end) for tier in Tier)
+            lane = len(self.layout.components) + component
+            self.forgotten.note(lane, digests[(device >= 0) & (host < 0)], cause)
 
     def forget_stored(self) -> None:
         """Note that storage may have none of the pages that the host holds."""

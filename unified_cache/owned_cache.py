@@ -18,6 +18,7 @@ from unified_cache.controller import (
     Workers,
 )
 from unified_cache.errors import ClosedError, OwnerThreadError, RankLostError, StateError, WaitTimeoutError
+from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.ledger import Ledger
 from unified_cache.memory import PageMemory
 from unified_cache.named_parts import storage_of
@@ -56,7 +57,8 @@ class OwnedCache:
         self.identity = identity
         self._memory = memory
         self._storage: StorageTier | None = None
-        self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction)
+        forgotten = ForgottenPages(config.forgotten_pages_max) if config.forgotten_pages_max else None
+        self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction, forgotten)
         self.changes = self._ledger.changes
         """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
         self._ranks = ranks
@@ -87,6 +89,7 @@ class OwnedCache:
         self._enter()
         over = self._controller.poll()
         self._back_up_due()
+        self.changes.take_removals()
         self._published.publish_if_due()
         return over
 
@@ -150,7 +153,7 @@ class OwnedCache:
             assert store is not None
             tier = StorageTier.open(store, self.config.guard, self.layout, self.identity, self._memory, written)
         self._storage = self._transfers.storage = tier
-        self._ledger.follow_storage(tier.backend)
+        self._ledger.follow_storage(tier.backend, tier.owners)
         logger.info("attached a store: %s", type(store).__name__)
 
     def detach(self) -> list[str]:
@@ -162,7 +165,7 @@ class OwnedCache:
         self._storage = self._transfers.storage = None
         self._controller.stop_all()
         self._controller.try_wait_all(self.config.close_timeout_s)  # the store is closed once it has returned
-        self._ledger.follow_storage(None)
+        self._ledger.follow_storage(None, {})
         hanging = tier.close(self.config.close_timeout_s)
         logger.info("detached the store%s", _hanging(hanging))
         return hanging
@@ -269,7 +272,10 @@ class OwnedCache:
         """Start what the write policy asks for, as far as not too much is under way; tell whether that was anything."""
         due = self._backups.take(self.config.operations_max - self._controller.live_count)
         for prompt in due:
-            self._backups.started(prompt, self._controller.start(TransferKind.BACKUP, self._transfers.write(prompt)))
+            operation = self._controller.start(TransferKind.BACKUP, self._transfers.write(prompt))
+            self._backups.started(prompt, operation)
+            if operation is None:
+                self._ledger.remember_unbacked(prompt, Cause.BACKUP_DECLINED)
         return bool(due)
 
 

@@ -14,7 +14,7 @@ the watcher begins anew from ``held_runs``, which tells what memory holds now.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, OwnerThreadError, StateError
+from unified_cache.forgotten import Cause, ForgottenPages, key_digests
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt
 from unified_cache.pool import PageCopies, Slots, Tier
 from unified_cache.seal import Label
@@ -118,10 +119,12 @@ class PageChanges:
         "_evicted",
         "_evictions_known",
         "_feed",
+        "_forgotten",
         "_namespaces",
         "_noted_pages",
         "_notes",
         "_owner",
+        "_owners",
         "_pages_max",
         "_storage",
         "_stored",
@@ -131,8 +134,12 @@ class PageChanges:
         "lost_count",
     )
 
-    def __init__(self, tree: RadixTree, stored: StoredSlots) -> None:
+    def __init__(self, tree: RadixTree, stored: StoredSlots, forgotten: ForgottenPages | None = None) -> None:
+        """Note changes of a tree; ``forgotten`` remembers what a store lets go, whether somebody watches or not."""
         self._tree = tree
+        self._forgotten = forgotten
+        self._owners: Mapping[str, bytes] = {}
+        """Identity that each pool's pages are stored under."""
         self._stored = stored
         self._notes: list[PageChange] | None = None
         """None where notes were lost, and at the beginning."""
@@ -174,14 +181,19 @@ class PageChanges:
         """Note nothing any more. Once more does nothing."""
         self.is_watched = False
         self._notes = None
-        self._namespaces.clear()
-        self._unsubscribe()
+        if self._forgotten is None:
+            self._namespaces.clear()
+            self._unsubscribe()
 
-    def follow_storage(self, storage: StorageReader | None) -> None:
-        """Ask this store from now on what it lets go; None for no store."""
+    def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
+        """Ask this store from now on what it lets go; None for no store.
+
+        ``owners`` names by pool the identity that pages are stored under.
+        """
         self._unsubscribe()
         self._storage = storage
-        if self.is_watched:
+        self._owners = owners
+        if self.is_watched or self._forgotten is not None:
             self._subscribe()
 
     def take(self) -> list[PageChange] | None:
@@ -222,6 +234,20 @@ class PageChanges:
     def namespace(self, seed: bytes) -> Namespace | None:
         """Return the namespace with that seed; None where no prompt of it was made while somebody watched."""
         return self._namespaces.get(seed) if seed else DEFAULT_NAMESPACE
+
+    @property
+    def names_namespaces(self) -> bool:
+        """Whether namespaces are to be noted: somebody watches, or what has gone is remembered."""
+        return self.is_watched or self._forgotten is not None
+
+    def seeds(self) -> list[bytes]:
+        """Return the seeds of all namespaces that were noted, and the empty one of no name."""
+        return [b"", *self._namespaces]
+
+    def take_removals(self) -> None:
+        """Remember what the store has let go since it was last asked, where what has gone is remembered."""
+        if self._forgotten is not None:
+            self._take_removals()
 
     def was_evicted(self, component: int, key: PageKey) -> bool:
         """Tell whether the store has let any object of a page go since it was last known to have it."""
@@ -315,7 +341,7 @@ class PageChanges:
         return True
 
     def _subscribe(self) -> None:
-        if self._storage is not None:
+        if self._storage is not None and self._feed is None:
             with suppress(StateError):  # it tells another cache already
                 self._feed = removals_of(self._storage)
 
@@ -332,11 +358,32 @@ class PageChanges:
         if self._feed is None:
             return
         removals = self._feed.take()
+        if self._forgotten is not None:
+            self._remember(self._forgotten, removals.labels)
+        if not self.is_watched:
+            return
         if removals.lost_count:
             self.evictions_count += removals.lost_count
             self._evictions_known = False
             self._note(StorageCleared(), 1)
         self.note_evicted(removals.labels)
+
+    def _remember(self, forgotten: ForgottenPages, labels: Sequence[Label]) -> None:
+        """Remember objects that the store has let go; not those that are remembered as flawed or cleared."""
+        components = self._tree.components
+        for number, component in enumerate(components):
+            names = {pool.name for pool in component.pools}
+            gone = {
+                label.key: None
+                for label in labels
+                if label.pool in names and self._owners.get(label.pool) == label.identity
+            }
+            if not gone:
+                continue
+            lane, digests = (len(Tier) * len(components)) + number, np.unique(key_digests(list(gone)))
+            causes = forgotten.find(lane, digests).causes
+            told = (causes != Cause.FLAWED) & (causes != Cause.STORE_CLEARED)
+            forgotten.note(lane, digests[told], Cause.STORE_EVICTED)
 
     def _check_owner(self) -> None:
         if threading.get_ident() != self._owner:

@@ -22,6 +22,7 @@ from unified_cache.controller import Operation, OperationState, StorageTier, Tra
 from unified_cache.controller.jobs import BackupJob, FetchJob, ProbeJob
 from unified_cache.controller.operation import Job, Steps, WaitFor
 from unified_cache.errors import CacheError, RankError, StorageError
+from unified_cache.forgotten import Cause
 from unified_cache.ledger import HostReservation, Ledger
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
@@ -311,6 +312,7 @@ class Prefetches:
                 grafted = self._graft(
                     prompt, staging, [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
                 )
+                self._remember(prompt, parts, arrived, fetch)
                 if clears_count == self._ledger.stored.clears_count:
                     for part in grafted:
                         self._ledger.stored.add(part.component, part.target)
@@ -319,6 +321,12 @@ class Prefetches:
                 if failure is not None:
                     raise failure
                 return [part.pages[~mask] for part, mask in zip(parts, arrived, strict=True)]
+
+    def _remember(self, prompt: Prompt, parts: Sequence[PageCopies], arrived: Sequence[Pages], fetch: FetchJob) -> None:
+        """Remember what storage had of the pages that were read."""
+        for part, came, flawed in zip(parts, arrived, fetch.flawed, strict=True):
+            self._ledger.remember_stored(part.component, prompt, part.pages[came], Cause.STORED)
+            self._ledger.remember_stored(part.component, prompt, part.pages[flawed], Cause.FLAWED)
 
     def _copy(self, prompt: Prompt, storage: StorageTier, end: int) -> Generator[Job | WaitFor, Operation, None]:
         """Copy to the host what it lacks of the first ``end`` pages and the device holds, as a backup does."""

@@ -15,6 +15,7 @@ from unified_cache.controller import LayerwiseLoad, Operation, OperationState, S
 from unified_cache.controller.jobs import ClearJob, LoadJob
 from unified_cache.controller.layerwise import LayerProgress
 from unified_cache.controller.operation import Job, Steps
+from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
@@ -111,5 +112,7 @@ class Transfers:
             with storage.clearing.clear():
                 yield job
         finally:
+            if self._ledger.forgotten is not None:
+                self._ledger.forgotten.rename(Cause.STORED, Cause.STORE_CLEARED)
             self._ledger.forget_stored()
         return job.removed_count

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ping": ("URL",),
     "stat": ("URL",),
     "lookup": ("URL", "--tokens", "DIR/prompts"),
+    "explain": ("--storage", "STORE", "--tokens", "DIR/prompts"),
     "storage stat": ("STORE",),
     "storage verify": ("STORE",),
     "storage scrub": ("STORE",),

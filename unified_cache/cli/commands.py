@@ -55,6 +55,10 @@ DEFERRED: Mapping[str, tuple[str, str]] = {
         "backup:backup_app",
         "Warm a store with single prompts: make their longest restorable prefixes restorable from it.",
     ),
+    "explain": (
+        "explain:explain_app",
+        "Say why the hit of each prompt in a file would be as long as it is from a store alone, and show its pages.",
+    ),
     "conformance": (
         "conformance:conformance_app",
         "Run the storage contract over a backend and show which promises it keeps.",

@@ -139,6 +139,14 @@ class StorageBatches:
         done = self._done + [Answer.UNAVAILABLE] * (len(self._listed) - len(self._done))
         return whole_pages(self._parts, self._listed, done)
 
+    def answered(self, answer: Answer) -> list[Pages]:
+        """Tell by part of which pages the store gave that answer for any object."""
+        pages = [np.zeros(len(part), np.bool_) for part in self._parts]
+        for (number, index, _), told in zip(self._listed or (), self._done, strict=False):
+            if told is answer:
+                pages[number][index] = True
+        return pages
+
     def move(self, call: Callable[[list[PageIO]], list[Answer]]) -> Iterator[None]:
         """Call the store for one batch after the other, until all are moved, one raises, or somebody stops it.
 
@@ -186,6 +194,11 @@ class StoreJob:
     def stored(self) -> list[Pages]:
         """By part: True where every object that this rank writes is stored at that level. Nothing, until it has run."""
         return self._batches.whole
+
+    @property
+    def declined(self) -> list[Pages]:
+        """By part: True where the store had no room for the page, or for one of its objects."""
+        return self._batches.answered(Answer.DECLINED)
 
     def run(self) -> bool:
         """Put a batch; where the store is cleared meanwhile, nothing stays."""
@@ -315,6 +328,11 @@ class FetchJob:
     def arrived(self) -> list[Pages]:
         """By part: True where every pool's object of the page came whole. Nothing, until it has run."""
         return self._batches.whole
+
+    @property
+    def flawed(self) -> list[Pages]:
+        """By part: True where an object of the page proved to be damaged, or another page's."""
+        return self._batches.answered(Answer.FLAWED)
 
     def run(self) -> bool:
         """Get."""

@@ -27,7 +27,7 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
     other tier holds as well is thereby demoted; a node that holds nothing any more leaves the tree.
     O(log n) per victim. Frees fewer pages only when locks pin everything else.
     """
-    freed = Freed([[] for _ in range(2 * tree.components_count)], [])
+    freed = Freed([[] for _ in range(2 * tree.components_count)], [], component)
     lane = int(tier) * tree.components_count + component
     take = _evict_windowed if component else _evict_tail
     got = 0

@@ -50,6 +50,7 @@ class Node:
     __slots__ = (
         "children",
         "dead",
+        "digests",
         "end",
         "full_children",
         "held_count",
@@ -104,6 +105,8 @@ class Node:
         """Count of the pages that locks keep from eviction; None until a lock here or below is counted."""
         self.dead = False
         """Pruned: out of the tree for good."""
+        self.digests: npt.NDArray[np.uint64] | None = None
+        """Digests of the pages, and of some cut off behind them, see ``digests``; None until one is forgotten."""
 
     @property
     def pages(self) -> int:

@@ -13,15 +13,17 @@ import numpy as np
 from unified_cache.arguments import check_kind
 from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
+from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.page import Prompt
 from unified_cache.pool import Component, Pages, Slots, Tier
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import transfer as transfers
 from unified_cache.tree.check import check
+from unified_cache.tree.digests import digests_of
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.insert import Inserted, insert
 from unified_cache.tree.lock import Lock, lock, release_windows, unlock
-from unified_cache.tree.match import Match, match, node_at, path_slots, peek
+from unified_cache.tree.match import Match, find, match, node_at, path_slots, peek
 from unified_cache.tree.node import Node
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference, Preferences
@@ -44,6 +46,7 @@ class RadixTree:
     __slots__ = (
         "_clock",
         "_eviction",
+        "_forgotten",
         "_lineage",
         "_locks",
         "_preferences",
@@ -61,10 +64,12 @@ class RadixTree:
         eviction: EvictionConfig = EvictionConfig(),
         capacity: Sequence[Sequence[int]] = (),
         clock: Callable[[], float] = time.monotonic,
+        forgotten: ForgottenPages | None = None,
     ) -> None:
         """Make an empty tree. ``capacity[tier][component]`` pages bound the preferences; without, all are declined.
 
-        ``clock`` gives seconds; it is asked only where ``eviction`` has a time to live.
+        ``clock`` gives seconds; it is asked only where ``eviction`` has a time to live. ``forgotten`` remembers what is
+        evicted and cleared.
 
         Raises:
             ConfigError: ``eviction`` names policies for more components than there are.
@@ -78,6 +83,7 @@ class RadixTree:
         self._preferred_max = [int(pages * eviction.preferred_share) for pages in room]
         self._clock = clock
         self._lineage = object()
+        self._forgotten = forgotten
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._locks: dict[Lock, None] = {}
@@ -88,7 +94,7 @@ class RadixTree:
         spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
         queues = EvictionQueues(spans, self._eviction, self._clock)
-        return TreeState(spans, self.page_size, mapped, self._lineage, queues)
+        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
@@ -251,7 +257,7 @@ class RadixTree:
 
     def evict_from(self, victim: eviction.Victim, pages: int) -> Freed:
         """Give up to ``pages`` slots of the next victim back."""
-        freed = Freed([[] for _ in range(2 * len(self.components))], [])
+        freed = Freed([[] for _ in range(2 * len(self.components))], [], victim.lane % len(self.components))
         eviction.evict_from(self._state, *victim, pages, freed)
         return freed
 
@@ -346,6 +352,9 @@ class RadixTree:
             for lane, held in enumerate(node.slots):
                 if held is not None:
                     freed.slots[lane].append(held[held >= 0])
+                    if self._forgotten is not None:
+                        digests = digests_of(node, self._state.page_key_bytes)[: len(held)]
+                        self._forgotten.note(lane, digests[held >= 0], Cause.RESET)
         if self._state.mapped is not None:
             freed.unmapped.extend(freed.slots[0])
         self._state = self._empty()
@@ -363,6 +372,29 @@ class RadixTree:
         if locks is not None:
             assert {held for held in locks if held.tree is self._state} == set(out), "other locks are out"
         return check(self._state, out, list(self._transfers), self._preferences)
+
+    def arriving(self, prompt: Prompt) -> list[Pages]:
+        """Tell by lane of each page of a prompt whether a transfer is bringing it."""
+        masks = [np.zeros(prompt.pages_count, np.bool_) for _ in range(len(Tier) * len(self.components))]
+        found = peek(self._state, prompt)
+        for node in found.path:
+            for lane, pages in (node.in_flight or {}).items():
+                masks[lane][node.start : min(node.end, found.tree_end)] = pages[: found.tree_end - node.start]
+        return masks
+
+    def prompts_alike(self, prompt: Prompt) -> list[tuple[Prompt, int]]:
+        """Return the same tokens below other roots, with the pages that the tree has of them: one page at least."""
+        tokens = prompt.first + prompt.tokens
+        found: list[tuple[Prompt, int]] = []
+        for name, root in self._state.roots.items():
+            alike = Prompt.below(name, b"", self.page_size)
+            if name != prompt.root and tokens.startswith(alike.first):
+                rest = tokens[len(alike.first) :]
+                whole = rest[: len(rest) - len(rest) % self._state.page_key_bytes]
+                path, end = find(root, Prompt.below(name, whole, self.page_size), self._state.page_key_bytes)
+                if path:
+                    found.append((Prompt.below(name, whole, self.page_size), end))
+        return found
 
     def nodes_count(self) -> int:
         """Count nodes; walks the tree."""

@@ -7,9 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.page import TOKEN_BYTES
 from unified_cache.pool import Slots
 from unified_cache.slots import MapChange
+from unified_cache.tree.digests import digests_of
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.node import ANYWHERE, Node
 from unified_cache.tree.page_counts import PageCounts
@@ -24,6 +26,8 @@ class Freed(NamedTuple):
     """Arrays of slots, by lane."""
     unmapped: list[Slots]
     """Full slots to be left without a peer in the page map, before the slots are free."""
+    component: int = 0
+    """Component that room is made for."""
 
 
 class TreeState:
@@ -41,6 +45,7 @@ class TreeState:
     __slots__ = (
         "components_count",
         "counts",
+        "forgotten",
         "lineage",
         "mapped",
         "page_key_bytes",
@@ -52,7 +57,13 @@ class TreeState:
     )
 
     def __init__(
-        self, spans: tuple[int, ...], page_size: int, mapped: int | None, lineage: object, queues: EvictionQueues
+        self,
+        spans: tuple[int, ...],
+        page_size: int,
+        mapped: int | None,
+        lineage: object,
+        queues: EvictionQueues,
+        forgotten: ForgottenPages | None,
     ) -> None:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
@@ -68,6 +79,8 @@ class TreeState:
         self.roots: dict[bytes, Node] = {}
         """Roots by name, which is also their key; see ``Prompt.root``. A root has no pages and is never locked."""
         self.queues = queues
+        self.forgotten = forgotten
+        """Remembers what is evicted; None where nothing does."""
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
 
@@ -108,6 +121,8 @@ class TreeState:
         node.start = cut
         node.parent = upper
         upper.children[node.page_tokens(self.page_size)] = node
+        if node.digests is not None:
+            upper.digests, node.digests = node.digests[:offset], node.digests[offset:]
         upper.locks = node.locks.copy()
         upper.stamps = node.stamps.copy()
         if node.history is not None:
@@ -192,6 +207,10 @@ class TreeState:
         count = int(gone.size)
         if not count:
             return 0
+        if self.forgotten is not None:
+            digests = digests_of(node, self.page_key_bytes)[start : start + len(segment)]
+            evicted = digests if whole else digests[segment >= 0]
+            self.forgotten.note(lane, evicted, Cause.EVICTED, freed.component)
         if lane == self.mapped:
             full = node.slots[0]
             assert full is not None

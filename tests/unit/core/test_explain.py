@@ -1,0 +1,393 @@
+"""Explanations of a hit: each cause of a missing page is planted, and named right."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.offline import ListedMemory
+from tests.support.operations import PAGE, SPANS, Stepped, serve, started, tokens
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Retention, WritePolicy
+from unified_cache.controller import InlineWorkers, Workers
+from unified_cache.errors import ConfigError
+from unified_cache.explain.explanation import ComponentExplanation, Explanation
+from unified_cache.explain.reasons import Evicted, Reason, Unbacked, Why
+from unified_cache.page import Namespace
+from unified_cache.pool import Identity
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
+from unified_cache.window import SPAN_ALL
+
+REMEMBERED = 4_096
+
+
+class Sizes(NamedTuple):
+    device: int = 12
+    host: int = 12
+
+
+def remembering(
+    storage: StorageBackend | None = None,
+    *,
+    sizes: Sizes = Sizes(),
+    spans: tuple[int, ...] = (SPAN_ALL,),
+    workers: Workers | None = None,
+    identity: Identity = IDENTITY,
+    **fields: object,
+) -> ToyEngine:
+    """Return an engine whose cache remembers what has gone."""
+    layout = toy_layout(spans, PAGE)
+    device, host = (tuple(pages for _ in spans) for pages in sizes)
+    toy = ToyEngine(layout, device, host, None, InlineWorkers(), identity)
+    toy.cache.close()
+    config = CacheConfig(device, host, write=WritePolicy.ON_CALL, guard=None, forgotten_pages_max=REMEMBERED)
+    toy.cache = UnifiedCache.open(
+        layout,
+        replace(config, **fields),  # type: ignore[arg-type]  # fields of CacheConfig by name
+        list(toy.pools.values()),
+        identity=identity,
+        storage=storage,
+        workers=InlineWorkers() if workers is None else workers,
+    )
+    return toy
+
+
+def explained(toy: ToyEngine, pages: int, first: int = 0, namespace: Namespace = Namespace()) -> Explanation:
+    return toy.cache.explain(toy.cache.prompt(tokens(pages, first), namespace))
+
+
+def lane(explanation: Explanation, tier: str, component: int = 0) -> ComponentExplanation:
+    return next(each for each in explanation.tiers if each.name == tier).components[component]
+
+
+def reasons(explanation: Explanation, tier: str, component: int = 0) -> Mapping[tuple[int, int], Reason]:
+    return {(run.start, run.end): run.reason for run in lane(explanation, tier, component).missing}
+
+
+def whys(explanation: Explanation, tier: str, component: int = 0) -> Mapping[tuple[int, int], Why]:
+    return {run: reason.why for run, reason in reasons(explanation, tier, component).items()}
+
+
+def back_up(toy: ToyEngine, pages: int, first: int = 0) -> None:
+    toy.cache.backup(toy.cache.prompt(tokens(pages, first)))
+    toy.cache.wait_all(1)
+
+
+# ---- one test for each cause ---------------------------------------------------------------------------------------
+
+
+def test_what_nobody_asked_for_was_never_computed() -> None:
+    toy = remembering()
+    serve(toy, 4)
+    explanation = explained(toy, 6)
+    assert whys(explanation, "device") == {(4, 6): Why.NEVER_COMPUTED}
+    assert whys(explanation, "host") == {(0, 4): Why.NOT_BACKED_UP, (4, 6): Why.NEVER_COMPUTED}
+    assert explanation.end == 4
+
+
+def test_a_prompt_that_two_requests_compute_at_once_was_computed_twice() -> None:
+    toy = remembering(sizes=Sizes(device=24))
+    cache, prompt = toy.cache, toy.cache.prompt(tokens(6))
+    locks = [cache.lock(cache.match(prompt)) for _ in range(2)]
+    computed = [cache.allocate(cache.pages_to_allocate(0, 6, (6,))) for _ in locks]
+    for slots, lock in zip(computed, locks, strict=True):
+        assert slots is not None
+        cache.release(cache.insert(prompt, slots, lock))
+    explanation = explained(toy, 6)
+    assert lane(explanation, "device").repeated == ((0, 6),)
+    assert "[0, 6) computed twice" in str(explanation)
+
+
+def test_what_the_device_evicts_is_named_with_policy_and_beneficiary() -> None:
+    toy = remembering(eviction=EvictionConfig(device=(EvictionPolicy.FIFO,)))
+    serve(toy, 10)
+    serve(toy, 6, first=10_000)
+    reason = reasons(explained(toy, 10), "device")[6, 10]
+    assert isinstance(reason, Evicted)
+    assert (reason.policy, reason.room_for) == (EvictionPolicy.FIFO, "toy0")
+
+
+def test_a_window_that_goes_with_its_page_was_evicted_for_the_first_component() -> None:
+    toy = remembering(spans=SPANS)
+    serve(toy, 10)
+    serve(toy, 8, first=10_000)
+    windows = reasons(explained(toy, 10), "device", 1)
+    evicted = [reason for reason in windows.values() if isinstance(reason, Evicted)]
+    assert [reason.room_for for reason in evicted] == ["toy0"]
+
+
+def test_what_the_host_evicts_is_told_from_what_the_device_evicts() -> None:
+    toy = remembering(sizes=Sizes(device=12, host=6))
+    serve(toy, 6)
+    back_up(toy, 6)
+    serve(toy, 4, first=10_000)
+    back_up(toy, 4, first=10_000)
+    explanation = explained(toy, 6)
+    assert whys(explanation, "host") == {(2, 6): Why.EVICTED}
+    assert whys(explanation, "device") == {}
+
+
+@pytest.mark.parametrize("policy", [WritePolicy.ON_CALL, WritePolicy.SELECTIVE])
+def test_what_the_write_policy_leaves_out_was_not_backed_up(policy: WritePolicy) -> None:
+    toy = remembering(write=policy)
+    serve(toy, 6)
+    assert reasons(explained(toy, 6), "host") == {(0, 6): Unbacked(Why.NOT_BACKED_UP, policy)}
+
+
+def test_a_backup_that_was_declined_is_named() -> None:
+    toy = remembering(workers=Stepped(), operations_max=1)
+    serve(toy, 4)
+    serve(toy, 4, first=10_000)
+    assert toy.cache.backup(toy.cache.prompt(tokens(4))) is not None
+    assert toy.cache.backup(toy.cache.prompt(tokens(4, 10_000))) is None
+    assert whys(explained(toy, 4, 10_000), "host") == {(0, 4): Why.BACKUP_DECLINED}
+    assert whys(explained(toy, 4), "host") == {(0, 4): Why.ARRIVING}
+
+
+def test_a_backup_that_was_cancelled_is_named() -> None:
+    workers = Stepped()
+    toy = remembering(workers=workers)
+    prompt = serve(toy, 4)
+    assert toy.cache.cancel(started(toy.cache.backup(prompt)))
+    workers.run()
+    toy.cache.poll()
+    assert whys(explained(toy, 4), "host") == {(0, 4): Why.BACKUP_FAILED}
+
+
+def test_a_host_full_of_pins_is_named() -> None:
+    toy = remembering(sizes=Sizes(device=12, host=4))
+    serve(toy, 6)
+    back_up(toy, 6)
+    assert whys(explained(toy, 6), "host") == {(4, 6): Why.HOST_FULL}
+
+
+def stored_and_forgotten(toy: ToyEngine, pages: int = 6) -> None:
+    """Have a prompt in storage alone."""
+    serve(toy, pages)
+    back_up(toy, pages)
+    toy.cache.reset()
+
+
+def test_what_reset_forgets_is_named() -> None:
+    toy = remembering()
+    stored_and_forgotten(toy)
+    explanation = explained(toy, 6)
+    assert whys(explanation, "device") == whys(explanation, "host") == {(0, 6): Why.RESET}
+
+
+def test_what_only_storage_has_was_not_fetched() -> None:
+    store = MemoryStorage()
+    stored_and_forgotten(remembering(store))
+    explanation = explained(remembering(store), 6)
+    assert whys(explanation, "device") == whys(explanation, "host") == {(0, 6): Why.NOT_FETCHED}
+    assert explanation.end == 6
+
+
+def test_what_the_store_evicts_is_named() -> None:
+    toy = remembering(MemoryStorage(bytes_max=2_000))
+    stored_and_forgotten(toy, 8)
+    serve(toy, 8, first=10_000)
+    back_up(toy, 8, first=10_000)
+    assert Why.STORE_EVICTED in whys(explained(toy, 8), "storage").values()
+
+
+def test_what_a_silent_store_has_lost_is_named() -> None:
+    store = MemoryStorage()
+    other = remembering(store)  # hears of what goes, so that the next cache does not
+    toy = remembering(store)
+    stored_and_forgotten(toy)
+    store.clear(toy.digest)
+    assert whys(explained(toy, 6), "storage") == {(0, 6): Why.STORE_LOST}
+    other.cache.check()
+
+
+def test_what_was_cleared_is_named() -> None:
+    toy = remembering(MemoryStorage())
+    stored_and_forgotten(toy)
+    toy.cache.clear_storage()
+    toy.cache.wait_all(1)
+    assert whys(explained(toy, 6), "storage") == {(0, 6): Why.STORE_CLEARED}
+
+
+class FaultsOf:
+    """A plan that gives every call of one method a fault, while it is on."""
+
+    def __init__(self, method: Method, fault: StorageFault) -> None:
+        self.is_on = False
+        self._of = method, fault
+
+    def fault_of(self, number: int, method: Method) -> StorageFault | None:
+        return self._of[1] if self.is_on and method is self._of[0] else None
+
+
+def faulty(store: StorageBackend, plan: FaultsOf) -> FaultyStorage:
+    return FaultyStorage(store, plan, random.Random(1))
+
+
+def test_what_proves_flawed_is_named_and_not_taken_for_evicted() -> None:
+    plan = FaultsOf(Method.GET, StorageFault.FLIPPED_BIT)
+    toy = remembering(faulty(MemoryStorage(), plan))
+    stored_and_forgotten(toy, 3)
+    plan.is_on = True
+    toy.cache.prefetch(toy.cache.prompt(tokens(3)))
+    toy.cache.wait_all(1)
+    assert Why.FLAWED in whys(explained(toy, 3), "storage").values()
+
+
+def test_a_store_that_fails_is_unavailable_and_what_it_did_not_take_is_named_later() -> None:
+    puts = FaultsOf(Method.PUT, StorageFault.FAIL)
+    asks = FaultsOf(Method.EXISTS, StorageFault.FAIL)
+    puts.is_on = asks.is_on = True
+    toy = remembering(faulty(faulty(MemoryStorage(), puts), asks))
+    serve(toy, 3)
+    back_up(toy, 3)
+    assert whys(explained(toy, 3), "storage") == {(0, 3): Why.STORE_UNAVAILABLE}
+    asks.is_on = False
+    assert whys(explained(toy, 3), "storage") == {(0, 3): Why.STORE_FAILED}
+
+
+def test_what_the_store_has_no_room_for_is_named() -> None:
+    toy = remembering(MemoryStorage(bytes_max=100))
+    serve(toy, 3)
+    back_up(toy, 3)
+    assert whys(explained(toy, 3), "storage") == {(0, 3): Why.STORE_DECLINED}
+
+
+def test_what_was_never_backed_up_was_not_stored() -> None:
+    toy = remembering(MemoryStorage())
+    serve(toy, 3)
+    assert reasons(explained(toy, 3), "storage") == {(0, 3): Unbacked(Why.NOT_STORED, WritePolicy.ON_CALL)}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "named"),
+    [
+        (Namespace(cache_salt="a"), Namespace(cache_salt="b"), ("cache_salt",)),
+        (Namespace(lora_id="french"), Namespace(), ("lora_id",)),
+        (Namespace(), Namespace(tenant="us", extra_key="x"), ("extra_key", "tenant")),
+        (Namespace(bigrams=True), Namespace(), ("bigrams",)),
+    ],
+)
+def test_the_same_tokens_in_another_namespace_are_a_near_match(
+    theirs: Namespace, ours: Namespace, named: tuple[str, ...]
+) -> None:
+    toy = remembering()
+    lock = toy.serve(toy.cache.prompt(np.arange(6 * PAGE + 1, dtype=np.int32), theirs))
+    assert lock is not None
+    explanation = explained(toy, 6, namespace=ours)
+    (near,) = explanation.near
+    assert (near.place, near.differs) == ("memory", named)
+    assert near.pages == (5 if theirs.bigrams else 6)
+    assert explanation.end == 0
+    assert "near match: memory has" in str(explanation)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "named"),
+    [
+        (Identity("toy", dtype="float8"), "dtype (float8 there, none here)"),
+        (Identity("toy", generation=3), "generation (3 there, 0 here)"),
+        (Identity("other"), "model (other there, toy here)"),
+    ],
+)
+def test_the_same_tokens_stored_under_another_identity_are_a_near_match(theirs: Identity, named: str) -> None:
+    store = ListedMemory()
+    stored_and_forgotten(remembering(store, identity=theirs), 5)
+    (near,) = explained(remembering(store), 6).near
+    assert (near.place, near.pages, near.differs) == ("storage", 5, (named,))
+
+
+def test_the_same_tokens_stored_in_another_namespace_are_a_near_match() -> None:
+    store = MemoryStorage()
+    stored_and_forgotten(remembering(store))
+    explanation = explained(remembering(store), 6, namespace=Namespace(cache_salt="b"))
+    (near,) = explanation.near
+    assert (near.place, near.pages, near.differs) == ("storage", 6, ("cache_salt",))
+
+
+def test_windows_that_no_end_needed_were_not_kept() -> None:
+    toy = remembering(spans=SPANS, retention=Retention(branches=False))
+    serve(toy, 8)
+    explanation = explained(toy, 6)
+    assert whys(explanation, "device", 1) == {(0, 6): Why.NOT_KEPT}
+    device = explanation.tiers[0]
+    assert device.end == 0
+    assert device.bound_by == ("toy1",)
+    assert device.components[0].reach == 6
+    (loss,) = explanation.losses
+    assert (loss.component, loss.pages, loss.reason.why) == ("toy1", 6, Why.NOT_KEPT)
+
+
+def test_what_was_noted_too_long_ago_is_not_called_never_computed() -> None:
+    toy = remembering(forgotten_pages_max=8)
+    serve(toy, 12)
+    serve(toy, 12, first=10_000)
+    serve(toy, 12, first=20_000)
+    explanation = explained(toy, 12)
+    assert set(whys(explanation, "device").values()) == {Why.NOT_REMEMBERED}
+    assert "the last 8 pages" in str(explanation)
+
+
+def test_a_cache_that_remembers_nothing_explains_what_it_sees() -> None:
+    toy = remembering(forgotten_pages_max=0)
+    serve(toy, 4)
+    explanation = explained(toy, 6)
+    assert explanation.end == 4
+    assert whys(explanation, "device") == {(4, 6): Why.NOT_REMEMBERED}
+    assert "forgotten_pages_max" in str(explanation)
+
+
+# ---- the whole -----------------------------------------------------------------------------------------------------
+
+
+def test_an_explanation_agrees_with_match_and_changes_nothing() -> None:
+    toy = remembering(MemoryStorage(), spans=SPANS, sizes=Sizes(device=12, host=10))
+    for first in (0, 10_000, 20_000, 0):
+        serve(toy, 8, first)
+        back_up(toy, 8, first)
+    for first in (0, 10_000, 20_000):
+        explanation = explained(toy, 9, first)
+        found = toy.cache._ledger.tree.peek(toy.cache.prompt(tokens(9, first)))
+        device, host, storage = explanation.tiers
+        assert (device.end, host.end) == (found.device_end, found.host_end)
+        assert storage.end == explanation.end >= host.end
+        assert sum(loss.pages for loss in explanation.losses) == 9 - explanation.end
+        assert explained(toy, 9, first).tiers[0].end == device.end
+    toy.cache.check()
+
+
+def test_the_picture_has_a_line_for_each_component_and_tier() -> None:
+    toy = remembering(MemoryStorage(), spans=SPANS)
+    serve(toy, 8)
+    lines = str(explained(toy, 10)).splitlines()
+    assert lines[0] == "8 pages of 10 can be resumed (16 tokens each)"
+    assert lines[1] == "device: 8 pages; for one more, toy0 lacks page 8, toy1 lacks page 8"
+    assert lines[2].split("  ")[1:4] == ["toy0", "|========..|", "[8, 10) never computed here"]
+    assert lines[3].split("|")[1] == "......==.."
+    assert len(lines) == 1 + 3 * 3
+
+
+def test_an_empty_prompt_is_explained() -> None:
+    assert explained(remembering(MemoryStorage()), 0).end == 0
+
+
+def test_a_negative_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="forgotten_pages_max"):
+        CacheConfig((1,), (1,), forgotten_pages_max=-1)
+
+
+def test_an_answer_of_a_store_that_is_not_asked_is_no_miss() -> None:
+    class Away(MemoryStorage):
+        def exists(self, labels: Sequence[Label]) -> list[Answer]:
+            return [Answer.UNAVAILABLE] * len(labels)
+
+    toy = remembering(Away())
+    assert whys(explained(toy, 3), "storage") == {(0, 3): Why.STORE_UNAVAILABLE}

@@ -1,0 +1,94 @@
+"""Memory of pages that have gone: the latest note of each, whatever was noted since, as long as the ring has it."""
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.support.components import toy_components
+from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES, Cause, ForgottenPages, chained_digests, prompt_digests
+from unified_cache.page import TOKEN_BYTES, Namespace, Prompt
+from unified_cache.pool import Tier
+from unified_cache.tree import RadixTree
+from unified_cache.window import SPAN_ALL
+
+
+def some(*digests: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.array(digests, np.uint64)
+
+
+@pytest.mark.parametrize("pages_max", [1, 7, 64, 20_000])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_ring_finds_what_a_list_of_all_notes_finds(pages_max: int, seed: int) -> None:
+    rng = random.Random(seed)
+    time_s = 0.0
+    forgotten = ForgottenPages(pages_max, lambda: time_s)
+    notes: list[tuple[int, int, Cause, int, float]] = []
+    for _ in range(200):
+        time_s += 1.0
+        lane, cause, component = rng.randrange(3), Cause(rng.randrange(1, 13)), rng.randrange(4)
+        digests = rng.sample(range(100), rng.randrange(1, 40))
+        forgotten.note(lane, some(*digests), cause, component)
+        notes += [(lane, digest, cause, component, time_s) for digest in digests]
+        if rng.random() < 0.2:
+            asked = rng.randrange(3)
+            found = forgotten.find(asked, some(*range(100)))
+            latest = {note[1]: note for note in notes[-pages_max:] if note[0] == asked}
+            for digest in range(100):
+                _, _, expected, of, noted_s = latest.get(digest, (0, 0, Cause.NONE, 0, 0.0))
+                assert found.causes[digest] == expected
+                if expected is not Cause.NONE:
+                    assert (found.components[digest], found.noted_s[digest]) == (of, noted_s)
+    assert forgotten.is_complete == (len(notes) <= pages_max)
+
+
+def test_a_remembered_page_takes_no_more_memory_than_is_said() -> None:
+    forgotten = ForgottenPages(10_000)
+    forgotten.note(0, np.arange(10_000, dtype=np.uint64), Cause.EVICTED)
+    forgotten.find(0, some(1))
+    forgotten._sort()
+    arrays = (forgotten._digests, forgotten._noted_s, forgotten._codes, forgotten._sorted, forgotten._order)
+    assert sum(array.nbytes for array in arrays) == 10_000 * FORGOTTEN_PAGE_BYTES
+    assert FORGOTTEN_PAGE_BYTES <= 32
+
+
+def test_renaming_a_cause_leaves_the_others() -> None:
+    forgotten = ForgottenPages(8)
+    forgotten.note(0, some(1), Cause.STORED)
+    forgotten.note(0, some(2), Cause.FLAWED)
+    forgotten.rename(Cause.STORED, Cause.STORE_CLEARED)
+    assert forgotten.find(0, some(1, 2, 3)).causes.tolist() == [Cause.STORE_CLEARED, Cause.FLAWED, Cause.NONE]
+
+
+def test_digests_of_a_prompt_depend_on_all_before_and_on_the_namespace() -> None:
+    one, other = (Prompt.of(list(range(first, first + 8)), 4) for first in (0, 1))
+    salted = Prompt.of(list(range(8)), 4, Namespace(cache_salt="x"))
+    digests = [digest for prompt in (one, other, salted) for digest in prompt_digests(prompt).tolist()]
+    assert len(set(digests)) == 6
+    before = int(prompt_digests(one)[0])
+    assert chained_digests(before, one.tokens[4 * TOKEN_BYTES :], 4 * TOKEN_BYTES).tolist() == digests[1:2]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_page_that_a_tree_evicts_is_remembered_and_no_other(seed: int) -> None:
+    rng = random.Random(seed)
+    forgotten = ForgottenPages(1 << 16)
+    tree = RadixTree(toy_components((SPAN_ALL, 2)), 1, forgotten=forgotten)
+    prompts = [Prompt.of([rng.randrange(2) for _ in range(rng.randrange(1, 12))], 1) for _ in range(30)]
+    next_slot = 1
+    for prompt in prompts:
+        count = prompt.pages_count
+        slots = [np.arange(next_slot + part * count, next_slot + (part + 1) * count, dtype=np.int32) for part in (0, 1)]
+        next_slot += 2 * count
+        tree.insert(prompt, 0, slots, Tier.DEVICE)
+        if rng.random() < 0.6:
+            tree.evict(Tier.DEVICE, rng.randrange(2), rng.randrange(1, 8))
+    for prompt in prompts:
+        found = tree.peek(prompt)
+        for component in (0, 1):
+            held = np.zeros(prompt.pages_count, np.bool_)
+            held[: found.tree_end] = tree.slots(found, Tier.DEVICE, component, 0, found.tree_end) >= 0
+            causes = forgotten.find(component, prompt_digests(prompt)).causes
+            assert (causes[~held] == Cause.EVICTED).all(), "what is missing was there, and has gone"
+    fresh = Prompt.of([7, 7, 7], 1)
+    assert not forgotten.find(0, prompt_digests(fresh)).causes.any()

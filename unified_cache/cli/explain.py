@@ -1,0 +1,115 @@
+"""``unified-cache explain``: how far prompts can be resumed from a store alone, and what is missing for more."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from unified_cache.cli.json_output import shown_as_json
+from unified_cache.cli.options import (
+    BigramsOption,
+    CacheSaltOption,
+    ExtraKeyOption,
+    IdentityOption,
+    JsonFileOption,
+    JsonOption,
+    LoraIdOption,
+    TokensFileOption,
+)
+from unified_cache.cli.text import console_on, example
+from unified_cache.explain.explanation import Explainer, Explanation
+from unified_cache.explain.fates import StoredPages, StoreSilence, present_pages, stored_fates
+from unified_cache.explain.near import NearMatch, namespace_differences, near_in_store
+from unified_cache.offline.prompts import read_prompts
+from unified_cache.offline.stores import choose, identities_of, open_to_read
+from unified_cache.page import Namespace, Prompt
+from unified_cache.seal import Label
+from unified_cache.storage_backends.manifest import Description
+from unified_cache.storage_backends.protocol import StorageReader
+
+__all__ = ["ExplainCommand", "explain_app"]
+
+explain_app = typer.Typer(rich_markup_mode="markdown")
+
+REMEMBERS = "nothing: a store does not say what it had; ask the cache itself, UnifiedCache.explain"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainCommand:
+    """Say why the hit of each prompt in a file would be as long as it is from a store alone, and show its pages.
+
+    By component which pages the store has, how far a resume could go, and which page is missing for one more. Where it
+    has none, it is asked for the same tokens under its other identities, and without a namespace. It reads no page.
+    """
+
+    storage: Annotated[
+        str,
+        typer.Option("--storage", metavar="URL", help="Store: file:DIR, packed:DIR, grpc://HOST or mooncake://HOST."),
+    ]
+    tokens: TokensFileOption
+    identity: IdentityOption = None
+    extra_key: ExtraKeyOption = None
+    cache_salt: CacheSaltOption = None
+    lora_id: LoraIdOption = None
+    tenant: Annotated[str | None, typer.Option(help="Namespace of the prompts: tenant.")] = None
+    bigrams: BigramsOption = False
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
+
+    def run(self) -> None:
+        """Ask and show.
+
+        Raises:
+            InputError: there is no such store or identity, or no token ids in the file.
+            StorageError: the store fails.
+        """
+        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant, bigrams=self.bigrams)
+        with closing(open_to_read(self.storage)) as storage:
+            kept = choose(identities_of(storage), self.storage, self.identity)
+            description = kept.described()
+            prompts = read_prompts(self.tokens, description.layout.page_size, namespace)
+            explained = [_explained(storage, kept.digest, description, prompt, namespace) for prompt in prompts]
+        value = {
+            "store": self.storage,
+            "identity": kept.digest.hex(),
+            "prompts": [explanation.as_json() for explanation in explained],
+        }
+        if not shown_as_json("explain", value, on_stdout=self.as_json, file=self.json_file):
+            _print_explained(explained)
+
+
+def _explained(
+    storage: StorageReader, owner: bytes, description: Description, prompt: Prompt, namespace: Namespace
+) -> Explanation:
+    layout = description.layout
+    layout.check_page_sizes({pool.name for pool in layout.pools})
+    pools = [[pool.name for pool in component.pools if pool.page_bytes] for component in layout.components]
+    labels = [Label(owner, key, pool) for names in pools for pool in names for key in prompt.keys]
+    stored: StoredPages | StoreSilence = present_pages(
+        storage.exists(labels), [len(names) for names in pools], prompt.pages_count
+    )
+    near: tuple[NearMatch, ...] = ()
+    if isinstance(stored, StoredPages) and not stored.present[0].any():
+        plain = Prompt(prompt.tokens, prompt.page_size, b"")
+        under = [] if prompt.root == b"" or prompt.first else [(plain, namespace_differences(namespace, Namespace()))]
+        near = near_in_store(storage, prompt, description, {name: owner for names in pools for name in names}, under)
+    explainer = Explainer(layout.components, layout.page_size, None, 0.0)
+    fates = stored_fates(stored, len(layout.components), prompt.pages_count)
+    return explainer.explain([("storage", fates)], prompt.pages_count, near, REMEMBERS)
+
+
+def _print_explained(explained: Sequence[Explanation]) -> None:
+    console = console_on(sys.stdout)
+    for number, explanation in enumerate(explained, 1):
+        first, *rest = str(explanation).splitlines()
+        console.print_line(f"prompt {number}: {first}", style="bold")
+        for line in rest:
+            console.print_line(line)
+
+
+explain_app.command(
+    "explain", epilog=example("unified-cache explain --storage file:/var/cache/kv --tokens prompts.jsonl")
+)(ExplainCommand)

@@ -1,0 +1,324 @@
+"""Explanation of a prompt's hit, as a value: by tier and component how far it goes, and what became of the rest."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.config import CacheConfig, EvictionPolicy
+from unified_cache.explain.fates import WHYS, LaneFates
+from unified_cache.explain.near import NearMatch
+from unified_cache.explain.picture import lane_line, pages_text
+from unified_cache.explain.reasons import Evicted, Happened, Reason, Unbacked, Unchanged, Why
+from unified_cache.pool import Component, Pages, Tier
+from unified_cache.window import SPAN_UNTOLD, restorable_ends, window
+
+__all__ = ["ComponentExplanation", "Explainer", "Explanation", "Loss", "MissingRun", "NextPage", "TierExplanation"]
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRun:
+    """Pages [start, end) that a component lacks on a tier, all for one reason."""
+
+    start: int
+    end: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class NextPage:
+    """The first page that a component lacks, on a tier and those above it, for one page more to be resumed."""
+
+    component: str
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentExplanation:
+    """Pages of a prompt that one component holds on one tier alone, and those it lacks."""
+
+    name: str
+    held: tuple[tuple[int, int], ...]
+    """Runs [start, end) of pages."""
+    reach: int
+    """Pages that could be resumed if this component alone counted, on this tier and those above it."""
+    window_start: int
+    """First page that a resume at the tier's end needs of this component."""
+    missing: tuple[MissingRun, ...]
+    repeated: tuple[tuple[int, int], ...]
+    """Runs of pages that were computed again while they were held; the second copies were dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierExplanation:
+    """Reach of a prompt on one tier."""
+
+    name: str
+    """device, host or storage."""
+    end: int
+    """Pages that can be resumed from this tier and those above it together."""
+    bound_by: tuple[str, ...]
+    """Components that lack a page for one page more; empty where the prompt ends."""
+    next_pages: tuple[NextPage, ...]
+    """For each of those the first page that it lacks."""
+    components: tuple[ComponentExplanation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Missed pages of a prompt that one component is to blame for, for one reason: that of the lowest tier."""
+
+    component: str
+    start: int
+    end: int
+    reason: Reason
+
+    @property
+    def pages(self) -> int:
+        """Pages missed."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Explanation of a prompt's hit; ``str()`` draws it. Every figure is in pages of ``page_size`` tokens."""
+
+    pages_count: int
+    page_size: int
+    tiers: tuple[TierExplanation, ...]
+    """Fastest first, those that there are."""
+    losses: tuple[Loss, ...]
+    """The pages after the longest end of all tiers, each counted once."""
+    near: tuple[NearMatch, ...]
+    """Prompts of the same tokens that are known under another name."""
+    remembers: str
+    """How far back what has gone is remembered, in words."""
+
+    @property
+    def end(self) -> int:
+        """Pages that can be resumed with the help of all tiers."""
+        return self.tiers[-1].end
+
+    def as_json(self) -> dict[str, object]:
+        """Return it under stable names, for ``json.dump``."""
+        return {
+            "pages": self.pages_count,
+            "page_size": self.page_size,
+            "end": self.end,
+            "tiers": [
+                {
+                    "tier": tier.name,
+                    "end": tier.end,
+                    "bound_by": list(tier.bound_by),
+                    "next_pages": [{"component": each.component, "page": each.page} for each in tier.next_pages],
+                    "components": [_component_as_json(component) for component in tier.components],
+                }
+                for tier in self.tiers
+            ],
+            "losses": [
+                {"component": loss.component, "start": loss.start, "end": loss.end, **_reason_as_json(loss.reason)}
+                for loss in self.losses
+            ],
+            "near": [{"place": near.place, "pages": near.pages, "differs": list(near.differs)} for near in self.near],
+            "remembers": self.remembers,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        size = self.page_size
+        yield f"{pages_text(self.end)} of {self.pages_count:,} can be resumed ({size} tokens each)"
+        width = max((len(each.name) for tier in self.tiers for each in tier.components), default=0)
+        for tier in self.tiers:
+            bound = ", ".join(f"{each.component} lacks page {each.page}" for each in tier.next_pages)
+            yield f"{tier.name}: {pages_text(tier.end)}{f'; for one more, {bound}' if bound else ''}"
+            for component in tier.components:
+                missing = "; ".join(f"[{run.start}, {run.end}) {run.reason.text}" for run in component.missing)
+                repeated = "; ".join(f"[{start}, {end}) computed twice" for start, end in component.repeated)
+                marks = lane_line(component.held, (component.window_start, tier.end), self.pages_count)
+                said = "; ".join(part for part in (missing, repeated) if part)
+                yield f"  {component.name:{width}}  |{marks}|  {said}".rstrip()
+        for near in self.near:
+            yield f"near match: {near.text}"
+        if any(loss.reason.why is Why.NOT_REMEMBERED for loss in self.losses):
+            yield f"remembered: {self.remembers}"
+
+
+def _component_as_json(component: ComponentExplanation) -> dict[str, object]:
+    return {
+        "component": component.name,
+        "held": [list(run) for run in component.held],
+        "reach": component.reach,
+        "window_start": component.window_start,
+        "missing": [{"start": run.start, "end": run.end, **_reason_as_json(run.reason)} for run in component.missing],
+        "repeated": [list(run) for run in component.repeated],
+    }
+
+
+def _reason_as_json(reason: Reason) -> dict[str, object]:
+    said: dict[str, object] = {"why": reason.why.value, "text": reason.text}
+    if isinstance(reason, Evicted):
+        said |= {"ago_s": reason.ago_s, "policy": reason.policy.value, "room_for": reason.room_for}
+    elif isinstance(reason, Happened):
+        said |= {"ago_s": reason.ago_s}
+    elif isinstance(reason, Unbacked):
+        said |= {"policy": reason.policy.value}
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class Explainer:
+    """Makes explanations of fates: what the arrays say, in the words of one cache."""
+
+    components: Sequence[Component]
+    page_size: int
+    config: CacheConfig | None
+    """None for a store without a cache: its reasons name no policy."""
+    now_s: float
+
+    def explain(
+        self,
+        tiers: Sequence[tuple[str, Sequence[LaneFates]]],
+        pages: int,
+        near: Sequence[NearMatch],
+        remembers: str,
+    ) -> Explanation:
+        """Return the explanation of a prompt from the fates of its pages, by tier and component."""
+        held: list[Pages] = [np.zeros(pages, np.bool_) for _ in self.components]
+        explained: list[TierExplanation] = []
+        for name, lanes in tiers:
+            held = [above | lane.held for above, lane in zip(held, lanes, strict=True)]
+            explained.append(self._tier(name, lanes, held, pages))
+        lowest_name, lowest = tiers[-1]
+        losses = self._losses(lowest_name, lowest, held, explained[-1].end, pages)
+        return Explanation(pages, self.page_size, tuple(explained), losses, tuple(near), remembers)
+
+    def _tier(self, name: str, lanes: Sequence[LaneFates], held: Sequence[Pages], pages: int) -> TierExplanation:
+        end = self._end(held, pages)
+        next_pages: list[NextPage] = []
+        components: list[ComponentExplanation] = []
+        for number, (component, lane) in enumerate(zip(self.components, lanes, strict=True)):
+            start = window(end, component.span)
+            if end < pages and component.span != SPAN_UNTOLD:
+                needed = window(end + 1, component.span)
+                lacking = np.flatnonzero(~held[number][needed : end + 1])
+                if lacking.size:
+                    next_pages.append(NextPage(component.name, needed + int(lacking[0])))
+            components.append(
+                ComponentExplanation(
+                    component.name,
+                    tuple(_runs(lane.held)),
+                    self._reach(held[number], component.span),
+                    start,
+                    tuple(self._missing(name, number, lane, ~lane.held)),
+                    tuple(_runs(lane.is_repeated)),
+                )
+            )
+        return TierExplanation(
+            name, end, tuple(each.component for each in next_pages), tuple(next_pages), tuple(components)
+        )
+
+    def _losses(
+        self, name: str, lowest: Sequence[LaneFates], held: Sequence[Pages], end: int, pages: int
+    ) -> tuple[Loss, ...]:
+        """Return whom each page after ``end`` is missed for.
+
+        Up to where Full goes, the component that lacks a page in the last window of that; from there on Full itself.
+        """
+        missing = np.flatnonzero(~held[0])
+        full_end = int(missing[0]) if missing.size else pages
+        losses: list[Loss] = []
+        if full_end > end:
+            losses.append(self._window_loss(name, lowest, held, end, full_end))
+        after = np.arange(pages) >= max(full_end, end)
+        # What lies behind a hole of Full may be held; it is missed for the hole.
+        reasons = self._missing(name, 0, lowest[0], after & ~held[0])
+        for number, run in enumerate(reasons):
+            upto = reasons[number + 1].start if number + 1 < len(reasons) else pages
+            losses.append(Loss(self.components[0].name, run.start, upto, run.reason))
+        return tuple(losses)
+
+    def _window_loss(
+        self, name: str, lowest: Sequence[LaneFates], held: Sequence[Pages], end: int, full_end: int
+    ) -> Loss:
+        for number in range(1, len(self.components)):
+            span = self.components[number].span
+            start = window(full_end, span)
+            lacking = np.flatnonzero(~held[number][start:full_end])
+            if span != SPAN_UNTOLD and lacking.size:
+                page = start + int(lacking[-1])
+                reason = self._reason(name, number, lowest[number], page, page + 1)
+                return Loss(self.components[number].name, end, full_end, reason)
+        raise AssertionError("a prefix that Full holds is bound by another component")
+
+    def _end(self, held: Sequence[Pages], pages: int) -> int:
+        told = [number for number, component in enumerate(self.components) if component.span != SPAN_UNTOLD]
+        spans = [self.components[number].span for number in told]
+        return _last(restorable_ends(spans, [~held[number] for number in told], 0, pages, [0] * len(told)))
+
+    def _reach(self, held: Pages, span: int) -> int:
+        return 0 if span == SPAN_UNTOLD else _last(restorable_ends([span], [~held], 0, len(held), [0]))
+
+    def _missing(self, tier: str, number: int, lane: LaneFates, wanted: Pages) -> list[MissingRun]:
+        """Return the runs of wanted pages that are missing for one reason each."""
+        codes = np.where(wanted, lane.whys.astype(np.int64) << 8 | lane.components, -1)
+        return [
+            MissingRun(start, end, self._reason(tier, number, lane, start, end))
+            for start, end in _runs_alike(codes)
+            if wanted[start]
+        ]
+
+    def _reason(self, tier: str, number: int, lane: LaneFates, start: int, end: int) -> Reason:
+        why = WHYS[lane.whys[start]]
+        noted_s = float(lane.noted_s[start:end].max())
+        if self.config is None:
+            return Unchanged(why)
+        if why in (Why.NOT_BACKED_UP, Why.NOT_STORED):
+            return Unbacked(why, self.config.write)
+        ago_s = max(self.now_s - noted_s, 0.0)
+        if why is Why.EVICTED:
+            policy = self._policy(tier, number)
+            return Evicted(ago_s, policy, self.components[int(lane.components[start])].name)
+        return Happened(why, ago_s) if why in _HAPPENED else Unchanged(why)
+
+    def _policy(self, tier: str, number: int) -> EvictionPolicy:
+        assert self.config is not None, "only a cache evicts"
+        return self.config.eviction.policy(Tier.DEVICE if tier == Tier.DEVICE.name.lower() else Tier.HOST, number)
+
+
+_HAPPENED = frozenset(
+    {
+        Why.DUPLICATE,
+        Why.RESET,
+        Why.BACKUP_DECLINED,
+        Why.BACKUP_FAILED,
+        Why.HOST_FULL,
+        Why.STORE_DECLINED,
+        Why.STORE_FAILED,
+        Why.STORE_EVICTED,
+        Why.STORE_LOST,
+        Why.STORE_CLEARED,
+        Why.FLAWED,
+    }
+)
+
+
+def _runs(mask: Pages) -> list[tuple[int, int]]:
+    """Return the runs [start, end) where a mask is True."""
+    return [(start, end) for start, end in _runs_alike(mask.astype(np.int64)) if mask[start]]
+
+
+def _runs_alike(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the runs [start, end) of equal values."""
+    if not len(values):
+        return []
+    bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return list(pairwise(bounds))
+
+
+def _last(ends: Pages) -> int:
+    found = np.flatnonzero(ends)
+    return int(found[-1]) + 1 if found.size else 0

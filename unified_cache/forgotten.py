@@ -1,0 +1,242 @@
+"""Memory of what happened to pages that are not where a request looks for them: a bounded ring, for ``explain``.
+
+    note(lane, digests, cause)   pages of one lane were evicted, declined, removed; or stored, for storage
+    ring                         digest, cause and time of each, the oldest overwritten first; 18 bytes a page
+    find(lane, digests)          latest note of each page; sorts the ring now and then: 12 bytes a page more
+
+A lane is one component on one tier, as in the tree, and, behind those, one component in storage. What memory forgets is
+known by a chained digest of the tokens from the root on, of 64 bits, what storage forgets by the head of its page key:
+neither says anything about the tokens. Where two pages share a digest, one is explained by the other's fate.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from unified_cache.page import TOKEN_BYTES, PageKey, Prompt
+
+__all__ = [
+    "FORGOTTEN_PAGE_BYTES",
+    "Cause",
+    "Digests",
+    "ForgottenPages",
+    "FoundNotes",
+    "chained_digests",
+    "key_digests",
+    "prompt_digests",
+    "root_digest",
+]
+
+Digests = npt.NDArray[np.uint64]
+"""Digests of pages and all before them, shape (pages,)."""
+
+FORGOTTEN_PAGE_BYTES = 30
+"""Memory for each page that can be remembered: digest, time, component and cause, and the sorted index."""
+
+WAITING_PAGES_MAX = 4_096
+"""Pages noted before they are put into the ring, all in one step."""
+
+UNSORTED_PAGES_MAX = 8_192
+"""Pages put into the ring since it was last sorted, beyond which it is sorted again before pages are looked for."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+class Cause(IntEnum):
+    """Event that a page is remembered for; of several the latest counts."""
+
+    NONE = 0
+    """Nothing is remembered."""
+    EVICTED = 1
+    """Evicted from a memory tier, to make room for a component."""
+    DUPLICATE = 2
+    """Computed while the tree held it: the second copy was dropped."""
+    RESET = 3
+    """Forgotten with everything else, by ``reset``."""
+    BACKUP_DECLINED = 4
+    """Not copied to the host: too many transfers were under way."""
+    BACKUP_FAILED = 5
+    """Not copied to the host: the copy failed, was late or was cancelled."""
+    HOST_FULL = 6
+    """Not copied to the host: there was no room for it."""
+    STORED = 7
+    """Put into storage, or read from it."""
+    STORE_DECLINED = 8
+    """Not stored: the store had no room."""
+    STORE_FAILED = 9
+    """Not stored: the store failed, was late, or was not there."""
+    STORE_EVICTED = 10
+    """Let go by the store, which said so."""
+    STORE_CLEARED = 11
+    """Removed from storage by ``clear_storage``."""
+    FLAWED = 12
+    """Read from storage damaged, or as another page, and thrown away."""
+
+
+class FoundNotes(NamedTuple):
+    """Latest note of each page that was looked for; arrays of one length."""
+
+    causes: npt.NDArray[np.uint8]
+    """``Cause``, NONE where nothing is remembered."""
+    components: npt.NDArray[np.uint8]
+    """Component that room was made for, where the cause is an eviction from memory."""
+    noted_s: npt.NDArray[np.float64]
+    """Time of the clock; 0 where nothing is remembered."""
+
+
+class _Note(NamedTuple):
+    digests: Digests
+    lane: int
+    code: int
+    noted_s: float
+
+
+class ForgottenPages:
+    """Ring of the last ``pages_max`` notes. One thread, the cache's owner."""
+
+    __slots__ = (
+        "_codes",
+        "_count",
+        "_digests",
+        "_noted_s",
+        "_order",
+        "_sorted",
+        "_sorted_count",
+        "_waiting",
+        "_waiting_pages",
+        "clock",
+        "pages_max",
+    )
+
+    def __init__(self, pages_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pages_max = pages_max
+        self.clock = clock
+        """Seconds."""
+        self._digests = np.zeros(pages_max, np.uint64)
+        self._noted_s = np.zeros(pages_max, np.float64)
+        self._codes = np.zeros(pages_max, np.uint16)
+        """Cause in the lower byte, component in the upper one."""
+        self._count = 0
+        """Pages put into the ring so far; the next one goes to this, modulo the size."""
+        self._waiting: list[_Note] = []
+        self._waiting_pages = 0
+        self._sorted = np.zeros(0, np.uint64)
+        self._order = np.zeros(0, np.int32)
+        """Positions in the ring of what ``_sorted`` holds."""
+        self._sorted_count = 0
+        """``_count`` when it was sorted."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing has been overwritten yet: what is not remembered was never noted."""
+        return self._count + self._waiting_pages <= self.pages_max
+
+    def note(self, lane: int, digests: Digests, cause: Cause, component: int = 0) -> None:
+        """Remember what happened now to pages of a lane; ``digests`` stay as they are from now on."""
+        self._waiting.append(_Note(digests, lane, component << 8 | cause, self.clock()))
+        self._waiting_pages += len(digests)
+        if self._waiting_pages > WAITING_PAGES_MAX:
+            self._put_all()
+
+    def rename(self, cause: Cause, later: Cause) -> None:
+        """Note that what is remembered for one cause has now all met with another."""
+        self._put_all()
+        renamed = self._codes == cause
+        self._codes[renamed] = later
+        self._noted_s[renamed] = self.clock()
+
+    def find(self, lane: int, digests: Digests) -> FoundNotes:
+        """Return the latest note of each page; no two of ``digests`` are alike."""
+        self._put_all()
+        if self._count - self._sorted_count > min(UNSORTED_PAGES_MAX, self.pages_max):
+            self._sort()
+        wanted = digests ^ _salt(lane)
+        at = self._find_sorted(wanted)
+        self._find_unsorted(wanted, at)
+        is_noted = at >= 0
+        codes = np.where(is_noted, self._codes[at], np.uint16(0))
+        noted_s = np.where(is_noted, self._noted_s[at], 0.0)
+        return FoundNotes((codes & 0xFF).astype(np.uint8), (codes >> 8).astype(np.uint8), noted_s)
+
+    def _find_sorted(self, wanted: Digests) -> npt.NDArray[np.int64]:
+        """Return the place in the ring of each, as last sorted; -1 for none, or where it was overwritten since."""
+        if not len(self._sorted):
+            return np.full(len(wanted), -1, np.int64)
+        last = np.maximum(np.searchsorted(self._sorted, wanted, side="right") - 1, 0)
+        at = self._order[last].astype(np.int64)
+        return np.where(self._digests[at] == wanted, at, -1)
+
+    def _find_unsorted(self, wanted: Digests, at: npt.NDArray[np.int64]) -> None:
+        """Put into ``at`` the place of each that was noted since the ring was sorted, the latest."""
+        if self._sorted_count == self._count or not len(wanted):
+            return
+        places = np.arange(self._sorted_count, self._count) % self.pages_max
+        order = np.argsort(wanted)
+        ascending = wanted[order]
+        digests = self._digests[places]
+        number = np.minimum(np.searchsorted(ascending, digests), len(wanted) - 1)
+        is_wanted = ascending[number] == digests
+        at[order[number[is_wanted]]] = places[is_wanted]  # of several the last is assigned last
+
+    def _put_all(self) -> None:
+        """Put what waits into the ring."""
+        waiting, self._waiting = self._waiting, []
+        self._waiting_pages = 0
+        if not waiting:
+            return
+        lengths = [len(note.digests) for note in waiting]
+        salts = np.array([_salt(note.lane) for note in waiting], np.uint64)
+        digests = np.concatenate([note.digests for note in waiting]) ^ np.repeat(salts, lengths)
+        codes = np.repeat(np.array([note.code for note in waiting], np.uint16), lengths)
+        times = np.repeat(np.array([note.noted_s for note in waiting], np.float64), lengths)
+        kept = min(len(digests), self.pages_max)
+        self._count += len(digests)
+        places = np.arange(self._count - kept, self._count) % self.pages_max
+        self._digests[places] = digests[-kept:]
+        self._codes[places] = codes[-kept:]
+        self._noted_s[places] = times[-kept:]
+
+    def _sort(self) -> None:
+        """Sort the ring by digest, what was noted later behind what was noted before."""
+        kept = min(self._count, self.pages_max)
+        places = np.arange(self._count - kept, self._count) % self.pages_max
+        order = np.argsort(self._digests[places], kind="stable")
+        self._order = places[order].astype(np.int32)
+        self._sorted = self._digests[self._order]
+        self._sorted_count = self._count
+
+
+def _salt(lane: int) -> np.uint64:
+    """Return what tells the digests of one lane from those of another."""
+    return np.uint64((lane + 1) * _GOLDEN & _MASK)
+
+
+def root_digest(root: bytes) -> int:
+    """Return the digest that a chain begins with below the root of that name, see ``Prompt.root``."""
+    return xxh3_64_intdigest(root)
+
+
+def chained_digests(before: int, tokens: bytes, page_bytes: int) -> Digests:
+    """Digest each page of encoded tokens together with all before it; ``before`` is the digest of those."""
+    digest = before
+    digests: list[int] = []
+    for start in range(0, len(tokens), page_bytes):
+        digest = xxh3_64_intdigest(tokens[start : start + page_bytes], digest)
+        digests.append(digest)
+    return np.array(digests, np.uint64)
+
+
+def prompt_digests(prompt: Prompt) -> Digests:
+    """Digest the pages of a prompt as the tree digests them."""
+    return chained_digests(root_digest(prompt.root), prompt.tokens, prompt.page_size * TOKEN_BYTES)
+
+
+def key_digests(keys: Sequence[PageKey]) -> Digests:
+    """Return the first 64 bits of page keys: what pages in storage are remembered by."""
+    return np.frombuffer(b"".join(key[:8] for key in keys), "<u8").astype(np.uint64)
