@@ -19,6 +19,10 @@ from unified_cache.plan.trace_pages import Counts, Floats, TracePages
 __all__ = ["Costs", "PricedSystem", "queue_ends"]
 
 DAY_S = 86_400.0
+
+PAID_YEARS = 3.0
+"""Years over which a price a month pays for a drive: 36 months, as the prices of ``hardware`` say."""
+
 TOKENS_UNIT = 1e6
 
 
@@ -70,11 +74,15 @@ class PricedSystem:
         """Take a model's devices."""
         return cls(hardware, model.devices, model.is_replicated)
 
-    def price_per_hour(self, sizes: TierBytes) -> float:
-        """Return what an hour of the engine costs with host memory and storage of these sizes."""
+    def price_per_hour(self, sizes: TierBytes, drive_life_years: float | None = None) -> float:
+        """Return what an hour of the engine costs with host memory and storage of these sizes.
+
+        Drives that are worn before they are paid for cost as much more as they last less.
+        """
         hardware = self.hardware
         memory = sizes.host / GIB * hardware.host_price_per_gib_month
-        storage = sizes.storage / GIB * hardware.storage_price_per_gib_month
+        worn = 1.0 if drive_life_years is None else max(1.0, PAID_YEARS / drive_life_years)
+        storage = sizes.storage / GIB * hardware.storage_price_per_gib_month * worn
         return self.devices * hardware.device_price_per_hour + (memory + storage) / MONTH_HOURS
 
     def costs(self, trace: TracePages, ends: TierEnds, sizes: TierBytes) -> Costs:
@@ -86,12 +94,12 @@ class PricedSystem:
         ready_s = queue_ends(ready_s, bus_s)
         ttft_s = queue_ends(ready_s, prefill_s) - trace.times_s
         span_s = max(float(trace.times_s[-1] - trace.times_s[0]), 1.0)
-        price = self.price_per_hour(sizes)
         computed_hours = float(prefill_s.sum()) / 3600
         written_per_day = ends.moved.written / span_s * DAY_S
         life = None
         if sizes.storage and written_per_day:
             life = hardware.drive_writes_per_day * sizes.storage / written_per_day * hardware.drive_years
+        price = self.price_per_hour(sizes, life)
         p50, p90, p99 = (float(each) for each in np.percentile(ttft_s, [50, 90, 99]))
         return Costs(
             ttft_p50_s=p50,

@@ -120,3 +120,11 @@ def test_more_memory_hits_more_and_the_cheapest_that_keeps_up_is_recommended() -
     assert warm.ttft_p50_s <= cold.ttft_p50_s
     assert warm.written_bytes > 0
     assert cold.drive_life_years is None
+
+
+def test_drives_that_wear_out_early_cost_as_much_more() -> None:
+    system, sizes = PricedSystem.of(LLAMA, HARDWARE["h100"]), TierBytes(GIB, 0, 1000 * GIB)
+    without = system.price_per_hour(TierBytes(GIB, 0, 0))
+    lasting, worn = (system.price_per_hour(sizes, years) - without for years in (5.0, 0.5))
+    assert worn == pytest.approx(6 * lasting)
+    assert lasting == pytest.approx(system.price_per_hour(sizes) - without)
