@@ -136,8 +136,8 @@ class UnifiedCache(OwnedCache):
         """
         self._enter()
         check_kind(found, Match, "a match")
-        self._ledger.tree.use(found, found.device_end)
-        lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE)
+        visit = self._ledger.tree.use(found, found.device_end)
+        lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, visit)
         self._locks.add(lock)
         if lock.end:
             self._backups.reused(found.prompt.head(lock.end))
@@ -246,8 +246,8 @@ class UnifiedCache(OwnedCache):
         self._enter()
         tree = self._ledger.tree
         tree.check_lock(lock)
-        self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority)
-        renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE)
+        self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority, lock.visit)
+        renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE, lock.visit)
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end
         self.release(lock)

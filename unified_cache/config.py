@@ -56,6 +56,7 @@ class EvictionPolicy(Enum):
     SLRU = "slru"
     FIFO = "fifo"
     PRIORITY = "priority"
+    ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True, slots=True)

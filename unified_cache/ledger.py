@@ -21,7 +21,7 @@ from unified_cache.page_changes import PageChanges
 from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier
 from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.storage_backends.protocol import StorageReader
-from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim
+from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim, Visit
 from unified_cache.window import window
 
 __all__ = ["HostReservation", "Ledger", "TierTransfer", "VictimSaver"]
@@ -272,7 +272,13 @@ class Ledger:
             pages[component][mask] = -1
 
     def insert(
-        self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier, priority: int = UNNAMED
+        self,
+        prompt: Prompt,
+        start: int,
+        slots: Sequence[Slots],
+        tier: Tier,
+        priority: int = UNNAMED,
+        visit: Visit | None = None,
     ) -> Inserted:
         """Hand pages [start, pages_count) to the tree; duplicates are freed.
 
@@ -280,7 +286,7 @@ class Ledger:
             SlotError, InputError: as ``RadixTree.insert``; also slots that were never handed out.
         """
         self._check_out(slots, tier)
-        inserted = self.tree.insert(prompt, start, slots, tier, priority)
+        inserted = self.tree.insert(prompt, start, slots, tier, priority, visit)
         self._apply(inserted.map_changes)
         for allocator, given, duplicates in zip(self._allocators[tier], slots, inserted.duplicates, strict=True):
             allocator.keep(given[given >= 0])

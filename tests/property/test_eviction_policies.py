@@ -192,7 +192,7 @@ class Naive:
 
     def _rank(self, record: Record) -> float:
         match self.kind:
-            case EvictionPolicy.LRU:
+            case EvictionPolicy.LRU | EvictionPolicy.ADAPTIVE:  # which is lru until there is something to go by
                 return record.touched
             case EvictionPolicy.LFU:
                 uses = record.uses or [record.arrived]

@@ -232,9 +232,10 @@ class Audit:
         for number, edges in walk.partial_locks.items():
             for lane in edges:
                 evictable[lane, number] = queues.evictable(walk.nodes[number], lane)
-        # Policies and preferences put a node into other queues than that of its lane.
+        # Policies, preferences and the forecast put a node into other queues than that of its lane.
+        by_forecast = self._tree._state.adaptive
         for number, node in enumerate(walk.nodes):
-            for lane in node.history or ():
+            for lane in node.history or () if by_forecast is None else range(self._lanes):
                 if evictable[lane, number]:
                     assert all(node.queued >> line & 1 for line in queues.queue_ids(node, lane)), "not in the queue"
                     evictable[lane, number] = False

@@ -116,12 +116,17 @@ class ReplayCommand:
     storage_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Cap on the store, as in 500MB or 4GiB; a model's true bytes.")
     ] = None
-    evict_device: Annotated[
-        EvictionPolicy, typer.Option(help="What the device evicts first.", case_sensitive=False)
+    policy: Annotated[
+        EvictionPolicy, typer.Option(help="What device and host memory evict first.", case_sensitive=False)
     ] = EvictionPolicy.LRU
-    evict_host: Annotated[EvictionPolicy, typer.Option(help="What host memory evicts first.", case_sensitive=False)] = (
-        EvictionPolicy.LRU
-    )
+    evict_device: Annotated[
+        EvictionPolicy | None,
+        typer.Option(help="What the device evicts first. [default: as --policy]", case_sensitive=False),
+    ] = None
+    evict_host: Annotated[
+        EvictionPolicy | None,
+        typer.Option(help="What host memory evicts first. [default: as --policy]", case_sensitive=False),
+    ] = None
     write: Annotated[
         WritePolicy,
         typer.Option(help="When prompts go to host and storage; on_call: once served.", case_sensitive=False),
@@ -189,7 +194,8 @@ class ReplayCommand:
 
     def _policies(self) -> ReplayPolicies:
         prefetching = Prefetching(threshold_tokens=self.prefetch_min_tokens, host_share=self.prefetch_host_share)
-        return ReplayPolicies(self.evict_device, self.evict_host, self.write, prefetching)
+        device, host = _given(self.evict_device, self.policy), _given(self.evict_host, self.policy)
+        return ReplayPolicies(device, host, self.write, prefetching)
 
     def _model_settings(self, model: str) -> ModelSettings:
         self._refuse(

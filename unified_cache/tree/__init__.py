@@ -1,6 +1,7 @@
 """The radix tree over page-aligned token sequences. No torch, no I/O, no threads."""
 
 from unified_cache.tree.evict import Victim
+from unified_cache.tree.forecast import Visit
 from unified_cache.tree.insert import Inserted
 from unified_cache.tree.lock import Lock
 from unified_cache.tree.match import Match
@@ -23,4 +24,5 @@ __all__ = [
     "RadixTree",
     "Transfer",
     "Victim",
+    "Visit",
 ]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from unified_cache.pool import Slots, Tier
-from unified_cache.tree.eviction_queues import Queue
 from unified_cache.tree.lock import Lock
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.preferences import Preferences, nodes_of
@@ -107,7 +106,7 @@ def _check_queues(tree: TreeState) -> None:
     queues = tree.queues
     lanes = 2 * tree.components_count
     lines: Counter[Node] = Counter()
-    for queue_id in range(len(Queue) * lanes):
+    for queue_id in range(queues.queues_count):
         entries = list(queues.entries(queue_id))
         assert len({id(node) for node, _ in entries}) == len(entries), "a node stands twice in one queue"
         assert sum(node.dead for node, _ in entries) == queues.dead_count(queue_id), "dead entries are miscounted"

@@ -38,6 +38,8 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
         got += take(tree, node, lane, pages - got, freed)
         if not node.children:
             tree.prune(node)
+    if tree.adaptive is not None:
+        tree.adaptive.note_evicted(lane, got)
     return freed
 
 
@@ -54,6 +56,8 @@ def evict_from(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed)
     got = take(tree, node, lane, pages, freed)
     if not node.children:
         tree.prune(node)
+    if tree.adaptive is not None:
+        tree.adaptive.note_evicted(lane, got)
     return got
 
 

@@ -72,15 +72,16 @@ class EvictionQueues:
         self._components_count = components
         self._lanes_count = len(lanes)
         self._policies: list[Policy | None] = [policy_of(kind, eviction) for kind in kinds]
-        """Policy of each lane; None for lru, where the stamp is the rank."""
+        """Policy of each lane; None where the stamp is the rank."""
         self._priority_lanes = [lane for lane, kind in enumerate(kinds) if kind is EvictionPolicy.PRIORITY]
+        all_lru = all(kind is EvictionPolicy.LRU for kind in kinds)
         self.tracked = [policy is not None for policy in self._policies]
         """For each lane, whether its nodes need a history."""
         self.segments = [
             Segments(eviction.slru_protected_share) if kind is EvictionPolicy.SLRU else None for kind in kinds
         ]
         """Segments of each lane with slru; None for other lanes."""
-        self._ages = Ages(eviction.ttl_s, time) if eviction.ttl_s is not None and any(self.tracked) else None
+        self._ages = Ages(eviction.ttl_s, time) if eviction.ttl_s is not None and not all_lru else None
         """None without a time to live, and where every lane is lru, which evicts by age already."""
         self._biased = bool(self._priority_lanes) or self._ages is not None
         self._queues: list[list[tuple[float, int, Node]]] = [[] for _ in range(len(Queue) * len(lanes))]
@@ -293,6 +294,11 @@ class EvictionQueues:
             self._sequence += 1
             heapreplace(queue, (rank, self._sequence, node))
         return None
+
+    @property
+    def queues_count(self) -> int:
+        """Queues of all lanes; their ids are the numbers below it."""
+        return len(self._queues)
 
     def entries(self, queue_id: int) -> Iterator[tuple[Node, float]]:
         """Yield the nodes of a queue, dead ones too, with the ranks they are queued under; for ``check``."""

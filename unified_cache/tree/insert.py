@@ -10,6 +10,7 @@ from unified_cache.errors import InputError, SlotError
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
 from unified_cache.slots import MapChange
+from unified_cache.tree.forecast import Visit
 from unified_cache.tree.match import find
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import TreeState
@@ -31,7 +32,15 @@ class Inserted(NamedTuple):
     """Changes of the page map: Full slots with a new peer, and duplicates, which have none any more."""
 
 
-def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier, priority: int) -> Inserted:
+def insert(
+    tree: TreeState,
+    prompt: Prompt,
+    start: int,
+    slots: Sequence[Slots],
+    tier: Tier,
+    priority: int,
+    visit: Visit | None = None,
+) -> Inserted:
     """Put pages [start, prompt.pages_count) on ``tier``; ``slots[c]`` has one entry per page, -1 where not given.
 
     Pages before ``start`` must be held by component 0 on that tier, and it needs a slot for every page that it does
@@ -50,7 +59,10 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     path, tree_end = find(root, prompt, tree.page_key_bytes)
     _check_input(tree, (path, tree_end), total, start, slots, tier)
     if path and tree_end < path[-1].end:
-        path[-1] = tree.split(path[-1], tree_end - path[-1].start)
+        lower = path[-1]
+        path[-1] = tree.split(lower, tree_end - lower.start)
+        if tree.adaptive is not None and visit is not None and visit.goes_on and tree_end == visit.start:
+            tree.adaptive.pass_by(lower)
     runs: list[list[Slots]] = [[] for _ in range(tree.components_count)]
     map_changes: list[MapChange] = []
     for node in path:
@@ -59,7 +71,10 @@ def insert(tree: TreeState, prompt: Prompt, start: int, slots: Sequence[Slots], 
     node = path[-1] if path else root
     if tree_end < total:
         rest = [given[tree_end - start :] for given in slots]
+        above = node
         node = _add_leaves(tree, node, prompt, rest, tier, map_changes)
+        if tree.adaptive is not None:
+            tree.adaptive.take_up(node, above, visit)
     tree.queues.touch(node, priority)
     at: Node | None = node
     while at is not None and at.end > start:

@@ -11,6 +11,7 @@ before it, so the lock takes the last node alone. Where that page is not held, t
 from dataclasses import dataclass
 
 from unified_cache.pool import Tier
+from unified_cache.tree.forecast import Visit
 from unified_cache.tree.node import Node
 from unified_cache.tree.page_counts import CHANGED_NODES_MAX
 from unified_cache.tree.state import TreeState
@@ -31,23 +32,30 @@ class Lock:
     held: list[tuple[int, int]]
     """(component, first page pinned): pages [that, end) are pinned for it."""
     released: bool = False
+    visit: Visit | None = None
+    """What the forecast made of the request; it goes on to the lock that ``insert`` returns."""
 
     def pins(self, component: int) -> bool:
         """Tell whether any page is pinned for a component."""
         return any(number == component for number, _ in self.held)
 
 
-def lock(tree: TreeState, node: Node, end: int, tier: Tier) -> Lock:
+def lock(tree: TreeState, node: Node, end: int, tier: Tier, visit: Visit | None = None) -> Lock:
     """Pin ``[window(end), end)`` of every component on ``tier``; ``end`` lies in ``node``, or is 0 to pin nothing.
 
     Splits ``node`` if ``end`` is inside it. The pages need not be held: a lock also keeps the place of pages
     that a transfer will bring.
     """
     if not end:
-        return Lock(tree, node, 0, tier, [])
+        return Lock(tree, node, 0, tier, [], visit=visit)
     assert not node.dead
     if end < node.end:
-        node = tree.split(node, end - node.start)
+        lower = node
+        node = tree.split(lower, end - lower.start)
+        if tree.adaptive is not None and visit is not None and visit.goes_on and end == visit.start:
+            tree.adaptive.pass_by(lower)
+    if tree.adaptive is not None and visit is not None and end == visit.end:
+        tree.adaptive.settle(node, visit)
     components = tree.components_count
     lane = int(tier) * components
     full_start = node.start if node.held_count[lane] == node.end - node.start else 0
@@ -59,7 +67,7 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier) -> Lock:
         _pin(tree, node, lane + component, start)
     if len(tree.counts.changed) > CHANGED_NODES_MAX:
         tree.counts.count_changed()
-    return Lock(tree, node, end, tier, held)
+    return Lock(tree, node, end, tier, held, visit=visit)
 
 
 def _pin(tree: TreeState, node: Node, lane: int, start: int) -> None:

@@ -48,6 +48,8 @@ class Node:
     """
 
     __slots__ = (
+        "asked_end",
+        "cell",
         "children",
         "dead",
         "digests",
@@ -64,6 +66,7 @@ class Node:
         "partial_locks",
         "protection",
         "queued",
+        "request",
         "slots",
         "stamps",
         "start",
@@ -107,6 +110,11 @@ class Node:
         """Pruned: out of the tree for good."""
         self.digests: npt.NDArray[np.uint64] | None = None
         """Digests of the pages, and of some cut off behind them, see ``digests``; None until one is forgotten."""
+        self.request = 0
+        """Number of the last request that used the pages; see ``forecast``, as the two below."""
+        self.cell = 0
+        self.asked_end = 0
+        """Pages that it asked for; of a prefix that sessions share, how many have begun below it."""
 
     @property
     def pages(self) -> int:

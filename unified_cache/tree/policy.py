@@ -11,6 +11,8 @@ slru       lru in two segments: what was used again is protected, and goes after
            a bounded share; what falls out of it is the youngest of the rest. R. Karedla et al., Computer 27 (1994)
 fifo       first come, first gone
 priority   lowest priority first, lru within
+adaptive   what a forecast says is worth least; see ``unified_cache.tree.forecast``. Here it is as lru: a queue for each
+           kind of request, in which the stamp is the rank
 =========  =========================================================================================================
 """
 
@@ -128,13 +130,14 @@ class Prioritised:
 
 
 def policy_of(kind: EvictionPolicy, config: EvictionConfig) -> Policy | None:
-    """Make the policy of one lane; None for lru, whose rank is the stamp and which needs no history."""
+    """Make the policy of one lane; None for those whose rank is the stamp and which need no history."""
     policies: dict[EvictionPolicy, Policy | None] = {
         EvictionPolicy.LRU: None,
         EvictionPolicy.LFU: Lfu(config.lfu_half_life_touches),
         EvictionPolicy.SLRU: Segmented(),
         EvictionPolicy.FIFO: Fifo(),
         EvictionPolicy.PRIORITY: Prioritised(),
+        EvictionPolicy.ADAPTIVE: None,
     }
     return policies[kind]
 

@@ -11,16 +11,18 @@ from operator import index
 import numpy as np
 
 from unified_cache.arguments import check_kind
-from unified_cache.config import EvictionConfig
+from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
 from unified_cache.forgotten import Cause, ForgottenPages
-from unified_cache.page import Prompt
+from unified_cache.page import TOKEN_BYTES, Prompt
 from unified_cache.pool import Component, Pages, Slots, Tier
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import transfer as transfers
+from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.check import check
 from unified_cache.tree.digests import digests_of
 from unified_cache.tree.eviction_queues import EvictionQueues
+from unified_cache.tree.forecast import Visit
 from unified_cache.tree.insert import Inserted, insert
 from unified_cache.tree.lock import Lock, lock, release_windows, unlock
 from unified_cache.tree.match import Match, find, match, node_at, path_slots, peek
@@ -44,6 +46,7 @@ class RadixTree:
     """
 
     __slots__ = (
+        "_capacity",
         "_clock",
         "_eviction",
         "_forgotten",
@@ -79,7 +82,7 @@ class RadixTree:
         self.components = tuple(components)
         self.page_size = page_size
         self._eviction = eviction
-        room = [pages for tier in capacity for pages in tier] or [0] * (len(Tier) * len(components))
+        room = self._capacity = [pages for tier in capacity for pages in tier] or [0] * (len(Tier) * len(components))
         self._preferred_max = [int(pages * eviction.preferred_share) for pages in room]
         self._clock = clock
         self._lineage = object()
@@ -93,7 +96,13 @@ class RadixTree:
     def _empty(self) -> TreeState:
         spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
-        queues = EvictionQueues(spans, self._eviction, self._clock)
+        kinds = [self._eviction.policy(tier, component) for tier in Tier for component in range(len(spans))]
+        if EvictionPolicy.ADAPTIVE in kinds:
+            queues: EvictionQueues = AdaptiveQueues(
+                spans, self._eviction, self._clock, self._capacity, self.page_size, self.page_size * TOKEN_BYTES
+            )
+        else:
+            queues = EvictionQueues(spans, self._eviction, self._clock)
         return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
@@ -117,7 +126,7 @@ class RadixTree:
         self.check_prompt(prompt)
         return peek(self._state, prompt)
 
-    def use(self, found: Match, end: int) -> None:
+    def use(self, found: Match, end: int) -> Visit | None:
         """Count that a request takes ``end`` pages of a match, for policies that ask how often pages are used.
 
         Matching makes recent but does not count: a request that waits may be matched many times. A node in which
@@ -131,6 +140,8 @@ class RadixTree:
             node = node.parent
         if node is not None:
             self._state.queues.use(node)
+        adaptive = self._state.adaptive
+        return None if adaptive is None else adaptive.arrive(found.prompt, found.path, found.tree_end)
 
     def prefer(self, found: Match, end: int, tier: Tier) -> Preference | None:
         """Have the first ``end`` pages of a match on ``tier`` go last: when nothing else is left in their lane.
@@ -178,14 +189,14 @@ class RadixTree:
                 return min(node.start + node.held_count[lane], found.tree_end)
         return 0
 
-    def lock(self, found: Match, end: int, tier: Tier) -> Lock:
+    def lock(self, found: Match, end: int, tier: Tier, visit: Visit | None = None) -> Lock:
         """Pin what a resume after ``end`` pages of a match needs on ``tier``. The match is dead afterwards.
 
         Raises:
             StaleMatchError: the tree has changed since; nothing was pinned.
             InputError: the tree does not hold ``end`` pages of that prompt.
         """
-        held = lock(self._state, self._node(found, end), end, tier)
+        held = lock(self._state, self._node(found, end), end, tier, visit)
         self._locks[held] = None
         return held
 
@@ -233,7 +244,13 @@ class RadixTree:
         return path_slots(path[::-1], self._lane(held.tier, component), start, held.end)
 
     def insert(
-        self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier, priority: int = UNNAMED
+        self,
+        prompt: Prompt,
+        start: int,
+        slots: Sequence[Slots],
+        tier: Tier,
+        priority: int = UNNAMED,
+        visit: Visit | None = None,
     ) -> Inserted:
         """Hand over pages [start, pages_count) of ``prompt``; ``slots[c]`` has an entry a page, -1 if not given.
 
@@ -245,7 +262,7 @@ class RadixTree:
             SlotError: component 0 lacks a slot for a page. Nothing was changed.
         """
         self.check_prompt(prompt)
-        return insert(self._state, prompt, start, slots, tier, _whole(priority))
+        return insert(self._state, prompt, start, slots, tier, _whole(priority), visit)
 
     def evict(self, tier: Tier, component: int, pages: int) -> Freed:
         """Give up to ``pages`` slots of a component back, in the order of its policy; see ``tree.evict``."""

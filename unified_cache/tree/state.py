@@ -11,8 +11,10 @@ from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.page import TOKEN_BYTES
 from unified_cache.pool import Slots
 from unified_cache.slots import MapChange
+from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.digests import digests_of
 from unified_cache.tree.eviction_queues import EvictionQueues
+from unified_cache.tree.forecast import Ghost
 from unified_cache.tree.node import ANYWHERE, Node
 from unified_cache.tree.page_counts import PageCounts
 
@@ -43,6 +45,7 @@ class TreeState:
     """
 
     __slots__ = (
+        "adaptive",
         "components_count",
         "counts",
         "forgotten",
@@ -81,6 +84,7 @@ class TreeState:
         self.queues = queues
         self.forgotten = forgotten
         """Remembers what is evicted; None where nothing does."""
+        self.adaptive = queues if isinstance(queues, AdaptiveQueues) else None
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
 
@@ -125,6 +129,9 @@ class TreeState:
             upper.digests, node.digests = node.digests[:offset], node.digests[offset:]
         upper.locks = node.locks.copy()
         upper.stamps = node.stamps.copy()
+        upper.request = node.request
+        upper.cell = node.cell
+        upper.asked_end = node.asked_end
         if node.history is not None:
             upper.history = {lane: replace(history) for lane, history in node.history.items()}
         _split_edges(upper, node, cut)
@@ -238,6 +245,8 @@ class TreeState:
         parent.full_children[tier] -= 1
         if parent.stamps[lane] < node.stamps[lane]:
             parent.stamps[lane] = node.stamps[lane]
+        if self.adaptive is not None:
+            self.adaptive.child_left(parent, node)
         if not parent.full_children[tier]:
             self.queues.offer(parent, lane)
 
@@ -248,6 +257,8 @@ class TreeState:
             if alive_end == node.end:
                 return
             self.version += 1
+            if self.adaptive is not None:
+                self._remember(node, alive_end)
             if alive_end > node.start:
                 self._truncate(node, alive_end)
                 return
@@ -261,6 +272,13 @@ class TreeState:
         if node.parent is None and not node.children and self.roots.get(node.key) is node:
             self.version += 1
             del self.roots[node.key]
+
+    def _remember(self, node: Node, end: int) -> None:
+        """Have the forecast remember whose pages from ``end`` on leave the tree."""
+        assert self.adaptive is not None
+        offset = (end - node.start) * self.page_key_bytes
+        page = node.key[offset : offset + self.page_key_bytes]
+        self.adaptive.forecast.remember(end, page, Ghost(node.request, node.cell, node.asked_end))
 
     def _truncate(self, node: Node, end: int) -> None:
         pages = end - node.start

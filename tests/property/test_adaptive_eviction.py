@@ -1,0 +1,137 @@
+"""Eviction by forecast, against a naive search of the whole tree at every victim."""
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.support.budget import examples
+from tests.support.components import toy_components
+from unified_cache.config import EvictionConfig, EvictionPolicy
+from unified_cache.page import Prompt
+from unified_cache.pool import Slots, Tier
+from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast
+from unified_cache.tree.node import Node
+from unified_cache.window import SPAN_ALL
+
+PAGES = (24, 12)
+"""Pages that the device may hold of Full and of the windowed component."""
+
+
+class WatchedForecast:
+    """A tree whose lanes go by the forecast, requests under way, and counts of the victims that were looked at."""
+
+    def __init__(self, spans: tuple[int, ...], seed: int) -> None:
+        self.rng = random.Random(seed)
+        config = EvictionConfig(device=(EvictionPolicy.ADAPTIVE,) * len(spans), preferred_share=0.3)
+        pages = PAGES[: len(spans)]
+        self.tree = RadixTree(toy_components(spans), 1, config, (pages, (0,) * len(spans)))
+        self.components = len(spans)
+        self.slots_count = 0
+        self.held = [0] * len(spans)
+        self.locks: list[tuple[Prompt, Lock]] = []
+        self.by_forecast = 0
+        self.all_victims = 0
+
+    def fresh(self, count: int) -> Slots:
+        self.slots_count += count
+        return np.arange(self.slots_count - count + 1, self.slots_count + 1, dtype=np.int32)
+
+    def begin(self, tokens: list[int]) -> None:
+        prompt = Prompt.of(tokens, 1)
+        found = self.tree.match(prompt)
+        visit = self.tree.use(found, found.device_end)
+        self.locks.append((prompt, self.tree.lock(found, found.device_end, Tier.DEVICE, visit)))
+
+    def end(self) -> None:
+        """Insert what a request under way computed, perhaps nothing, and release it."""
+        prompt, lock = self.locks.pop(self.rng.randrange(len(self.locks)))
+        if self.rng.random() < 0.9 and prompt.pages_count > lock.end:
+            given = [self.fresh(prompt.pages_count - lock.end) for _ in range(self.components)]
+            inserted = self.tree.insert(prompt, lock.end, given, Tier.DEVICE, visit=lock.visit)
+            for component, slots in enumerate(given):
+                self.held[component] += len(slots) - len(inserted.duplicates[component])
+        self.tree.unlock(lock)
+
+    def evict(self, component: int) -> bool:
+        """Evict a page, and see that no other was worth less; tell whether there was any."""
+        queues = self.tree._state.adaptive
+        assert queues is not None
+        queues._heads[component].reorder_at = 0
+        victim = self.tree.next_victim(Tier.DEVICE, component)
+        if victim is None:
+            return False
+        self.all_victims += 1
+        candidates = [node for node in self.tree._state.nodes() if queues.evictable(node, component)]
+        assert victim.node in candidates
+        plain = [node for node in candidates if not _is_preferred(node, component)]
+        if plain:
+            assert victim.node in plain, "a preferred page went before others"
+            self._see_turn(victim.node, plain, component)
+        freed = self.tree.evict_from(victim, 1)
+        for number in range(self.components):
+            self.held[number] -= sum(map(len, freed.slots[number]))
+        return True
+
+    def _see_turn(self, victim: Node, candidates: list[Node], lane: int) -> None:
+        queues = self.tree._state.adaptive
+        assert queues is not None
+        oldest: dict[int, int] = {}
+        for node in candidates:
+            oldest[node.cell] = min(oldest.get(node.cell, node.stamps[lane]), node.stamps[lane])
+        if victim is not queues._newest[lane]:
+            assert victim.stamps[lane] == oldest[victim.cell], "a younger node of the same cell went first"
+        heads = [node for node in candidates if node.stamps[lane] == oldest[node.cell]]
+        if queues.forecast.is_ready and queues._evicted[lane] >= PAGES[lane]:
+            self.by_forecast += 1
+            worth = {node: queues.forecast.worth(node.cell, node.request) for node in {*heads, victim}}
+            # Heads of one cell may have one stamp: parts of a prompt. Then any of them may stand first.
+            least = {node.cell: max(worth[other] for other in heads if other.cell == node.cell) for node in heads}
+            assert worth[victim] <= min(least.values()), "a node that is worth more went first"
+        else:
+            assert victim.stamps[lane] == min(oldest.values()), "not the least recent one, and nothing to go by"
+
+
+def _is_preferred(node: Node, lane: int) -> bool:
+    history = (node.history or {}).get(lane)
+    return history is not None and history.preferences > 0
+
+
+@pytest.mark.parametrize("spans", [(SPAN_ALL,), (SPAN_ALL, 2)], ids=str)
+def test_every_victim_is_worth_least_of_the_oldest_of_each_cell(
+    spans: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", 8)
+    monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
+    monkeypatch.setattr(forecast, "GHOSTS_MAX", 8)
+    monkeypatch.setattr(forecast, "LOG_MAX", 64)
+    monkeypatch.setattr(adaptive_queues, "REORDER_REQUESTS", 1)
+    for seed in range(examples(4, 60)):
+        watched = WatchedForecast(spans, seed)
+        rng = watched.rng
+        prompts: list[list[int]] = [[0]]
+        preferences = []
+        for _ in range(150):
+            tokens = rng.choice(prompts[-12:])
+            if rng.random() < 0.5:
+                tokens = tokens[: rng.randrange(len(tokens) + 1)] + [
+                    rng.randrange(4) for _ in range(rng.randrange(1, 5))
+                ]
+                tokens = tokens[:9]
+                prompts.append(tokens)
+            what = rng.random()
+            if what < 0.5 and len(watched.locks) < 3:
+                watched.begin(tokens)
+            elif what < 0.9 and watched.locks:
+                watched.end()
+            elif what < 0.95:
+                found = watched.tree.match(Prompt.of(tokens, 1))
+                made = watched.tree.prefer(found, found.device_end, Tier.DEVICE)
+                preferences += [] if made is None else [made]
+            elif preferences:
+                watched.tree.unprefer(preferences.pop())
+            for component in range(len(spans)):
+                while watched.held[component] > PAGES[component] and watched.evict(component):
+                    pass
+            watched.tree.check([lock for _, lock in watched.locks])
+        assert watched.by_forecast >= 10, "a history that the forecast hardly decides proves little"

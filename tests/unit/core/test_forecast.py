@@ -1,0 +1,222 @@
+"""Forecast of reuse: what it makes of the log, which requests it takes for continuations, and what then goes first."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tests.support.components import toy_components
+from unified_cache.config import EvictionConfig, EvictionPolicy
+from unified_cache.page import Prompt
+from unified_cache.pool import Tier
+from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast
+from unified_cache.tree.forecast import AGES, BINS, CELLS_COUNT, COLUMNS, ROWS, SESSION_CELLS, ReuseLog, worths
+from unified_cache.window import SPAN_ALL
+
+PAGES = 60
+
+
+class ServedTree:
+    """A tree on the device alone, and an engine that computes what it lacks."""
+
+    def __init__(self, policy: EvictionPolicy = EvictionPolicy.ADAPTIVE, pages: int = PAGES) -> None:
+        self.pages = pages
+        config = EvictionConfig(device=(policy,))
+        self.tree = RadixTree(toy_components((SPAN_ALL,)), 1, config, ((pages,), (0,)))
+        self.free = list(range(1, pages + 1))
+
+    def begin(self, tokens: list[int]) -> tuple[Prompt, Lock]:
+        prompt = Prompt.of(tokens, 1)
+        found = self.tree.match(prompt)
+        visit = self.tree.use(found, found.device_end)
+        return prompt, self.tree.lock(found, found.device_end, Tier.DEVICE, visit)
+
+    def end(self, prompt: Prompt, lock: Lock) -> None:
+        count = prompt.pages_count - lock.end
+        if count > len(self.free):
+            freed = self.tree.evict(Tier.DEVICE, 0, count - len(self.free))
+            self.free += [slot for slots in freed.slots[0] for slot in slots.tolist()]
+        if count:
+            slots = np.array([self.free.pop() for _ in range(count)], np.int32)
+            inserted = self.tree.insert(prompt, lock.end, [slots], Tier.DEVICE, visit=lock.visit)
+            self.free += inserted.duplicates[0].tolist()
+        self.tree.unlock(lock)
+        self.tree.check()
+
+    def serve(self, tokens: list[int]) -> int:
+        """Serve a request; return its hits."""
+        prompt, lock = self.begin(tokens)
+        hits = lock.end
+        self.end(prompt, lock)
+        return hits
+
+    def held(self, tokens: list[int]) -> int:
+        return self.tree.peek(Prompt.of(tokens, 1)).device_end
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the log often, so that little has to be served before there is a forecast."""
+    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", 16)
+    monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
+    monkeypatch.setattr(adaptive_queues, "REORDER_REQUESTS", 1)
+
+
+def test_worth_is_the_best_rate_of_reuse_of_all_times_to_keep_a_page_for() -> None:
+    rng = np.random.default_rng(3)
+    ended = rng.integers(0, 20, (CELLS_COUNT, BINS)).astype(np.float64)
+    spent = rng.integers(1, 4000, (CELLS_COUNT, BINS)).astype(np.float64)
+    found = worths(ended, spent)
+    widths = [*(after - first for first, after in pairwise(AGES)), AGES[-1]]
+    base = [(sum(ended[:, b]) + 2) / (sum(spent[:, b]) + 2 * (AGES[b] + 30) / 0.3) for b in range(BINS)]
+
+    def near(counts: np.ndarray[tuple[int], np.dtype[np.float64]], b: int) -> float:
+        return float(sum(counts[other] * 0.7 ** abs(other - b) for other in range(BINS)))
+
+    seen = [[near(ended[cell], b) for b in range(BINS)] for cell in range(CELLS_COUNT)]
+    expected = [[near(spent[cell] * base, b) for b in range(BINS)] for cell in range(CELLS_COUNT)]
+    for cell in (0, 7, SESSION_CELLS - 1, SESSION_CELLS, CELLS_COUNT - 1):
+        row = [row for row in range(SESSION_CELLS) if row // COLUMNS == cell // COLUMNS]
+        column = [other for other in range(ROWS * COLUMNS) if other % COLUMNS == cell % COLUMNS]
+        hazards = []
+        for b in range(BINS):
+            margin = 1.0
+            for cells in (row, column) if cell < SESSION_CELLS else ():
+                margin *= (sum(seen[i][b] for i in cells) + 4) / (sum(expected[i][b] for i in cells) + 4)
+            hazards.append(base[b] * margin * (seen[cell][b] + 2) / (expected[cell][b] * margin + 2))
+        for first in range(BINS):
+            best = reached = uses = kept = 0.0
+            reached = 1.0
+            for b in range(first, BINS):
+                lasting = 1 / (1 + hazards[b] * widths[b])
+                kept += reached * lasting * widths[b]
+                uses += reached * (1 - lasting)
+                reached *= lasting
+                best = max(best, uses / kept)
+            assert found[cell][first] == pytest.approx(best, rel=1e-9)
+
+
+def test_the_log_counts_what_was_continued_and_how_long_the_rest_has_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "LOG_MAX", 32)
+    rng = random.Random(5)
+    log = ReuseLog()
+    entries: dict[int, tuple[int, int | None]] = {}
+    for _ in range(500):
+        cell = rng.randrange(3)
+        entries[log.open(cell)] = (cell, None)
+        number = rng.randrange(max(1, log.now - 40), log.now + 1)
+        log.close(number)
+        if entries[number][1] is None:
+            entries[number] = (entries[number][0], log.now - number)
+    ended, spent = log.counts()
+    step = 1 << log._shift
+    assert step > 1, "nothing was forgotten"
+    kept = {number: entry for number, entry in entries.items() if number % step == 0}
+    for cell in range(3):
+        ages = [(number, age) for number, (of, age) in kept.items() if of == cell]
+        for b, first in enumerate(AGES):
+            after = AGES[b + 1] if b + 1 < BINS else 1 << 60
+            assert ended[cell, b] == sum(age is not None and first <= age < after for _, age in ages)
+            lasted = [log.now - number if age is None else age for number, age in ages]
+            assert spent[cell, b] == sum(min(age, after) - first for age in lasted if age >= first)
+
+
+def test_a_request_continues_where_an_earlier_one_ended_or_nearly() -> None:
+    served = ServedTree()
+    served.serve([1, 2, 3, 4, 5, 6])
+    for tokens, is_continued in (
+        ([1, 2, 3, 4, 5, 6, 7], True),
+        ([1, 2, 3, 4, 5, 6, 7], True),
+        ([9, 9], False),
+        ([1, 2, 3, 4, 5, 6, 8, 8], True),
+        ([1, 2, 8, 8], False),
+    ):
+        prompt, lock = served.begin(tokens)
+        assert lock.visit is not None
+        assert lock.visit.goes_on is is_continued, tokens
+        served.end(prompt, lock)
+
+
+def test_a_session_is_known_again_after_all_of_it_was_evicted() -> None:
+    served = ServedTree(pages=8)
+    served.serve([1, 2, 3, 4])
+    served.serve([5, 6, 7, 8, 9, 10, 11, 12])
+    assert not served.held([1, 2, 3, 4])
+    prompt, lock = served.begin([1, 2, 3, 4, 20])
+    assert lock.visit is not None
+    assert lock.visit.goes_on
+    served.end(prompt, lock)
+
+
+def test_requests_under_way_at_a_time_do_not_take_each_other_for_themselves() -> None:
+    served = ServedTree()
+    first, second = served.begin([1, 2, 3, 4]), served.begin([5, 6, 7, 8])
+    served.end(*first)
+    served.end(*second)
+    nodes = {node.key[0]: node.request for node in served.tree._state.nodes()}
+    assert nodes == {1: 1, 5: 2}
+
+
+def test_an_answer_that_is_inserted_extends_its_request() -> None:
+    served = ServedTree()
+    prompt, lock = served.begin([1, 2, 3])
+    slots = np.array([served.free.pop() for _ in range(3)], np.int32)
+    served.tree.insert(prompt, 0, [slots], Tier.DEVICE, visit=lock.visit)
+    longer = Prompt.of([1, 2, 3, 4, 5], 1)
+    renewed = served.tree.lock(served.tree.match(prompt), 3, Tier.DEVICE, lock.visit)
+    served.tree.unlock(lock)
+    served.end(longer, renewed)
+    assert [node.request for node in served.tree._state.nodes()] == [1, 1]
+    prompt, lock = served.begin([1, 2, 3, 4, 5, 6])
+    assert lock.visit is not None
+    assert lock.visit.goes_on
+    served.end(prompt, lock)
+
+
+def test_it_is_lru_until_as_much_was_evicted_as_is_held(quick: None) -> None:
+    adaptive, lru = ServedTree(), ServedTree(EvictionPolicy.LRU)
+    rng = random.Random(1)
+    requests = [[rng.randrange(12), *range(rng.randrange(1, 8))] for _ in range(400)]
+    evicted = 0
+    for tokens in requests:
+        before = len(adaptive.free)
+        assert adaptive.serve(tokens) == lru.serve(tokens)
+        evicted += max(0, len(adaptive.free) - before)
+        queues = adaptive.tree._state.adaptive
+        assert queues is not None
+        if queues._evicted[0] >= PAGES:
+            return
+    raise AssertionError("never as much was evicted as is held")
+
+
+def visitors(turns: int) -> list[list[int]]:
+    """Sessions that come back after eight others, and between them long prompts that never do."""
+    requests: list[list[int]] = []
+    for turn in range(turns):
+        session = 1000 * (turn // 4) + 100 * (turn % 4)
+        requests.append([session + page for page in range(4)])
+        requests += [[50_000 + 100 * turn + 10 * other + page for page in range(9)] for other in range(3)]
+        if turn >= 4:
+            session = 1000 * ((turn - 4) // 4) + 100 * (turn % 4)
+            requests.append([session + page for page in range(6)])
+    return requests
+
+
+def test_what_comes_back_is_kept_over_what_never_does_however_recent(quick: None) -> None:
+    requests = visitors(200)
+    adaptive, lru = ServedTree(), ServedTree(EvictionPolicy.LRU)
+    hits = [sum(served.serve(tokens) for tokens in requests) for served in (adaptive, lru)]
+    assert hits[1] == 0, "the sessions fit for lru; nothing is shown"
+    assert hits[0] > 0.8 * 4 * 196 * 0.75
+
+
+def test_pages_that_a_session_has_moved_past_go_first(quick: None) -> None:
+    served = ServedTree()
+    for tokens in visitors(40):
+        served.serve(tokens)
+    served.serve([1, 2, 3, 4, 5])
+    assert not served.free
+    served.serve([1, 2, 3, 4, 6])
+    assert served.held([1, 2, 3, 4, 5]) == 4, "the only page that nobody will ask for"
+    assert served.held([1, 2, 3, 4, 6]) == 5

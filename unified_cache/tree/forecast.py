@@ -1,0 +1,309 @@
+"""Forecast of reuse: how much a page promises to be worth if it is kept, learned from requests as they come.
+
+What decides how soon a prefix is asked for again can be seen by a cache: which *turn* of its session a request is, how
+long the session paused before it, and how many pages it brings. These make its *cell*. Every request is written into
+a log under its cell, and closed there by the request that continues it; from the log follows for each cell and age
+
+    hazard(cell, age)   requests continued at that age, per request that reached it: continued / exposed
+
+and from the hazards what a page is worth that was asked for so long ago: the best rate of reuse that keeping it for
+some further time t promises,
+
+    worth(cell, age) = max over t of  P(continued within t | age) / E[time until then, or t | age]
+
+which is the index of J. C. Gittins, "Bandit processes and dynamic allocation indices", J. R. Stat. Soc. B 41 (1979). A
+page's state after its next use does not depend on whether it was kept, so to keep it is to stop once, and of all rules
+that look at cell and age alone the one that evicts the least index first is the best. Hazards may rise before they
+fall: people think before they answer.
+
+To rank by the hits that a page promises per byte and time is the idea of LHD (N. Beckmann et al., "LHD: Improving
+Cache Hit Rate by Maximizing Hit Density", NSDI 2018), which learns from ages and classes as well; to learn when
+something is asked for next, of LRB (Z. Song et al., "Learning Relaxed Belady for Content Distribution Network Caching",
+NSDI 2020); to judge a prefix by how it is likely to be continued, of Marconi (R. Pan et al., "Marconi: Prefix Caching
+for the Era of Hybrid LLMs", MLSys 2025). Nothing here is trained: a table can be read, and boosted trees found no more
+in the same features.
+
+    cell        turns of sessions: 8 rows x 5 columns, then prefixes that sessions share, what a session has moved past,
+                and pages that nobody has asked for yet
+    rows        first turn alone, first below a shared prefix, second after a short, middle, long pause, later likewise
+    columns     new pages, of 512 tokens: 0-1, 2-3, 4-7, 8-15, 16 and more
+    ages        in requests: half octaves
+
+Everything is a function of the calls: ranks of a group make the same forecast. No random choice, no transcendental
+function, no sum whose order is left to the machine.
+"""
+
+from array import array
+from bisect import bisect_right
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+__all__ = ["CELLS_COUNT", "Forecast", "Visit"]
+
+COLUMN_TOKENS = 512
+COLUMNS = 5
+ROWS = 8
+SESSION_CELLS = ROWS * COLUMNS
+SHARED_CELLS = 3
+"""Prefixes below which 2, 3 to 4, 5 and more sessions have begun."""
+SHARED = SESSION_CELLS
+PASSED = SHARED + SHARED_CELLS
+"""What a session has moved past: pages of an earlier request that the next one did not agree with."""
+UNASKED = PASSED + 1
+"""Pages that came from storage and that nobody has asked for yet."""
+CELLS_COUNT = UNASKED + 1
+
+AGES = (0, 1, *(edge << octave for octave in range(13) for edge in (2, 3)))
+"""First age of each bin, in requests: half octaves."""
+BINS = len(AGES)
+
+LOG_MAX = 65_536
+"""Requests that the log remembers; when it is full, every other one is forgotten."""
+REFRESH_REQUESTS = 512
+"""Requests between two looks at the log."""
+GHOSTS_MAX = 16_384
+"""Runs remembered after they left the tree."""
+PRIOR_EVENTS = 2.0
+"""Continuations that a hazard begins with: the weight of what is expected before anything was seen."""
+MARGIN_EVENTS = 4.0
+"""The same for a whole row or column."""
+NEIGHBOUR = 0.7
+"""What an age tells of the next half octave."""
+
+_Floats = npt.NDArray[np.float64]
+
+
+class Visit(NamedTuple):
+    """One request's use of the tree, from its lock to its release."""
+
+    number: int
+    """Number of the request, which tells its age."""
+    cell: int
+    start: int
+    """Pages that the tree had of its prompt."""
+    end: int
+    """Pages of its prompt."""
+    goes_on: bool
+    """Whether it continues the request that was the last to use those pages."""
+
+
+class Ghost(NamedTuple):
+    """The last request of a run, as it is remembered when the run has left the tree."""
+
+    number: int
+    cell: int
+    end: int
+    """Pages that it asked for."""
+
+
+class ReuseLog:
+    """Log of requests by cell, and of the age at which each was continued."""
+
+    __slots__ = ("_ages", "_cells", "_shift", "now")
+
+    def __init__(self) -> None:
+        self.now = 0
+        """Number of the latest entry."""
+        self._shift = 0
+        """Entries whose number is a multiple of two to this power are kept; entry n stands at n >> shift, minus 1."""
+        self._cells = array("b")
+        self._ages = array("q")
+        """Age at which each was continued; -1 while it is not."""
+
+    def open(self, cell: int) -> int:
+        """Write down that a request came; return its number."""
+        self.now += 1
+        if not self.now & ((1 << self._shift) - 1):
+            if len(self._cells) == LOG_MAX:
+                self._shift += 1
+                self._cells = self._cells[1::2]
+                self._ages = self._ages[1::2]
+                if self.now & ((1 << self._shift) - 1):
+                    return self.now
+            self._cells.append(cell)
+            self._ages.append(-1)
+        return self.now
+
+    def close(self, number: int) -> None:
+        """Write down that an earlier request is continued now. Once more changes nothing."""
+        if number & ((1 << self._shift) - 1):
+            return
+        place = (number >> self._shift) - 1
+        if self._ages[place] < 0:
+            self._ages[place] = self.now - number
+
+    def move(self, number: int, cell: int) -> None:
+        """Put a request into another cell, of which more is known by now."""
+        if not number & ((1 << self._shift) - 1):
+            self._cells[(number >> self._shift) - 1] = cell
+
+    def counts(self) -> tuple[_Floats, _Floats]:
+        """Return by cell and bin the requests continued at that age, and the time that requests spent at it."""
+        cells = np.frombuffer(self._cells, np.int8).astype(np.int64)
+        closed = np.frombuffer(self._ages, np.int64)
+        numbers = np.arange(1, len(cells) + 1, dtype=np.int64) << self._shift
+        ages = np.where(closed < 0, self.now - numbers, closed)
+        bins = np.searchsorted(_EDGES, ages, "right") - 1
+        places = cells * BINS + bins
+        size = CELLS_COUNT * BINS
+        ended = np.bincount(places[closed >= 0], minlength=size).reshape(CELLS_COUNT, BINS)
+        reached = np.bincount(places, minlength=size).reshape(CELLS_COUNT, BINS)
+        # Whole numbers below 2**53: sums of them are exact in any order.
+        spent = np.bincount(places, weights=ages - _EDGES[bins], minlength=size).reshape(CELLS_COUNT, BINS)
+        beyond = reached[:, ::-1].cumsum(axis=1)[:, ::-1] - reached
+        return ended.astype(np.float64), beyond * _WIDTHS + spent
+
+
+class Forecast:
+    """Tells requests that continue others, and what pages are worth by the request that used them last."""
+
+    __slots__ = ("_column_pages", "_ghosts", "_log", "_mean_pause", "_refresh_at", "_table", "requests_count")
+
+    def __init__(self, page_size: int) -> None:
+        self._column_pages = max(1, COLUMN_TOKENS // page_size)
+        self._log = ReuseLog()
+        self._ghosts: dict[int, Ghost] = {}
+        self._mean_pause = 0.0
+        self._refresh_at = REFRESH_REQUESTS
+        self._table: list[list[float]] = []
+        self.requests_count = 0
+
+    @property
+    def now(self) -> int:
+        """Number of the latest request."""
+        return self._log.now
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether enough has been seen to tell what pages are worth."""
+        return bool(self._table)
+
+    def worth(self, cell: int, number: int) -> float:
+        """Return what a page is worth that request ``number`` used last; only once the forecast is ready."""
+        if cell == PASSED:
+            return 0.0
+        return self._table[cell][bisect_right(AGES, self._log.now - number) - 1]
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def begin(self, start: int, total: int, last: Ghost | None, *, below_shared: bool) -> Visit:
+        """Note a request of ``total`` pages, of which the tree knows ``start``; ``last`` is the one it continues."""
+        self.requests_count += 1
+        if last is not None:
+            self._log.close(last.number)
+        new_pages = total - (start if last is None else last.end)
+        column = min(max(new_pages, 1) // self._column_pages, 16).bit_length() - 1
+        cell = self._row(last, below_shared=below_shared) * COLUMNS + max(column, 0)
+        number = self._log.open(cell)
+        if self.requests_count >= self._refresh_at:
+            self._refresh_at = self.requests_count + REFRESH_REQUESTS
+            self._table = worths(*self._log.counts())
+        return Visit(number, cell, start, total, last is not None)
+
+    def _row(self, last: Ghost | None, *, below_shared: bool) -> int:
+        if last is None:
+            return int(below_shared)
+        pause = self._log.now + 1 - last.number
+        mean = self._mean_pause
+        self._mean_pause = mean + (pause - mean) / 64 if mean else float(pause)
+        length = 0 if pause < 0.3 * mean else 1 if pause < mean else 2
+        return 2 + length + (3 if last.cell >= 2 * COLUMNS else 0)
+
+    def open(self, cell: int) -> int:
+        """Note a run that is no request's own, from now on; return its number."""
+        return self._log.open(cell)
+
+    def close(self, number: int) -> None:
+        """Note that such a run is used again."""
+        self._log.close(number)
+
+    # ---- ghosts --------------------------------------------------------------------------------------------------
+
+    def remember(self, start: int, page: bytes, ghost: Ghost) -> None:
+        """Keep the last request of a run that leaves the tree; ``page`` is its first one, which stood at ``start``."""
+        ghosts = self._ghosts
+        ghosts[xxhash.xxh3_64_intdigest(page, start)] = ghost
+        if len(ghosts) > GHOSTS_MAX:
+            del ghosts[next(iter(ghosts))]
+
+    def recall(self, start: int, page: bytes) -> Ghost | None:
+        """Take back what is remembered of a run that began with ``page`` at ``start``."""
+        return self._ghosts.pop(xxhash.xxh3_64_intdigest(page, start), None)
+
+
+_EDGES: npt.NDArray[np.int64] = np.array(AGES, np.int64)
+_WIDTHS: _Floats = np.diff(_EDGES, append=2 * AGES[-1]).astype(np.float64)
+_PRIOR: _Floats = 0.3 / (_EDGES.astype(np.float64) + 30.0)
+"""Hazard that is expected before anything was seen: the older, the less."""
+
+
+def worths(ended: _Floats, spent: _Floats) -> list[list[float]]:
+    """Return what a page is worth, by cell and age, from how many requests were continued and how long they waited.
+
+    A hazard is that of all cells at that age, times what row and column make of it, times what the cell itself does;
+    each of these factors begins at one and needs evidence to leave it.
+    """
+    base = (ended.sum(axis=0) + PRIOR_EVENTS) / (spent.sum(axis=0) + PRIOR_EVENTS / _PRIOR)
+    seen, expected = _smoothed(ended), _smoothed(spent * base)
+    margin = np.ones_like(seen)
+    grid = (ROWS, COLUMNS, BINS)
+    in_grid, expected_in_grid = seen[:SESSION_CELLS].reshape(grid), expected[:SESSION_CELLS].reshape(grid)
+    by_row = (_summed(in_grid, 1) + MARGIN_EVENTS) / (_summed(expected_in_grid, 1) + MARGIN_EVENTS)
+    by_column = (_summed(in_grid, 0) + MARGIN_EVENTS) / (_summed(expected_in_grid, 0) + MARGIN_EVENTS)
+    margin[:SESSION_CELLS] = (by_row * by_column).reshape(SESSION_CELLS, BINS)
+    hazards = base * margin * (seen + PRIOR_EVENTS) / (expected * margin + PRIOR_EVENTS)
+    return _indexes(hazards)
+
+
+def _smoothed(counts: _Floats) -> _Floats:
+    """Let ages speak for their neighbours, less the further they are: the sum of ``NEIGHBOUR ** distance`` of all."""
+    before, after = counts.copy(), counts.copy()
+    for place in range(1, BINS):
+        before[:, place] += NEIGHBOUR * before[:, place - 1]
+        after[:, BINS - 1 - place] += NEIGHBOUR * after[:, BINS - place]
+    return before + after - counts
+
+
+def _summed(counts: _Floats, axis: int) -> _Floats:
+    """Add up an axis in its order, whatever the machine, and keep it."""
+    return np.add.accumulate(counts, axis=axis).take([-1], axis=axis)
+
+
+def _indexes(hazards: _Floats) -> list[list[float]]:
+    """Return the Gittins index of each cell and age: of all times to keep a page for, the best rate of reuse."""
+    lasting = 1 / (1 + hazards * _WIDTHS)
+    """Chance to leave a bin unused."""
+    found = np.empty_like(hazards)
+    for first in range(BINS):
+        reached = np.ones_like(hazards[:, first:])
+        np.cumprod(lasting[:, first:-1], axis=1, out=reached[:, 1:])
+        kept = reached * lasting[:, first:] * _WIDTHS[first:]
+        uses = np.cumsum(kept * hazards[:, first:], axis=1)
+        found[:, first] = (uses / np.cumsum(kept, axis=1)).max(axis=1)
+    return [[float(worth) for worth in row] for row in found]
+
+
+def first_turn(cell: int) -> bool:
+    """Tell whether a request of that cell began a session."""
+    return cell < 2 * COLUMNS
+
+
+def in_session(cell: int) -> bool:
+    """Tell whether a cell is that of a session's request."""
+    return cell < SESSION_CELLS
+
+
+def shared_cell(sessions: int) -> int:
+    """Return the cell of a prefix below which so many sessions have begun."""
+    return SHARED + min(max(sessions - 1, 1).bit_length() - 1, SHARED_CELLS - 1)
+
+
+def goes_on(agreed: int, start: int, end: int) -> bool:
+    """Tell whether a request that agrees with so many pages continues one that asked for ``end``, from ``start`` new.
+
+    All but the last page will do, which a template or a partial block may change; or half of what was new.
+    """
+    return agreed >= end - 1 or 2 * (agreed - start) >= end - start
