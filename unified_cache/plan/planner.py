@@ -14,7 +14,7 @@ from unified_cache.plan.result import Checked, PlanResult, next_steps, recommend
 from unified_cache.plan.sweep import PlannedModel, TierBytes
 from unified_cache.plan.tier_hits import LruHits
 from unified_cache.plan.trace_pages import TracePages
-from unified_cache.replay.plan import PlannedSettings
+from unified_cache.replay.model_settings import ModelSettings
 from unified_cache.replay.trace import iterate_trace
 
 __all__ = ["CHECK_SEED", "Planner", "ReplayRatio", "Tell"]
@@ -25,7 +25,7 @@ CHECK_SEED = 17
 Tell = Callable[[int, str], None]
 """Told how many combinations are done, and a note beside it."""
 
-ReplayRatio = Callable[[PlannedSettings], float]
+ReplayRatio = Callable[[ModelSettings], float]
 """Replays a trace in full at some settings, and returns the share of its tokens that was handed back."""
 
 
