@@ -188,7 +188,7 @@ def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorR
 
 
 def test_an_address_in_use_is_refused(listener: MetricsListener, registry: CollectorRegistry) -> None:
-    with pytest.raises(ConfigError, match="metrics cannot be served"):
+    with pytest.raises(ConfigError, match=r"metrics cannot be served at .* in use, by another .*METRICS__LISTEN"):
         MetricsListener.open(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, DOOR)
 
 

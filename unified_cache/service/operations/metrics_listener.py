@@ -1,5 +1,6 @@
 """HTTP listener for ``/metrics``. It answers scrapes, whatever else connects to it."""
 
+import errno
 import math
 import socket
 import ssl
@@ -26,6 +27,12 @@ LOOK_S = 0.1
 
 CLOSE_S = 5.0
 """Longest wait for the listener's thread; it never waits for a connection."""
+
+IN_USE = (
+    ", by another server, it seems, as of a second service with the same settings; name another address for this one: "
+    'listen = "127.0.0.1:9465" in the table [metrics], or UNIFIED_CACHE_SERVE_METRICS__LISTEN in the environment'
+)
+"""What follows where the address is taken: a port of 0 would do too, but nobody could tell Prometheus of it."""
 
 _Connection = socket.socket | tuple[bytes, socket.socket]
 """Connection as the base class has it; the second kind is of datagrams, which nobody sends here."""
@@ -60,7 +67,8 @@ class MetricsListener:
         try:
             return cls(_Listener(address, registry, door))
         except OSError as error:
-            raise ConfigError(f"metrics cannot be served at {address.text}: {error.strerror}") from error
+            advice = IN_USE if error.errno == errno.EADDRINUSE else ""
+            raise ConfigError(f"metrics cannot be served at {address.text}: {error.strerror}{advice}") from error
 
     @property
     def port(self) -> int:
