@@ -101,9 +101,7 @@ def run(arguments: Sequence[str]) -> int:
     except CacheError as error:
         return _refused(str(error), EXIT_FAILURE)
     except BrokenPipeError:
-        # Whoever read our output has gone; without this, the interpreter complains when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+        return _unread()
     except OSError as error:
         return _refused(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILURE)
     except MemoryError:
@@ -112,7 +110,18 @@ def run(arguments: Sequence[str]) -> int:
         return _refused(f"a bug in unified-cache, please report it: {error}", EXIT_FAILURE)
     except (KeyboardInterrupt, typer.Abort):
         return _refused("interrupted", EXIT_INTERRUPTED)
+    except SystemExit as ended:
+        # Help is written by libraries that end with status 1 where its reader has gone.
+        if isinstance(ended.__context__, BrokenPipeError):
+            return _unread()
+        raise
     return command if isinstance(command, int) else 0
+
+
+def _unread() -> int:
+    """Let go of standard output, whose reader has gone: the interpreter would complain when it flushes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_BROKEN_PIPE
 
 
 def _refused(reason: str, status: int) -> int:
