@@ -32,6 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, 
 
 
 COMMANDS: dict[str, tuple[str, ...]] = {
+    "layout": ("gpt-oss-20b",),
     "ping": ("URL",),
     "stat": ("URL",),
     "lookup": ("URL", "--tokens", "DIR/prompts"),

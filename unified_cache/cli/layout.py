@@ -1,6 +1,5 @@
 """``unified-cache layout``: the pools that a model needs, their sizes, and the cost of a million tokens in them."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -9,6 +8,8 @@ import typer
 from rich.table import Table
 
 from unified_cache.arguments import did_you_mean
+from unified_cache.cli.json_output import shown_as_json
+from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.text import console_on, size_text, table
 from unified_cache.components.layouts import (
     COST_TOKENS,
@@ -53,7 +54,8 @@ def layout(
     dtype: Annotated[
         str | None, typer.Option(help="What K and V are kept in, as in bfloat16 or fp8; the model's own if absent.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: JsonOption = False,
+    json_file: JsonFileOption = None,
 ) -> None:
     """Show the pools of a model, their bytes per page and per token, and what a million tokens cost per tier.
 
@@ -69,9 +71,7 @@ def layout(
         raise LayoutError(f"expected CONFIG, or {', '.join(by_hand)} together, found {', '.join(given) or 'neither'}")
     else:
         sized = size_by_hand(layers, heads, head_dim, page_size=page_size, dtype=dtype)
-    if as_json:
-        sys.stdout.write(json.dumps(layout_as_json(sized), indent=2) + "\n")
-    else:
+    if not shown_as_json("layout", layout_as_json(sized), on_stdout=as_json, file=json_file):
         print_layout(sys.stdout, sized)
 
 

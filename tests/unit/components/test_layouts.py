@@ -341,7 +341,7 @@ def test_the_command_prints_json_with_the_cost_by_tier(capsys: pytest.CaptureFix
     path.write_text(json.dumps(preset_config("deepseek-v4-flash")))
     layout_command(str(path), as_json=True)
     shown = json.loads(capsys.readouterr().out)
-    assert shown == layout_as_json(size_preset("deepseek-v4-flash"))
+    assert shown == {"command": "layout", "format": 1, **layout_as_json(size_preset("deepseek-v4-flash"))}
     assert shown["cost"]["device"] == {
         "full": {"dense_bytes": 3_907 * 998_208, "trailing_bytes": 3_907 * 998_208},
         "swa": {"dense_bytes": 3_907 * 8_160_000, "trailing_bytes": 8_160_000},
