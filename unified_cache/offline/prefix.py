@@ -4,7 +4,7 @@ A page key is a digest over namespace and tokens, and no store can tell the name
 by its tokens and its namespace, as an engine would, and its keys are computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,7 +48,7 @@ class PrefixPlan:
     pools: ObjectPools
     chains: Sequence["PromptChain"]
     objects_count: int
-    """Objects to copy or, where the target has them, to check; shared ones counted for every prompt."""
+    """Objects to copy or, where the target has them, to check; those of several prompts counted once."""
 
 
 def plan_backup(
@@ -61,7 +61,7 @@ def plan_backup(
         StorageError: either store fails.
     """
     plan = _looked_for(source, target, description, prompts)
-    return replace(plan, objects_count=sum(int(chain.in_source.sum()) for chain in plan.chains))
+    return replace(plan, objects_count=_union((chain, chain.in_source) for chain in plan.chains))
 
 
 def plan_prefetch(
@@ -82,7 +82,7 @@ def plan_prefetch(
             "a backup copies every page"
         )
     plan = _looked_for(source, target, description, prompts)
-    return replace(plan, objects_count=sum(int(chain.needed(chain.end).sum()) for chain in plan.chains))
+    return replace(plan, objects_count=_union((chain, chain.needed(chain.end)) for chain in plan.chains))
 
 
 def backup_prefixes(plan: PrefixPlan, watch: Watch) -> CopyResult:
@@ -169,14 +169,14 @@ class PromptChain:
 
         With ``stop_early`` it ends at the first pages that cannot be had.
         """
-        for chunk in chunks(self._tasks(wanted & self.in_target)):
+        for chunk in chunks(self.tasks(wanted & self.in_target)):
             copying.check(chunk)
         # Of what is wanted, the target has what is verified by now, and nothing else.
         self.in_target = np.where(wanted, self.presence(copying.sound), self.in_target)
         missing = wanted & ~self.in_target
         if stop_early and (missing & ~self.in_source).any():
             return False
-        for chunk in chunks(self._tasks(missing & self.in_source)):
+        for chunk in chunks(self.tasks(missing & self.in_source)):
             copying.copy(chunk)
             lacking = self.presence({task.key: task.objects & ~copying.sound.get(task.key, 0) for task in chunk})
             self.in_source &= ~lacking
@@ -198,7 +198,8 @@ class PromptChain:
         labels = [self._pools.label(key, bit) for bit in range(len(self._pools.specs)) for key in self.prompt.keys]
         return np.array(exist(storage, labels), np.bool_).reshape(self._shape)
 
-    def _tasks(self, wanted: Presence) -> list[CopyTask]:
+    def tasks(self, wanted: Presence) -> list[CopyTask]:
+        """Say page by page what of this prompt is wanted; pages of which nothing is wanted are left out."""
         keys = self.prompt.keys
         weights = 1 << np.arange(len(wanted), dtype=np.int64)
         sets = (wanted * weights[:, None]).sum(axis=0).tolist()
@@ -217,6 +218,15 @@ def _looked_for(
     pools = ObjectPools(description.identity.digest(layout), layout)
     chains = [PromptChain(prompt, layout, pools, source, target) for prompt in prompts]
     return PrefixPlan(source, target, description, pools, chains, 0)
+
+
+def _union(chosen: Iterable[tuple[PromptChain, Presence]]) -> int:
+    """Count the objects of several prompts; one that prompts share is one, as it is copied once."""
+    objects: dict[PageKey, int] = {}
+    for chain, wanted in chosen:
+        for task in chain.tasks(wanted):
+            objects[task.key] = objects.get(task.key, 0) | task.objects
+    return sum(each.bit_count() for each in objects.values())
 
 
 def _begun(plan: PrefixPlan, watch: Watch) -> Copying:

@@ -101,6 +101,27 @@ def test_windows_before_the_end_are_not_prefetched_and_a_backup_copies_them(name
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+def test_progress_ends_with_all_that_was_planned_where_prompts_share_pages(name: str) -> None:
+    layout, prompt = LAYOUTS[name], prompt_of(1)
+    source, target = ListedMemory(), ListedMemory()
+    fill_densely(source, layout, prompt)
+    prompts = [prompt, prompt_of(1, PAGES - 3), prompt]
+    seen: list[int] = []
+
+    def watch(objects_count: int, object_bytes: int) -> None:
+        seen.append(objects_count)
+
+    for is_there in (False, True):
+        plan = plan_prefetch(source, target, description_of(layout), prompts)
+        prefetch_prefixes(plan, watch)
+        assert sum(seen) == plan.objects_count > 0, is_there
+        seen.clear()
+    plan = plan_backup(source, ListedMemory(), description_of(layout), prompts)
+    backup_prefixes(plan, watch)
+    assert sum(seen) == plan.objects_count > 0
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_flawed_page_of_full_ends_the_prefix_before_it(name: str) -> None:
     layout, prompt = LAYOUTS[name], prompt_of(1)
     source, target = ListedMemory(), ListedMemory()
