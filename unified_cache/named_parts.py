@@ -33,6 +33,8 @@ def storage_of(storage: StorageBackend | str | None) -> Iterator[StorageBackend 
         StorageError: the store cannot be opened.
     """
     if not isinstance(storage, str):
+        expected = 'storage as a StorageBackend, or the URL of a store, such as "file:/var/cache/kv"'
+        check_kind(storage, StorageBackend | None, expected, ConfigError)
         yield storage
         return
     opened = open_storage(storage)

@@ -8,7 +8,7 @@ pages one by one and knows no pool by name.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -159,6 +159,7 @@ class StorageReader(Protocol):
         ...
 
 
+@runtime_checkable
 class StorageBackend(StorageReader, Protocol):
     """A store of sealed pages.
 

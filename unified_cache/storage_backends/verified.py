@@ -102,7 +102,8 @@ class VerifiedStorage:
             with self._guard:
                 self._flaws_count.update(flaws.values())
             for number, flaw in flaws.items():
-                logger.warning("a page that storage returned is flawed (%s): %s", flaw.value, pages[number].label)
+                name = pages[number].label.object_name
+                logger.warning("a page that storage returned is flawed (%s): %s", flaw.value, name)
             # A page that cannot be removed is found flawed again by the next get; the answer here stays right.
             with suppress(StorageError):
                 self._backend.remove([pages[number].label for number in flaws])

@@ -519,6 +519,14 @@ def test_a_model_by_name_and_a_store_by_url_are_opened() -> None:
         cache.attach("memory:")
 
 
+@pytest.mark.parametrize("storage", [5, True, b"memory:", Path("kv"), {"url": "memory:"}])
+def test_what_is_no_store_and_no_url_is_refused_by_the_arguments_name(storage: object) -> None:
+    with pytest.raises(ConfigError, match="expected storage as a StorageBackend, or the URL of a store"):
+        opened(storage=storage)
+    with opened(identity="m", storage=None) as cache, pytest.raises(ConfigError, match="expected storage as a Storage"):
+        cache.attach(storage)  # type: ignore[arg-type]
+
+
 def test_a_store_that_was_opened_by_url_is_closed_where_the_cache_cannot_be_opened(tmp_path: Path) -> None:
     url = f"packed:{tmp_path}"  # for one process, and in it for one store at a time
     with pytest.raises(ConfigError, match="identity"):

@@ -45,6 +45,14 @@ def test_a_flawed_page_is_a_miss_is_removed_and_counted(make: Callable[[], PageI
     assert storage.flaws_count == {flaw: 1}
 
 
+def test_the_log_names_a_flawed_page_as_stores_list_it(caplog: pytest.LogCaptureFixture) -> None:
+    storage = VerifiedStorage(MemoryStorage())
+    storage.put([flip(sealed_page(label(1)), HEADER_BYTES)], Level.CACHED)
+    storage.get([blank_page(label(1))])
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f": {label(1).identity.hex()}/{label(1).key.hex()}.{label(1).pool}")
+
+
 def test_a_page_in_several_buffers_is_verified_without_regard_to_its_cuts() -> None:
     storage = VerifiedStorage(MemoryStorage())
     page = sealed_page(label(1), cuts=(HEADER_BYTES, 600))
