@@ -5,6 +5,7 @@ import re
 from io import StringIO
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.sources import ROOT
@@ -24,8 +25,10 @@ from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, sealed_page
 
 DASHBOARD = ROOT / "dashboards" / "unified-cache.json"
+ALARMS = ROOT / "dashboards" / "unified-cache-alerts.yaml"
+GUIDE = ROOT / "docs" / "operate.md"
 WORD = re.compile(r"[a-z_][a-z0-9_]*")
-FUNCTIONS = frozenset({"sum", "rate", "max", "min", "increase", "histogram_quantile", "time"})
+FUNCTIONS = frozenset({"sum", "rate", "max", "min", "increase", "histogram_quantile", "time", "and"})
 GIVEN_BY_PROMETHEUS = frozenset({"instance"})
 
 Known = dict[str, set[str]]
@@ -35,6 +38,13 @@ Known = dict[str, set[str]]
 def queries() -> list[str]:
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     return [target["expr"] for panel in panels for target in panel.get("targets", [])]
+
+
+def alarms() -> dict[str, str]:
+    """Return the queries of the alarms by name, without what every target of Prometheus has (``up``)."""
+    (group,) = yaml.safe_load(ALARMS.read_text(encoding="utf-8"))["groups"]
+    assert all(rule["annotations"]["summary"] for rule in group["rules"])
+    return {rule["alert"]: rule["expr"] for rule in group["rules"] if not rule["expr"].startswith("up{")}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +106,19 @@ def test_every_query_names_series_and_labels_that_there_are(query: str, known: K
         missing = labels - known[name] - GIVEN_BY_PROMETHEUS
         # A store in memory evicts nothing, and a family without samples tells no labels.
         assert not missing or not known[name], f"{query}: found no labels {sorted(missing)} of {name}"
+
+
+@pytest.mark.parametrize("alarm", alarms())
+def test_every_alarm_names_series_and_labels_that_there_are(alarm: str, known: Known) -> None:
+    series, labels = asked_for(alarms()[alarm])
+    assert series <= set(known)
+    for name in series:
+        assert not known[name] or labels - GIVEN_BY_PROMETHEUS <= known[name]
+
+
+def test_the_guide_says_what_to_do_about_every_alarm_and_about_no_other() -> None:
+    named = set(re.findall(r"`(UnifiedCache[A-Za-z]+)`", GUIDE.read_text(encoding="utf-8")))
+    assert named == {*alarms(), "UnifiedCacheDown"}
 
 
 def test_every_metric_of_ours_is_on_the_dashboard(known: Known) -> None:

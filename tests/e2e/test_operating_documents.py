@@ -1,0 +1,282 @@
+"""The blocks of service.md, operate.md, deploy.md, cluster.md, events.md and embedding.md, run as they stand.
+
+What is replaced are places: directories, ports, amounts of memory, and names that are the reader's to fill in.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from tests.sources import ROOT
+from tests.support.certificates import Authority
+from tests.support.document_shell import ENDPOINT, DocumentShell
+from tests.support.documents import CodeBlock, code_blocks, command_lines
+from tests.support.mooncake_needed import needs_mooncake
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, objects_of
+from unified_cache.cluster.local import LocalCluster
+from unified_cache.page import Prompt
+from unified_cache.pool import Identity
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.url import open_storage
+
+TIMEOUT_S = 240
+TOKENS = list(range(PAGES * PAGE_SIZE))
+LAYOUT = LAYOUTS["full"]
+MASTER = "10.0.0.1:50051"
+"""Address of the documents' Mooncake master."""
+
+
+def blocks_of(document: str, language: str) -> list[CodeBlock]:
+    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
+    found = [block for block in code_blocks(text) if block.language == language]
+    assert found
+    return found
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DocumentShell]:
+    """A directory with prompts, and a shell in it that has the places of the documents there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(TOKENS), encoding="utf-8")
+    places = {
+        "/var/cache/kv": str(tmp_path / "kv"),
+        "/mnt/backup": str(tmp_path / "backup"),
+        "/etc/unified-cache": str(tmp_path),
+        "NAME": TOY.model,
+        **dict.fromkeys(("1GiB", "16GiB", "64GiB"), "64MiB"),
+    }
+    with DocumentShell(tmp_path, places) as made:
+        yield made
+
+
+def fill_service(shell: DocumentShell) -> str:
+    """Have an engine store a prompt in the running service; return the name of one of its objects there."""
+    url = f"grpc://{shell.places[ENDPOINT]}"
+    fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE)])
+    with closing(open_storage(url)) as storage:
+        return next(iter(objects_of(storage, LAYOUT))).object_name
+
+
+def write_certificates(directory: Path) -> None:
+    """Write what the document's settings name."""
+    authority = Authority()
+    certificate, key = authority.issue("kv").write(directory, "server")
+    assert (certificate.name, key.name) == ("server.pem", "server.key")
+    (directory / "clients.pem").write_bytes(authority.pem)
+    (directory / "clients.crl").write_bytes(authority.revoked())
+
+
+def revoke_what_was_made(shell: DocumentShell, block: CodeBlock) -> None:
+    """Run the commands over tokens in their order, with the ID of the token that was made for the document's."""
+    for words in command_lines(block):
+        if words[2] == "revoke":
+            listed = shell.call(["unified-cache", "token", "list", *words[3:5]])
+            shell.places[words[-1]] = listed.split()[0]
+        shell.call(words)
+    assert not shell.call(["unified-cache", "token", "list", *words[3:5]])
+
+
+def test_the_commands_and_settings_of_the_document_on_the_service_work(shell: DocumentShell, tmp_path: Path) -> None:
+    start, configured, tokens, asked = blocks_of("service", "console")
+    shell.run(start)
+    shell.places["IDENTITY/KEY.POOL"] = fill_service(shell)
+    said = shell.run(asked)
+    assert f"{len(TOKENS)}" in said[2], "the whole prompt can be restored"
+    shell.wait_stopped()  # the last command has told it to end
+
+    write_certificates(tmp_path)
+    (settings,) = blocks_of("service", "toml")
+    (tmp_path / "service.toml").write_text(shell.placed(settings.text), encoding="utf-8")
+    shown, _ = shell.run(configured)
+    assert 'trust_domain = "cluster.example"' in shown
+
+    revoke_what_was_made(shell, tokens)
+
+
+def test_an_operator_can_do_what_the_guide_says(shell: DocumentShell, tmp_path: Path) -> None:
+    (tmp_path / "service.toml").write_text(f'storage = "file:{tmp_path / "kv"}"\n', encoding="utf-8")
+    (tmp_path / "tokens").touch(mode=0o600)
+    shell.call(["unified-cache", "serve", "--config", "service.toml"])
+    fill_service(shell)
+    for block in blocks_of("operate", "console"):
+        if "token revoke" in block.text:
+            list_, new, revoke = block.text.splitlines()
+            revoke_what_was_made(shell, CodeBlock("console", f"{new}\n{list_}\n{revoke}"))
+        elif "mooncake://" not in block.text:
+            shell.run(block)
+            if "drain" in block.text:
+                shell.wait_stopped()
+        if "clear" in block.text and "--all" not in block.text:
+            fill_service(shell)  # as engines do, so that what follows has something to do
+    said = json.loads(shell.call(["unified-cache", "stat", f"grpc://{ENDPOINT}", "--json"]))
+    assert said["servers"][0]["stored_bytes"] == 0, "the last command has cleared everything"
+
+
+def test_the_first_service_of_the_document_on_deployment_answers(shell: DocumentShell) -> None:
+    first, *_ = blocks_of("deploy", "console")
+    assert "default" in shell.run(first)[1]
+
+
+def test_the_blocks_of_the_document_on_embedding_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    collectors: list[object] = []
+    monkeypatch.setattr(REGISTRY, "register", collectors.append)
+    toy = engine_on(MemoryStorage(), LAYOUT)
+    names: dict[str, object] = {"cache": toy.cache}
+    for block in blocks_of("embedding", "python"):
+        exec(compile(block.text, "docs/embedding.md", "exec"), names)
+    assert len(collectors) == 1
+    assert names["identity"] == Identity("model", revision="r2", generation=1)
+    toy.cache.close()
+
+
+def test_the_engine_of_the_document_on_events_publishes() -> None:
+    toy = engine_on(MemoryStorage(), LAYOUT)
+    (block,) = blocks_of("events", "python")
+    ports = iter(free_ports(2))
+    program = re.sub(r"10\.0\.0\.1:\d+", lambda _: f"127.0.0.1:{next(ports)}", block.text)
+    exec(compile(program, "docs/events.md", "exec"), {"cache": toy.cache})
+    toy.cache.close()
+
+
+@pytest.mark.long
+def test_a_router_answers_as_the_document_on_events_says(tmp_path: Path) -> None:
+    _, block = blocks_of("events", "console")
+    text = block.text.replace(" examples/", f" {ROOT / 'examples'}/")
+    for port in set(re.findall(r":(5\d{4}|5\d{3})\b", text)):
+        text = text.replace(f":{port}", f":{free_ports(1)[0]}")
+    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    engine, router, *asked = lines
+    address = re.findall(r"score (\S+)", text)[0]
+    router = router.replace("router serve", f"router serve --listen {address}")
+    until = (
+        f"until unified-cache router score {address} --tokens prompt.json --json | grep -q whole; do sleep 0.2; done"
+    )
+    ran(tmp_path, "\n".join((engine, router, asked[0], until, *asked[1:], "kill %1 %2", "wait")))
+
+
+@needs_mooncake
+@pytest.mark.long
+def test_the_commands_of_the_document_on_clusters_work(shell: DocumentShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNIFIED_CACHE_CLUSTER_DIR", "cluster")
+    _, local, replayed, node, _ = blocks_of("cluster", "console")
+    up, status, down = command_lines(local)
+    directory = ["--dir", "cluster"]
+    url = shell.call([*up, *directory]).strip()
+    try:
+        assert "ready" in shell.call([*status, *directory])
+        shell.places |= {url_shown(replayed): url, "traces/": f"{ROOT / 'traces'}/", MASTER: master_of(url)}
+        (replay,) = command_lines(replayed)
+        shell.call([*replay, "--limit", "20", "--page-bytes", "512"])
+        (joined,) = command_lines(node)
+        assert joined[-2] == "--host"
+        with node_running([shell.placed(word) for word in joined[:-1]] + ["127.0.0.1"]):
+            pass
+        (stat,) = (block for block in blocks_of("operate", "console") if "mooncake://" in block.text)
+        shell.run(stat)
+        *_, served = blocks_of("deploy", "console")
+        Path("service.toml").touch()
+        shell.run(served)
+        shell.stop()
+    finally:
+        shell.call([*down, *directory])
+
+
+@needs_mooncake
+@pytest.mark.long
+def test_the_cluster_as_a_value_survives_what_the_document_does_to_it() -> None:
+    (block,) = blocks_of("cluster", "python")
+    exec(compile(block.text, "docs/cluster.md", "exec"), {"LocalCluster": LocalCluster, "open_storage": open_storage})
+
+
+def demos() -> list[list[str]]:
+    texts = [(ROOT / path).read_text(encoding="utf-8") for path in ("README.md", "docs/embedding.md")]
+    blocks = (block for text in texts for block in code_blocks(text) if block.text.startswith("unified-cache demo"))
+    return [words for block in blocks for words in command_lines(block)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", demos(), ids=" ".join)
+def test_the_demos_of_the_documents_run(words: list[str], shell: DocumentShell) -> None:
+    assert "identical" in shell.call(words)
+
+
+@needs_mooncake
+@pytest.mark.long
+def test_two_engines_share_a_cluster_through_a_service_as_the_readme_says(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = (block for block in code_blocks(text) if "two_engines.py" in block.text)
+    port, metrics = free_ports(2)
+    script = (
+        block.text.replace("50051", str(port))
+        .replace("256MiB", "64MiB")
+        .replace("serve --storage", f"serve --listen 127.0.0.1:{port} --storage")
+        .replace("examples/", f"{ROOT / 'examples'}/")
+        .replace("cluster up", "cluster up --dir cluster")
+        .replace("cluster down", "cluster down --dir cluster")
+        .replace(" &\n", f" &\nuntil unified-cache ping grpc://127.0.0.1:{port}; do sleep 0.2; done\n")
+    )
+    said = ran(tmp_path, script, {"UNIFIED_CACHE_SERVE_METRICS__LISTEN": f"127.0.0.1:{metrics}"})
+    assert "engine 2: 240 tokens from storage" in said
+
+
+def url_shown(block: CodeBlock) -> str:
+    (url,) = re.findall(r"mooncake://\S+", block.text)
+    return url
+
+
+def master_of(url: str) -> str:
+    return url.removeprefix("mooncake://").partition("?")[0]
+
+
+@contextmanager
+def node_running(words: list[str]) -> Iterator[None]:
+    """Run a storage node until it says that it is ready; then end it, and it must end well."""
+    command = [sys.executable, "-c", "from unified_cache.cli.main import main; main()", *words[1:]]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert any('"ready"' in line for line in child.stderr)
+        yield
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=TIMEOUT_S)
+        assert child.returncode == 0
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports that nobody listens at now."""
+    opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports: list[int] = [each.getsockname()[1] for each in opened]
+    for each in opened:
+        each.close()
+    return ports
+
+
+def ran(directory: Path, script: str, variables: dict[str, str] | None = None) -> str:
+    """Run a script of a document, in a directory where ``python`` and ``unified-cache`` are those of the tests."""
+    programs = directory / "programs"
+    programs.mkdir()
+    main = "from unified_cache.cli.main import main; main()"
+    for name, words in {"unified-cache": f" -c '{main}'", "python": ""}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n', encoding="utf-8")
+        (programs / name).chmod(0o755)
+    environment = {**os.environ, **(variables or {}), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-mc", script],
+        check=False,
+        cwd=directory,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+    return done.stdout
