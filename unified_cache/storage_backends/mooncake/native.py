@@ -192,7 +192,9 @@ def show_own_log() -> None:
 
     To the library a page that is not there is an error, so a cache in good order would write thousands of lines. They
     cannot come through our logger: the library logs under a lock of its own, also where its caller holds the
-    interpreter's, so that a sink in Python would stop the process. What the operator has set (``MC_LOG_LEVEL``) holds.
+    interpreter's, so that a sink in Python would stop the process; and a pipe in the place of standard error would take
+    what else is written there, the last words of a dying engine, to a reader that dies with it. What the operator has
+    set (``MC_LOG_LEVEL``) holds.
     """
     is_set = os.environ.get(_LOG_LEVEL, ENVIRONMENT[_LOG_LEVEL]) != ENVIRONMENT[_LOG_LEVEL]
     if is_set or logger.isEnabledFor(logging.DEBUG):
