@@ -22,12 +22,14 @@ from tests.support.certificates import Authority
 from tests.support.document_shell import ENDPOINT, DocumentShell
 from tests.support.documents import CodeBlock, code_blocks, command_lines
 from tests.support.mooncake_needed import needs_mooncake
-from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, objects_of
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill
 from unified_cache.cluster.local import LocalCluster
+from unified_cache.offline.stores import identities_of
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.testing.storage_contract import listing
 
 TIMEOUT_S = 240
 TOKENS = list(range(PAGES * PAGE_SIZE))
@@ -64,7 +66,8 @@ def fill_service(shell: DocumentShell) -> str:
     url = f"grpc://{shell.places[ENDPOINT]}"
     fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE)])
     with closing(open_storage(url)) as storage:
-        return next(iter(objects_of(storage, LAYOUT))).object_name
+        (kept,) = identities_of(storage)
+        return next(iter(listing(storage, kept.digest))).label.object_name
 
 
 def write_certificates(directory: Path) -> None:
