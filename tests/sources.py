@@ -22,8 +22,11 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PRUNED = frozenset({"__pycache__", "build", "dist", "report"})
+PRUNED = frozenset({"__pycache__", "build", "dist"})
 """Directories that hold nothing of ours, asked only where git cannot tell; so do hidden ones but for ``.ci``."""
+
+REPORT = "report"
+"""At the root what ``replay`` writes; below it a package of ours."""
 
 GENERATED_SUFFIXES = ("_pb2.py", "_pb2_grpc.py")
 
@@ -83,7 +86,8 @@ def repository_files() -> tuple[str, ...]:
 
 def _walk() -> Iterator[str]:
     for directory, folders, names in os.walk(ROOT):
-        folders[:] = [name for name in folders if name not in PRUNED and (name == ".ci" or not name.startswith("."))]
+        pruned = PRUNED | {REPORT} if Path(directory) == ROOT else PRUNED
+        folders[:] = [name for name in folders if name not in pruned and (name == ".ci" or not name.startswith("."))]
         for name in names:
             yield (Path(directory) / name).relative_to(ROOT).as_posix()
 

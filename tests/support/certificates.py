@@ -41,8 +41,9 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
         basic = x509.BasicConstraints(ca=True, path_length=None)
+        mine = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         builder = _builder(self._name, self._name, self._key, 365 * DAY).add_extension(basic, critical=True)
-        self._certificate = builder.sign(self._key, SHA256())
+        self._certificate = builder.add_extension(mine, critical=False).sign(self._key, SHA256())
 
     @property
     def pem(self) -> bytes:
@@ -58,6 +59,9 @@ class Authority:
             *map(x509.UniformResourceIdentifier, uris),
         ]
         builder = _builder(_name(common_name), self._name, key, days * DAY)
+        # Clients of Python 3.13 and later accept no certificate that does not name its authority's key.
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(signer, critical=False)
         certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(
             self._key, SHA256()
         )

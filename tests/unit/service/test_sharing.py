@@ -314,8 +314,14 @@ def test_what_a_killed_client_left_is_removed_and_what_a_live_one_offers_is_not(
 
 def open_files() -> int:
     """Count files of /dev/shm that this process, and so the server in it, has open."""
-    links = list(Path("/proc/self/fd").iterdir())
-    return sum(link.readlink().is_relative_to(SHARED_DIRECTORY) for link in links if link.is_symlink())
+    return len(shared_files())
+
+
+def shared_files() -> frozenset[tuple[str, Path]]:
+    """Return the descriptors of this process that are files of /dev/shm, with their paths."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    found = ((link.name, link.readlink()) for link in links)
+    return frozenset((name, path) for name, path in found if path.is_relative_to(SHARED_DIRECTORY))
 
 
 def test_another_tenant_cannot_name_a_region(running: LoopbackServer, wire: Wire, path: Path) -> None:
