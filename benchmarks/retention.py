@@ -1,4 +1,4 @@
-"""Where prompts can be resumed from, by where windows are kept: the worth of a tail, and how much of it is the trace.
+"""Ends that prompts can be resumed from, by where windows are kept: the worth of a tail, and of the trace in it.
 
     python -m benchmarks.retention [TRACE]
 
@@ -23,7 +23,7 @@ PAGE_SIZES = (512, 256, 128, 64)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where windows are kept: always at the end of a prompt, and there."""
+    """Places where windows are kept beside the end of a prompt, where they always are."""
 
     branches: bool
     tail_tokens: int
@@ -55,7 +55,7 @@ class Reuse:
 
 @dataclass(slots=True)
 class _Seen:
-    """What earlier prompts have left, by the hash of their last whole block: it names all blocks before it."""
+    """Prompts and windows of before, by the hash of their last whole block: it names all blocks before it."""
 
     blocks: set[int] = field(default_factory=set)
     ends: dict[int | None, set[int]] = field(default_factory=dict)

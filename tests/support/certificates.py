@@ -15,6 +15,19 @@ __all__ = ["Authority", "Issued", "serial_of"]
 
 DAY = timedelta(days=1)
 
+SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+"""What an authority may do; clients of Python 3.13 and later ask for it, and for the names of keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Issued:
@@ -43,7 +56,8 @@ class Authority:
         basic = x509.BasicConstraints(ca=True, path_length=None)
         mine = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         builder = _builder(self._name, self._name, self._key, 365 * DAY).add_extension(basic, critical=True)
-        self._certificate = builder.add_extension(mine, critical=False).sign(self._key, SHA256())
+        builder = builder.add_extension(mine, critical=False).add_extension(SIGNS, critical=True)
+        self._certificate = builder.sign(self._key, SHA256())
 
     @property
     def pem(self) -> bytes:
@@ -59,7 +73,6 @@ class Authority:
             *map(x509.UniformResourceIdentifier, uris),
         ]
         builder = _builder(_name(common_name), self._name, key, days * DAY)
-        # Clients of Python 3.13 and later accept no certificate that does not name its authority's key.
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = builder.add_extension(signer, critical=False)
         certificate = builder.add_extension(x509.SubjectAlternativeName(names), critical=False).sign(

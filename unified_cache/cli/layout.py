@@ -1,6 +1,7 @@
 """``unified-cache layout``: the pools that a model needs, their sizes, and the cost of a million tokens in them."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -24,7 +25,7 @@ from unified_cache.components.layouts import (
 from unified_cache.errors import LayoutError
 from unified_cache.window import SPAN_ALL
 
-__all__ = ["layout", "layout_app", "layout_as_json", "print_layout", "size_named"]
+__all__ = ["LayoutCommand", "layout_app", "layout_as_json", "print_layout", "size_named"]
 
 LAYOUT_EPILOG = """**Examples**
 
@@ -42,37 +43,50 @@ TIERS = {"device": False, "host": True, "storage": True}
 """Tier to whether its pages are sealed, with a header beside the payload."""
 
 
-def layout(
-    config: Annotated[
-        str | None,
-        typer.Argument(metavar="[CONFIG]", help="A config.json, a model directory, or the name of a preset."),
-    ] = None,
-    layers: Annotated[int | None, typer.Option(help="Without CONFIG: layers of full attention.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Without CONFIG: heads of K and V in each layer.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Without CONFIG: values of a head.")] = None,
-    page_size: Annotated[int | None, typer.Option(help="Tokens per page; the architecture's usual if absent.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="What K and V are kept in, as in bfloat16 or fp8; the model's own if absent.")
-    ] = None,
-    as_json: JsonOption = False,
-    json_file: JsonFileOption = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class LayoutCommand:
     """Show the pools of a model, their bytes per page and per token, and what a million tokens cost per tier.
 
     A model that has no config.json is given by hand: --layers 32 --heads 8 --head-dim 128 --dtype bfloat16.
     """
-    by_hand = {"--layers": layers, "--heads": heads, "--head-dim": head_dim}
-    given = {name: value for name, value in by_hand.items() if value is not None}
-    if config is not None:
-        if given:
-            raise LayoutError(f"{' and '.join(given)} must stand without CONFIG, found CONFIG {config!r}")
-        sized = size_named(config, page_size=page_size, dtype=dtype)
-    elif layers is None or heads is None or head_dim is None:
-        raise LayoutError(f"expected CONFIG, or {', '.join(by_hand)} together, found {', '.join(given) or 'neither'}")
-    else:
-        sized = size_by_hand(layers, heads, head_dim, page_size=page_size, dtype=dtype)
-    if not shown_as_json("layout", layout_as_json(sized), on_stdout=as_json, file=json_file):
-        print_layout(sys.stdout, sized)
+
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="[CONFIG]", help="A config.json, a model directory, or the name of a preset."),
+    ] = None
+    layers: Annotated[int | None, typer.Option(help="Without CONFIG: layers of full attention.")] = None
+    heads: Annotated[int | None, typer.Option(help="Without CONFIG: heads of K and V in each layer.")] = None
+    head_dim: Annotated[int | None, typer.Option(help="Without CONFIG: values of a head.")] = None
+    page_size: Annotated[int | None, typer.Option(help="Tokens per page; the architecture's usual if absent.")] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="What K and V are kept in, as in bfloat16 or fp8; the model's own if absent.")
+    ] = None
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
+
+    def run(self) -> None:
+        """Lay out and show.
+
+        Raises:
+            LayoutError: no such model, or it makes no sense; both a configuration and sizes by hand, or neither.
+            OSError: the configuration cannot be read, or the file of the JSON not be written.
+        """
+        sized = self._sized()
+        if not shown_as_json("layout", layout_as_json(sized), on_stdout=self.as_json, file=self.json_file):
+            print_layout(sys.stdout, sized)
+
+    def _sized(self) -> SizedLayout:
+        by_hand = {"--layers": self.layers, "--heads": self.heads, "--head-dim": self.head_dim}
+        given = {name: value for name, value in by_hand.items() if value is not None}
+        if self.config is not None:
+            if given:
+                raise LayoutError(f"{' and '.join(given)} must stand without CONFIG, found CONFIG {self.config!r}")
+            return size_named(self.config, page_size=self.page_size, dtype=self.dtype)
+        if self.layers is None or self.heads is None or self.head_dim is None:
+            raise LayoutError(
+                f"expected CONFIG, or {', '.join(by_hand)} together, found {', '.join(given) or 'neither'}"
+            )
+        return size_by_hand(self.layers, self.heads, self.head_dim, page_size=self.page_size, dtype=self.dtype)
 
 
 def size_named(config: str, *, page_size: int | None = None, dtype: str | None = None) -> SizedLayout:
@@ -197,4 +211,4 @@ def _pages(count: int) -> str:
     return "the last page" if count == 1 else f"the last {count:,} pages"
 
 
-layout_app.command("layout", epilog=LAYOUT_EPILOG)(layout)
+layout_app.command("layout", epilog=LAYOUT_EPILOG)(LayoutCommand)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_cache.cli.layout import layout as layout_command
-from unified_cache.cli.layout import layout_as_json, print_layout, size_named
+from unified_cache.cli.layout import LayoutCommand, layout_as_json, print_layout, size_named
 from unified_cache.components.layouts import (
     PRESETS,
     SizedLayout,
@@ -339,7 +338,7 @@ def test_the_command_shows_every_pool_of_a_preset(name: str) -> None:
 def test_the_command_prints_json_with_the_cost_by_tier(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(preset_config("deepseek-v4-flash")))
-    layout_command(str(path), as_json=True)
+    LayoutCommand(str(path), as_json=True).run()
     shown = json.loads(capsys.readouterr().out)
     assert shown == {"command": "layout", "format": 1, **layout_as_json(size_preset("deepseek-v4-flash"))}
     assert shown["cost"]["device"] == {
@@ -351,7 +350,7 @@ def test_the_command_prints_json_with_the_cost_by_tier(capsys: pytest.CaptureFix
 
 
 def test_the_command_prints_tables_at_the_page_size_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    layout_command("gpt-oss-120b", page_size=16, dtype="fp8")
+    LayoutCommand("gpt-oss-120b", page_size=16, dtype="fp8").run()
     out = capsys.readouterr().out
     assert "gpt_oss, pages of 16 tokens, windows of 127 tokens" in out
     assert "294,912" in out

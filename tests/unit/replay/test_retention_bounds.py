@@ -1,4 +1,4 @@
-"""What a tail of windows is worth: much on the trace as it stands, little where conversations really continue."""
+"""The worth of a tail of windows: much on the trace as it stands, little where conversations really continue."""
 
 import pytest
 
