@@ -233,7 +233,7 @@ def test_two_engines_share_a_cluster_through_a_service_as_the_readme_says(tmp_pa
 
 
 def url_shown(block: CodeBlock) -> str:
-    (url,) = re.findall(r"mooncake://\S+", block.text)
+    (url,) = (str(each) for each in re.findall(r"mooncake://\S+", block.text))
     return url
 
 
