@@ -177,7 +177,8 @@ def test_the_commands_of_the_document_on_clusters_work(shell: DocumentShell, mon
     url = shell.call([*up, *directory]).strip()
     try:
         assert "ready" in shell.call([*status, *directory])
-        shell.places |= {url_shown(replayed): url, "traces/": f"{ROOT / 'traces'}/", MASTER: master_of(url)}
+        shell.places |= {url_shown(replayed): url, f"mooncake://{MASTER}": url, MASTER: master_of(url)}
+        shell.places["traces/"] = f"{ROOT / 'traces'}/"
         (replay,) = command_lines(replayed)
         shell.call([*replay, "--limit", "20", "--page-bytes", "512"])
         (joined,) = command_lines(node)
