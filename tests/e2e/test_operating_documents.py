@@ -81,12 +81,12 @@ def write_certificates(directory: Path) -> None:
 
 def revoke_what_was_made(shell: DocumentShell, block: CodeBlock) -> None:
     """Run the commands over tokens in their order, with the ID of the token that was made for the document's."""
+    listing_words = next(words for words in command_lines(block) if words[2] == "list")
     for words in command_lines(block):
         if words[2] == "revoke":
-            listed = shell.call(["unified-cache", "token", "list", *words[3:5]])
-            shell.places[words[-1]] = listed.split()[0]
+            shell.places[words[-1]] = shell.call(listing_words).split()[0]
         shell.call(words)
-    assert not shell.call(["unified-cache", "token", "list", *words[3:5]])
+    assert not shell.call(listing_words)
 
 
 def test_the_commands_and_settings_of_the_document_on_the_service_work(shell: DocumentShell, tmp_path: Path) -> None:
