@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.pool import Tier
 from unified_cache.tree.node import Node
-from unified_cache.tree.policy import Ages, History, Policy, Segments, policy_of
+from unified_cache.tree.policy import Ages, History, Policy, Rank, Segments, policy_of
 
 __all__ = ["EvictionQueues", "Queue"]
 
@@ -84,7 +84,7 @@ class EvictionQueues:
         self._ages = Ages(eviction.ttl_s, time) if eviction.ttl_s is not None and not all_lru else None
         """None without a time to live, and where every lane is lru, which evicts by age already."""
         self._biased = bool(self._priority_lanes) or self._ages is not None
-        self._queues: list[list[tuple[float, int, Node]]] = [[] for _ in range(len(Queue) * len(lanes))]
+        self._queues: list[list[tuple[Rank, int, Node]]] = [[] for _ in range(len(Queue) * len(lanes))]
         """Heaps of (rank, sequence, node), by queue id."""
         ordered = (Queue.OPEN, Queue.PROTECTED, Queue.PREFERRED)
         self._ordered = [tuple(queue * len(lanes) + lane for queue in ordered) for lane in range(len(lanes))]
@@ -195,7 +195,7 @@ class EvictionQueues:
             return (queue_id,)
         return queue_id, Queue.AGED * self._lanes_count + lane
 
-    def rank(self, node: Node, queue_id: int) -> float:
+    def rank(self, node: Node, queue_id: int) -> Rank:
         """Return the present rank of a node in a queue."""
         queue, lane = divmod(queue_id, self._lanes_count)
         policy = self._policies[lane]
@@ -300,7 +300,7 @@ class EvictionQueues:
         """Queues of all lanes; their ids are the numbers below it."""
         return len(self._queues)
 
-    def entries(self, queue_id: int) -> Iterator[tuple[Node, float]]:
+    def entries(self, queue_id: int) -> Iterator[tuple[Node, Rank]]:
         """Yield the nodes of a queue, dead ones too, with the ranks they are queued under; for ``check``."""
         return ((node, rank) for rank, _, node in self._queues[queue_id])
 

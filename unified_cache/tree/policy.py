@@ -20,14 +20,28 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from unified_cache.config import EvictionConfig, EvictionPolicy
 
-__all__ = ["UNNAMED", "Ages", "Fifo", "History", "Lfu", "Policy", "Prioritised", "Segmented", "Segments", "policy_of"]
+__all__ = [
+    "UNNAMED",
+    "Ages",
+    "Fifo",
+    "History",
+    "Lfu",
+    "Policy",
+    "Prioritised",
+    "Rank",
+    "Segmented",
+    "Segments",
+    "policy_of",
+]
 
 PRIORITY_BIT = 64
 """Ranks hold the priority above this bit and the stamp below; a stamp counts touches and stays far smaller."""
+Rank: TypeAlias = int | float
+"""Place in a queue. Stamps and priorities stay whole numbers: as floats, those above 2**53 could not be told apart."""
 UNNAMED = -(1 << 31)
 """Priority of pages that no request named one for: they go first."""
 AGES_MAX = 32
@@ -66,7 +80,7 @@ class Policy(Protocol):
         """Write down that a request took the pages once more, at clock ``now``."""
         ...
 
-    def rank(self, history: History, stamp: int) -> float:
+    def rank(self, history: History, stamp: int) -> Rank:
         """Return the rank of a node that was last touched at ``stamp``; the lowest goes first."""
         ...
 
@@ -78,7 +92,7 @@ class Fifo:
     def use(self, history: History, now: int) -> None:
         """Leave it: uses do not count."""
 
-    def rank(self, history: History, stamp: int) -> float:
+    def rank(self, history: History, stamp: int) -> Rank:
         """Return the arrival."""
         return history.arrived
 
@@ -99,7 +113,7 @@ class Lfu:
         new = now / self.half_life
         history.weight = max(old, new) + math.log2(1 + math.exp2(-abs(old - new)))
 
-    def rank(self, history: History, stamp: int) -> float:
+    def rank(self, history: History, stamp: int) -> Rank:
         """Return the weight."""
         return history.arrived / self.half_life if history.weight is None else history.weight
 
@@ -112,7 +126,7 @@ class Segmented:
         """Protect it."""
         history.protected = True
 
-    def rank(self, history: History, stamp: int) -> float:
+    def rank(self, history: History, stamp: int) -> Rank:
         """Return the stamp, or when it was demoted if that was later."""
         return max(stamp, history.demoted)
 
@@ -124,7 +138,7 @@ class Prioritised:
     def use(self, history: History, now: int) -> None:
         """Leave it: uses do not count."""
 
-    def rank(self, history: History, stamp: int) -> float:
+    def rank(self, history: History, stamp: int) -> Rank:
         """Return priority and stamp as one number."""
         return (history.priority << PRIORITY_BIT) + stamp
 

@@ -133,9 +133,9 @@ def nodes_of_pages(node: Node, pages: npt.NDArray[np.int64]) -> list[tuple[Node,
     found: list[tuple[Node, int, int]] = []
     at: Node | None = node
     while at is not None and at.end > pages[0]:
-        first, last = np.searchsorted(pages, (at.start, at.end))
+        first, last = int(np.searchsorted(pages, at.start)), int(np.searchsorted(pages, at.end))
         if first < last:
-            found.append((at, int(first), int(last)))
+            found.append((at, first, last))
         at = at.parent
     return found[::-1]
 
