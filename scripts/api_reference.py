@@ -6,6 +6,7 @@ python scripts/api_reference.py build/api
 import sys
 from importlib import import_module
 from importlib.metadata import version as version_of
+from inspect import getmodule
 from pathlib import Path
 
 import pdoc
@@ -28,7 +29,8 @@ BESIDE = (
 def modules() -> list[str]:
     """Return the modules to describe, each once, in order; those of base classes, too, since calls are inherited."""
     public = [getattr(unified_cache, name) for name in unified_cache.__all__]
-    homes = {base.__module__ for value in public for base in (value.__mro__ if isinstance(value, type) else (value,))}
+    described = [base for value in public for base in (value.__mro__ if isinstance(value, type) else (value,))]
+    homes = {module.__name__ for module in map(getmodule, described) if module is not None}
     return sorted({home for home in homes if home.split(".")[0] == "unified_cache"}.union(BESIDE))
 
 

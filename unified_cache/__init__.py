@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from unified_cache.stats import Stats
     from unified_cache.storage_backends.protocol import Level, StorageBackend
     from unified_cache.storage_backends.url import open_storage
-    from unified_cache.tree import Lock, Match
+    from unified_cache.tree import Lock, Match, compiled
 
 __all__ = [
     "CacheConfig",
@@ -67,6 +67,7 @@ __all__ = [
     "Tier",
     "UnifiedCache",
     "WritePolicy",
+    "compiled",
     "facts_of",
     "from_hf_config",
     "open_storage",
@@ -107,6 +108,7 @@ _HOMES = {
     "Tier": "pool",
     "UnifiedCache": "cache",
     "WritePolicy": "config",
+    "compiled": "tree",
     "facts_of": "pool",
     "from_hf_config": "components.layouts",
     "open_storage": "storage_backends.url",

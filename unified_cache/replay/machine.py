@@ -6,7 +6,10 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["bytes_text", "cpu_name", "memory_bytes", "own_version"]
+__all__ = ["PLAIN_CORE", "bytes_text", "cpu_name", "memory_bytes", "own_version"]
+
+PLAIN_CORE = "plain Python"
+"""How the core of a result ran that was not compiled."""
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 

@@ -14,11 +14,12 @@ import torch
 
 from unified_cache.pool import Tier
 from unified_cache.replay.fleet import Fleet
-from unified_cache.replay.machine import bytes_text, cpu_name, memory_bytes, own_version
+from unified_cache.replay.machine import PLAIN_CORE, bytes_text, cpu_name, memory_bytes, own_version
 from unified_cache.replay.plan import PlannedSettings, ReplayPlan, component_bytes
 from unified_cache.replay.player import Player
 from unified_cache.replay.result import ComponentUse, EngineUse, Hits, ReplayResult, TimeSeriesPoint
 from unified_cache.replay.trace import TraceRequest
+from unified_cache.tree import compiled
 
 __all__ = ["Watch", "replay"]
 
@@ -179,6 +180,7 @@ def _environment() -> dict[str, str]:
     """Say which versions ran on which machine."""
     return {
         "unified_cache": own_version(),
+        "core": "compiled" if compiled else PLAIN_CORE,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,

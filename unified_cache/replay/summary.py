@@ -1,6 +1,6 @@
 """The result of a replay in words and rows, for the table on a terminal and for the page of a report."""
 
-from unified_cache.replay.machine import bytes_text
+from unified_cache.replay.machine import PLAIN_CORE, bytes_text
 from unified_cache.replay.result import ReplayResult
 
 __all__ = [
@@ -130,6 +130,8 @@ def verdict(result: ReplayResult) -> list[str]:
     lines += spare_rows(result)
     if result.flawed_pages:
         lines.append(f"{result.flawed_pages:,} pages came damaged from storage, and were refused")
+    if result.environment.get("core") == PLAIN_CORE:
+        lines.append("the core ran in plain Python; a wheel built with a C compiler holds it compiled")
     return lines
 
 

@@ -1,5 +1,7 @@
 """The radix tree over page-aligned token sequences. No torch, no I/O, no threads."""
 
+from types import FunctionType
+
 from unified_cache.tree.evict import Victim
 from unified_cache.tree.forecast import Visit
 from unified_cache.tree.insert import Inserted
@@ -11,6 +13,7 @@ from unified_cache.tree.radix import RadixTree
 from unified_cache.tree.runs import HeldRun
 from unified_cache.tree.state import Freed
 from unified_cache.tree.transfer import Published, Transfer
+from unified_cache.window import window
 
 __all__ = [
     "UNNAMED",
@@ -25,4 +28,8 @@ __all__ = [
     "Transfer",
     "Victim",
     "Visit",
+    "compiled",
 ]
+
+compiled = not isinstance(window, FunctionType)
+"""Whether the modules below the tree run as machine code; the same files in plain Python give the same answers."""
