@@ -62,18 +62,11 @@ class Calibration:
         )
 
 
-def memcmp_subject(warm: int = 0) -> Subject:
-    """Make a subject that compares two equal objects of MEMCMP_BYTES, after ``warm`` untimed times."""
+def memcmp_subject() -> Subject:
+    """Make a subject that compares two equal objects of MEMCMP_BYTES."""
     left = os.urandom(MEMCMP_BYTES)
     right = bytes(bytearray(left))
-    compare = timed(lambda: left == right)
-
-    def subject() -> int:
-        for _ in range(warm):
-            compare()
-        return compare()
-
-    return subject
+    return timed(lambda: left == right)
 
 
 def scale_of(memcmp_us: Spread) -> float:

@@ -17,12 +17,6 @@ __all__ = ["FULL_RUN", "BenchmarkRun", "misses", "print_run", "record", "write_j
 FULL_RUN = Path(__file__).resolve().parent / "results" / "full.json"
 """Figures of the last full run."""
 
-NOTE = (
-    "Ratios to SGLang's Rust tree are estimates by calibration: its figures come from a machine with memcmp of "
-    "128 KB in 1.3 us and are scaled by this machine's memcmp alone, timed in turns with each line; how fast that "
-    "machine was at dict look-ups is not known."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRun:
@@ -50,7 +44,6 @@ def record(run: BenchmarkRun) -> dict[str, object]:
         "machine": asdict(run.machine),
         "load_average_after": run.load_average_after,
         "calibration": asdict(run.calibration) | {"scale": run.calibration.scale},
-        "note": NOTE,
         "figures": [_figure_record(figure) for figure in run.figures],
         "misses": [
             {"section": figure.section, "name": figure.name, "against": held.against, "ratio": held.ratio}
@@ -89,7 +82,6 @@ def print_run(run: BenchmarkRun, console: Console) -> None:
         sections.setdefault(figure.section, []).append(figure)
     for section, figures in sections.items():
         console.print(_table(section, figures))
-    console.print(NOTE)
     _print_misses(run, console)
     console.print(f"{run.seconds:.0f} s in all")
 

@@ -1,12 +1,14 @@
-"""Benchmarks of the radix tree: match, insert, evict, lock. Times are per call; ratios are ours / reference."""
+"""Benchmarks of the radix tree: match, insert, evict, lock. Times are per call.
+
+SGLang's tree is timed in turns with this one where SGLang is: ``make e2e-sglang ARGS=speed``.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.machine import memcmp_subject, scale_of
-from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
+from benchmarks.measure import Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from benchmarks.timed_tree import PAGE_SIZE, TimedTree, Tokens
 from unified_cache.pool import Slots
@@ -24,38 +26,15 @@ LEAVES_HELD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedTimes:
-    """Microseconds of SGLang's Rust tree where memcmp of 128 KB takes 1.3 us; as measured at SGLang 0.5.23.
-
-    What they were measured on was not recorded beyond that, so a ratio to them is an estimate by calibration.
-    """
-
-    insert: float
-    evict_many: float
-    evict_one: float
-    lock: float
-    match: tuple[tuple[int, float], ...] = ((16, 20.0), (64, 35.0))
-    """Number of nodes on the path, and microseconds."""
-
-
-@dataclass(frozen=True, slots=True)
 class TreeSetting:
     """Components of the trees that are compared."""
 
     name: str
     spans: tuple[int, ...]
     """Spans of the components beside Full, in pages."""
-    published: PublishedTimes
 
 
-SETTINGS = (
-    TreeSetting("Full", (), PublishedTimes(insert=31.0, evict_many=76.0, evict_one=60.0, lock=4.4)),
-    TreeSetting(
-        f"Full + window of {WINDOW_PAGES}",
-        (WINDOW_PAGES,),
-        PublishedTimes(insert=85.0, evict_many=298.0, evict_one=92.0, lock=5.2),
-    ),
-)
+SETTINGS = (TreeSetting("Full", ()), TreeSetting(f"Full + window of {WINDOW_PAGES}", (WINDOW_PAGES,)))
 
 
 class Workload:
@@ -107,37 +86,24 @@ def grow(tree: TimedTree, setting: TreeSetting, nodes: int, path: int) -> Tokens
     return hot
 
 
-def compared(section: str, name: str, taken: Sequence[list[int]], published_us: float | None, note: str = "") -> Figure:
-    """Make a figure of nanoseconds: of memcmp, and of the tree.
-
-    The memcmp that scales the reference was timed in turns with the tree, so that both saw the same load.
-    """
-    memcmp, ours = (Spread.of([ns / 1e3 for ns in values]) for values in taken)
-    comparisons: list[Comparison] = []
-    if published_us is not None:
-        scaled = published_us * scale_of(memcmp)
-        comparisons.append(Comparison("SGLang Rust, scaled", scaled, ours.median / scaled, at_most=1.0))
-    return Figure(section, name, "us", ours, tuple(comparisons), note)
-
-
-def in_turns(subject: Subject, rounds: int, *, calls: int = 1) -> list[list[int]]:
-    """Time memcmp and a tree in turns."""
-    return interleaved([memcmp_subject(warm=2), subject], rounds, calls=calls, warm=3 if calls > 1 else 0)
+def figure_of(section: str, name: str, subject: Subject, rounds: int, *, calls: int = 1, note: str = "") -> Figure:
+    """Time a call of a tree."""
+    (taken,) = interleaved([subject], rounds, calls=calls, warm=3 if calls > 1 else 0)
+    return Figure(section, name, "us", Spread.of([ns / 1e3 for ns in taken]), (), note)
 
 
 def match_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Match a prompt that is held whole, on paths of few and of many nodes, in small and in large trees."""
     for setting in SETTINGS:
-        published = dict(setting.published.match)
         for nodes in plan.effort.nodes_counts:
             for path in (1, 16, 64):
                 tree = TimedTree(setting.spans)
                 hot = grow(tree, setting, nodes, path)
-                taken = in_turns(timed(_matching(tree, hot)), plan.effort.match_rounds, calls=10)
+                subject = timed(_matching(tree, hot))
                 name = f"match 32k tokens, {path}-node path, {nodes // 1000}k nodes"
                 real = tree.path_nodes(hot)
                 note = f"{real} nodes with the window's cut" if real != path else ""
-                yield compared(setting.name, name, taken, published.get(path), note)
+                yield figure_of(setting.name, name, subject, plan.effort.match_rounds, calls=10, note=note)
 
 
 def _matching(tree: TimedTree, tokens: Tokens) -> Callable[[], object]:
@@ -149,8 +115,8 @@ def lock_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     for setting in SETTINGS:
         tree = TimedTree(setting.spans)
         hot = grow(tree, setting, 1_000, 16)
-        taken = in_turns(timed(tree.lock_and_unlock(hot)), plan.effort.match_rounds, calls=10)
-        yield compared(setting.name, "lock + unlock, 16-node path", taken, setting.published.lock)
+        subject = timed(tree.lock_and_unlock(hot))
+        yield figure_of(setting.name, "lock + unlock, 16-node path", subject, plan.effort.match_rounds, calls=10)
 
 
 def insert_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
@@ -162,9 +128,9 @@ def insert_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
             (np.concatenate([shared, work.tokens(PROMPT_TOKENS // 2, first=number)]), work.slots(PROMPT_PAGES))
             for number in range(plan.effort.insert_rounds + 1 + LEAVES_HELD)
         ]
-        taken = in_turns(_inserting(TimedTree(setting.spans), prompts), plan.effort.insert_rounds)
+        subject = _inserting(TimedTree(setting.spans), prompts)
         note = f"16k owned by the tree, {LEAVES_HELD} leaves held"
-        yield compared(setting.name, "insert 32k tokens sharing 16k", taken, setting.published.insert, note)
+        yield figure_of(setting.name, "insert 32k tokens sharing 16k", subject, plan.effort.insert_rounds, note=note)
 
 
 def _inserting(tree: TimedTree, prompts: Sequence[tuple[Tokens, list[Slots]]]) -> Subject:
@@ -192,10 +158,9 @@ def _inserting(tree: TimedTree, prompts: Sequence[tuple[Tokens, list[Slots]]]) -
 
 def evict_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Evict leaves by the batch, and page by page from many."""
-    published: Callable[[PublishedTimes], float]
-    for name, leaves, leaf_tokens, pages, published in (
-        ("evict 8,192 tokens of 2k leaves of 1,024", 2_000, 1_024, 8_192 // PAGE_SIZE, _evict_many),
-        ("evict one page of 10k leaves", 10_000, 2 * PAGE_SIZE, 1, _evict_one),
+    for name, leaves, leaf_tokens, pages in (
+        ("evict 8,192 tokens of 2k leaves of 1,024", 2_000, 1_024, 8_192 // PAGE_SIZE),
+        ("evict one page of 10k leaves", 10_000, 2 * PAGE_SIZE, 1),
     ):
         for setting in SETTINGS:
             tree = TimedTree(setting.spans)
@@ -203,17 +168,8 @@ def evict_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
             for number in range(leaves):
                 tokens, slots = work.tokens(leaf_tokens, first=number), work.slots(leaf_tokens // PAGE_SIZE)
                 tree.insert(tokens, slots, 0)
-            taken = in_turns(_evicting(tree, pages), plan.effort.evict_rounds)
-            yield compared(setting.name, name, taken, published(setting.published))
+            yield figure_of(setting.name, name, _evicting(tree, pages), plan.effort.evict_rounds)
 
 
 def _evicting(tree: TimedTree, pages: int) -> Subject:
     return lambda: tree.evict(pages)
-
-
-def _evict_many(published: PublishedTimes) -> float:
-    return published.evict_many
-
-
-def _evict_one(published: PublishedTimes) -> float:
-    return published.evict_one

@@ -75,9 +75,8 @@ def told(home: Path, *arguments: str) -> str:
     Raises:
         SystemExit: it failed.
     """
-    environment = {**os.environ, "PYTHONPATH": str(home)}
-    command = [sys.executable, *arguments]
-    result = subprocess.run(command, check=False, cwd=home, env=environment, capture_output=True, text=True)  # noqa: S603
+    command, found_first = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": str(home)}
+    result = subprocess.run(command, check=False, cwd=home, env=found_first, capture_output=True, text=True)  # noqa: S603
     if result.returncode:
         sys.exit(f"{' '.join(arguments)} ended with status {result.returncode}\n{result.stdout}{result.stderr}")
     return result.stdout
@@ -102,9 +101,7 @@ def main() -> None:
         SystemExit: a test failed, or the forms differ.
     """
     if not can_compile():
-        sys.stdout.write(
-            "the compiled core was not checked: it needs CPython's headers and a C compiler on Linux x86-64\n"
-        )
+        sys.stdout.write("the compiled core was not checked: it takes a C compiler and CPython on 64-bit Linux\n")
         return
     with tempfile.TemporaryDirectory() as directory:
         home = unpacked(Path(directory))

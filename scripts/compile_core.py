@@ -35,8 +35,8 @@ follow_imports_for_stubs = True
 """Types are checked elsewhere; what lies outside the core is taken for what it is when it comes, installed or not."""
 
 LIBRARY = "unified_cache.core"
-"""All modules are compiled into one library, named after this, so that they call each other directly. It lies beside the
-lowest of them: to import it must import none."""
+"""Name that the library begins with: in one library all modules call each other directly. It lies beside the lowest of
+them, since importing it must import none."""
 
 
 class CompiledCoreHook(BuildHookInterface[Any]):

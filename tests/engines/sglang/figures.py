@@ -11,11 +11,12 @@ from typing import Any
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Spread
 
-__all__ = ["add_figures", "line_of", "told"]
+__all__ = ["FILE_BACKEND_NOTE", "TREE_NOTE", "add_figures", "line_of", "told"]
 
 Line = dict[str, Any]
 
-NOTE = (
+TREE_NOTE = "Ratios are times of our tree by those of SGLang's."
+FILE_BACKEND_NOTE = (
     "Ratios are times of SGLang's file backend by ours. raw_read_ms: as many bytes read and checked by one thread, "
     "without any store or engine."
 )
@@ -46,9 +47,9 @@ def told(line: Line) -> str:
     )
 
 
-def add_figures(path: Path, directory: Path, lines: Sequence[Line]) -> None:
-    """Add a run to a file: its figures, the file system of the stores, the machine and its speed now."""
-    kept: dict[str, Any] = {"note": NOTE, "runs": []}
+def add_figures(path: Path, directory: Path, lines: Sequence[Line], note: str) -> None:
+    """Add a run to a file: its figures and what they mean, the file system of the stores, the machine and its speed."""
+    kept: dict[str, Any] = {"runs": []}
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf-8"))
     before = machine()
@@ -57,6 +58,7 @@ def add_figures(path: Path, directory: Path, lines: Sequence[Line]) -> None:
         "machine": asdict(before),
         "calibration": asdict(calibrate()),
         "file_system": _file_system(directory),
+        "note": note,
         "lines": list(lines),
     }
     kept["runs"].append(run)
