@@ -12,6 +12,7 @@ import shutil
 import sysconfig
 import tempfile
 from contextlib import chdir
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ them, since importing it must import none."""
 class CompiledCoreHook(BuildHookInterface[Any]):
     """Adds to a wheel the compiled forms of the modules that ``compiled`` lists and ``interpreted`` does not."""
 
+    _scratch: Path | None = None
+    """Where it is compiled, until the wheel is there."""
+
     def dependencies(self) -> list[str]:
         """Return what the build needs beside hatchling."""
         return list(REQUIRES) if self._is_wanted() else []
@@ -69,7 +73,8 @@ class CompiledCoreHook(BuildHookInterface[Any]):
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was made on the way."""
-        shutil.rmtree(getattr(self, "_scratch", ""), ignore_errors=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _is_wanted(self) -> bool:
         choice = os.environ.get(CHOICE, "")
@@ -98,21 +103,19 @@ def compile_modules(root: Path, modules: list[str], scratch: Path) -> list[str]:
     Raises:
         Exception: of any kind; ``SystemExit`` among them.
     """
-    from mypyc.build import mypycify  # noqa: PLC0415  # there only where something is compiled
-    from setuptools import Distribution  # noqa: PLC0415
-
+    mypyc, setuptools = import_module("mypyc.build"), import_module("setuptools")
     shutil.copytree(root / "unified_cache", scratch / "unified_cache", ignore=shutil.ignore_patterns("__pycache__"))
     settings = scratch / "mypy.ini"
     settings.write_text(MYPY_SETTINGS, encoding="utf-8")
     with chdir(scratch):
-        extensions = mypycify(
+        extensions = mypyc.mypycify(
             [f"--config-file={settings}", *modules],
             opt_level="3",
             debug_level="0",
             group_name=LIBRARY,
             target_dir=str(scratch / "c"),
         )
-        distribution = Distribution({"name": "unified-cache-core", "ext_modules": extensions})
+        distribution = setuptools.Distribution({"name": "unified-cache-core", "ext_modules": extensions})
         command = distribution.get_command_obj("build_ext")
         command.build_lib, command.build_temp = str(scratch / "lib"), str(scratch / "o")
         command.ensure_finalized()
