@@ -75,8 +75,10 @@ def told(home: Path, *arguments: str) -> str:
     Raises:
         SystemExit: it failed.
     """
-    command, found_first = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": str(home)}
-    result = subprocess.run(command, check=False, cwd=home, env=found_first, capture_output=True, text=True)  # noqa: S603
+    command = [sys.executable, *arguments]
+    result = subprocess.run(  # noqa: S603  # this Python
+        command, check=False, cwd=home, env={**os.environ, "PYTHONPATH": str(home)}, capture_output=True, text=True
+    )
     if result.returncode:
         sys.exit(f"{' '.join(arguments)} ended with status {result.returncode}\n{result.stdout}{result.stderr}")
     return result.stdout
