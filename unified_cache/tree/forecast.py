@@ -35,7 +35,7 @@ function, no sum whose order is left to the machine.
 
 from array import array
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,7 @@ MARGIN_EVENTS = 4.0
 NEIGHBOUR = 0.7
 """What an age tells of the next half octave."""
 
-_Floats = npt.NDArray[np.float64]
+_Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class Visit(NamedTuple):
