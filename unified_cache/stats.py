@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import Controller, OperationCounts, TransferKind
+from unified_cache.controller import Controller, OperationCounts, SlowOperation, StorageTier, TransferKind
 from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
+from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.traffic import Traffic
 from unified_cache.transfers import Transfers
 
-__all__ = ["LookupCounts", "Occupancy", "PublishedStats", "Stats"]
+__all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats"]
 
 STATS_EVERY_S = 1.0
 """Between two publications of figures while the owner polls; making them takes some tens of microseconds."""
@@ -85,9 +86,31 @@ class LookupCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachedStore:
+    """State of the guard around the store that is attached."""
+
+    breaker: BreakerState | None
+    """None where the store has no guard: ``config.guard`` is None."""
+    refused_count: int = 0
+    """Calls that the breaker answered without the store."""
+    retries_count: int = 0
+    """Calls made again."""
+
+    @classmethod
+    def of(cls, storage: StorageTier) -> "AttachedStore":
+        """Read it now; the store is not asked."""
+        guard = storage.guard
+        if guard is None:
+            return cls(None)
+        return cls(guard.breaker.state, guard.breaker.refused_count, guard.retry.retries_count)
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Occupancy now, and counts since the cache was opened."""
 
+    counted_at_s: float
+    """Time of these figures, in seconds since the epoch."""
     occupancy: tuple[Occupancy, ...]
     traffic: dict[TransferKind, Traffic]
     lookups: LookupCounts
@@ -100,6 +123,10 @@ class Stats:
     """Pages that storage returned and that were not what they should be: misses, every one."""
     storage_answers: dict[tuple[Method, Answer], int]
     """Answers of the store that is attached, one for each object: why a page was not read, or not stored."""
+    store: AttachedStore | None
+    """None where no store is attached."""
+    slowest: tuple[SlowOperation, ...]
+    """Slowest operations of the last five to ten minutes, the slowest first."""
 
     @property
     def operations_failed(self) -> int:
@@ -125,6 +152,7 @@ class Stats:
         """Count it now."""
         storage = transfers.storage
         return cls(
+            counted_at_s=time.time(),
             occupancy=Occupancy.of(ledger),
             traffic=transfers.traffic.copy(),
             lookups=replace(lookups),
@@ -133,6 +161,8 @@ class Stats:
             calls_quarantined=len(controller.quarantined),
             flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
             storage_answers={} if storage is None else storage.answers.copy(),
+            store=None if storage is None else AttachedStore.of(storage),
+            slowest=controller.slowest.latest(),
         )
 
 

@@ -2,7 +2,7 @@
 
 from unified_cache.controller.controller import Controller, OperationCounts
 from unified_cache.controller.layerwise import LayerwiseLoad
-from unified_cache.controller.operation import Operation, OperationState, TransferKind
+from unified_cache.controller.operation import Operation, OperationState, SlowOperation, TransferKind
 from unified_cache.controller.storage_tier import StorageTier
 from unified_cache.controller.workers import InlineWorkers, ThreadWorkers, Workers
 
@@ -13,6 +13,7 @@ __all__ = [
     "Operation",
     "OperationCounts",
     "OperationState",
+    "SlowOperation",
     "StorageTier",
     "ThreadWorkers",
     "TransferKind",

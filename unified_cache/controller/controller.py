@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from unified_cache.controller.operation import Operation, OperationState, Steps, TransferKind
+from unified_cache.controller.operation import Operation, OperationState, SlowOperation, Steps, TransferKind
 from unified_cache.controller.workers import Workers
 from unified_cache.errors import (
     CacheError,
@@ -26,6 +26,7 @@ from unified_cache.errors import (
 )
 from unified_cache.ranks import LocalRanks, RankGroup
 from unified_cache.ranks.agreement import failed_ranks
+from unified_cache.slowest import Slowest
 
 __all__ = ["Controller", "OperationCounts"]
 
@@ -100,6 +101,7 @@ class Controller:
         "_timeout_s",
         "_workers",
         "counts",
+        "slowest",
     )
 
     def __init__(
@@ -123,6 +125,8 @@ class Controller:
         """Those whose outcome has become known since the last poll."""
         self.counts = {kind: OperationCounts() for kind in TransferKind}
         """Operations by kind and outcome: those that ``take_completed`` has returned, and those that never began."""
+        self.slowest: Slowest[SlowOperation] = Slowest(clock())
+        """Slowest of those that ``take_completed`` has returned."""
         self._is_loss_told = False
         """Whether the caller knows that a rank is lost."""
 
@@ -145,7 +149,7 @@ class Controller:
             self.counts[kind].declined += 1
             return None
         now_s = self._clock()
-        operation = Operation(kind, steps, now_s + self._timeout_s, now_s + patience_s)
+        operation = Operation(kind, steps, now_s, now_s + self._timeout_s, now_s + patience_s)
         operation.advance(None)
         if operation.is_released:
             self._completed.append(operation)
@@ -190,8 +194,13 @@ class Controller:
     def take_completed(self) -> list[Operation]:
         """Return the operations whose outcome has become known and that no call has returned yet."""
         completed, self._completed = self._completed, []
+        now_s = self._clock() if completed else 0.0
         for operation in completed:
             self.counts[operation.kind].add(operation.state)
+            seconds = now_s - operation.started_s
+            if self.slowest.is_slow(seconds, now_s):
+                kind, state, pages_count = operation.kind, operation.state, operation.pages_count
+                self.slowest.note(seconds, SlowOperation(seconds, kind, state, pages_count, time.time()))
             if operation.state is OperationState.FAILED:
                 unexpected = operation.error if isinstance(operation.error, InternalError) else None
                 logger.warning("the %s failed: %s", operation.kind.value, operation.error, exc_info=unexpected)

@@ -8,12 +8,12 @@ life of a page reads from top to bottom, and success, failure, cancel and shutdo
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from unified_cache.errors import CacheError, InternalError
 from unified_cache.storage_backends.wrappers import StorageGuard
 
-__all__ = ["Job", "JobQueue", "Operation", "OperationState", "Steps", "TransferKind", "WaitFor"]
+__all__ = ["Job", "JobQueue", "Operation", "OperationState", "SlowOperation", "Steps", "TransferKind", "WaitFor"]
 
 
 class JobQueue(Enum):
@@ -95,6 +95,18 @@ class OperationState(Enum):
     CANCELLED = "cancelled"
 
 
+class SlowOperation(NamedTuple):
+    """An operation that is over, as one of the slowest."""
+
+    seconds: float
+    """From its start to the poll that returned it, what it waited for included."""
+    kind: TransferKind
+    state: OperationState
+    pages_count: int
+    ended_at_s: float
+    """In seconds since the epoch."""
+
+
 class Operation:
     """Handle of one transfer. Only the controller and its own steps change it.
 
@@ -113,13 +125,14 @@ class Operation:
         "job",
         "kind",
         "pages_count",
+        "started_s",
         "state",
         "stop_s",
         "stored_count",
         "unstored_count",
     )
 
-    def __init__(self, kind: TransferKind, steps: Steps, due_s: float, stop_s: float) -> None:
+    def __init__(self, kind: TransferKind, steps: Steps, started_s: float, due_s: float, stop_s: float) -> None:
         self.kind = kind
         self.state = OperationState.RUNNING
         self.pages_count = 0
@@ -137,6 +150,8 @@ class Operation:
         """Whether everything that it pinned and allocated has been given back."""
         self.due_s = due_s
         """When it fails if it still runs; by the controller's clock."""
+        self.started_s = started_s
+        """When it was started, by the controller's clock."""
         self.stop_s = stop_s
         """When it makes do with what has come by then."""
         self.job: Job | None = None
