@@ -23,7 +23,7 @@ from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
 from unified_cache.prefetches import PrefetchProgress
 from unified_cache.ranks import LocalRanks, RankGroup, check_configuration
 from unified_cache.storage_backends.protocol import Level, StorageBackend
-from unified_cache.tree import UNNAMED, Lock, Match, Preference
+from unified_cache.tree import UNNAMED, Lock, Match, Preference, binding_components
 
 __all__ = ["UnifiedCache"]
 
@@ -115,6 +115,8 @@ class UnifiedCache(OwnedCache):
         self._enter()
         found = self._ledger.tree.match(prompt, priority)
         self._lookups.note(prompt.pages_count, found.device_end, found.host_end)
+        if self._watcher is not None:
+            self._watcher.matched(prompt, found.device_end, found.host_end)
         return found
 
     def explain(self, prompt: Prompt) -> Explanation:
@@ -137,8 +139,11 @@ class UnifiedCache(OwnedCache):
         self._enter()
         check_kind(found, Match, "a match")
         visit = self._ledger.tree.use(found, found.device_end)
+        bound_by = () if self._watcher is None else binding_components(found)
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, visit)
         self._locks.add(lock)
+        if self._watcher is not None:
+            self._watcher.locked(found.prompt, lock, bound_by)
         if lock.end:
             self._backups.reused(found.prompt.head(lock.end))
             self._back_up_due()
@@ -250,6 +255,8 @@ class UnifiedCache(OwnedCache):
         renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE, lock.visit)
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end
+        if self._watcher is not None:
+            self._watcher.inserted(lock, renewed)
         self.release(lock)
         if new_pages:
             self._backups.inserted(prompt, new_pages)
@@ -265,6 +272,8 @@ class UnifiedCache(OwnedCache):
         self._enter()
         self._ledger.tree.unlock(lock)
         self._locks.discard(lock)
+        if self._watcher is not None:
+            self._watcher.released(lock)
 
     def release_windows(self, lock: Lock) -> None:
         """Let go of the windows and states that a lock pins; Full stays pinned until ``release``.

@@ -24,6 +24,7 @@ from unified_cache.memory import PageMemory
 from unified_cache.named_parts import storage_of
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.ranks import LocalRanks, RankGroup, pools_to_store, together
+from unified_cache.recording.note import RequestWatcher
 from unified_cache.slots import PairedAllocator
 from unified_cache.stats import LookupCounts, PublishedStats, Stats
 from unified_cache.storage_backends.protocol import StorageBackend
@@ -71,6 +72,7 @@ class OwnedCache:
         self._owner = threading.get_ident()
         self._closed = False
         self._lookups = LookupCounts()
+        self._watcher: RequestWatcher | None = None
         self._published = PublishedStats(self._count)
 
     @property
@@ -118,6 +120,11 @@ class OwnedCache:
         """
         self._enter()
         return self._controller.cancel(operation)
+
+    def record_to(self, watcher: RequestWatcher | None) -> None:
+        """Tell a watcher of every request from now on, such as one that a ``TraceRecorder`` makes; None ends that."""
+        self._enter()
+        self._watcher = watcher
 
     def set_write_policy(self, policy: WritePolicy) -> None:
         """Go on with another write policy; what the old one has put off is backed up now.

@@ -105,17 +105,17 @@ class ReplayPlan:
         return replace(self, with_bytes=False)
 
     def blocks_of(self, pages: int) -> float:
-        """Return how many blocks of the trace so many pages are."""
+        """Return how many blocks of 512 tokens, in which traces are published, so many pages are."""
         return pages * self.layout.page_size / BLOCK_TOKENS
 
-    def whole_pages(self, blocks: int) -> int:
-        """Return how many whole pages so many blocks of the trace are, from the beginning of a prompt."""
-        return blocks * BLOCK_TOKENS // self.layout.page_size
+    def whole_pages(self, tokens: int) -> int:
+        """Return how many whole pages so many tokens are, from the beginning of a prompt."""
+        return tokens // self.layout.page_size
 
     def pages_of(self, request: TraceRequest) -> int:
         """Return the pages that a request asks for."""
         if self.padded:
-            return self.whole_pages(len(request.hash_ids))
+            return self.whole_pages(len(request.hash_ids) * request.block_tokens)
         return request.input_length // self.layout.page_size
 
     def objects(self) -> dict[str, int]:

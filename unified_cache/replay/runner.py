@@ -116,7 +116,9 @@ def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], wat
         hit = fleet.serve(request)
         served.by_request.append(hit)
         served.pages.append(plan.pages_of(request))
-        served.seen_pages.append(min(plan.whole_pages(_blocks_seen(request, seen)), served.pages[-1]))
+        served.seen_pages.append(
+            min(plan.whole_pages(_blocks_seen(request, seen) * request.block_tokens), served.pages[-1])
+        )
         asked += served.pages[-1]
         handed += hit.total
         served.hit_tokens += min(hit.total * plan.layout.page_size, request.input_length)

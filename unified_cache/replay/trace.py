@@ -4,6 +4,9 @@
 
 ``hash_ids`` names the prompt's blocks of 512 tokens, the last one possibly partial. Equal ids are equal blocks
 after equal prefixes. Lines that are not exactly this are refused, with file and line.
+
+A recording of a cache (``unified_cache.recording``) says its ``page_size`` in each line: its blocks have that many
+tokens, and its ids are any of 63 bits, which are numbered anew here, in the order of the requests.
 """
 
 import gzip
@@ -12,7 +15,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,12 @@ BLOCK_TOKENS = 512
 
 HASH_ID_MAX = 2**31 // BLOCK_TOKENS - 1
 """Largest id whose ``BLOCK_TOKENS`` made-up token ids are still below 2**31."""
+
+NAME_MAX = 2**63 - 1
+"""Largest name of a page in a recording."""
+
+PAGE_SIZE_MAX = 1 << 20
+"""Largest page of a recording, in tokens."""
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
 """Longest line read: bounds memory where a file is no trace at all. A prompt of a billion tokens needs less."""
@@ -48,11 +57,15 @@ class TraceRequest:
     """Tokens of the answer."""
     hash_ids: tuple[int, ...]
     """One id for each block of the prompt."""
+    block_tokens: int = BLOCK_TOKENS
+    """Tokens of a block; the same in all requests of a trace."""
 
     def tokens(self) -> npt.NDArray[np.int32]:
         """Make up the prompt's token ids, the tail block padded to a full one: a function of the hash ids alone."""
-        tokens = np.empty((len(self.hash_ids), BLOCK_TOKENS), np.int32)
-        np.add(np.array(self.hash_ids, np.int32)[:, None] * BLOCK_TOKENS, _OFFSETS, out=tokens)
+        size = self.block_tokens
+        offsets = _OFFSETS if size == BLOCK_TOKENS else np.arange(size, dtype=np.int32)
+        tokens = np.empty((len(self.hash_ids), size), np.int32)
+        np.add(np.array(self.hash_ids, np.int32)[:, None] * size, offsets, out=tokens)
         return tokens.reshape(-1)
 
 
@@ -66,7 +79,32 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
     """
     requests = list(iterate_trace(path, limit))
     requests.sort(key=_timestamp_of)
-    return requests
+    sizes = {request.block_tokens for request in requests}
+    if len(sizes) > 1:
+        raise TraceError(f"{path}: expected one page_size in all lines, found {', '.join(map(str, sorted(sizes)))}")
+    return _renumbered(requests, path) if sizes != {BLOCK_TOKENS} or _has_names(requests) else requests
+
+
+def _has_names(requests: list[TraceRequest]) -> bool:
+    """Tell whether ids are names of a recording, beyond what tokens can be made of."""
+    return any(block > HASH_ID_MAX for request in requests for block in request.hash_ids)
+
+
+def _renumbered(requests: list[TraceRequest], path: Path) -> list[TraceRequest]:
+    """Number the ids from 0, in the order in which they come first; sessions share what they shared before.
+
+    Raises:
+        TraceError: there are more than tokens can be made of.
+    """
+    numbers: dict[int, int] = {}
+    renumbered = [
+        replace(request, hash_ids=tuple(numbers.setdefault(block, len(numbers)) for block in request.hash_ids))
+        for request in requests
+    ]
+    blocks_max = 2**31 // requests[0].block_tokens
+    if len(numbers) > blocks_max:
+        raise TraceError(f"{path}: expected at most {blocks_max} different hash_ids, found {len(numbers)}")
+    return renumbered
 
 
 def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
@@ -137,14 +175,17 @@ def _request_of(line: bytes, place: str) -> TraceRequest:
         raise TraceError(f"{place}: expected timestamp to be a number of milliseconds, found {_shown(timestamp)}")
     input_length = _count(entry, "input_length", place)
     output_length = _count(entry, "output_length", place)
-    hash_ids = _hash_ids(entry, place)
-    blocks = -(-input_length // BLOCK_TOKENS)
+    block_tokens = _count(entry, "page_size", place) if "page_size" in entry else BLOCK_TOKENS
+    if not 0 < block_tokens <= PAGE_SIZE_MAX:
+        raise TraceError(f"{place}: expected page_size to be in [1, {PAGE_SIZE_MAX}], found {block_tokens}")
+    hash_ids = _hash_ids(entry, place, NAME_MAX if "page_size" in entry else HASH_ID_MAX)
+    blocks = -(-input_length // block_tokens)
     if len(hash_ids) != blocks:
         raise TraceError(
             f"{place}: expected {blocks} hash_ids for an input_length of {input_length} "
-            f"in blocks of {BLOCK_TOKENS}, found {len(hash_ids)}"
+            f"in blocks of {block_tokens}, found {len(hash_ids)}"
         )
-    return TraceRequest(timestamp, input_length, output_length, hash_ids)
+    return TraceRequest(timestamp, input_length, output_length, hash_ids, block_tokens)
 
 
 def _field(entry: dict[object, object], name: str, place: str) -> object:
@@ -160,14 +201,14 @@ def _count(entry: dict[object, object], name: str, place: str) -> int:
     return value
 
 
-def _hash_ids(entry: dict[object, object], place: str) -> tuple[int, ...]:
+def _hash_ids(entry: dict[object, object], place: str, id_max: int) -> tuple[int, ...]:
     listed = _field(entry, "hash_ids", place)
     if not isinstance(listed, list):
         raise TraceError(f"{place}: expected hash_ids to be a list, found {_shown(listed)}")
     ids: list[int] = []
     for value in listed:
-        if type(value) is not int or not 0 <= value <= HASH_ID_MAX:
-            raise TraceError(f"{place}: expected hash_ids to be integers in [0, {HASH_ID_MAX}], found {_shown(value)}")
+        if type(value) is not int or not 0 <= value <= id_max:
+            raise TraceError(f"{place}: expected hash_ids to be integers in [0, {id_max}], found {_shown(value)}")
         ids.append(value)
     return tuple(ids)
 

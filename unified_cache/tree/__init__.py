@@ -6,7 +6,7 @@ from unified_cache.tree.evict import Victim
 from unified_cache.tree.forecast import Visit
 from unified_cache.tree.insert import Inserted
 from unified_cache.tree.lock import Lock
-from unified_cache.tree.match import Match
+from unified_cache.tree.match import Match, binding_components
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
@@ -28,6 +28,7 @@ __all__ = [
     "Transfer",
     "Victim",
     "Visit",
+    "binding_components",
     "compiled",
 ]
 

@@ -11,7 +11,7 @@ from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import restorable_ends, window
 
-__all__ = ["Match", "find", "match", "node_at", "path_slots", "peek", "restorable_end"]
+__all__ = ["Match", "binding_components", "find", "match", "node_at", "path_slots", "peek", "restorable_end"]
 
 
 @dataclass(slots=True)
@@ -140,17 +140,41 @@ def restorable_end(tree: TreeState, view: int, path: list[Node], end: int) -> in
     return _search(tree, view, path, end)
 
 
+def binding_components(found: Match) -> tuple[int, ...]:
+    """Return the components that keep a match from being longer; none where all of the prompt can be resumed.
+
+    That is Full, where the match goes as far as Full does on device and host. Else Full goes farther, and those whose
+    windows cannot be resumed where it ends.
+    """
+    if found.host_end == found.prompt.pages_count:
+        return ()
+    tree, path = found.tree, found.path
+    node = next((node for node in reversed(path) if node.full_end(ANYWHERE) > node.start), None)
+    full_end = 0 if node is None else min(found.tree_end, node.full_end(ANYWHERE))
+    if node is None or full_end <= found.host_end:
+        return (0,)
+    return tuple(
+        component
+        for component in range(1, tree.components_count)
+        if not _window_is_live(tree, ANYWHERE, node, full_end, component)
+    )
+
+
 def _windows_live(tree: TreeState, view: int, node: Node, end: int) -> bool:
     """Tell whether every windowed component holds its window before ``end``, which lies in ``node``."""
-    for component in range(1, tree.components_count):
-        window_start = window(end, tree.spans[component])
-        at: Node | None = node
-        upto = end
-        while at is not None and at.end > window_start:
-            if at.last_hole_before(view, component, upto) > window_start:
-                return False
-            upto = at.start
-            at = at.parent
+    return all(_window_is_live(tree, view, node, end, component) for component in range(1, tree.components_count))
+
+
+def _window_is_live(tree: TreeState, view: int, node: Node, end: int, component: int) -> bool:
+    """Tell whether one windowed component holds its window before ``end``, which lies in ``node``."""
+    window_start = window(end, tree.spans[component])
+    at: Node | None = node
+    upto = end
+    while at is not None and at.end > window_start:
+        if at.last_hole_before(view, component, upto) > window_start:
+            return False
+        upto = at.start
+        at = at.parent
     return True
 
 

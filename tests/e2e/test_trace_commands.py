@@ -1,0 +1,99 @@
+"""``unified-cache trace``: figures that can be counted by hand, parts of whole sessions, plain Mooncake traces."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT
+from tests.support.cluster import ask
+from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.replay.trace_figures import TraceFigures
+from unified_cache.replay.trace_sessions import cut_sessions, in_blocks_of, sessions_of
+
+TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
+DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+
+
+def request_of(at: int, *blocks: int) -> TraceRequest:
+    return TraceRequest(at, 512 * len(blocks), 10, blocks)
+
+
+TURNS = [
+    request_of(0, 1, 2, 3),
+    request_of(1000, 7, 8),
+    request_of(2000, 1, 2, 4, 5),  # goes on after the first one's whole blocks, 1 and 2
+    request_of(3000, 1, 2, 4, 6),
+    request_of(4000, 9),
+    request_of(5000, 7, 10),
+]
+
+
+def test_a_request_that_begins_with_an_earlier_prompt_continues_its_session() -> None:
+    assert sessions_of(TURNS) == [0, 1, 0, 0, 2, 1]
+
+
+def test_the_figures_of_a_trace_are_those_counted_by_hand() -> None:
+    figures = TraceFigures.of(TURNS)
+    assert (figures.requests, figures.seconds, figures.sessions) == (6, 5.0, 3)
+    assert (figures.blocks, figures.different_blocks) == (16, 10)
+    # 1 and 2 with 3, 7, 8: 5 blocks; again, and 4, with 5: 4 blocks; 7 with 8, 1, 2, 4, 5, 6, 9: 8 blocks.
+    assert figures.reuse_distances == (0, 0, 5, 1)
+    assert figures.popularity == (6, 10)
+    assert figures.session_requests == (1, 2)
+
+
+def test_reuse_distances_say_what_an_lru_cache_hits() -> None:
+    requests = read_trace(TRACE, 300)
+    figures = TraceFigures.of(requests)
+    for power in (8, 11):
+        held: dict[int, None] = {}
+        hits = 0
+        for block in (block for request in requests for block in request.hash_ids):
+            hits += block in held
+            held.pop(block, None)
+            held[block] = None
+            if len(held) > (1 << power) - 1:
+                del held[next(iter(held))]
+        assert hits == sum(figures.reuse_distances[:power])
+
+
+def test_a_part_of_a_trace_has_whole_sessions_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    target = tmp_path / "part.jsonl.gz"
+    assert ask("trace", "cut", TRACE, target, "--share", "0.2", "--seed", "7").status == 0
+    part, whole = read_trace(target), read_trace(TRACE)
+    assert part == cut_sessions(whole, 0.2, 7)
+    sessions = dict(zip(map(id, whole), sessions_of(whole), strict=True))
+    chosen = {sessions[id(request)] for request in cut_sessions(whole, 0.2, 7)}
+    assert len(part) == sum(session in chosen for session in sessions.values())
+    assert len(chosen) == round(0.2 * (max(sessions.values()) + 1))
+    assert cut_sessions(whole, 0.2, 8) != part
+
+
+def test_small_blocks_become_the_blocks_of_plain_traces(tmp_path: Path) -> None:
+    small = [TraceRequest(0, 1_200, 1, (5, 6, 7, 8, 9), 256), TraceRequest(1, 1_024, 1, (5, 6, 7, 10), 256)]
+    converted = in_blocks_of(small)
+    assert [request.hash_ids for request in converted] == [(0, 1, 2), (0, 3)]
+    assert {request.block_tokens for request in converted} == {512}
+    target = tmp_path / "plain.jsonl"
+    assert ask("trace", "convert", TRACE, target, "--block-tokens", "1024").status == 0
+    assert [request.input_length for request in read_trace(target)] == [each.input_length for each in read_trace(TRACE)]
+    said = ask("trace", "convert", TRACE, target, "--block-tokens", "700")
+    assert (said.status, "whole ones of 512" in said.err) == (2, True)
+
+
+def test_info_says_the_figures_as_a_table_as_json_and_as_a_page(tmp_path: Path) -> None:
+    said = ask("trace", "info", TRACE, "--report", tmp_path / "out")
+    assert said.status == 0, said.err
+    assert "had been asked for before" in said.out
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert all(title in page for title in ("reuse distance", "popularity", "Sessions, by their requests"))
+    found = json.loads(ask("trace", "info", TRACE, "--json").out)
+    (row,) = (line for line in DOCUMENT.splitlines() if line.startswith("| `trace info`"))
+    assert [field for field in found if field not in ("command", "format") and f"`{field}`" not in row] == []
+
+
+@pytest.mark.parametrize("share", ["0", "1.5"])
+def test_a_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
+    said = ask("trace", "cut", TRACE, tmp_path / "part", "--share", share)
+    assert (said.status, "must be in (0, 1]" in said.err) == (2, True)

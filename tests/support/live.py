@@ -1,0 +1,77 @@
+"""A cache that serves a trace over and over on a thread of its own, for a live page to look at."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.sources import ROOT
+from unified_cache.replay.player import Player
+from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.stats import Stats
+from unified_cache.storage_backends.memory import keys_only_storage
+
+__all__ = ["RunningReplay", "running_replay", "settings_of_a_small_replay", "trace_of"]
+
+TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
+END_S = 60.0
+"""Longest wait for the thread; reached only by a bug."""
+
+PAUSE_S = 0.001
+"""Between two requests: an engine computes meanwhile, and a page finds the interpreter free."""
+
+
+def trace_of(limit: int) -> list[TraceRequest]:
+    return read_trace(TRACE, limit)
+
+
+def settings_of_a_small_replay() -> ReplaySettings:
+    """Return tiers so small that every one of them evicts."""
+    return ReplaySettings(
+        device_pages=250, host_pages=600, storage="memory:", storage_bytes=30_000_000, with_bytes=False
+    )
+
+
+class RunningReplay:
+    """Publishes what the replay's cache does, and remembers what a page was given, by the time of the figures."""
+
+    def __init__(self) -> None:
+        self.given: dict[float, Stats] = {}
+        self.served_count = 0
+        self.ready = threading.Event()
+        self.stop = threading.Event()
+        self._player: Player | None = None
+
+    def published_stats(self) -> Stats:
+        """Return what the cache has published last."""
+        assert self._player is not None
+        stats = self._player.cache.published_stats()
+        self.given[stats.counted_at_s] = stats
+        return stats
+
+    def run(self, requests: list[TraceRequest]) -> None:
+        """Serve requests until told to stop; owns the cache."""
+        plan = settings_of_a_small_replay().plan
+        with Player.open(plan, keys_only_storage(plan.storage_bytes, plan.objects())) as player:
+            self._player = player
+            self.ready.set()
+            while not self.stop.is_set():
+                for request in requests:
+                    player.serve(request)
+                    self.served_count += 1
+                    if self.stop.wait(PAUSE_S):
+                        break
+
+
+@contextmanager
+def running_replay(requests: int = 200) -> Iterator[RunningReplay]:
+    """Yield a replay under way, which ends with the block."""
+    replay = RunningReplay()
+    thread = threading.Thread(target=replay.run, args=(trace_of(requests),), name="replay")
+    thread.start()
+    try:
+        assert replay.ready.wait(END_S)
+        yield replay
+    finally:
+        replay.stop.set()
+        thread.join(END_S)

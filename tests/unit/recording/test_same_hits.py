@@ -1,0 +1,99 @@
+"""A recording of a replay, replayed, hits the same pages: request by request, tier by tier, component by component."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import ask
+from tests.support.live import settings_of_a_small_replay, trace_of
+from unified_cache.components.kinds import Full, SlidingWindow
+from unified_cache.page import Prompt
+from unified_cache.pool import ModelLayout, PoolSpec
+from unified_cache.recording.recorder import TraceRecorder
+from unified_cache.replay.plan import ReplayPlan
+from unified_cache.replay.player import Player
+from unified_cache.replay.result import Hits
+from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.storage_backends.memory import keys_only_storage
+
+REQUESTS = 300
+
+
+def plan_of(page_size: int, *, windowed: bool) -> ReplayPlan:
+    """Return the plan of a small replay in pages of this size, with a sliding window or without."""
+    plan = settings_of_a_small_replay().plan
+    full = Full((PoolSpec("kv", 512),))
+    parts = (full, SlidingWindow(1_024, page_size, (PoolSpec("swa", 512),))) if windowed else (full,)
+    layout = ModelLayout(page_size, parts)
+    scale = 512 // page_size
+    device, host = (250 * scale, 120 * scale)[: len(parts)], (600 * scale, 200 * scale)[: len(parts)]
+    return replace(plan, layout=layout, true_layout=layout, device_pages=device, host_pages=host)
+
+
+def served(plan: ReplayPlan, requests: list[TraceRequest], recording: Path) -> tuple[list[Hits], list[Hits]]:
+    """Serve requests and record them; return the hits of each, and those of each component."""
+    with Player.open(plan, keys_only_storage(plan.storage_bytes, plan.objects())) as player:
+        with TraceRecorder.open(recording) as recorder:
+            player.cache.record_to(recorder.requests_of(plan.layout))
+            hits = [player.serve(request) for request in requests]
+            player.wait_all()
+            player.cache.record_to(None)
+        counts = recorder.counts()
+        assert (counts.written, counts.dropped, counts.failed) == (len(requests), 0, 0)
+        return hits, list(player.component_hits)
+
+
+@pytest.mark.parametrize(("page_size", "windowed"), [(512, False), (512, True), (256, True)])
+def test_a_replay_of_a_recording_hits_the_same_pages(tmp_path: Path, page_size: int, windowed: bool) -> None:
+    plan = plan_of(page_size, windowed=windowed)
+    first = served(plan, trace_of(REQUESTS), tmp_path / "first.jsonl.gz")
+    requests = read_trace(tmp_path / "first.jsonl.gz")
+    assert {request.block_tokens for request in requests} == {page_size}
+    again = served(plan, requests, tmp_path / "again.jsonl.gz")
+    assert again == first
+    assert sum(hit.storage for hit in first[0]) > 0, "all tiers take part"
+    assert sum(hit.host for hit in first[0]) > 0
+    lines = [
+        [json.loads(line) for line in gzip.decompress((tmp_path / f"{name}.jsonl.gz").read_bytes()).splitlines()]
+        for name in ("first", "again")
+    ]
+    assert [line["hit_pages"] for line in lines[0]] == [hit.by_tier() for hit in first[0]], (
+        "the recording says them too"
+    )
+    assert [line["bound_by"] for line in lines[1]] == [line["bound_by"] for line in lines[0]]
+    assert [line["output_length"] for line in lines[0]] == [0] * REQUESTS
+    named = {name for line in lines[0] for name in line["bound_by"]}
+    assert named == ({"full", "swa"} if windowed else {"full"})
+
+
+def test_the_command_replays_a_recording_with_the_same_hits(tmp_path: Path) -> None:
+    recording = tmp_path / "recording.jsonl.gz"
+    plan = settings_of_a_small_replay().plan
+    hits, _ = served(plan, trace_of(REQUESTS), recording)
+    sizes = ("--device-pages", "250", "--host-pages", "600", "--storage", "memory:", "--storage-bytes", "30000000")
+    said = ask("replay", recording, *sizes, "--no-bytes", "--json")
+    assert said.status == 0, said.err
+    assert json.loads(said.out)["hit_blocks"] == sum(hits, Hits()).by_tier()
+
+
+def test_what_a_request_computes_beyond_its_prompt_is_its_output(tmp_path: Path) -> None:
+    plan = settings_of_a_small_replay().plan
+    path = tmp_path / "trace.gz"
+    with Player.open(plan, None if plan.storage is None else keys_only_storage(None, plan.objects())) as player:
+        cache = player.cache
+        with TraceRecorder.open(path) as recorder:
+            cache.record_to(recorder.requests_of(plan.layout))
+            size = plan.layout.page_size
+            prompt, whole = (Prompt.of(list(range(count * size)), size) for count in (2, 5))
+            lock = cache.lock(cache.match(prompt))
+            for end in (prompt, whole):
+                slots = cache.allocate(cache.pages_to_allocate(lock.end, end.pages_count, [end.pages_count]))
+                assert slots is not None
+                lock = cache.insert(end, slots, lock)
+            cache.release(lock)
+            cache.wait_all(10)
+    (request,) = read_trace(path)
+    assert (request.input_length, request.output_length) == (2 * size, 3 * size)

@@ -1,0 +1,159 @@
+"""``unified-cache trace``: figures of a trace, and parts and forms of it for other runs."""
+
+import gzip
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unified_cache.cli.json_output import check_json_file, shown_as_json
+from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.text import console_on, example, table
+from unified_cache.errors import ConfigError
+from unified_cache.extras import import_with_extra
+from unified_cache.files import check_writable, write_whole
+from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
+from unified_cache.replay.trace_figures import TraceFigures
+from unified_cache.replay.trace_sessions import cut_sessions, in_blocks_of
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["TraceConvertCommand", "TraceCutCommand", "TraceInfoCommand", "trace_app"]
+
+TRACE_EPILOG = """**Examples**
+
+    unified-cache trace info recording.jsonl.gz --report out
+
+    unified-cache trace cut recording.jsonl.gz part.jsonl.gz --share 0.1
+
+    unified-cache trace convert recording.jsonl.gz mooncake.jsonl.gz
+"""
+
+trace_app = typer.Typer(
+    name="trace",
+    epilog=TRACE_EPILOG,
+    help="Show figures of a request trace or a recording, cut it, and convert it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+TraceArgument = Annotated[Path, typer.Argument(help="Trace in the Mooncake format or recording, plain or .gz.")]
+TargetArgument = Annotated[Path, typer.Argument(metavar="TARGET", help="File to write; gzip where it ends in .gz.")]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInfoCommand:
+    """Show how much of a trace repeats, how soon, how often, and in which sessions."""
+
+    trace: TraceArgument
+    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page with pictures there.")] = None
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
+
+    def run(self) -> None:
+        """Count and show.
+
+        Raises:
+            TraceError: it is no trace.
+            OSError: report or JSON file cannot be written.
+        """
+        check_json_file(self.json_file)
+        pages: ModuleType | None = None
+        if self.report is not None:
+            pages = import_with_extra("unified_cache.replay.trace_report", "report", "--report")
+            self.report.mkdir(parents=True, exist_ok=True)
+            check_writable(self.report)
+        figures = TraceFigures.of(read_trace(self.trace))
+        if not shown_as_json("trace info", figures.as_json(), on_stdout=self.as_json, file=self.json_file):
+            shown = table("", self.trace.name)
+            for name, value in figures.rows():
+                shown.add_row(name, value)
+            console = console_on(sys.stdout)
+            console.print_line(figures.headline)
+            console.print(shown)
+        if pages is not None and self.report is not None:
+            path: Path = pages.write_trace_report(self.trace.name, figures, self.report)
+            sys.stderr.write(f"report: {path}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCutCommand:
+    """Write some sessions of a trace, whole, into another file."""
+
+    trace: TraceArgument
+    target: TargetArgument
+    share: Annotated[float, typer.Option(metavar="F", help="Share of the sessions, in (0, 1].")] = 1.0
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Of the trace's first N requests only.")] = None
+    seed: Annotated[int, typer.Option(metavar="N", help="Choice of the sessions.")] = 0
+
+    def run(self) -> None:
+        """Choose and write.
+
+        Raises:
+            TraceError: it is no trace.
+            ConfigError: the share is out of range.
+            OSError: the target cannot be written; it is as it was.
+        """
+        check_writable(self.target.parent)
+        requests = read_trace(self.trace, self.limit)
+        chosen = cut_sessions(requests, self.share, self.seed)
+        _write(self.target, chosen)
+        sys.stdout.write(f"{len(chosen)} of {len(requests)} requests\n")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceConvertCommand:
+    """Write a recording as a plain Mooncake trace, as other tools read it: larger blocks, numbered from 0."""
+
+    trace: TraceArgument
+    target: TargetArgument
+    block_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a block.")] = BLOCK_TOKENS
+
+    def run(self) -> None:
+        """Convert and write.
+
+        Raises:
+            TraceError: it is no trace.
+            ConfigError: its blocks do not make up whole ones of this size.
+            OSError: the target cannot be written; it is as it was.
+        """
+        check_writable(self.target.parent)
+        converted = in_blocks_of(read_trace(self.trace), self.block_tokens)
+        _write(self.target, converted)
+        sys.stdout.write(f"{len(converted)} requests in blocks of {self.block_tokens} tokens\n")
+
+
+def _write(target: Path, requests: Sequence[TraceRequest]) -> None:
+    """Write requests in the Mooncake format; of blocks of another size than its own with their ``page_size``.
+
+    Raises:
+        ConfigError: there are none.
+        OSError: the target cannot be written; it is as it was.
+    """
+    if not requests:
+        raise ConfigError(f"{target} would be empty: no session was chosen")
+    lines = "".join(json.dumps(_entry(request), separators=(",", ":")) + "\n" for request in requests).encode()
+    write_whole(target, gzip.compress(lines, mtime=0) if target.suffix == ".gz" else lines)
+
+
+def _entry(request: TraceRequest) -> dict[str, object]:
+    entry: dict[str, object] = {
+        "timestamp": request.timestamp,
+        "input_length": request.input_length,
+        "output_length": request.output_length,
+        "hash_ids": list(request.hash_ids),
+    }
+    return entry if request.block_tokens == BLOCK_TOKENS else {**entry, "page_size": request.block_tokens}
+
+
+for _name, _command, _options in (
+    ("info", TraceInfoCommand, " trace.jsonl.gz --report out"),
+    ("cut", TraceCutCommand, " trace.jsonl.gz part.jsonl.gz --share 0.1"),
+    ("convert", TraceConvertCommand, " recording.jsonl.gz mooncake.jsonl.gz"),
+):
+    trace_app.command(_name, epilog=example(f"unified-cache trace {_name}{_options}"))(_command)

@@ -1,0 +1,56 @@
+"""The page of a trace: how much of it repeats, how soon, how often, and in which sessions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from unified_cache.replay.trace_figures import TraceFigures
+from unified_cache.report.charts import BarChart, Hue, Series, Unit
+from unified_cache.report.page import Page, TableSection
+
+__all__ = ["write_trace_report"]
+
+
+def write_trace_report(name: str, figures: TraceFigures, directory: Path) -> Path:
+    """Write the page of a trace into ``directory``; return its path.
+
+    Raises:
+        OSError: it cannot be written; nothing is left half-written.
+    """
+    charts = [
+        _bars("Uses again, by the blocks used meanwhile (reuse distance)", "uses", figures.reuse_distances),
+        _bars("Uses, by how often their block is used (popularity)", "uses", figures.popularity),
+        _bars("Sessions, by their requests", "sessions", figures.session_requests),
+    ]
+    page = Page(
+        title=f"Trace {name}",
+        headline=figures.headline,
+        lead="An LRU cache of so many blocks has what is used again at a smaller distance.",
+        alarm="",
+        charts=[chart for chart in charts if chart.categories],
+        tables=[TableSection("Reuse distance", ("blocks held", "uses again", "share of all blocks"), _curve(figures))],
+        notes=[],
+        settings=figures.rows(),
+    )
+    return page.write(directory)
+
+
+def _bars(title: str, name: str, counts: Sequence[int]) -> BarChart:
+    return BarChart(
+        title, Unit.COUNT, [_span(power) for power in range(len(counts))], [Series(name, Hue.PLAIN, counts)]
+    )
+
+
+def _span(power: int) -> str:
+    first, last = 1 << power, (1 << power + 1) - 1
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
+def _curve(figures: TraceFigures) -> list[tuple[str, ...]]:
+    """Return what an LRU cache of so many blocks hits."""
+    rows: list[tuple[str, ...]] = []
+    uses = 0
+    for power, count in enumerate(figures.reuse_distances):
+        uses += count
+        share = uses / figures.blocks if figures.blocks else 0.0
+        rows.append((f"{(1 << power + 1) - 1:,}", f"{uses:,}", f"{share:.2%}"))
+    return rows
