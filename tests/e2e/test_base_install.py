@@ -57,6 +57,7 @@ IMPORTS = {
     "import unified_cache.events.config": ("unified_cache.events", "events"),
     "import unified_cache.events.subscriber": ("unified_cache.events", "events"),
     "import unified_cache.events.router_client": ("a router's client", "router"),
+    "import unified_cache.live.server": ("the live page", "live"),
     "import unified_cache.service.server": ("the service", "service"),
     "import unified_cache.storage_backends.remote.store": ("grpc:", "remote"),
 }

@@ -30,6 +30,7 @@ DEFERRED: Mapping[str, tuple[str, str]] = {
         "plan:plan_app",
         "Say what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.",
     ),
+    "trace": ("trace:trace_app", "Show figures of a request trace or a recording, cut it, and convert it."),
     "compare": (
         "compare:compare_app",
         "Compare the results of two replays: what the second hits and moves, held against the first, and why.",
@@ -66,6 +67,10 @@ DEFERRED: Mapping[str, tuple[str, str]] = {
     "serve": (
         "serve:serve_app",
         "Serve a store over gRPC, safe by default: to this machine alone, unless client certificates are asked for.",
+    ),
+    "top": (
+        "top:top_app",
+        "Show what a cache or a service holds and does now, as its live page does.",
     ),
     "token": ("serve:token_app", "Make and revoke the tokens that tenants of a service show."),
     "ping": (

@@ -82,6 +82,14 @@ class ServeCommand:
     ] = None
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML.")] = None
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as TOML and exit.")] = False
+    live_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=0, max=65_535, help="Show a live page at this port of 127.0.0.1; 0 for any."),
+    ] = None
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Record look-ups in FILE.gz, as a trace in which no prompt can be read."),
+    ] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines without asking for client certificates.")
     ] = False
@@ -99,6 +107,8 @@ class ServeCommand:
             "listen": self.listen,
             "storage": self.storage,
             "host_bytes": self.host_bytes,
+            "live": None if self.live_port is None else {"listen": f"127.0.0.1:{self.live_port}"},
+            "record": None if self.record is None else {"file": str(self.record)},
             "insecure": self.insecure or None,
         }
         flags = {name: value for name, value in options.items() if value is not None}
@@ -114,6 +124,8 @@ class ServeCommand:
         with signals_drain(drain):
             service = _service_module("server", "serve").Service.open(settings, log, drain)
             log.event("serving", f"{settings.listen} port {service.port}, metrics port {service.metrics_port}")
+            if service.live_port is not None:
+                log.event("live_page", f"{settings.live.listen} port {service.live_port}")
             drain.wait()
             log.event("draining", f"calls in flight have {settings.drain.grace_s} s")
             finished = service.drain(settings.drain.grace_s)

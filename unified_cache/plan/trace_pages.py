@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import TraceError
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.replay.trace import BLOCK_TOKENS, HASH_ID_MAX, TraceRequest
 
 __all__ = ["Counts", "Floats", "Numbers", "TracePages"]
 
@@ -57,6 +57,11 @@ class TracePages:
         ids, lengths = array("i"), array("i")
         times, inputs, outputs = array("d"), array("q"), array("q")
         for request in requests:
+            if request.block_tokens != BLOCK_TOKENS or max(request.hash_ids, default=0) > HASH_ID_MAX:
+                raise TraceError(
+                    f"a plan needs blocks of {BLOCK_TOKENS} tokens, numbered from 0, found those of a recording: "
+                    f"unified-cache trace convert makes them"
+                )
             ids.extend(request.hash_ids)
             lengths.append(len(request.hash_ids))
             times.append(request.timestamp / 1000)

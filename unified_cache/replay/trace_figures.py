@@ -12,7 +12,7 @@ __all__ = ["TraceFigures"]
 
 @dataclass(frozen=True, slots=True)
 class TraceFigures:
-    """What there is to know of a trace before it is replayed. Histograms count by powers of two: [2**n, 2**(n + 1))."""
+    """Figures of a trace before it is replayed. Histograms count by powers of two: [2**n, 2**(n + 1))."""
 
     requests: int
     seconds: float

@@ -2,6 +2,7 @@
 
 A call passes these rooms in order; each imports only from those before it.
 
+addresses   where a server listens
 settings    every setting of a server, with its default
 access      the caller: certificate or token, role, quota, turn
 store       pages in memory, in front of any storage backend

@@ -1,11 +1,14 @@
 """A whole server: listeners, access, store, health, metrics, opened together and drained in order."""
 
 import os
+import ssl
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 from grpc_health.v1 import health  # type: ignore[import-untyped]
@@ -14,6 +17,8 @@ from prometheus_client import CollectorRegistry
 from unified_cache.drain import Drain
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
+from unified_cache.recording.note import RequestNote
+from unified_cache.recording.recorder import RecorderSettings, TraceRecorder
 from unified_cache.service.access.callers import Caller, Gate
 from unified_cache.service.access.clients import CertifiedClients, ClientTrust, audit_trust, read_trust
 from unified_cache.service.access.fairness import FairScheduler
@@ -32,9 +37,11 @@ from unified_cache.service.access.tls import (
 )
 from unified_cache.service.access.tokens import Tokens, audit_tokens, read_tokens
 from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.addresses import ListenAddress
 from unified_cache.service.operations.audit import open_audit
 from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.health import HealthService
+from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.metrics_listener import MetricsDoor, MetricsListener
@@ -42,13 +49,16 @@ from unified_cache.service.operations.public_calls import PublicCalls
 from unified_cache.service.operations.reflection import reflection_methods
 from unified_cache.service.operations.unix_socket import held_socket
 from unified_cache.service.servicer import CacheService
-from unified_cache.service.settings import ListenAddress, ServiceSettings, TlsSettings, TracingExporter
+from unified_cache.service.settings import ServiceSettings, TlsSettings, TracingExporter
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
 from unified_cache.wire.calls import SERVICE
 
-__all__ = ["Service", "check_memory"]
+if TYPE_CHECKING:
+    from unified_cache.live.server import LiveServer
+
+__all__ = ["Service", "ServicePorts", "check_memory"]
 
 STOP_S = 1.0
 """Time that calls have to notice that the grace is over."""
@@ -63,20 +73,31 @@ SOCKET_UMASK = 0o177
 """A Unix socket is for its owner alone."""
 
 
+class ServicePorts(NamedTuple):
+    """Ports that a server listens at."""
+
+    port: int
+    """0 for a Unix socket."""
+    metrics_port: int | None
+    """None for no metrics."""
+    live_port: int | None
+    """None for no live page."""
+
+
 class Service:
     """A server that listens, and everything it owns. ``open`` makes one, ``drain`` or ``close`` ends it."""
 
     def __init__(
         self,
         server: grpc.Server,
-        ports: tuple[int, int | None],
+        ports: "ServicePorts",
         gate: ServiceGate,
         healthy: HealthService,
         metrics: ServiceMetrics,
         opened: ExitStack,
     ) -> None:
-        self.port, self.metrics_port = ports
-        """Port that it listens at, 0 for a Unix socket; that of its metrics, None for no metrics."""
+        self.port, self.metrics_port, self.live_port = ports
+        """See ``ServicePorts``."""
         self._server = server
         self._gate = gate
         self._healthy = healthy
@@ -107,7 +128,8 @@ class Service:
             _warn_of_quotas(settings, access, bytes_max, observed.metrics)
             usage = TenantUsage(stored, settings.limits.counted_pages_max, bytes_max)
             store = TieredStore(guarded.guard.breaker, HostTier(settings.host_bytes), usage, observed.metrics)
-            cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask)
+            note = _note_taker(settings, opened)
+            cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, take_note=note)
             opened.callback(cache.close)
             observed.registry.register(LossCollector(store))
             timeouts = CallTimeouts(settings.limits, time.monotonic)
@@ -121,8 +143,14 @@ class Service:
             server.start()
             if listener is not None:
                 listener.start()
-            metrics_port = None if listener is None else listener.port
-            return cls(server, (port, metrics_port), gate, healthy, observed.metrics, opened.pop_all())
+            figures = ServiceFigures(
+                f"service {settings.listen}", store, guarded, observed.metrics, scheduler, stored, cache.leased_bytes
+            )
+            live = _live_server(settings, access, figures, observed.metrics)
+            if live is not None:
+                opened.callback(live.close)
+            ports = ServicePorts(port, None if listener is None else listener.port, None if live is None else live.port)
+            return cls(server, ports, gate, healthy, observed.metrics, opened.pop_all())
 
     def drain(self, grace_s: float) -> bool:
         """Refuse what is new, let what is in flight end within ``grace_s``, then close; tell whether all of it did."""
@@ -187,13 +215,16 @@ class _Access:
 
     def authenticator(self, settings: ServiceSettings) -> Authenticator:
         """Return the authentication of callers; on a server that has none everybody is the local tenant."""
-        access = settings.access
-        local = Caller(access.local_tenant, access.local_role, "none")
+        local = _local_caller(settings)
         return Authenticator(self.tokens, self.clients, local if self.tokens is None and self.clients is None else None)
 
     def credentials(self) -> grpc.ServerCredentials | None:
         """Return the credentials to listen with, None for plain text."""
         return None if self.certificates is None else server_credentials(self.certificates, self.trust)
+
+
+def _local_caller(settings: ServiceSettings) -> Caller:
+    return Caller(settings.access.local_tenant, settings.access.local_role, "none")
 
 
 def _observed(settings: ServiceSettings, log: Log, opened: ExitStack) -> _Observed:
@@ -219,6 +250,40 @@ def _metrics_listener(settings: ServiceSettings, observed: _Observed, access: _A
     readers = MetricsReaders(access.clients, has_authority=own_ca is not None)
     door = MetricsDoor(context, readers.admits, settings.metrics.request_s_max, time.monotonic)
     return MetricsListener.open(address, observed.registry, door)
+
+
+def _note_taker(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestNote], None] | None:
+    record = settings.record
+    if record.file is None:
+        return None
+    bounds = RecorderSettings(record.file_bytes_max, record.files_max)
+    return opened.enter_context(TraceRecorder.open(record.file, bounds)).note
+
+
+def _live_server(
+    settings: ServiceSettings, access: _Access, figures: ServiceFigures, metrics: ServiceMetrics
+) -> "LiveServer | None":
+    address, tls = settings.live_address, settings.tls
+    if address is None:
+        return None
+    live = import_with_extra("unified_cache.live.server", "live", "the live page")
+    context = None
+    if tls is not None:
+        made = partial(metrics_context, tls, None)
+        files = [tls.certificate, tls.key]
+        contexts = Reloaded(files, made, _pace_of(tls), time.monotonic, metrics, audit_metrics)
+        context = made()
+        context.sni_callback = lambda connection, _name, _first: _use_context(connection, contexts.latest())
+    door = ServiceDoor(access.tokens, _local_caller(settings))
+    opened: LiveServer = live.LiveServer.open(
+        figures, live.LiveAddress(address.host, address.port, settings.live.every_s, context), door
+    )
+    return opened
+
+
+def _use_context(connection: ssl.SSLObject, context: ssl.SSLContext) -> None:
+    """Have a handshake go on with the certificate that is valid now."""
+    connection.context = context
 
 
 def _certificate_expiry_s(certificates: Reloaded[Certificates]) -> float:

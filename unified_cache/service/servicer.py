@@ -9,6 +9,7 @@ import numpy as np
 
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.recording.note import FoundByTier, KeyedPages, RequestNote
 from unified_cache.seal import FORMAT_VERSION, Label
 from unified_cache.service.access.callers import Gate, Observer
 from unified_cache.service.access.errors import Refused
@@ -49,7 +50,8 @@ __all__ = ["CacheService"]
 class CacheService:
     """The request path of a server. Owns the store; closing it closes that. Thread-safe.
 
-    ``ask_drain`` is called when an administrator asks the server to end; ``clock`` gives seconds and never goes back.
+    ``ask_drain`` is called when an administrator asks the server to end; ``clock`` gives seconds and never goes back;
+    ``take_note`` is given every look-up, without waiting.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class CacheService:
         limits: LimitSettings,
         ask_drain: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
+        take_note: Callable[[RequestNote], None] | None = None,
     ) -> None:
         self._limits = limits
         self._store = store
@@ -69,6 +72,7 @@ class CacheService:
         self._regions = LentRegions(limits, clock)
         self._calls = CallBoundary(gate, self._timeouts, observer, clock)
         self._ask_drain = ask_drain
+        self._take_note = take_note
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
         """Return what a ``grpc.Server`` is given; its options are ``LimitSettings.channel_options``."""
@@ -94,6 +98,10 @@ class CacheService:
                 Call.UNSHARE.value: unary(Call.UNSHARE, Role.READER, pb.UnshareRequest, self._unshare),
             },
         )
+
+    def leased_bytes(self) -> int:
+        """Return the bytes in memory that leases of all tenants keep from eviction."""
+        return self._leases.leased_bytes()
 
     def close(self) -> None:
         """Close the store."""
@@ -126,6 +134,11 @@ class CacheService:
         found = longest_prefix(
             pools, len(keys), lambda asked: self._present(call, labels(asked)), every_end=request.every_end
         )
+        if self._take_note is not None:
+            pages = KeyedPages(keys, registration.layout.page_size, call.tenant.encode() + registration.stored.identity)
+            # The tiers of a server are asked together: what a look-up finds is storage to the engine that asks.
+            bound_by = (found.bound_by,) if found.bound_by else ()
+            self._take_note(RequestNote(time.time(), pages, 0, FoundByTier(0, 0, found.end), bound_by))
         reply = pb.LookupReply(end_max=found.end, bound_by=found.bound_by, pages_count=len(keys))
         if request.every_end:
             reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()

@@ -3,10 +3,8 @@
 Every key is known and every limit is finite: what is not named here, or makes no sense, is refused with one line.
 """
 
-import ipaddress
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from tomllib import TOMLDecodeError
@@ -25,6 +23,7 @@ from pydantic_settings import (
 from unified_cache.arguments import did_you_mean
 from unified_cache.config import GuardConfig
 from unified_cache.errors import ConfigError
+from unified_cache.service.addresses import ListenAddress, checked_address
 from unified_cache.wire.calls import PART_BYTES
 
 __all__ = [
@@ -33,10 +32,11 @@ __all__ = [
     "AuditSettings",
     "DrainSettings",
     "LimitSettings",
-    "ListenAddress",
+    "LiveSettings",
     "LogSettings",
     "MetricsSettings",
     "QuotaSettings",
+    "RecordSettings",
     "Role",
     "ServiceSettings",
     "TenantQuota",
@@ -51,8 +51,6 @@ ENVIRONMENT_PREFIX = "UNIFIED_CACHE_SERVE_"
 """``UNIFIED_CACHE_SERVE_LISTEN`` is ``listen``, ``UNIFIED_CACHE_SERVE_TLS__KEY`` is ``key`` of ``[tls]``."""
 
 _NESTED = "__"
-_UNIX = "unix:"
-_PORT_MAX = 65535
 _FRAME_BYTES_MAX = 64
 """Bytes around the content of a part in the message that carries it."""
 
@@ -77,56 +75,6 @@ class Role(Enum):
         """Tell whether this role may do what ``needed`` may."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
-
-
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """Address to listen at: ``HOST:PORT``, ``[IPV6]:PORT`` or ``unix:PATH``."""
-
-    text: str
-    host: str
-    """Name or number without brackets; empty for a Unix socket."""
-    port: int
-    """0 lets the system choose."""
-
-    @classmethod
-    def of(cls, text: str) -> "ListenAddress":
-        """Read an address.
-
-        Raises:
-            ConfigError: it is none.
-        """
-        if text.startswith(_UNIX) and len(text) > len(_UNIX):
-            return cls(text, "", 0)
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdecimal() or int(port) > _PORT_MAX:
-            raise ConfigError(f"an address is HOST:PORT, [IPV6]:PORT or unix:PATH, found {text!r}")
-        bracketed = host.startswith("[") and host.endswith("]")
-        if ":" in host and not bracketed:
-            raise ConfigError(f"an IPv6 address stands in brackets as in [::1]:{port}, found {text!r}")
-        return cls(text, host[1:-1] if bracketed else host, int(port))
-
-    @property
-    def socket(self) -> Path | None:
-        """Path of a Unix socket; None for a host and port."""
-        return Path(self.text.removeprefix(_UNIX)) if self.text.startswith(_UNIX) else None
-
-    @property
-    def is_local(self) -> bool:
-        """True if no other machine can reach it; a name other than localhost counts as reachable."""
-        if self.socket is not None or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-def _checked_address(text: str) -> str:
-    try:
-        return ListenAddress.of(text).text
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
 
 
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
@@ -324,7 +272,21 @@ class MetricsSettings(_Section):
     @field_validator("listen")
     @classmethod
     def _listen_is_an_address(cls, text: str | None) -> str | None:
-        return None if text is None else _checked_address(text)
+        return None if text is None else checked_address(text)
+
+
+class LiveSettings(_Section):
+    """Live page; needs the extra ``live``."""
+
+    listen: str | None = None
+    """Address to listen at, None for no page; over TLS if the service itself is. Tokens of ``access`` open it."""
+    every_s: Annotated[float, Field(ge=0.01, le=60)] = 1.0
+    """Time between two updates of an open page."""
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, text: str | None) -> str | None:
+        return None if text is None else checked_address(text)
 
 
 class LogSettings(_Section):
@@ -344,6 +306,17 @@ class AuditSettings(LogSettings):
     burst: Count = 20
     """Hellos and refusals of one tenant that are written at once; what clears or ends is always written."""
     every_s: Seconds = 1.0
+
+
+class RecordSettings(_Section):
+    """Recording of look-ups, in which no prompt can be read."""
+
+    file: Path | None = None
+    """File to write, NAME.gz; None for no recording."""
+    file_bytes_max: Bytes = ByteSize(64 << 20)
+    """Size at which a file is rotated, compressed."""
+    files_max: Count = 8
+    """Files kept, the newest included."""
 
 
 class TracingExporter(Enum):
@@ -403,8 +376,10 @@ class ServiceSettings(BaseSettings):
     store: GuardConfig = GuardConfig()
     """How the store behind the service is guarded."""
     metrics: MetricsSettings = MetricsSettings()
+    live: LiveSettings = LiveSettings()
     log: LogSettings = LogSettings()
     audit: AuditSettings = AuditSettings()
+    record: RecordSettings = RecordSettings()
     tracing: TracingSettings = TracingSettings()
     drain: DrainSettings = DrainSettings()
 
@@ -418,17 +393,22 @@ class ServiceSettings(BaseSettings):
         """Address of the metrics, None for no metrics."""
         return None if self.metrics.listen is None else ListenAddress.of(self.metrics.listen)
 
+    @property
+    def live_address(self) -> ListenAddress | None:
+        """Address of the live page, None for no page."""
+        return None if self.live.listen is None else ListenAddress.of(self.live.listen)
+
     @field_validator("listen")
     @classmethod
     def _listen_is_an_address(cls, text: str) -> str:
-        return _checked_address(text)
+        return checked_address(text)
 
     @model_validator(mode="after")
     def _safe(self) -> "ServiceSettings":
         addresses = [("listen", self.address)]
         if self.metrics_address is not None:
             addresses.append(("metrics.listen", self.metrics_address))
-            if self.metrics_address.text.startswith(_UNIX):
+            if self.metrics_address.socket is not None:
                 raise ValueError(f"metrics.listen must be HOST:PORT, found {self.metrics.listen}")
         if self.metrics.client_ca is not None and self.tls is None:
             raise ValueError("metrics.client_ca needs tls.certificate and tls.key, found none")
@@ -440,6 +420,22 @@ class ServiceSettings(BaseSettings):
                     f"{name} {address.text} can be reached from other machines, so tls.certificate, tls.key and "
                     f"tls.client_ca must be set; --insecure serves without"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _live_page_is_safe(self) -> "ServiceSettings":
+        address = self.live_address
+        if address is None:
+            return self
+        if address.socket is not None:
+            raise ValueError(f"live.listen must be HOST:PORT, found {self.live.listen}")
+        if self.access.tokens is None and self.tls is not None and self.tls.client_ca is not None:
+            raise ValueError("live.listen needs access.tokens where callers need client certificates, found none")
+        if not address.is_local and (self.access.tokens is None or self.tls is None):
+            raise ValueError(
+                f"live.listen {address.text} can be reached from other machines, so access.tokens, tls.certificate and "
+                f"tls.key must be set"
+            )
         return self
 
     @classmethod

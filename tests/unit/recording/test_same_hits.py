@@ -20,6 +20,24 @@ from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import keys_only_storage
 
 REQUESTS = 300
+SESSIONS = 40
+TURNS = 8
+
+
+def conversations() -> list[TraceRequest]:
+    """Return sessions that take turns: soon repeated on the device, then on the host, and in the end in storage.
+
+    Some leave another's prompt in its middle, where no window was kept.
+    """
+    requests: list[TraceRequest] = []
+    for turn in range(1, TURNS + 1):
+        for session in range(SESSIONS):
+            blocks = tuple(100 * session + number for number in range(4 * turn))
+            requests.append(TraceRequest(len(requests), 512 * len(blocks), 0, blocks))
+            if turn == 1 and session % 4 == 0:
+                branch = (*blocks[:3], 10_000 + session)
+                requests.append(TraceRequest(len(requests), 512 * len(branch), 0, branch))
+    return requests
 
 
 def plan_of(page_size: int, *, windowed: bool) -> ReplayPlan:
@@ -49,7 +67,7 @@ def served(plan: ReplayPlan, requests: list[TraceRequest], recording: Path) -> t
 @pytest.mark.parametrize(("page_size", "windowed"), [(512, False), (512, True), (256, True)])
 def test_a_replay_of_a_recording_hits_the_same_pages(tmp_path: Path, page_size: int, windowed: bool) -> None:
     plan = plan_of(page_size, windowed=windowed)
-    first = served(plan, trace_of(REQUESTS), tmp_path / "first.jsonl.gz")
+    first = served(plan, conversations(), tmp_path / "first.jsonl.gz")
     requests = read_trace(tmp_path / "first.jsonl.gz")
     assert {request.block_tokens for request in requests} == {page_size}
     again = served(plan, requests, tmp_path / "again.jsonl.gz")
@@ -64,7 +82,7 @@ def test_a_replay_of_a_recording_hits_the_same_pages(tmp_path: Path, page_size: 
         "the recording says them too"
     )
     assert [line["bound_by"] for line in lines[1]] == [line["bound_by"] for line in lines[0]]
-    assert [line["output_length"] for line in lines[0]] == [0] * REQUESTS
+    assert [line["output_length"] for line in lines[0]] == [0] * len(requests)
     named = {name for line in lines[0] for name in line["bound_by"]}
     assert named == ({"full", "swa"} if windowed else {"full"})
 

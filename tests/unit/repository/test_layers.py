@@ -16,7 +16,7 @@ FACADE = "__init__"
 """The package itself, its ``__init__.py``, in the tables below."""
 
 LIBRARY: tuple[tuple[str, ...], ...] = (
-    ("drain", "errors", "files"),
+    ("drain", "errors", "files", "slowest"),
     ("extras", "arguments", "byte_sizes"),
     ("page",),
     ("window", "shards"),
@@ -24,12 +24,12 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("config", "forgotten", "slots", "seal", "proto"),
     ("wire",),
     ("tree", "storage_backends", "memory", "ranks"),
-    ("components", "controller", "forward", "page_changes", "external"),
+    ("components", "controller", "forward", "page_changes", "external", "recording"),
     ("ledger", "traffic"),
     ("backups", "prefetches"),
     ("transfers",),
     ("stats", "backup_scheduler", "named_parts", "explain"),
-    ("metrics",),
+    ("metrics", "live"),
     ("owned_cache",),
     ("cache",),
     (FACADE,),
@@ -50,6 +50,7 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("url",),
     ),
     f"{PACKAGE}.service": (
+        ("addresses",),
         ("settings",),
         ("access",),
         ("store",),

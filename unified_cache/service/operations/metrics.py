@@ -1,8 +1,10 @@
 """Metrics of the service for Prometheus; ``metrics_listener`` serves them."""
 
 import math
+import time
 from collections.abc import Iterable, Iterator
 from threading import Lock
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,10 +16,11 @@ from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log
 from unified_cache.service.store.tiered import TieredStore
+from unified_cache.slowest import Slowest
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
 
-__all__ = ["OTHER", "BoundedLabels", "LossCollector", "ServiceMetrics", "UsageCollector"]
+__all__ = ["OTHER", "BoundedLabels", "LossCollector", "ServiceMetrics", "SlowCall", "UsageCollector"]
 
 OTHER = "other"
 """Label of tenants and of pools beyond those with series of their own."""
@@ -51,6 +54,17 @@ class BoundedLabels:
     def label(self, name: str) -> str:
         """Return the label of a name; ``other`` if it has not been claimed."""
         return name if name in self._names else OTHER
+
+
+class SlowCall(NamedTuple):
+    """A call that has ended, as one of the slowest."""
+
+    seconds: float
+    method: str
+    code: str
+    """Name of its status."""
+    ended_at_s: float
+    """In seconds since the epoch."""
 
 
 class ServiceMetrics:
@@ -87,6 +101,8 @@ class ServiceMetrics:
         self.crl_expiry = gauge("crl_expiry_timestamp_seconds", "When the first list of revocations ends, if any.")
         self.crl_expiry.set(math.inf)
         self.stale = gauge("stale_seconds", "Time for which files could not be read anew, 0 if they could.", "files")
+        self._slowest: Slowest[SlowCall] = Slowest(time.monotonic())
+        self._guard = Lock()
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=registry)
 
@@ -98,6 +114,14 @@ class ServiceMetrics:
         for direction, count_bytes in (("in", bytes_in), ("out", bytes_out)):
             self.sizes.labels(method, direction).observe(count_bytes)
             self.bytes.labels(name, direction).inc(count_bytes)
+        with self._guard:
+            if self._slowest.is_slow(seconds, time.monotonic()):
+                self._slowest.note(seconds, SlowCall(seconds, method, code, time.time()))
+
+    def slowest_calls(self) -> tuple[SlowCall, ...]:
+        """Return the slowest calls of the last minutes, the slowest first."""
+        with self._guard:
+            return self._slowest.latest()
 
     def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
         """Count pages of one pool that a tier was asked for, by its answer."""

@@ -87,6 +87,11 @@ class HostTier:
         """Pages evicted so far."""
         return self._evicted_count
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that all tenants hold."""
+        return self._used_bytes
+
     def used(self, tenant: str) -> tuple[int, int]:
         """Return pages and bytes that a tenant holds."""
         with self._guard:

@@ -50,6 +50,11 @@ class Leases:
         with self._guard:
             return sum(lease.tenant == tenant for lease in self._leases.values())
 
+    def leased_bytes(self) -> int:
+        """Return the bytes that leases of all tenants keep from eviction, pages that are not here yet included."""
+        with self._guard:
+            return sum(lease.leased_bytes for lease in self._leases.values())
+
     def grant(self, tenant: str, labels: Sequence[Label], leased_bytes: int, lease_s: float) -> str:
         """Keep pages, here now or to come, for ``lease_s``; return the lease's name, empty where there is no room."""
         self.sweep()

@@ -1,0 +1,1 @@
+"""Live page: figures, door, server, browser and terminal."""

@@ -1,0 +1,198 @@
+"""The server of a live page: who is let in, what is sent, and how it ends."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+
+from unified_cache.errors import ConfigError
+from unified_cache.live.door import OpenDoor, TokenDoor, View, is_loopback
+from unified_cache.live.figures import FoundPages, LiveFigures, SourceKind, TenantFigures
+from unified_cache.live.server import HEADERS, STREAMS_MAX, LiveAddress, LiveServer
+
+ANSWER_S = 20.0
+TOKEN = "a token that is long enough"
+TENANT = TenantFigures("acme", 1, 2, 3, 4)
+FIGURES = LiveFigures(
+    *(SourceKind.SERVICE, "server", 1.5, (), FoundPages(1, 0, 2, 0, 0, 3), (), 0, (), (), None, (TENANT,), ())
+)
+
+
+OPENED: list[http.client.HTTPConnection | http.client.HTTPResponse] = []
+"""Connections and answers of a test, closed after it."""
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
+@dataclass(frozen=True, slots=True)
+class StillSource:
+    """Source of the same figures at every moment."""
+
+    shown: LiveFigures = FIGURES
+
+    def figures(self) -> LiveFigures:
+        return self.shown
+
+
+class HalfDoor:
+    """Door that lets everybody see everything but tenants."""
+
+    needs_token = False
+
+    def view(self, token: str | None) -> View | None:
+        return View.FIGURES
+
+
+@pytest.fixture
+def server() -> Iterator[LiveServer]:
+    with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), OpenDoor()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def locked() -> Iterator[LiveServer]:
+    with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), TokenDoor(TOKEN)) as opened:
+        yield opened
+
+
+def asked(
+    server: LiveServer, path: str, method: str = "GET", body: str | None = None, **headers: str
+) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=ANSWER_S)
+    OPENED.append(connection)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, named)
+    answer = connection.getresponse()
+    OPENED.append(answer)
+    return answer
+
+
+def event(answer: http.client.HTTPResponse) -> tuple[str, object]:
+    """Read one event of a stream."""
+    kind = answer.readline().decode().removeprefix("event: ").strip()
+    value = json.loads(answer.readline().decode().removeprefix("data: "))
+    assert answer.readline() == b"\n"
+    return kind, value
+
+
+@pytest.mark.parametrize("path", ["/", "/live.css", "/live.js", "/live.svg", "/figures.json", "/nothing"])
+def test_every_answer_forbids_what_the_page_does_not_need(server: LiveServer, path: str) -> None:
+    answer = asked(server, path)
+    assert answer.status == (404 if path == "/nothing" else 200)
+    assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+    assert "unsafe" not in HEADERS["Content-Security-Policy"]
+
+
+def test_the_figures_are_json_with_the_last_minute(server: LiveServer) -> None:
+    found = json.loads(asked(server, "/figures.json").read())
+    assert (found["format"], found["name"], found["found"]["host"]) == (1, "server", 2)
+    assert found["last_minute"]["lookups_per_s"] == 0
+    assert found["tenants"] == [TENANT.as_json()]
+
+
+def test_events_bring_the_history_and_then_the_figures_again_and_again(server: LiveServer) -> None:
+    answer = asked(server, "/events")
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    kind, points = event(answer)
+    assert (kind, isinstance(points, list)) == ("history", True)
+    kinds = {event(answer)[0] for _ in range(5)}
+    assert kinds == {"figures"}
+    answer.close()
+
+
+def test_who_may_not_know_tenants_is_not_told_of_them() -> None:
+    with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0), HalfDoor()) as opened:
+        text = asked(opened, "/figures.json").read()
+        assert json.loads(text)["tenants"] is None
+        assert b"acme" not in text
+
+
+@pytest.mark.parametrize("path", ["/figures.json", "/events"])
+@pytest.mark.parametrize("header", [None, "Bearer another token", f"Basic {TOKEN}", "Bearer \xff"])
+def test_without_the_token_nothing_is_told(locked: LiveServer, path: str, header: str | None) -> None:
+    answer = asked(locked, path) if header is None else asked(locked, path, Authorization=header)
+    assert (answer.status, b"acme" in answer.read()) == (401, False)
+
+
+def test_the_token_opens_the_figures(locked: LiveServer) -> None:
+    assert asked(locked, "/figures.json", Authorization=f"Bearer {TOKEN}").status == 200
+
+
+def test_a_form_with_the_token_begins_a_session_that_scripts_cannot_read(locked: LiveServer) -> None:
+    form = {"Content_Type": "application/x-www-form-urlencoded"}
+    refused = asked(locked, "/sign-in", "POST", "token=another", **form)
+    assert (refused.status, refused.headers["Location"], refused.headers["Set-Cookie"]) == (303, "./?refused", None)
+    answer = asked(locked, "/sign-in", "POST", f"token={TOKEN.replace(' ', '+')}", **form)
+    cookie = answer.headers["Set-Cookie"]
+    assert (answer.status, answer.headers["Location"]) == (303, "./")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert TOKEN not in cookie
+    assert asked(locked, "/figures.json", Cookie=cookie.split(";")[0]).status == 200
+    assert asked(locked, "/figures.json", Cookie="unified_cache_live=made-up").status == 401
+
+
+def test_a_page_of_elsewhere_whose_name_leads_here_is_refused(server: LiveServer) -> None:
+    assert asked(server, "/figures.json", Host="evil.example").status == 403
+    assert asked(server, "/", Host="evil.example").status == 403
+    for name in ("localhost", "127.0.0.1", "[::1]"):
+        assert asked(server, "/figures.json", Host=f"{name}:{server.port}").status == 200
+
+
+def test_one_page_more_than_there_is_room_for_is_told_to_come_back(server: LiveServer) -> None:
+    streams = [asked(server, "/events") for _ in range(STREAMS_MAX)]
+    for stream in streams:
+        event(stream)
+    answer = asked(server, "/events")
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+    for stream in streams:
+        stream.close()
+
+
+def test_open_pages_do_not_keep_a_server_from_closing(server: LiveServer) -> None:
+    answer = asked(server, "/events")
+    event(answer)
+    server.close()
+    server.close()
+    assert "unified-cache-live" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(ConnectionRefusedError):
+        asked(server, "/figures.json")
+
+
+def test_other_machines_are_let_in_only_with_a_token() -> None:
+    with pytest.raises(ConfigError, match=r"needs a token, found 0\.0\.0\.0 and none"):
+        LiveServer.open(StillSource(), LiveAddress("0.0.0.0", 0), OpenDoor())
+    with pytest.raises(ConfigError, match="at least 16 characters, found 5"):
+        TokenDoor("short")
+    with LiveServer.open(StillSource(), LiveAddress("0.0.0.0", 0), TokenDoor(TOKEN)) as opened:
+        answer = asked(opened, "/figures.json", Host="cache.example", Authorization=f"Bearer {TOKEN}")
+        assert answer.status == 200
+
+
+def test_an_address_that_is_taken_is_an_error_and_no_thread_stays(server: LiveServer) -> None:
+    with pytest.raises(ConfigError, match="cannot be served at 127"):
+        LiveServer.open(StillSource(), LiveAddress("127.0.0.1", server.port), OpenDoor())
+    assert [thread.name for thread in threading.enumerate()].count("unified-cache-live") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "match"), [((70_000, 1.0), "port"), ((0, 0.0), "every 0.01 to 60"), ((0, float("nan")), "every 0.01")]
+)
+def test_an_address_makes_sense_or_is_refused(values: tuple[int, float], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        LiveAddress("127.0.0.1", *values)
+
+
+def test_loopback_is_this_machine_alone() -> None:
+    assert [is_loopback(host) for host in ("localhost", "127.0.0.9", "::1", "[::1]")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "cache.example", "")] == [False] * 4
+    assert urlsplit("http://[::1]:1/").hostname == "::1"

@@ -1,0 +1,257 @@
+"""Figures of one moment: what each tier holds, what was found, moved and stored; values, and their JSON."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+__all__ = [
+    "FIGURES_FORMAT",
+    "FoundPages",
+    "LaneFigures",
+    "LaneUnit",
+    "LegFigures",
+    "LiveFigures",
+    "LiveSource",
+    "OperationFigures",
+    "SlowFigures",
+    "SourceKind",
+    "StoreFigures",
+    "TenantFigures",
+]
+
+FIGURES_FORMAT = 1
+"""Version of the JSON; raised when a field means something else or goes away."""
+
+
+class SourceKind(Enum):
+    """Kind of what the figures are of."""
+
+    CACHE = "cache"
+    SERVICE = "service"
+
+
+class LaneUnit(Enum):
+    """Unit of a lane's figures."""
+
+    PAGES = "pages"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFigures:
+    """Use of one lane, one component on one tier: its parts add up to its capacity."""
+
+    tier: str
+    component: str
+    unit: LaneUnit
+    capacity: int
+    pinned: int
+    """Held, and locks or leases keep it from eviction."""
+    evictable: int
+    """Held, and the next to go."""
+    in_flight: int
+    """Handed out to requests and transfers."""
+    free: int
+    evicted: int
+    """Pages evicted since the start, whatever the unit."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields by name."""
+        return {
+            "tier": self.tier,
+            "component": self.component,
+            "unit": self.unit.value,
+            "capacity": self.capacity,
+            "pinned": self.pinned,
+            "evictable": self.evictable,
+            "in_flight": self.in_flight,
+            "free": self.free,
+            "evicted": self.evicted,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPages:
+    """Pages that look-ups asked for since the start, by the tier that had them; of a service, objects of pages."""
+
+    lookups: int
+    device: int
+    host: int
+    prefetched: int
+    """Of ``host``: pages that a prefetch had brought from storage, for a cache, whose storage answers no look-up."""
+    storage: int
+    """Pages that storage itself had, for a service."""
+    missed: int
+
+    @property
+    def asked(self) -> int:
+        """Pages asked for."""
+        return self.device + self.host + self.storage + self.missed
+
+    def as_json(self) -> dict[str, int]:
+        """Return the fields by name."""
+        return {
+            "lookups": self.lookups,
+            "device": self.device,
+            "host": self.host,
+            "prefetched": self.prefetched,
+            "storage": self.storage,
+            "missed": self.missed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LegFigures:
+    """Payload moved one way between two tiers since the start."""
+
+    name: str
+    """Kind of transfer: backup, load, store, prefetch; of a service, received and sent."""
+    pages: int | None
+    """None where only bytes are counted."""
+    bytes: int
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields by name."""
+        return {"name": self.name, "pages": self.pages, "bytes": self.bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class OperationFigures:
+    """Operations, or calls of a service, of one kind that are over, by outcome."""
+
+    kind: str
+    done: int
+    failed: int
+    cancelled: int
+    declined: int
+    """Not begun: too many were under way, or the caller was over its quota."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields by name."""
+        return {
+            "kind": self.kind,
+            "done": self.done,
+            "failed": self.failed,
+            "cancelled": self.cancelled,
+            "declined": self.declined,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SlowFigures:
+    """One of the slowest operations of the last minutes."""
+
+    kind: str
+    outcome: str
+    pages: int | None
+    """None for a call of a service."""
+    seconds: float
+    ended_at_s: float
+    """In seconds since the epoch."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields by name."""
+        return {
+            "kind": self.kind,
+            "outcome": self.outcome,
+            "pages": self.pages,
+            "seconds": round(self.seconds, 6),
+            "ended_at_s": round(self.ended_at_s, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """State of the store that is attached, and of the guard around it."""
+
+    breaker: str | None
+    """closed, open or half open; None for a store without a guard."""
+    refused_calls: int
+    """Calls that the breaker answered without the store."""
+    retried_calls: int
+    stuck_calls: int
+    """Calls that the store has not returned from in time."""
+    flawed_pages: int
+    """Pages that did not verify, each a miss."""
+    answers: tuple[tuple[str, str, int], ...]
+    """Method, answer and count."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields by name."""
+        return {
+            "breaker": self.breaker,
+            "refused_calls": self.refused_calls,
+            "retried_calls": self.retried_calls,
+            "stuck_calls": self.stuck_calls,
+            "flawed_pages": self.flawed_pages,
+            "answers": [{"method": method, "answer": answer, "count": count} for method, answer, count in self.answers],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TenantFigures:
+    """Calls and bytes of one tenant of a service."""
+
+    tenant: str
+    running_calls: int
+    waiting_calls: int
+    bytes_in_flight: int
+    stored_bytes: int
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields by name."""
+        return {
+            "tenant": self.tenant,
+            "running_calls": self.running_calls,
+            "waiting_calls": self.waiting_calls,
+            "bytes_in_flight": self.bytes_in_flight,
+            "stored_bytes": self.stored_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFigures:
+    """Everything that the page shows of one moment. Counts are since the cache or the service began."""
+
+    kind: SourceKind
+    name: str
+    counted_at_s: float
+    """Time of the figures, in seconds since the epoch: when they were published, not when they were read."""
+    lanes: tuple[LaneFigures, ...]
+    found: FoundPages
+    legs: tuple[LegFigures, ...]
+    operations_live: int
+    operations: tuple[OperationFigures, ...]
+    slowest: tuple[SlowFigures, ...]
+    store: StoreFigures | None
+    """None where none is attached."""
+    tenants: tuple[TenantFigures, ...] | None
+    """None for a cache, which has none."""
+    explanations: tuple[str, ...]
+    """Lines that say why hits were short, the latest first."""
+
+    def as_json(self, *, with_tenants: bool) -> dict[str, object]:
+        """Return everything under stable names, for ``json.dumps``; tenants only for those who may know them."""
+        tenants = self.tenants if with_tenants else None
+        return {
+            "kind": self.kind.value,
+            "name": self.name,
+            "counted_at_s": self.counted_at_s,
+            "lanes": [lane.as_json() for lane in self.lanes],
+            "found": self.found.as_json(),
+            "legs": [leg.as_json() for leg in self.legs],
+            "operations_live": self.operations_live,
+            "operations": [each.as_json() for each in self.operations],
+            "slowest": [each.as_json() for each in self.slowest],
+            "store": None if self.store is None else self.store.as_json(),
+            "tenants": None if tenants is None else [each.as_json() for each in tenants],
+            "explanations": list(self.explanations),
+        }
+
+
+class LiveSource(Protocol):
+    """Source of figures. Thread-safe, quick, and without effect on what it tells of."""
+
+    def figures(self) -> LiveFigures:
+        """Return the figures of this moment, or those published last."""
+        ...

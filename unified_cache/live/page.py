@@ -1,0 +1,71 @@
+"""A cache that an engine embeds, on a page of its own.
+
+with LivePage.start(cache, port=8765) as page:
+    print(page.url)
+    ...
+"""
+
+from unified_cache.live.cache_figures import CacheFigures, NoLines, RecentLines, StatsPublisher
+from unified_cache.live.door import OpenDoor, TokenDoor
+from unified_cache.live.server import LiveAddress, LiveServer
+
+__all__ = ["LivePage"]
+
+
+class LivePage:
+    """A page that shows what a cache holds and does, for as long as it is open. For any thread.
+
+    Its thread reads what the cache's owner publishes in ``poll``, ``wait_all`` and ``close``; it never calls the cache.
+    """
+
+    __slots__ = ("_server",)
+
+    def __init__(self, server: LiveServer) -> None:
+        """Take a server; ``LivePage.start`` makes one."""
+        self._server = server
+
+    @classmethod
+    def start(
+        cls,
+        cache: StatsPublisher,
+        *,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        name: str = "cache",
+        every_s: float = 1.0,
+        explanations: RecentLines = NoLines(),
+    ) -> "LivePage":
+        """Serve the figures of ``cache`` at ``port`` of this machine, 0 for any; ``name`` is its title.
+
+        An open page is brought up to date once in ``every_s``. Elsewhere than on a loopback address it needs a token,
+        which goes over the network as plain text: put it behind a proxy with TLS, or a tunnel.
+
+        Raises:
+            ConfigError: the address cannot be listened at, the token is too short, or there is none and other machines
+                could reach the page.
+            MissingExtraError: the extra ``live`` is not installed.
+        """
+        door = OpenDoor() if token is None else TokenDoor(token)
+        source = CacheFigures(name, cache, explanations)
+        return cls(LiveServer.open(source, LiveAddress(host, port, every_s), door))
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return self._server.url
+
+    @property
+    def port(self) -> int:
+        """Port that it listens at."""
+        return self._server.port
+
+    def close(self) -> None:
+        """Stop serving; the cache goes on. Once more does nothing."""
+        self._server.close()
+
+    def __enter__(self) -> "LivePage":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

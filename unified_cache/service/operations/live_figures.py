@@ -1,0 +1,174 @@
+"""Figures of a server for its live page, and whom the page lets in."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import Counter as MetricsCounter
+
+from unified_cache.live.door import View
+from unified_cache.live.figures import (
+    FoundPages,
+    LaneFigures,
+    LaneUnit,
+    LegFigures,
+    LiveFigures,
+    OperationFigures,
+    SlowFigures,
+    SourceKind,
+    StoreFigures,
+    TenantFigures,
+)
+from unified_cache.service.access.callers import Caller, Role
+from unified_cache.service.access.fairness import FairScheduler, TenantCalls
+from unified_cache.service.access.quota import StoredBytes
+from unified_cache.service.access.tokens import Tokens
+from unified_cache.service.operations.metrics import ServiceMetrics
+from unified_cache.service.store.guarded import GuardedStore
+from unified_cache.service.store.tiered import TieredStore
+from unified_cache.wire.calls import Call
+
+__all__ = ["ServiceDoor", "ServiceFigures"]
+
+TENANTS_MAX = 100
+"""Tenants shown: those that have stored most."""
+
+OUTCOMES = {"OK": "done", "CANCELLED": "cancelled", "RESOURCE_EXHAUSTED": "declined"}
+"""Outcome of a call by its status; any other is a failure."""
+
+_NO_CALLS = TenantCalls(0, 0, 0, 0)
+
+
+class ServiceDoor:
+    """Door of a server's live page: whoever may call the server may look, and an administrator sees tenants too."""
+
+    __slots__ = ("_local", "_tokens")
+
+    def __init__(self, tokens: Tokens | None, local: Caller) -> None:
+        """Take the tokens of callers; without any everybody who reaches the page is ``local``."""
+        self._tokens = tokens
+        self._local = local
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether callers have tokens."""
+        return self._tokens is not None
+
+    def view(self, token: str | None) -> View | None:
+        """Return what the caller of a token may see; None for a token that is no caller's."""
+        caller = self._local if self._tokens is None else self._tokens.caller(token or "")
+        if caller is None:
+            return None
+        return View.EVERYTHING if caller.role.includes(Role.ADMIN) else View.FIGURES
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFigures:
+    """Source of the figures of one server, which its parts count for any thread; a ``LiveSource``."""
+
+    name: str
+    store: TieredStore
+    guarded: GuardedStore
+    metrics: ServiceMetrics
+    scheduler: FairScheduler
+    stored: StoredBytes
+    leased_bytes: Callable[[], int]
+
+    def figures(self) -> LiveFigures:
+        """Return the figures of this moment."""
+        calls = self.scheduler.by_tenant()
+        running_count = sum(each.running_count for each in calls.values())
+        moved = _summed(self.metrics.bytes, "direction")
+        return LiveFigures(
+            kind=SourceKind.SERVICE,
+            name=self.name,
+            counted_at_s=time.time(),
+            lanes=self._lanes(),
+            found=self._found(),
+            legs=(LegFigures("received", None, moved["in"]), LegFigures("sent", None, moved["out"])),
+            operations_live=running_count,
+            operations=self._calls(),
+            slowest=tuple(
+                SlowFigures(call.method, call.code, None, call.seconds, call.ended_at_s)
+                for call in self.metrics.slowest_calls()
+            ),
+            store=self._store(),
+            tenants=self._tenants(calls),
+            explanations=(),
+        )
+
+    def _lanes(self) -> tuple[LaneFigures, ...]:
+        """Return the memory in front of the store as one lane, none where there is no such memory."""
+        host = self.store.host
+        if not host.bytes_max:
+            return ()
+        used_bytes = host.used_bytes
+        pinned_bytes = min(used_bytes, self.leased_bytes())
+        lane = LaneFigures(
+            "host",
+            "all pools",
+            LaneUnit.BYTES,
+            capacity=host.bytes_max,
+            pinned=pinned_bytes,
+            evictable=used_bytes - pinned_bytes,
+            in_flight=0,
+            free=max(0, host.bytes_max - used_bytes),
+            evicted=host.evicted_count,
+        )
+        return (lane,)
+
+    def _found(self) -> FoundPages:
+        counts = _summed(self.metrics.pages, "tier", "result")
+        stored = sum(count for key, count in counts.items() if key.startswith("storage "))
+        hits = counts["storage hit"]
+        lookups = _summed(self.metrics.calls, "method")[Call.LOOKUP.value]
+        return FoundPages(
+            lookups, device=0, host=counts["host hit"], prefetched=0, storage=hits, missed=max(0, stored - hits)
+        )
+
+    def _calls(self) -> tuple[OperationFigures, ...]:
+        by_method: dict[str, Counter[str]] = {}
+        for key, count in _summed(self.metrics.calls, "method", "code").items():
+            method, _, code = key.partition(" ")
+            by_method.setdefault(method, Counter())[OUTCOMES.get(code, "failed")] += count
+        return tuple(
+            OperationFigures(method, counts["done"], counts["failed"], counts["cancelled"], counts["declined"])
+            for method, counts in sorted(by_method.items())
+        )
+
+    def _store(self) -> StoreFigures:
+        guard = self.guarded.guard
+        counts = _summed(self.metrics.pages, "tier", "result")
+        puts = _summed(self.metrics.put_pages, "tier", "result")
+        return StoreFigures(
+            breaker=guard.breaker.state.value,
+            refused_calls=guard.breaker.refused_count,
+            retried_calls=guard.retry.retries_count,
+            stuck_calls=len(guard.deadline.stuck_calls()),
+            flawed_pages=sum(self.store.flaws_count.values()),
+            answers=tuple(
+                (method, key.partition(" ")[2], count)
+                for method, answers in (("look-up", counts), ("put", puts))
+                for key, count in sorted(answers.items())
+                if key.startswith("storage ")
+            ),
+        )
+
+    def _tenants(self, calls: dict[str, TenantCalls]) -> tuple[TenantFigures, ...]:
+        stored = self.stored.by_tenant()
+        names = sorted(stored.keys() | calls.keys(), key=lambda name: (-stored.get(name, 0), name))
+        return tuple(
+            TenantFigures(name, found.running_count, found.waiting_count, found.bytes_in_flight, stored.get(name, 0))
+            for name, found in ((name, calls.get(name, _NO_CALLS)) for name in names[:TENANTS_MAX])
+        )
+
+
+def _summed(counter: MetricsCounter, *labels: str) -> Counter[str]:
+    """Sum a metric over all labels but these; the sums are under their values, with a space between."""
+    sums: Counter[str] = Counter()
+    for family in counter.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                sums[" ".join(sample.labels[label] for label in labels)] += int(sample.value)
+    return sums
