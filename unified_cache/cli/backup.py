@@ -24,9 +24,9 @@ from unified_cache.cli.options import (
     JsonOption,
     LoraIdOption,
     TokensFileOption,
-    selected,
 )
 from unified_cache.cli.progress import objects_watched
+from unified_cache.cli.selection import selected
 from unified_cache.cli.storage_tables import finding_as_json, print_findings, short_name
 from unified_cache.cli.text import console_on, size_text, table
 from unified_cache.errors import CacheError, ConfigError

@@ -1,12 +1,9 @@
-"""Arguments and options that several commands share, and how their values are read."""
+"""Arguments and options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from unified_cache.offline.stores import StoredIdentity, choose, identities_of
-from unified_cache.storage_backends.protocol import StorageReader
 
 __all__ = [
     "TOKENS_HELP",
@@ -19,7 +16,6 @@ __all__ = [
     "LoraIdOption",
     "StoreArgument",
     "TokensFileOption",
-    "selected",
 ]
 
 StoreArgument = Annotated[
@@ -38,13 +34,3 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 JsonFileOption = Annotated[
     Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON to a file, beside what is printed.")
 ]
-
-
-def selected(storage: StorageReader, url: str, wanted: str | None) -> list[StoredIdentity]:
-    """Return the identities of a store, or the one whose digest begins with ``wanted``.
-
-    Raises:
-        ConfigError: there is no such identity, or the store cannot say.
-    """
-    found = identities_of(storage)
-    return found if wanted is None else [choose(found, url, wanted)]

@@ -15,8 +15,9 @@ import typer
 
 from unified_cache.byte_sizes import parse_bytes
 from unified_cache.cli.json_output import shown_as_json
-from unified_cache.cli.options import IdentityOption, JsonFileOption, JsonOption, StoreArgument, selected
+from unified_cache.cli.options import IdentityOption, JsonFileOption, JsonOption, StoreArgument
 from unified_cache.cli.progress import objects_watched
+from unified_cache.cli.selection import selected
 from unified_cache.cli.storage_tables import (
     gc_as_json,
     print_gc,
