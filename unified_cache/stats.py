@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import Controller, OperationCounts, SlowOperation, StorageTier, TransferKind
@@ -109,8 +109,8 @@ class AttachedStore:
 class Stats:
     """Occupancy now, and counts since the cache was opened."""
 
-    counted_at_s: float
-    """Time of these figures, in seconds since the epoch."""
+    counted_at_s: float = field(compare=False)
+    """Time of these figures, in seconds since the epoch; figures that differ in nothing else are equal."""
     occupancy: tuple[Occupancy, ...]
     traffic: dict[TransferKind, Traffic]
     lookups: LookupCounts
