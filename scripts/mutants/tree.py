@@ -4,6 +4,8 @@ from scripts.mutants.mutant import Mutant
 
 __all__ = ["TREE_MUTANTS"]
 
+FORECAST_TESTS = ("tests/unit/core/test_forecast.py", "tests/property/test_adaptive_eviction.py")
+
 TREE_MUTANTS = [
     Mutant(
         "an unlock walks to the root",
@@ -178,5 +180,33 @@ TREE_MUTANTS = [
         "tree/lock.py",
         "_unpin_all(lock, lock.held[1:])\n    lock.held = lock.held[:1]",
         "_unpin_all(lock, lock.held)\n    lock.held = []",
+    ),
+    Mutant(
+        "the forecast decides before anything was evicted",
+        "tree/adaptive_queues.py",
+        "if self._evicted[lane] < self._capacity[lane] or not",
+        "if not",
+        tests=FORECAST_TESTS,
+    ),
+    Mutant(
+        "what is worth most goes first",
+        "tree/adaptive_queues.py",
+        "        return self.forecast.worth(node.cell, node.request)",
+        "        return -self.forecast.worth(node.cell, node.request)",
+        tests=FORECAST_TESTS,
+    ),
+    Mutant(
+        "a run that has left the tree is not remembered",
+        "tree/forecast.py",
+        "        ghosts[xxhash.xxh3_64_intdigest(page, start)] = ghost\n",
+        "",
+        tests=FORECAST_TESTS,
+    ),
+    Mutant(
+        "a request continues the one before it, whosever that was",
+        "tree/adaptive_queues.py",
+        "at.request, at.cell, at.asked_end = visit.number, visit.cell, node.end",
+        "at.request, at.cell, at.asked_end = self.forecast.now, visit.cell, node.end",
+        tests=FORECAST_TESTS,
     ),
 ]
