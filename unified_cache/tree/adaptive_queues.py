@@ -78,12 +78,12 @@ class AdaptiveQueues(EvictionQueues):
         eviction: EvictionConfig,
         time: Callable[[], float],
         capacity: Sequence[int],
-        page_size: int,
+        forecast: Forecast,
         page_key_bytes: int,
     ) -> None:
         super().__init__(spans, eviction, time)
         lanes = [(tier, component) for tier in Tier for component in range(len(spans))]
-        self.forecast = Forecast(page_size)
+        self.forecast = forecast
         self._page_key_bytes = page_key_bytes
         self._is_adaptive = [eviction.policy(tier, component) is EvictionPolicy.ADAPTIVE for tier, component in lanes]
         self._capacity = tuple(capacity)

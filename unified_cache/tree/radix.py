@@ -22,7 +22,7 @@ from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.check import check
 from unified_cache.tree.digests import digests_of
 from unified_cache.tree.eviction_queues import EvictionQueues
-from unified_cache.tree.forecast import Visit
+from unified_cache.tree.forecast import Forecast, Visit
 from unified_cache.tree.insert import Inserted, insert
 from unified_cache.tree.lock import Lock, lock, release_windows, unlock
 from unified_cache.tree.match import Match, find, match, node_at, path_slots, peek
@@ -49,6 +49,7 @@ class RadixTree:
         "_capacity",
         "_clock",
         "_eviction",
+        "_forecast",
         "_forgotten",
         "_lineage",
         "_locks",
@@ -87,6 +88,9 @@ class RadixTree:
         self._clock = clock
         self._lineage = object()
         self._forgotten = forgotten
+        kinds = [eviction.policy(tier, number) for tier in Tier for number in range(len(components))]
+        self._forecast = Forecast(page_size) if EvictionPolicy.ADAPTIVE in kinds else None
+        """What was learned of requests; a ``clear`` leaves it, since those that it overtakes go on to use it."""
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._locks: dict[Lock, None] = {}
@@ -96,13 +100,11 @@ class RadixTree:
     def _empty(self) -> TreeState:
         spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
-        kinds = [self._eviction.policy(tier, component) for tier in Tier for component in range(len(spans))]
-        if EvictionPolicy.ADAPTIVE in kinds:
-            queues: EvictionQueues = AdaptiveQueues(
-                spans, self._eviction, self._clock, self._capacity, self.page_size, self.page_size * TOKEN_BYTES
-            )
-        else:
+        if self._forecast is None:
             queues = EvictionQueues(spans, self._eviction, self._clock)
+        else:
+            page_key_bytes = self.page_size * TOKEN_BYTES
+            queues = AdaptiveQueues(spans, self._eviction, self._clock, self._capacity, self._forecast, page_key_bytes)
         return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:

@@ -174,6 +174,20 @@ def test_an_answer_that_is_inserted_extends_its_request() -> None:
     served.end(prompt, lock)
 
 
+def test_a_request_that_a_clear_overtakes_is_continued_after_it() -> None:
+    served = ServedTree()
+    for first in range(10, 20):
+        served.serve([first])
+    prompt, lock = served.begin([1, 2, 3])
+    served.free = [*range(1, PAGES + 1)]
+    served.tree.clear()
+    served.end(prompt, lock)
+    _, lock = served.begin([1, 2, 3, 4])
+    assert lock.end == 3
+    assert lock.visit is not None
+    assert lock.visit.goes_on
+
+
 def test_it_is_lru_until_as_much_was_evicted_as_is_held(quick: None) -> None:
     adaptive, lru = ServedTree(), ServedTree(EvictionPolicy.LRU)
     rng = random.Random(1)
