@@ -7,14 +7,14 @@ import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-__all__ = ["BROWSER", "BrowserTab", "browser_tab", "needs_browser"]
+__all__ = ["BROWSER", "BrowserTab", "PageLeftError", "browser_tab", "needs_browser"]
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
@@ -25,10 +25,17 @@ ANSWER_S = 60.0
 LOOK_S = 0.02
 """Between two looks for what a page is to show."""
 
+PAGE_LEFT = ("navigated", "Cannot find context", "context was destroyed")
+"""Words of the browser where a page is no more that was to evaluate something."""
+
 OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-port=0"),
 )
+
+
+class PageLeftError(AssertionError):
+    """The page that was asked has given way to another one before it answered."""
 
 
 class BrowserTab:
@@ -51,7 +58,10 @@ class BrowserTab:
         while True:
             answer = json.loads((await self._socket.receive(ANSWER_S)).data)
             if answer.get("id") == number:
-                assert "error" not in answer, f"{method}: {answer['error']}"
+                refusal = answer.get("error")
+                if refusal is not None and any(words in refusal["message"] for words in PAGE_LEFT):
+                    raise PageLeftError(f"{method}: {refusal}")
+                assert refusal is None, f"{method}: {refusal}"
                 result: dict[str, Any] = answer["result"]
                 return result
             if answer.get("params", {}).get("entry", {}).get("level") == "verbose":
@@ -66,11 +76,14 @@ class BrowserTab:
         return result["result"].get("value")
 
     async def wait_for(self, expression: str) -> None:
-        """Wait until an expression holds in the page."""
+        """Wait until an expression holds in the page, or in the one that it gives way to."""
         # Between two pages there may be no document: then it does not hold yet.
         attempt = f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"
         async with asyncio.timeout(ANSWER_S):
-            while not await self.evaluate(attempt):
+            while True:
+                with suppress(PageLeftError):
+                    if await self.evaluate(attempt):
+                        return
                 await asyncio.sleep(LOOK_S)
 
     async def visit(self, url: str) -> None:
