@@ -75,11 +75,11 @@ class BrowserTab:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    async def wait_for(self, expression: str) -> None:
+    async def wait_for(self, expression: str, within_s: float = ANSWER_S) -> None:
         """Wait until an expression holds in the page, or in the one that it gives way to."""
         # Between two pages there may be no document: then it does not hold yet.
         attempt = f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(within_s):
             while True:
                 with suppress(PageLeftError):
                     if await self.evaluate(attempt):

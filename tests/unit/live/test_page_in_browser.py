@@ -176,7 +176,7 @@ def test_keys_alone_sign_in_pause_the_page_and_look_at_a_moment() -> None:
 
 async def held_after(tab: BrowserTab, updates: int) -> tuple[int, int, int]:
     """Wait for so many updates; return bytes of the heap, nodes and listeners then."""
-    await tab.wait_for(f"{UPDATES} >= {updates}")
+    await tab.wait_for(f"{UPDATES} >= {updates}", within_s=updates)
     heap_bytes = await tab.heap_bytes()
     counts = await tab.counts()
     return heap_bytes, int(counts["Nodes"]), int(counts["JSEventListeners"])
