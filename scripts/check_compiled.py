@@ -27,6 +27,7 @@ TESTS = (
     "tests/unit/core",
     "tests/property/test_tree_against_model.py",
     "tests/property/test_eviction_policies.py",
+    "tests/property/test_adaptive_eviction.py",
     "tests/property/test_window_grid.py",
 )
 SIMULATED = ("--seed", "11", "--seeds", "1", "--ops", "8000")
@@ -90,8 +91,7 @@ def answers(home: Path) -> list[object]:
     (steps,) = (line for line in simulated.splitlines() if line.startswith("trace "))
     found: list[object] = [steps]
     for policy in POLICIES:
-        policies = ("--evict-device", policy, "--evict-host", policy)
-        result = json.loads(told(home, "-c", COMMAND_LINE, "replay", *REPLAYED, *policies, "--json"))
+        result = json.loads(told(home, "-c", COMMAND_LINE, "replay", *REPLAYED, "--policy", policy, "--json"))
         found.append({key: value for key, value in result.items() if key not in APART})
     return found
 

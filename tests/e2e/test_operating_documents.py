@@ -22,8 +22,9 @@ from tests.support.certificates import Authority
 from tests.support.document_shell import ENDPOINT, DocumentShell
 from tests.support.documents import CodeBlock, code_blocks, command_lines
 from tests.support.mooncake_needed import needs_mooncake
-from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, prompt_of
 from unified_cache.cluster.local import LocalCluster
+from unified_cache.events.publisher import EventPublisher
 from unified_cache.offline.stores import identities_of
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity
@@ -147,7 +148,12 @@ def test_the_engine_of_the_document_on_events_publishes() -> None:
     (block,) = blocks_of("events", "python")
     ports = iter(free_ports(2))
     program = re.sub(r"10\.0\.0\.1:\d+", lambda _: f"127.0.0.1:{next(ports)}", block.text)
-    exec(compile(program, "docs/events.md", "exec"), {"cache": toy.cache})
+    assert "\n...\n" in program
+    names: dict[str, object] = {"cache": toy.cache, "serve": lambda: toy.serve(prompt_of(3, 7))}
+    exec(compile(program.replace("\n...\n", "\nserve()\n"), "docs/events.md", "exec"), names)
+    publisher = names["publisher"]
+    assert isinstance(publisher, EventPublisher)
+    assert publisher.counts().pages > 0
     toy.cache.close()
 
 
@@ -164,7 +170,8 @@ def test_a_router_answers_as_the_document_on_events_says(tmp_path: Path) -> None
     until = (
         f"until unified-cache router score {address} --tokens prompt.json --json | grep -q whole; do sleep 0.2; done"
     )
-    ran(tmp_path, "\n".join((engine, router, asked[0], until, *asked[1:], "kill %1 %2", "wait")))
+    said = ran(tmp_path, "\n".join((engine, router, asked[0], until, *asked[1:], "kill %1 %2", "wait")))
+    assert "whole" in said
 
 
 @needs_mooncake
@@ -199,7 +206,12 @@ def test_the_commands_of_the_document_on_clusters_work(shell: DocumentShell, mon
 @pytest.mark.long
 def test_the_cluster_as_a_value_survives_what_the_document_does_to_it() -> None:
     (block,) = blocks_of("cluster", "python")
-    exec(compile(block.text, "docs/cluster.md", "exec"), {"LocalCluster": LocalCluster, "open_storage": open_storage})
+    names: dict[str, object] = {"LocalCluster": LocalCluster, "open_storage": open_storage}
+    exec(compile(block.text, "docs/cluster.md", "exec"), names)
+    cluster = names["cluster"]
+    assert isinstance(cluster, LocalCluster)
+    assert len(cluster.nodes) == 4
+    assert not any(node.is_alive for node in cluster.nodes), "nothing is left behind"
 
 
 def demos() -> list[list[str]]:

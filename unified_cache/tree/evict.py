@@ -29,17 +29,12 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
     """
     freed = Freed([[] for _ in range(2 * tree.components_count)], [], component)
     lane = int(tier) * tree.components_count + component
-    take = _evict_windowed if component else _evict_tail
     got = 0
     while got < pages:
         node = tree.queues.next_victim(lane)
         if node is None:
             break
-        got += take(tree, node, lane, pages - got, freed)
-        if not node.children:
-            tree.prune(node)
-    if tree.adaptive is not None:
-        tree.adaptive.note_evicted(lane, got)
+        got += evict_from(tree, node, lane, pages - got, freed)
     return freed
 
 

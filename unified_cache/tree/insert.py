@@ -59,10 +59,7 @@ def insert(
     path, tree_end = find(root, prompt, tree.page_key_bytes)
     _check_input(tree, (path, tree_end), total, start, slots, tier)
     if path and tree_end < path[-1].end:
-        lower = path[-1]
-        path[-1] = tree.split(lower, tree_end - lower.start)
-        if tree.adaptive is not None and visit is not None and visit.goes_on and tree_end == visit.start:
-            tree.adaptive.pass_by(lower)
+        path[-1] = tree.split_for(path[-1], tree_end, visit)
     runs: list[list[Slots]] = [[] for _ in range(tree.components_count)]
     map_changes: list[MapChange] = []
     for node in path:

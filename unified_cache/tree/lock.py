@@ -50,10 +50,7 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier, visit: Visit | None 
         return Lock(tree, node, 0, tier, [], visit=visit)
     assert not node.dead
     if end < node.end:
-        lower = node
-        node = tree.split(lower, end - lower.start)
-        if tree.adaptive is not None and visit is not None and visit.goes_on and end == visit.start:
-            tree.adaptive.pass_by(lower)
+        node = tree.split_for(node, end, visit)
     if tree.adaptive is not None and visit is not None and end == visit.end:
         tree.adaptive.settle(node, visit)
     components = tree.components_count

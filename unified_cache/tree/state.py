@@ -14,7 +14,7 @@ from unified_cache.slots import MapChange
 from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.digests import digests_of
 from unified_cache.tree.eviction_queues import EvictionQueues
-from unified_cache.tree.forecast import Ghost
+from unified_cache.tree.forecast import Ghost, Visit
 from unified_cache.tree.node import ANYWHERE, Node
 from unified_cache.tree.page_counts import PageCounts
 
@@ -147,6 +147,13 @@ class TreeState:
             node.refresh_holes(component)
         self.queues.offer_all(upper)
         self.queues.offer_all(node)
+        return upper
+
+    def split_for(self, node: Node, end: int, visit: Visit | None) -> Node:
+        """Cut ``node`` where a request ends; return the upper part. The rest is passed by, if its session goes on."""
+        upper = self.split(node, end - node.start)
+        if self.adaptive is not None and visit is not None and visit.goes_on and end == visit.start:
+            self.adaptive.pass_by(node)
         return upper
 
     def fill(
