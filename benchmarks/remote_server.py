@@ -14,9 +14,10 @@ from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.service.servicer import CacheService
-from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
+from unified_cache.settings.access import Role
+from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.wire.calls import PART_BYTES

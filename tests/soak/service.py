@@ -34,7 +34,7 @@ from tests.soak.tally import CallFigures, CallTally
 from tests.sources import ROOT
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
-from unified_cache.service.settings import Role
+from unified_cache.settings.access import Role
 
 __all__ = ["ServiceSoakReport", "soak"]
 

@@ -16,7 +16,7 @@ from unified_cache.drain import Drain
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.server import Service
-from unified_cache.service.settings import load_settings
+from unified_cache.settings.service import load_settings
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN
 from unified_cache.wire.calls import Call
 

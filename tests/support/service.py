@@ -16,9 +16,10 @@ from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
-from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
+from unified_cache.settings.access import Role
+from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN
 from unified_cache.storage_backends.remote.store import RemoteStorage

@@ -102,7 +102,8 @@ class ServeCommand:
             CacheError: the store cannot be opened, or calls did not finish in the grace.
         """
         os.environ.setdefault(GRPC_LOG, "NONE")
-        settings_module = _service_module("settings", "serve")
+        settings_module = import_with_extra("unified_cache.settings.service", "service", "serve")
+        toml = import_with_extra("unified_cache.settings.toml", "service", "serve")
         options = {
             "listen": self.listen,
             "storage": self.storage,
@@ -114,7 +115,7 @@ class ServeCommand:
         flags = {name: value for name, value in options.items() if value is not None}
         settings = settings_module.load_settings(self.config, flags)
         if self.print_config:
-            sys.stdout.write(settings_module.as_toml(settings))
+            sys.stdout.write(toml.as_toml(settings))
             return
         if settings.insecure and not settings.address.is_local:
             sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
@@ -151,7 +152,9 @@ class TokenNewCommand:
             OSError: the file cannot be written.
         """
         tokens, callers = _token_module("access.tokens"), _token_module("access.callers")
-        roles = {role.value: role for role in _token_module("settings").Role}
+        roles = {
+            role.value: role for role in import_with_extra("unified_cache.settings.access", "service", "token").Role
+        }
         if self.role not in roles:
             raise ConfigError(f"--role must be one of {', '.join(roles)}, found {self.role!r}")
         last_day = None if self.days is None else (datetime.now(UTC) + timedelta(days=self.days)).date()

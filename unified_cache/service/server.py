@@ -37,7 +37,6 @@ from unified_cache.service.access.tls import (
 )
 from unified_cache.service.access.tokens import Tokens, audit_tokens, read_tokens
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.addresses import ListenAddress
 from unified_cache.service.operations.audit import open_audit
 from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.health import HealthService
@@ -49,10 +48,13 @@ from unified_cache.service.operations.public_calls import PublicCalls
 from unified_cache.service.operations.reflection import reflection_methods
 from unified_cache.service.operations.unix_socket import held_socket
 from unified_cache.service.servicer import CacheService
-from unified_cache.service.settings import ServiceSettings, TlsSettings, TracingExporter
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
+from unified_cache.settings.access import TlsSettings
+from unified_cache.settings.addresses import ListenAddress
+from unified_cache.settings.observing import TracingExporter
+from unified_cache.settings.service import ServiceSettings
 from unified_cache.wire.calls import SERVICE
 
 if TYPE_CHECKING:

@@ -32,10 +32,11 @@ from unified_cache.service.requests.checks import (
 from unified_cache.service.requests.identities import listed_after
 from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
 from unified_cache.service.requests.shared_memory import LentRegions
-from unified_cache.service.settings import LimitSettings, Role
 from unified_cache.service.store.leases import Leases
 from unified_cache.service.store.pages import charged_bytes
 from unified_cache.service.store.tiered import ArrivedPage, KeptTier, TieredStore
+from unified_cache.settings.access import Role
+from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
 from unified_cache.window import window

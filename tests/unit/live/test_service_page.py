@@ -13,7 +13,7 @@ from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
 from tests.support.running_service import CALL_S, RunningService, running
 from unified_cache.errors import ConfigError
 from unified_cache.page import Prompt
-from unified_cache.service.settings import load_settings
+from unified_cache.settings.service import load_settings
 from unified_cache.storage_backends.url import open_storage
 
 LIVE = {"listen": "127.0.0.1:0"}

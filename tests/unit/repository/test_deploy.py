@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from scripts.release import LISTS
 from tests.sources import ROOT
 from unified_cache.cli.main import run
-from unified_cache.service.settings import load_settings
+from unified_cache.settings.service import load_settings
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))

@@ -23,7 +23,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("pool",),
     ("config", "forgotten", "slots", "seal", "proto"),
     ("wire",),
-    ("tree", "storage_backends", "memory", "ranks"),
+    ("tree", "storage_backends", "memory", "ranks", "settings"),
     ("components", "controller", "forward", "page_changes", "external", "recording"),
     ("ledger", "traffic"),
     ("backups", "prefetches"),
@@ -50,8 +50,6 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("url",),
     ),
     f"{PACKAGE}.service": (
-        ("addresses",),
-        ("settings",),
         ("access",),
         ("store",),
         ("requests", "operations"),

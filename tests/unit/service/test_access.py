@@ -26,7 +26,7 @@ from unified_cache.service.access.tokens import (
     read_tokens,
     remove_token,
 )
-from unified_cache.service.settings import Role
+from unified_cache.settings.access import Role
 from unified_cache.wire.calls import Call
 
 UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")

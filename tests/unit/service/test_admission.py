@@ -21,7 +21,7 @@ from tests.unit.service.test_requests import MANIFEST, key, run
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
-from unified_cache.service.settings import Role
+from unified_cache.settings.access import Role
 from unified_cache.wire.calls import SERVICE, Call
 
 HALF_OPEN_COUNT = 500

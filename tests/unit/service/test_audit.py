@@ -23,7 +23,7 @@ from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.tokens import remove_token
 from unified_cache.service.operations.audit import AuditFile, AuditLog
 from unified_cache.service.operations.logs import JsonLines, LogRateLimit
-from unified_cache.service.settings import Role
+from unified_cache.settings.access import Role
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
 

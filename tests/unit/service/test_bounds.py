@@ -15,7 +15,8 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.registry import Registry
-from unified_cache.service.settings import LimitSettings, Role
+from unified_cache.settings.access import Role
+from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer

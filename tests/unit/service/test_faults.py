@@ -12,8 +12,8 @@ from tests.unit.service.test_tenancy import put
 from unified_cache.errors import StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.service.settings import LimitSettings
 from unified_cache.service.store.pages import charged_bytes
+from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 from unified_cache.storage_backends.wrappers import DeadlineStorage

@@ -37,7 +37,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
-from unified_cache.service.settings import Role
+from unified_cache.settings.access import Role
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.testing.storage_contract import LAYOUT
 from unified_cache.wire.calls import Call

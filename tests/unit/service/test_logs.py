@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from unified_cache.service.operations.logs import KINDS_MAX, Log, LogRateLimit, log_to
-from unified_cache.service.settings import LogSettings
+from unified_cache.settings.observing import LogSettings
 
 
 @pytest.fixture

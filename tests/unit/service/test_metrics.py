@@ -19,7 +19,6 @@ from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
-from unified_cache.service.addresses import ListenAddress
 from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import (
@@ -29,9 +28,10 @@ from unified_cache.service.operations.metrics import (
     UsageCollector,
 )
 from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, MetricsDoor, MetricsListener
-from unified_cache.service.settings import load_settings
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.pages import charged_bytes
+from unified_cache.settings.addresses import ListenAddress
+from unified_cache.settings.service import load_settings
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, sealed_page
 from unified_cache.wire.calls import Call

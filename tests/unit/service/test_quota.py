@@ -8,7 +8,8 @@ import pytest
 from tests.support.clock import ManualClock
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.quota import StoredBytes
-from unified_cache.service.settings import QuotaSettings, load_settings
+from unified_cache.settings.limits import QuotaSettings
+from unified_cache.settings.service import load_settings
 
 WAIT_S = 10.0
 

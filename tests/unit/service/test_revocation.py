@@ -27,7 +27,7 @@ from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.clients import CertifiedClients, audit_trust, read_trust
 from unified_cache.service.access.reloaded import Reloaded, ReloadPace
 from unified_cache.service.access.tokens import add_token, new_token, read_tokens, remove_token
-from unified_cache.service.settings import Role, TlsSettings
+from unified_cache.settings.access import Role, TlsSettings
 from unified_cache.wire.calls import Call
 
 NOBODY_UID = 65534

@@ -8,8 +8,9 @@ from pydantic import BaseModel
 
 from unified_cache.config import CacheConfig, GuardConfig
 from unified_cache.errors import ConfigError
-from unified_cache.service.addresses import ListenAddress
-from unified_cache.service.settings import ENVIRONMENT_PREFIX, ServiceSettings, as_toml, load_settings
+from unified_cache.settings.addresses import ListenAddress
+from unified_cache.settings.service import ENVIRONMENT_PREFIX, ServiceSettings, load_settings
+from unified_cache.settings.toml import as_toml
 
 TLS = {"certificate": "c.pem", "key": "k.pem"}
 

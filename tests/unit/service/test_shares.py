@@ -16,7 +16,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import Label
 from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.settings import load_settings
+from unified_cache.settings.service import load_settings
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend

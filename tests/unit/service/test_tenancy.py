@@ -26,8 +26,8 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registry
-from unified_cache.service.settings import LimitSettings
 from unified_cache.service.store.pages import charged_bytes
+from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage

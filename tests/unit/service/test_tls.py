@@ -17,7 +17,7 @@ from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.clients import read_trust
 from unified_cache.service.access.tls import read_certificates
-from unified_cache.service.settings import TlsSettings
+from unified_cache.settings.access import TlsSettings
 from unified_cache.wire.calls import Call
 
 DOMAIN = "cluster.example"

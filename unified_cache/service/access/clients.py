@@ -25,7 +25,7 @@ from unified_cache.service.access.callers import AuditEntry, Caller, Observer
 from unified_cache.service.access.pem import certificates_in, read_pem
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tokens import TENANT_NAME
-from unified_cache.service.settings import Role, TlsSettings
+from unified_cache.settings.access import Role, TlsSettings
 
 __all__ = ["CertifiedClients", "ClientTrust", "audit_trust", "read_trust"]
 

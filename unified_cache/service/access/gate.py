@@ -11,7 +11,8 @@ from unified_cache.service.access.clients import CertifiedClients
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.tokens import Tokens
-from unified_cache.service.settings import QuotaSettings, Role
+from unified_cache.settings.access import Role
+from unified_cache.settings.limits import QuotaSettings
 from unified_cache.wire.calls import RETRY_AFTER
 
 __all__ = ["RETRY_KEYS", "AdmittedCall", "Authenticator", "ServiceGate"]

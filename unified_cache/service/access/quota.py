@@ -2,7 +2,7 @@
 
 from threading import Lock
 
-from unified_cache.service.settings import QuotaSettings
+from unified_cache.settings.limits import QuotaSettings
 
 __all__ = ["StoredBytes", "promised_bytes"]
 

@@ -9,7 +9,7 @@ import grpc
 
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.sweep import PeriodicSweep
-from unified_cache.service.settings import LimitSettings
+from unified_cache.settings.limits import LimitSettings
 
 __all__ = ["CallTimeouts", "TimedCall"]
 

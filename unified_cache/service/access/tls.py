@@ -16,7 +16,7 @@ from unified_cache.service.access.callers import AuditEntry, Observer, Role
 from unified_cache.service.access.clients import CertifiedClients, ClientTrust
 from unified_cache.service.access.pem import certificates_in, read_pem
 from unified_cache.service.access.reloaded import Reloaded
-from unified_cache.service.settings import TlsSettings
+from unified_cache.settings.access import TlsSettings
 
 __all__ = [
     "Certificates",

@@ -26,7 +26,7 @@ from unified_cache.errors import ConfigError
 from unified_cache.files import replace_whole
 from unified_cache.service.access.callers import AuditEntry, Caller, Observer
 from unified_cache.service.access.reloaded import Reloaded
-from unified_cache.service.settings import Role
+from unified_cache.settings.access import Role
 
 __all__ = [
     "TENANT_NAME",

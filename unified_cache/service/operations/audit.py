@@ -13,7 +13,7 @@ from typing import TextIO
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.callers import AuditEntry
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
-from unified_cache.service.settings import AuditSettings
+from unified_cache.settings.observing import AuditSettings
 from unified_cache.wire.calls import Call
 
 __all__ = ["AuditFile", "AuditLog", "open_audit"]

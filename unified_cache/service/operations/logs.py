@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from threading import Lock
 from typing import Protocol, TextIO
 
-from unified_cache.service.settings import LogSettings
+from unified_cache.settings.observing import LogSettings
 
 __all__ = ["JsonLines", "LineStream", "Log", "LogRateLimit", "log_to"]
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.addresses import ListenAddress
+from unified_cache.settings.addresses import ListenAddress
 
 __all__ = ["MetricsDoor", "MetricsListener"]
 

@@ -14,7 +14,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.callers import CallPlace, Gate
-from unified_cache.service.settings import Role, TracingExporter, TracingSettings
+from unified_cache.settings.access import Role
+from unified_cache.settings.observing import TracingExporter, TracingSettings
 
 __all__ = ["TracedGate", "open_provider"]
 

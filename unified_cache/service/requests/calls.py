@@ -16,7 +16,7 @@ from unified_cache.service.access.callers import AuditEntry, Caller, CallPlace, 
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 from unified_cache.service.requests.checks import check_asserted, parsed
-from unified_cache.service.settings import Role
+from unified_cache.settings.access import Role
 from unified_cache.wire.calls import Call
 
 __all__ = ["CallBoundary", "ServedCall"]

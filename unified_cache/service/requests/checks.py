@@ -19,7 +19,7 @@ from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.requests.assembler import AnnouncedPage
 from unified_cache.service.requests.lookup import PoolSpan
-from unified_cache.service.settings import LimitSettings
+from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.window import SPAN_UNTOLD
 from unified_cache.wire.names import check_digests, labels_in, labels_of

@@ -14,7 +14,7 @@ from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.sweep import PeriodicSweep
-from unified_cache.service.settings import LimitSettings
+from unified_cache.settings.limits import LimitSettings
 from unified_cache.wire.calls import REASON, REASON_SHARE
 from unified_cache.wire.sharing import (
     SHARED_DIRECTORY,

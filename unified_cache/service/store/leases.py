@@ -7,8 +7,8 @@ from functools import partial
 from threading import Lock
 
 from unified_cache.seal import Label
-from unified_cache.service.settings import LimitSettings
 from unified_cache.service.store.host_tier import HostTier
+from unified_cache.settings.limits import LimitSettings
 
 __all__ = ["Leases"]
 

@@ -18,7 +18,7 @@ from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page
 from tests.unit.service.test_sharing import made, offer, open_files, shared_files
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import Label
-from unified_cache.service.settings import LimitSettings
+from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN, RegionGrant, RegionSharing

@@ -1,0 +1,143 @@
+"""Bounds of a service: of one request, one connection, one tenant and all of them together."""
+
+from typing import Annotated
+
+from pydantic import ByteSize, Field, model_validator
+
+from unified_cache.settings.section import TENANT_PATTERN, Bytes, Count, Seconds, Section
+from unified_cache.wire.calls import PART_BYTES
+
+__all__ = ["LimitSettings", "QuotaSettings", "TenantQuota"]
+
+_FRAME_BYTES_MAX = 64
+"""Bytes around the content of a part in the message that carries it."""
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+class LimitSettings(Section):
+    """Bounds of one request, one connection, one tenant and the whole server; larger requests are refused."""
+
+    message_bytes_max: Annotated[ByteSize, Field(gt=0, le=1 << 30)] = ByteSize(4 << 20)
+    """Largest message that is received; it must hold a part and its frame."""
+    part_bytes: Bytes = ByteSize(PART_BYTES)
+    """Page content in one message of a stream."""
+    batch_bytes: Bytes = ByteSize(8 << 20)
+    """Pages read from or written to the store in one call: the memory that one stream of pages takes."""
+    metadata_bytes_max: Bytes = ByteSize(16 << 10)
+    """Headers of one call."""
+    page_bytes_max: Bytes = ByteSize(256 << 20)
+    """One page of one pool, its header included."""
+    pages_max: Count = 1 << 14
+    """Pages named in one request."""
+    tokens_max: Count = 1 << 20
+    """Token ids in one request."""
+    lookup_pages_max: Count = 1 << 16
+    """Pages of all its pools that one lookup asks for."""
+    calls_max: Count = 128
+    """Calls of all tenants, waiting ones included; a tenant has at most as many in flight as it leaves to others."""
+    connections_max: Count = 4_096
+    """Connections; beyond, new ones are closed. Fewer where the process may not have as many file descriptors."""
+    streams_per_connection_max: Count = 128
+    """Calls of one connection."""
+    public_calls_max: Count = 32
+    """Calls that need no credentials, of each kind: health checks, health watches, reflection."""
+    first_message_s: Seconds = 5.0
+    """Longest wait for the first message of a call."""
+    call_s_max: Seconds = 300.0
+    """Longest time of a call, whatever deadline its client set."""
+    stream_idle_s: Seconds = 30.0
+    connection_idle_s: Seconds = 300.0
+    connection_s_max: Seconds = 3_600.0
+    """Longest life of a connection; then the client connects again, with a certificate that is still valid."""
+    handshake_s: Seconds = 10.0
+    keepalive_s: Seconds = 30.0
+    """Silence after which a client is asked whether it is there."""
+    keepalive_timeout_s: Seconds = 10.0
+    """Time in which it must answer; else its connection is closed."""
+    lease_s_max: Seconds = 600.0
+    leases_max: Count = 256
+    """Leases of one tenant at a time."""
+    leased_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Part of ``host_bytes`` that leases of all tenants may keep from eviction; those of one tenant half of that."""
+    identities_max: Count = 256
+    """Identities of one tenant known at a time."""
+    regions_max: Annotated[int, Field(ge=0)] = 32
+    """Pieces of shared memory of one tenant at a time; 0 to have clients of this machine stream pages, as others do."""
+    region_bytes_max: Bytes = ByteSize(256 << 20)
+    region_idle_s: Seconds = 60.0
+    """Shared memory that no call has named for so long is let go."""
+    counted_pages_max: Count = 1 << 20
+    """Pages of one tenant whose stored bytes are counted one by one; beyond, the oldest page is no longer counted."""
+
+    @model_validator(mode="after")
+    def _a_part_fits_into_a_message(self) -> "LimitSettings":
+        if self.part_bytes + _FRAME_BYTES_MAX > self.message_bytes_max:
+            raise ValueError(
+                f"message_bytes_max must hold a part of {self.part_bytes} bytes and its frame of {_FRAME_BYTES_MAX}, "
+                f"found {self.message_bytes_max}"
+            )
+        return self
+
+    def channel_options(self) -> list[tuple[str, int]]:
+        """Return the limits that gRPC itself enforces, as options of a server."""
+        return [
+            ("grpc.max_concurrent_streams", self.streams_per_connection_max),
+            ("grpc.max_connection_idle_ms", _ms(self.connection_idle_s)),
+            ("grpc.max_connection_age_ms", _ms(self.connection_s_max)),
+            ("grpc.max_connection_age_grace_ms", _ms(self.call_s_max)),
+            ("grpc.server_handshake_timeout_ms", _ms(self.handshake_s)),
+            ("grpc.keepalive_time_ms", _ms(self.keepalive_s)),
+            ("grpc.keepalive_timeout_ms", _ms(self.keepalive_timeout_s)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.ping_timeout_ms", _ms(self.keepalive_timeout_s)),  # the keepalive's own does not close
+            ("grpc.max_receive_message_length", self.message_bytes_max),
+            ("grpc.max_metadata_size", self.metadata_bytes_max),
+            ("grpc.absolute_max_metadata_size", self.metadata_bytes_max),
+        ]
+
+
+class TenantQuota(Section):
+    """Quota of one tenant."""
+
+    stored_bytes_max: Bytes = ByteSize(64 << 30)
+    calls_max: Count = 32
+    """Calls in flight, waiting ones included."""
+    bytes_in_flight_max: Bytes = ByteSize(256 << 20)
+
+
+class QuotaSettings(TenantQuota):
+    """Quota of every tenant, and the sharing of the server between tenants that are active at the same time."""
+
+    tenants: dict[Annotated[str, Field(pattern=TENANT_PATTERN)], TenantQuota] = Field(default_factory=dict)
+    """Tenants with quotas of their own."""
+    tenants_max: Count = 10_000
+    """Tenants counted; others are refused what counts."""
+    running_max: Count = 16
+    """Calls that run at the same time, those longer than ``turn_hold_s`` not counted; the rest wait for their turn,
+    tenant by tenant."""
+    tenant_running_max: Count = 8
+    """Running calls of one tenant, long ones too, so that another finds room at once."""
+    shared_running_max: Count = 1
+    """Running calls of all tenants while more than one is active; calls longer than ``turn_hold_s`` are not counted.
+    Python runs one call at a time, so each further one adds its time to that of all others."""
+    turn_hold_s: Seconds = 0.05
+    active_s: Seconds = 1.0
+    """Time for which a tenant counts as active after its last call."""
+    turn_s_max: Seconds = 5.0
+    """Longest wait of a call for its turn; then it is refused."""
+    retry_s: Seconds = 0.25
+    """Time after which a refused client is told to try again."""
+
+    def of(self, tenant: str) -> TenantQuota:
+        """Return what ``tenant`` may use."""
+        return self.tenants.get(tenant, self)
+
+    @model_validator(mode="after")
+    def _shares(self) -> "QuotaSettings":
+        if self.tenant_running_max > self.running_max:
+            found = f"{self.tenant_running_max} and {self.running_max}"
+            raise ValueError(f"tenant_running_max must be at most running_max, found {found}")
+        return self

@@ -1,0 +1,100 @@
+"""Settings of what a service tells of itself: metrics, live page, logs, recordings and spans."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ByteSize, Field, field_validator
+
+from unified_cache.settings.addresses import checked_address
+from unified_cache.settings.section import Bytes, Count, Seconds, Section
+
+__all__ = [
+    "AuditSettings",
+    "LiveSettings",
+    "LogSettings",
+    "MetricsSettings",
+    "RecordSettings",
+    "TracingExporter",
+    "TracingSettings",
+]
+
+
+class MetricsSettings(Section):
+    """Metrics for Prometheus."""
+
+    listen: str | None = "127.0.0.1:9464"
+    """Address to listen at, None for no metrics; over TLS if the service itself is."""
+    client_ca: Path | None = None
+    """Authorities whose certificates may read the metrics of all tenants; if unset, those of an admin may."""
+    request_s_max: Seconds = 5.0
+    """Time from a connection to its end; who is slower is cut off."""
+    tenants_max: Count = 200
+    """Tenants with series of their own; all others together are ``other``."""
+    pools_max: Count = 64
+    """Pools with series of their own, the first of which a page was stored or found; all others are ``other``."""
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, text: str | None) -> str | None:
+        return None if text is None else checked_address(text)
+
+
+class LiveSettings(Section):
+    """Live page; needs the extra ``live``."""
+
+    listen: str | None = None
+    """Address to listen at, None for no page; over TLS if the service itself is. Tokens of ``access`` open it."""
+    every_s: Annotated[float, Field(ge=0.01, le=60)] = 1.0
+    """Time between two updates of an open page."""
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, text: str | None) -> str | None:
+        return None if text is None else checked_address(text)
+
+
+class LogSettings(Section):
+    """Lines of JSON on standard error."""
+
+    burst: Count = 10
+    """Lines of one kind that are written at once."""
+    every_s: Seconds = 10.0
+    """Beyond a burst, one line of a kind in so long; it says how many were left out."""
+
+
+class AuditSettings(LogSettings):
+    """Lines of JSON that say who asked for what, and the outcome."""
+
+    file: Path | None = None
+    """File of its own, opened anew when it is moved away; without one the lines are among those of the log."""
+    burst: Count = 20
+    """Hellos and refusals of one tenant that are written at once; what clears or ends is always written."""
+    every_s: Seconds = 1.0
+
+
+class RecordSettings(Section):
+    """Recording of look-ups, in which no prompt can be read."""
+
+    file: Path | None = None
+    """File to write, NAME.gz; None for no recording."""
+    file_bytes_max: Bytes = ByteSize(64 << 20)
+    """Size at which a file is rotated, compressed."""
+    files_max: Count = 8
+    """Files kept, the newest included."""
+
+
+class TracingExporter(Enum):
+    """Destination of spans."""
+
+    NONE = "none"
+    CONSOLE = "console"
+    OTLP = "otlp"
+    """Set up by OTEL_EXPORTER_OTLP_ENDPOINT and its like; needs an OTLP exporter of OpenTelemetry."""
+
+
+class TracingSettings(Section):
+    """Spans of OpenTelemetry; needs the extra ``tracing``."""
+
+    exporter: TracingExporter = TracingExporter.NONE
+    spans_waiting_max: Count = 2_048
