@@ -27,8 +27,8 @@ from unified_cache.storage_backends.mooncake.native import (
     ResultCode,
     load_store,
     new_put_config,
-    show_own_log,
 )
+from unified_cache.storage_backends.mooncake.own_log import direct_own_log
 
 __all__ = ["MooncakeClient", "client_of"]
 
@@ -110,9 +110,9 @@ class MooncakeClient:
         admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
         admin.check_serves()
         store = load_store()
-        show_own_log()
+        direct_own_log()
         code = store.setup(host, METADATA, address.segment_bytes, 0, address.protocol, address.devices, address.master)
-        show_own_log()  # the library has read its settings anew
+        direct_own_log()  # the library has read its settings anew
         if code:
             raise StorageError(
                 f"the Mooncake client could not be set up (code {code}): host {host}, protocol {address.protocol}, "

@@ -5,11 +5,9 @@ from the environment, some of them while it is loaded. What the operator has set
 """
 
 import ctypes
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from enum import IntEnum
 from functools import cache
 from importlib import import_module
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from unified_cache.errors import ConfigError
+from unified_cache.storage_backends.mooncake.own_log import ERRORS_ONLY, LEVEL
 
 __all__ = [
     "METADATA",
@@ -31,7 +30,6 @@ __all__ = [
     "master_program",
     "missing_packages",
     "new_put_config",
-    "show_own_log",
 ]
 
 WHEELS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
@@ -46,20 +44,10 @@ ENVIRONMENT: Mapping[str, str] = {
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
     "MC_RPC_TIMEOUT_MS": "2000",
     "MC_TCP_STATUS_TIMEOUT_SEC": "1",
-    "MC_LOG_LEVEL": "ERROR",
+    LEVEL: ERRORS_ONLY,
 }
 """Setting up holds the interpreter: once is enough. A stalled master is told by 2 s, a stalled node after 1 s per
-four objects of a call. Only errors are logged, and those as ``show_own_log`` says."""
-
-logger = logging.getLogger(__name__)
-
-_LOG_LEVEL = "MC_LOG_LEVEL"
-
-_LEAST_LOGGED = "_ZN3fLI17FLAGS_minloglevelE"
-"""FLAGS_minloglevel of glog, the library's logger, as C++ names it."""
-
-_FATAL = 3
-"""Severity of glog above which the process ends."""
+four objects of a call. Only errors are logged, and those as ``own_log`` says."""
 
 METADATA = "P2PHANDSHAKE"
 """Processes tell each other how to reach them; no metadata server that could be lost."""
@@ -185,24 +173,6 @@ def load_store() -> NativeStore:
         ConfigError: see ``master_program``; or the library cannot be loaded for another reason.
     """
     return cast("NativeStore", _class_in_library("MooncakeDistributedStore")())
-
-
-def show_own_log() -> None:
-    """Have the library's own log on standard error where our logger shows debug lines, and nowhere else.
-
-    To the library a page that is not there is an error, so a cache in good order would write thousands of lines. They
-    cannot come through our logger: the library logs under a lock of its own, also where its caller holds the
-    interpreter's, so that a sink in Python would stop the process; and a pipe in the place of standard error would take
-    what else is written there, the last words of a dying engine, to a reader that dies with it. What the operator has
-    set (``MC_LOG_LEVEL``) holds.
-    """
-    is_set = os.environ.get(_LOG_LEVEL, ENVIRONMENT[_LOG_LEVEL]) != ENVIRONMENT[_LOG_LEVEL]
-    if is_set or logger.isEnabledFor(logging.DEBUG):
-        return
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    for library in {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libglog" in line}:
-        with suppress(OSError, ValueError):  # another build of it, which goes on logging
-            ctypes.c_int.in_dll(ctypes.CDLL(library), _LEAST_LOGGED).value = _FATAL
 
 
 def new_put_config() -> PutConfig:
