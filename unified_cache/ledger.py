@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from unified_cache.arguments import check_each
 from unified_cache.config import EvictionConfig
@@ -18,15 +17,13 @@ from unified_cache.forgotten import Cause, ForgottenPages, key_digests, prompt_d
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.page_changes import PageChanges
-from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier
+from unified_cache.pool import ModelLayout, PageCopies, PageNumbers, Pages, Slots, Tier
 from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim, Visit
 from unified_cache.window import window
 
 __all__ = ["HostReservation", "Ledger", "TierTransfer", "VictimSaver"]
-
-PageNumbers = npt.NDArray[np.int64]
 
 
 class VictimSaver(Protocol):

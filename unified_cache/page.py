@@ -6,6 +6,7 @@ slice of ``page_size * TOKEN_BYTES`` bytes: hashing, comparing and splitting are
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ _ENCODED = np.dtype("<i4")
 PageKey = bytes
 """Identity of a page and its whole prefix, in one namespace: ``PAGE_KEY_BYTES`` bytes."""
 
-TokensLike = npt.ArrayLike
+TokensLike: TypeAlias = npt.ArrayLike
 """Token ids as numpy array, torch CPU tensor, ``array.array`` or a sequence of int."""
 
 

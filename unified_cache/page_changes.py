@@ -24,7 +24,7 @@ import numpy.typing as npt
 from unified_cache.errors import ConfigError, OwnerThreadError, StateError
 from unified_cache.forgotten import Cause, ForgottenPages, key_digests
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt
-from unified_cache.pool import PageCopies, Slots, Tier
+from unified_cache.pool import PageCopies, PageNumbers, Slots, Tier
 from unified_cache.seal import Label
 from unified_cache.slots import StoredSlots
 from unified_cache.storage_backends.protocol import StorageReader
@@ -48,8 +48,6 @@ NAMESPACES_MAX = 4_096
 
 EVICTED_MAX = 1 << 18
 """Objects remembered that the store has let go; with more, nothing is said of storage in ``held_runs``."""
-
-PageNumbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

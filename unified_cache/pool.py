@@ -31,6 +31,7 @@ __all__ = [
     "ModelLayout",
     "OwnedPools",
     "PageCopies",
+    "PageNumbers",
     "Pages",
     "PoolSpec",
     "Slots",
@@ -47,6 +48,9 @@ A *hole* in this code is a tombstone of SGLang.
 
 Pages = npt.NDArray[np.bool_]
 """Mask over the pages of a range, shape (pages,)."""
+
+PageNumbers = npt.NDArray[np.int64]
+"""Numbers of pages in a prompt, from 0, shape (pages,)."""
 
 POOL_NAME_BYTES_MAX = 32
 """Longest pool name; it stands in the header of every sealed page."""

@@ -26,7 +26,7 @@ from unified_cache.forgotten import Cause
 from unified_cache.ledger import HostReservation, Ledger
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
-from unified_cache.pool import PageCopies, Pages, Slots, Tier
+from unified_cache.pool import PageCopies, PageNumbers, Pages, Slots, Tier
 from unified_cache.ranks import RankGroup, held_by_all, true_for_all
 from unified_cache.traffic import TrafficCounts
 from unified_cache.tree import Lock, Match
@@ -39,8 +39,6 @@ READS_MAX = 4
 
 ENDS_BETWEEN_MAX = 64
 """Ends in between, at most, whose windows one prefetch reads: evenly apart, so one that ends early loses little."""
-
-PageNumbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +380,7 @@ class FetchedPages:
     def __init__(self, components_count: int) -> None:
         self._by_component: list[dict[PageKey, Operation]] = [{} for _ in range(components_count)]
 
-    def find(self, prompt: Prompt, wanted: Sequence[npt.NDArray[np.int64]]) -> Operation | None:
+    def find(self, prompt: Prompt, wanted: Sequence[PageNumbers]) -> Operation | None:
         """Return an operation that fetches any of a prompt's pages, ``wanted[c]`` of component ``c``; None if none.
 
         One that has failed or was cancelled brings nothing any more, though it may still hold its slots.
@@ -396,7 +394,7 @@ class FetchedPages:
         return None
 
     @contextmanager
-    def marked(self, prompt: Prompt, wanted: Sequence[npt.NDArray[np.int64]], operation: Operation) -> Iterator[None]:
+    def marked(self, prompt: Prompt, wanted: Sequence[PageNumbers], operation: Operation) -> Iterator[None]:
         """Mark pages as fetched by an operation, for the length of a ``with`` block."""
         keys = prompt.keys
         marked = [[keys[page] for page in pages.tolist()] for pages in wanted]

@@ -303,10 +303,12 @@ class ProbeJob:
 
     def among(self, pages: Sequence[npt.NDArray[np.int64]]) -> list[Pages]:
         """Tell by component for each of ``pages`` whether it was asked for and storage has it."""
-        return [
-            np.isin(wanted, asked[present])
-            for wanted, asked, present in zip(pages, self._pages, self.present, strict=True)
-        ]
+        found: list[Pages] = []
+        for wanted, asked, present in zip(pages, self._pages, self.present, strict=True):
+            is_there = np.zeros(self._prompt.pages_count, np.bool_)
+            is_there[asked[present]] = True
+            found.append(is_there[wanted])
+        return found
 
     def stop(self) -> None:
         """Ask nothing, if that has not begun."""
