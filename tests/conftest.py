@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.leftovers import no_cluster_process_is_left
 
@@ -22,7 +23,13 @@ def pytest_configure() -> None:
 
     torch computes in one thread, here and in every process that a test starts: as many as there are cores wait for each
     other by spinning, and other tests have the other cores.
+
+    Nor does hypothesis fail a test because the machine was slow.
     """
+    settings.register_profile(
+        "any-machine", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any-machine")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
