@@ -1,8 +1,9 @@
 """Build what is released into ``dist``, and try it as a stranger would: ``make release``.
 
     unified_cache-VERSION.tar.gz, ...-py3-none-any.whl   sdist and wheel, checked by ``twine``
+    ...-cp311-cp311-manylinux...whl, ...                 wheels with the compiled core, see ``scripts.compiled_wheels``
     requirements-service.txt, requirements-node.txt      what they run with, pinned as in ``constraints.txt``, with the
-                                                         hash of every file and of the wheel: ``pip install
+                                                         hash of every file and of the wheels: ``pip install
                                                          --require-hashes --find-links dist -r ...``
     unified-cache-VERSION.cdx.json                       an SBOM of the service's environment (CycloneDX)
     SHA256SUMS                                           of all of these
@@ -20,12 +21,13 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from scripts.check_wheel import build
+from scripts.compiled_wheels import build_compiled_wheels
 
 __all__ = ["LEFT_OUT", "Environment", "bytes_under", "left_out", "readme_commands"]
 
@@ -148,8 +150,8 @@ def bytes_under(directory: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in directory.rglob("*") if pip not in f"{path}{os.sep}")
 
 
-def requirements(name: str, extras: Iterable[str], wheel: Path) -> Path:
-    """Write a list of exact requirements with the hashes of their files, and of the wheel."""
+def requirements(name: str, extras: Iterable[str], wheels: Sequence[Path]) -> Path:
+    """Write a list of exact requirements with the hashes of their files, and of the wheels: pip takes what fits it."""
     target = DIST / f"requirements-{name}.txt"
     wanted = [word for extra in extras for word in ("--extra", extra)]
     ran(
@@ -158,8 +160,9 @@ def requirements(name: str, extras: Iterable[str], wheel: Path) -> Path:
         *("--output-file", str(target), str(ROOT / "pyproject.toml")),
     )
     pinned = target.read_text(encoding="utf-8")
-    ours = f"unified-cache[{','.join(extras)}]=={wheel.name.split('-')[1]}"
-    target.write_text(f"{pinned}{ours} \\\n    --hash=sha256:{digest(wheel)}\n", encoding="utf-8")
+    ours = [f"unified-cache[{','.join(extras)}]=={wheels[0].name.split('-')[1]}"]
+    ours += [f"    --hash=sha256:{digest(wheel)}" for wheel in wheels]
+    target.write_text(pinned + " \\\n".join(ours) + "\n", encoding="utf-8")
     return target
 
 
@@ -168,7 +171,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def try_out(service: Environment, wheel: Path, scratch: Path) -> None:
+def try_out(service: Environment, version: str, scratch: Path) -> None:
     """Run the service, and then, with torch added, what README.md shows.
 
     Raises:
@@ -181,7 +184,7 @@ def try_out(service: Environment, wheel: Path, scratch: Path) -> None:
     service.serves(scratch)
     (torch,) = (line for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
     service.install("-c", str(CONSTRAINTS), torch)
-    service.install("-c", str(CONSTRAINTS), f"{wheel}[engine,report]")
+    service.install("-c", str(CONSTRAINTS), "--find-links", str(DIST), f"unified-cache[engine,report]=={version}")
     service.run(("samples",), scratch)
     for arguments in readme_commands((ROOT / "README.md").read_text(encoding="utf-8")):
         if left_out(arguments) is None:
@@ -200,13 +203,15 @@ def main() -> None:
         scratch = Path(directory)
         built = [build(kind, ROOT, scratch / kind) for kind in ("sdist", "wheel")]
         sdist, wheel = (Path(shutil.copy(path, DIST)) for path in built)
-        ran(sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel))
+        wheels = [wheel, *build_compiled_wheels(wheel, DIST, scratch / "compiled")]
+        number = wheel.name.split("-")[1]
+        ran(sys.executable, "-m", "twine", "check", "--strict", str(sdist), *map(str, wheels))
         environments: dict[str, Environment] = {}
         for name, extras in LISTS.items():
             environments[name] = Environment.made(scratch / name)
-            pinned = requirements(name, extras, wheel)
+            pinned = requirements(name, extras, wheels)
             environments[name].install("--require-hashes", "--find-links", str(DIST), "-r", str(pinned))
-        bill = DIST / f"unified-cache-{wheel.name.split('-')[1]}.cdx.json"
+        bill = DIST / f"unified-cache-{number}.cdx.json"
         ran(
             *(sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--pyproject"),
             *(str(ROOT / "pyproject.toml"), "--output-file", str(bill), str(environments["service"].python)),
@@ -214,7 +219,7 @@ def main() -> None:
         environments["node"].run(("node", "--help"), scratch)
         place = scratch / "place"
         place.mkdir()
-        try_out(environments["service"], wheel, place)
+        try_out(environments["service"], number, place)
     files = sorted(path for path in DIST.iterdir())
     sums = "".join(f"{digest(path)}  {path.name}\n" for path in files)
     (DIST / "SHA256SUMS").write_text(sums, encoding="utf-8")

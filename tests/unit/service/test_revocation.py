@@ -241,8 +241,9 @@ def test_a_revoked_certificate_reads_no_metrics(
         with urlopen(url, timeout=CALL_S, context=context) as answer:
             assert answer.status == 200
         (tmp_path / "crl.pem").write_bytes(authority.revoked(admin))
-        with pytest.raises(HTTPError, match="403"):
+        with pytest.raises(HTTPError, match="403") as refused:
             urlopen(url, timeout=CALL_S, context=context)
+        refused.value.close()
 
 
 def test_lists_of_revocations_that_prove_nothing_are_refused_at_the_start(

@@ -5,7 +5,7 @@ import ast
 from tests.sources import Source, python_sources
 
 SERVICE = "unified_cache.service."
-ORDER = ("addresses", "settings", "access", "store", "requests", "operations", "servicer", "server")
+ORDER = ("access", "store", "requests", "operations", "servicer", "server")
 APART = frozenset({("operations", "requests")})
 """Pairs that do not know each other, although the order would let the first import the second."""
 

@@ -200,8 +200,9 @@ def test_metrics_are_read_over_the_same_tls(authority: Authority, server: Runnin
 def test_the_certificate_of_a_tenant_reads_no_metrics(
     authority: Authority, server: RunningService, name: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(HTTPError, match="403"):
+    with pytest.raises(HTTPError, match="403") as refused:
         scraped(server, trusting(authority, authority.issue(name), tmp_path))
+    refused.value.close()
 
 
 def test_an_authority_of_the_metrics_vouches_for_their_readers_and_for_no_tenant(
