@@ -1,23 +1,35 @@
-"""Time of a replay with a live page open, at ten updates a second, over its time without; and what its thread takes.
+"""Cost of a live page that is open at ten updates a second, to a replay: many short rounds with and without, in turns.
 
-python -m benchmarks.live_page [ROUNDS] [browser]
+    python -m benchmarks.live_page [--rounds N] [--browser] [--json FILE]
+
+Three figures, each a median with its interval of 95 %: the replay's time with a page over its time without, the same of
+the processor's seconds of the whole process, and the share of a processor that the page's thread takes. Others who use
+the machine move the first most and the last least: what the thread does not compute, it cannot cost, but for the
+moments in which the interpreter goes from one thread to the other, and these are in the first.
 
 The page is read by curl, which does nothing with it: a browser is on another machine as a rule, and on this one it
-takes its share of the processors from whatever runs here. With ``browser`` it is a browser on this machine.
+takes its share of the processors from whatever runs here. With ``--browser`` it is a browser on this machine.
 """
 
 import gc
+import math
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from benchmarks.machine import machine
+from benchmarks.report import write_json
 from unified_cache.live.page import LivePage
 from unified_cache.replay.player import Player
 from unified_cache.replay.settings import ReplaySettings
@@ -25,9 +37,12 @@ from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import keys_only_storage
 
 TRACE = Path(__file__).parent.parent / "traces" / "mooncake_conversation.jsonl.gz"
-REQUESTS = 3_000
-ROUNDS = 6
+KEPT = Path(__file__).parent / "results" / "live_page.json"
+REQUESTS = 700
+ROUNDS = 41
 UPDATE_S = 0.1
+RATIO_MAX = 1.01
+"""An open page may take one part in a hundred."""
 READER_START_S = 0.5
 BROWSER_START_S = 4.0
 """Time for a browser to start and to open the page; then it is as busy as it stays."""
@@ -67,27 +82,38 @@ def read_by_browser(url: str) -> Iterator[None]:
 Reading = Callable[[str], AbstractContextManager[None]]
 
 
-def replayed_s(requests: Sequence[TraceRequest], reading: Reading | None) -> tuple[float, float]:
-    """Replay in three tiers without bytes; return what ``served_s`` does."""
+@dataclass(frozen=True, slots=True)
+class RoundSeconds:
+    """Seconds of one replay."""
+
+    wall: float
+    cpu: float
+    """Of the whole process."""
+    page_cpu: float
+    """Of the page's thread; 0 without one."""
+
+
+def replayed(requests: Sequence[TraceRequest], reading: Reading | None) -> RoundSeconds:
+    """Replay in three tiers without bytes, with an open page or without one."""
     settings = ReplaySettings(
         device_pages=2_000, host_pages=20_000, storage="memory:", storage_bytes=400_000_000, with_bytes=False
     )
     plan = settings.plan
     with Player.open(plan, keys_only_storage(plan.storage_bytes, plan.objects())) as player:
         if reading is None:
-            return served_s(player, requests)
+            return served(player, requests)
         with LivePage.start(player.cache, every_s=UPDATE_S) as page, reading(page.url):
-            return served_s(player, requests)
+            return served(player, requests)
 
 
-def served_s(player: Player, requests: Sequence[TraceRequest]) -> tuple[float, float]:
-    """Serve; return the seconds that it took, and the processor's seconds of the page's thread, if there is one."""
+def served(player: Player, requests: Sequence[TraceRequest]) -> RoundSeconds:
+    """Serve, and take the time of that alone."""
     gc.collect()
-    started_s, page_s = time.perf_counter(), page_thread_s()
+    wall_s, cpu_s, page_s = time.perf_counter(), time.process_time(), page_thread_s()
     for request in requests:
         player.serve(request)
     player.wait_all()
-    return time.perf_counter() - started_s, page_thread_s() - page_s
+    return RoundSeconds(time.perf_counter() - wall_s, time.process_time() - cpu_s, page_thread_s() - page_s)
 
 
 def page_thread_s() -> float:
@@ -96,23 +122,52 @@ def page_thread_s() -> float:
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents if ident is not None)
 
 
-def main(rounds: int, reading: Reading) -> None:
-    """Alternate runs with and without a page, and print the ratios of neighbours."""
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, and the bounds that the true one lies between with 95 %, whatever the distribution."""
+    ordered = sorted(values)
+    count = len(ordered)
+    outside, rank = 0.0, 0
+    while rank < count // 2 and 2 * (outside + math.comb(count, rank) / 2**count) <= 0.05:
+        outside += math.comb(count, rank) / 2**count
+        rank += 1
+    rank = max(rank - 1, 0)
+    return statistics.median(ordered), ordered[rank], ordered[count - 1 - rank]
+
+
+def main(
+    rounds: Annotated[int, typer.Option(metavar="N", help="Pairs of replays.")] = ROUNDS,
+    browser: Annotated[bool, typer.Option("--browser", help="Read the page with a browser on this machine.")] = False,
+    json_file: Annotated[Path, typer.Option("--json", metavar="FILE", help="Figures are kept here.")] = KEPT,
+) -> None:
+    """Measure what an open page costs."""
+    reading: Reading = read_by_browser if browser else read_by_curl
     requests = read_trace(TRACE, REQUESTS)
-    replayed_s(requests[:500], None)
-    wall: list[float] = []
-    page: list[float] = []
+    replayed(requests, None)
+    pairs: list[tuple[RoundSeconds, RoundSeconds]] = []
     for number in range(rounds):
         order = (None, reading) if number % 2 else (reading, None)
-        times = {each is not None: replayed_s(requests, each) for each in order}
-        wall.append(times[True][0] / times[False][0])
-        page.append(times[True][1] / times[True][0])
-        print(f"round {number}: without {times[False][0]:.3f} s, with {times[True][0]:.3f} s", flush=True)
-    for name, ratios in (("time with a page over without", wall), ("share of the page's thread in it", page)):
-        print(f"{name}: median {statistics.median(ratios):.4f}, {min(ratios):.4f} to {max(ratios):.4f}", flush=True)
+        by_page = {each is not None: replayed(requests, each) for each in order}
+        pairs.append((by_page[False], by_page[True]))
+    shown = {
+        "time_ratio": interval([with_page.wall / without.wall for without, with_page in pairs]),
+        "cpu_ratio": interval([with_page.cpu / without.cpu for without, with_page in pairs]),
+        "page_share": interval([with_page.page_cpu / with_page.wall for _, with_page in pairs]),
+    }
+    for name, (median, low, high) in shown.items():
+        print(f"{name.replace('_', ' ')}: median {median:.4f}, {low:.4f} to {high:.4f}", flush=True)
+    found: dict[str, object] = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": asdict(machine()),
+        "updates_per_s": 1 / UPDATE_S,
+        "requests": REQUESTS,
+        "rounds": rounds,
+        "reader": "browser" if browser else "curl",
+        "time_ratio_wanted": RATIO_MAX,
+    }
+    for name, (median, low, high) in shown.items():
+        found[name] = {"median": median, "low": low, "high": high}
+    write_json(found, json_file)
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    numbers = [int(word) for word in words if word.isdecimal()]
-    main(numbers[0] if numbers else ROUNDS, read_by_browser if "browser" in words else read_by_curl)
+    typer.run(main)

@@ -6,6 +6,7 @@ Needs the extra ``live``. From the figures to the browser:
     figures        values of one moment, and their JSON; torch is not needed
     history        the last minutes of them
     door           who may look, and at what
+    readers        open pages that listen, of whom a slow one keeps nobody waiting
     server         the HTTP server: page, JSON, and server-sent events
     cache_figures  figures of a cache that an engine embeds
     page           ``LivePage``: such a cache on a page of its own

@@ -49,16 +49,22 @@ class NoLines:
 class CacheFigures:
     """Source of the figures of one cache; a ``LiveSource``."""
 
-    __slots__ = ("_explanations", "_name", "_publisher")
+    __slots__ = ("_explanations", "_latest", "_name", "_publisher")
 
     def __init__(self, name: str, publisher: StatsPublisher, explanations: RecentLines) -> None:
         self._name = name
         self._publisher = publisher
         self._explanations = explanations
+        self._latest: tuple[Stats, LiveFigures] | None = None
 
     def figures(self) -> LiveFigures:
-        """Return the figures that the owner has published last."""
-        return figures_of(self._name, self._publisher.published_stats(), tuple(self._explanations.recent()))
+        """Return the figures that the owner has published last; the same object until it publishes again."""
+        stats, lines, latest = self._publisher.published_stats(), tuple(self._explanations.recent()), self._latest
+        if latest is not None and latest[0] is stats and latest[1].explanations == lines:
+            return latest[1]
+        figures = figures_of(self._name, stats, lines)
+        self._latest = (stats, figures)
+        return figures
 
 
 def figures_of(name: str, stats: Stats, explanations: tuple[str, ...]) -> LiveFigures:

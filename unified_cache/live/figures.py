@@ -253,5 +253,5 @@ class LiveSource(Protocol):
     """Source of figures. Thread-safe, quick, and without effect on what it tells of."""
 
     def figures(self) -> LiveFigures:
-        """Return the figures of this moment, or those published last."""
+        """Return the figures of this moment, or those published last: the same object as before if nothing changed."""
         ...

@@ -79,10 +79,12 @@ class LastMinute:
 class LiveHistory:
     """Points of the last ten minutes, one a second. For one thread."""
 
-    __slots__ = ("_points",)
+    __slots__ = ("_minute", "_points")
 
     def __init__(self) -> None:
         self._points: deque[HistoryPoint] = deque(maxlen=HISTORY_POINTS_MAX)
+        self._minute: deque[HistoryPoint] = deque(maxlen=HISTORY_POINTS_MAX)
+        """Points of the last minute."""
 
     @property
     def points(self) -> tuple[HistoryPoint, ...]:
@@ -95,13 +97,15 @@ class LiveHistory:
             return None
         point = _point_of(figures, now_s)
         self._points.append(point)
+        self._minute.append(point)
         return point
 
     def last_minute(self, figures: LiveFigures, now_s: float) -> LastMinute:
-        """Return rates and ratios from a minute ago up to ``figures``."""
+        """Return rates and ratios from a minute ago up to ``figures``; ``now_s`` never goes back."""
         last = _point_of(figures, now_s)
-        first = next((point for point in self._points if point.at_s >= now_s - MINUTE_S), last)
-        return LastMinute.between(first, last)
+        while self._minute and self._minute[0].at_s < now_s - MINUTE_S:
+            self._minute.popleft()
+        return LastMinute.between(self._minute[0] if self._minute else last, last)
 
 
 def _point_of(figures: LiveFigures, now_s: float) -> HistoryPoint:

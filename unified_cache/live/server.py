@@ -14,8 +14,9 @@ from importlib.resources import files
 from unified_cache.errors import ConfigError
 from unified_cache.extras import needs_extra
 from unified_cache.live.door import LiveDoor, Sessions, View, is_loopback
-from unified_cache.live.figures import FIGURES_FORMAT, LiveSource
-from unified_cache.live.history import LiveHistory
+from unified_cache.live.figures import FIGURES_FORMAT, LiveFigures, LiveSource
+from unified_cache.live.history import HistoryPoint, LiveHistory
+from unified_cache.live.readers import UNREAD_S_MAX, EventReader, EventReaders, event_bytes
 
 with needs_extra("live", "the live page"):
     from aiohttp import web
@@ -24,9 +25,6 @@ __all__ = ["LiveAddress", "LiveServer"]
 
 STREAMS_MAX = 32
 """Open pages at a time; one more is told to come back."""
-
-WRITE_S_MAX = 10.0
-"""Longest wait for a reader that does not read; then it is cut off, and its browser connects again."""
 
 CLOSE_S = 5.0
 """Longest wait for the thread."""
@@ -184,14 +182,23 @@ async def _serve_site(site: "_Site", address: LiveAddress, opened: _Opening) -> 
 class _Update:
     """Figures of one moment, and the text of them for each view, made when it is first asked for."""
 
-    __slots__ = ("_history", "_point", "_texts", "figures", "now_s")
+    __slots__ = ("_events", "_history", "_texts", "figures", "now_s", "point")
 
-    def __init__(self, source: LiveSource, history: LiveHistory, now_s: float) -> None:
-        self.figures = source.figures()
+    def __init__(
+        self, figures: LiveFigures, history: LiveHistory, now_s: float, point: HistoryPoint | None = None
+    ) -> None:
+        self.figures = figures
         self.now_s = now_s
+        self.point = point
         self._history = history
-        self._point = history.note(self.figures, now_s)
         self._texts: dict[View, bytes] = {}
+        self._events: dict[View, bytes] = {}
+
+    @classmethod
+    def read(cls, source: LiveSource, history: LiveHistory) -> "_Update":
+        """Read the figures of this moment, and note them in the history if a point is due."""
+        figures, now_s = source.figures(), time.monotonic()
+        return cls(figures, history, now_s, history.note(figures, now_s))
 
     def text(self, view: View) -> bytes:
         """Return the figures as JSON, and the point of the history that they made."""
@@ -201,10 +208,16 @@ class _Update:
                 **self.figures.as_json(with_tenants=view is View.EVERYTHING),
                 "age_s": round(time.time() - self.figures.counted_at_s, 3),
                 "last_minute": self._history.last_minute(self.figures, self.now_s).as_json(),
-                "point": None if self._point is None else self._point.as_json(),
+                "point": None if self.point is None else self.point.as_json(),
             }
             self._texts[view] = json.dumps(value, separators=(",", ":")).encode()
         return self._texts[view]
+
+    def event(self, view: View) -> bytes:
+        """Return the same as a server-sent event."""
+        if view not in self._events:
+            self._events[view] = event_bytes("figures", self.text(view))
+        return self._events[view]
 
 
 class _Site:
@@ -217,9 +230,8 @@ class _Site:
         self._history = LiveHistory()
         self._sessions = Sessions()
         self._streams_count = 0
-        self._is_closing = False
-        self._changed = asyncio.Event()
-        self._latest = _Update(source, self._history, time.monotonic())
+        self._readers = EventReaders()
+        self._latest = _Update.read(source, self._history)
         room = files("unified_cache.live")
         self._assets = {path: (room / name).read_bytes() for path, (name, _) in ASSETS.items()}
 
@@ -234,17 +246,19 @@ class _Site:
         return application
 
     async def read(self) -> None:
-        """Read the figures for ever: as often as open pages are brought up to date, and for the history alone else."""
+        """Read the figures for ever: as often as open pages are brought up to date, and for the history alone else.
+
+        Where nothing has been published since, nothing is sent, but for the point that the history gets once a second.
+        """
         while True:
             await asyncio.sleep(self._every_s if self._streams_count else 1.0)
-            self._latest = _Update(self._source, self._history, time.monotonic())
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            before, self._latest = self._latest, _Update.read(self._source, self._history)
+            if self._latest.point is not None or self._latest.figures is not before.figures:
+                self._readers.send(self._latest.event)
 
     def close(self) -> None:
         """Let every open page go."""
-        self._is_closing = True
-        self._changed.set()
+        self._readers.close()
 
     async def _asset(self, request: web.Request) -> web.Response:
         """Send a part of the page. The page itself says nothing that only some may know."""
@@ -255,7 +269,7 @@ class _Site:
         """Send the figures of this moment."""
         view = self._admitted(request)
         if not self._streams_count:
-            self._latest = _Update(self._source, self._history, time.monotonic())
+            self._latest = _Update.read(self._source, self._history)
         return web.Response(body=self._latest.text(view), content_type="application/json")
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
@@ -268,14 +282,12 @@ class _Site:
         try:
             await response.prepare(request)
             points = [point.as_json() for point in self._history.points]
-            await _send(response, "history", json.dumps(points, separators=(",", ":")).encode())
-            while not self._is_closing:
-                changed = self._changed
-                await _send(response, "figures", self._latest.text(view))
-                await changed.wait()
-                view = self._admitted(request)
-        except (ConnectionError, TimeoutError, web.HTTPException):
-            pass  # the reader has gone, does not read, or may not read any more
+            history = event_bytes("history", json.dumps(points, separators=(",", ":")).encode())
+            async with asyncio.timeout(UNREAD_S_MAX):
+                await response.write(history + self._latest.event(view))
+            await self._readers.listen(EventReader(request, response, self._admitted))
+        except (ConnectionError, TimeoutError):
+            pass  # the reader has gone, or does not read
         finally:
             self._streams_count -= 1
         return response
@@ -316,17 +328,6 @@ class _Site:
         host = request.url.host or ""
         if not is_loopback(host):
             raise web.HTTPForbidden(text="this page is served to this machine alone, under the name localhost\n")
-
-
-async def _send(response: web.StreamResponse, kind: str, text: bytes) -> None:
-    """Send one event.
-
-    Raises:
-        ConnectionError: the reader has gone.
-        TimeoutError: it does not read.
-    """
-    async with asyncio.timeout(WRITE_S_MAX):
-        await response.write(b"event: %b\ndata: %b\n\n" % (kind.encode(), text))
 
 
 @web.middleware

@@ -4,7 +4,8 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from urllib.parse import urlsplit
 
 import pytest
@@ -43,6 +44,17 @@ class StillSource:
         return self.shown
 
 
+class MovingSource:
+    """Source of other figures at every moment, with ``explanation`` so often as to fill the buffers of a connection."""
+
+    def __init__(self, explanation: str = "") -> None:
+        self._explanation = explanation
+        self._numbers = count()
+
+    def figures(self) -> LiveFigures:
+        return replace(FIGURES, operations_live=next(self._numbers), explanations=(self._explanation,))
+
+
 class HalfDoor:
     """Door that lets everybody see everything but tenants."""
 
@@ -55,6 +67,12 @@ class HalfDoor:
 @pytest.fixture
 def server() -> Iterator[LiveServer]:
     with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), OpenDoor()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def moving() -> Iterator[LiveServer]:
+    with LiveServer.open(MovingSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), OpenDoor()) as opened:
         yield opened
 
 
@@ -99,14 +117,37 @@ def test_the_figures_are_json_with_the_last_minute(server: LiveServer) -> None:
     assert found["tenants"] == [TENANT.as_json()]
 
 
-def test_events_bring_the_history_and_then_the_figures_again_and_again(server: LiveServer) -> None:
-    answer = asked(server, "/events")
+def test_events_bring_the_history_and_then_the_figures_again_and_again(moving: LiveServer) -> None:
+    answer = asked(moving, "/events")
     assert answer.headers["Content-Type"].startswith("text/event-stream")
     kind, points = event(answer)
     assert (kind, isinstance(points, list)) == ("history", True)
     kinds = {event(answer)[0] for _ in range(5)}
     assert kinds == {"figures"}
     answer.close()
+
+
+def test_figures_that_have_not_changed_are_sent_only_with_a_new_point_of_the_history(server: LiveServer) -> None:
+    answer = asked(server, "/events")
+    points = [value["point"] for _, value in (event(answer) for _ in range(4)) if isinstance(value, dict)]
+    assert len(points) == 3
+    assert None not in points[1:], "at a hundred updates a second, one of a hundred has a point"
+    answer.close()
+
+
+def test_a_reader_that_does_not_read_keeps_nobody_waiting() -> None:
+    source = MovingSource("x" * 1_000_000)
+    with LiveServer.open(source, LiveAddress("127.0.0.1", 0, every_s=0.01), OpenDoor()) as opened:
+        idle, reading = asked(opened, "/events"), asked(opened, "/events")
+        numbers = [
+            value["operations_live"] for _, value in (event(reading) for _ in range(8)) if isinstance(value, dict)
+        ]
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) == 7
+        kind, _ = event(idle)
+        assert kind == "history", "what it had not read is still there"
+        idle.close()
+        reading.close()
 
 
 def test_who_may_not_know_tenants_is_not_told_of_them() -> None:
