@@ -63,6 +63,9 @@ class ResumePoints:
     """Pages of Full that a tier must have had for the window not to have lost what it stands on, since last used."""
     full_ever: Counts
     """The same, since the windows were made."""
+    full_made: Counts
+    """Pages of Full that a tier must have had for the windows to be made: where a prompt leaves what was seen before,
+    one is made only if memory still knows the place."""
     store_full: Counts
     """Bytes that a store must have had to hold the pages of Full."""
     store_lanes: Counts
@@ -92,6 +95,7 @@ class WindowLane:
         self.need = np.zeros(pages, np.int64)
         self.full_since = np.zeros(pages, np.int64)
         self.full_ever = np.zeros(pages, np.int64)
+        self.full_made = np.zeros(pages, np.int64)
         self.stored_at = np.full(pages, -1, np.int32)
         self.store_need = np.zeros(pages, np.int64)
         self.order = Fenwick(events)
@@ -113,6 +117,8 @@ class WindowLane:
             self.order.add(stamp, 1)
             self.at_stamp[stamp] += 1
         self.held[new] = True
+        self.full_made[new] = NEVER
+        self.full_made[pages] = np.minimum(self.full_made[pages], full_need)
         self.need[pages] = 0
         self.full_since[pages] = self.full_ever[pages] = full_need
 
@@ -154,16 +160,16 @@ class PointsPass:
     def points(self) -> ResumePoints:
         """Return what was found."""
         lanes = len(self._lanes)
-        table = np.array(self._found, np.int64).reshape(-1, 7 + 3 * lanes).T
+        table = np.array(self._found, np.int64).reshape(-1, 8 + 3 * lanes).T
         return ResumePoints(
             self._trace.requests_count,
             self._spans,
             *(table[0], table[1], table[2]),
-            table[7 : 7 + lanes],
-            table[7 + lanes : 7 + 2 * lanes],
-            *(table[3], table[4], table[5]),
-            table[7 + 2 * lanes :],
-            table[6],
+            table[8 : 8 + lanes],
+            table[8 + lanes : 8 + 2 * lanes],
+            *(table[3], table[4], table[5], table[6]),
+            table[8 + 2 * lanes :],
+            table[7],
         )
 
     def serve(self, request: int) -> None:
@@ -202,18 +208,19 @@ class PointsPass:
 
     def _point(self, request: int, end: int, known: Numbers, full: Counts, store_full: Counts) -> tuple[int, ...]:
         lanes, ever, stored = [], [], []
-        full_since = full_ever = store_ever = 0
+        full_since = full_ever = full_made = store_ever = 0
         for lane in self._lanes:
             pages = known[window(end, lane.span) : end]
             lanes.append(int(lane.positions(pages).max()))
             ever.append(max(int(lane.need[pages].max()), 0))
             full_since = max(full_since, int(lane.full_since[pages].max()))
             full_ever = max(full_ever, int(lane.full_ever[pages].max()))
+            full_made = max(full_made, int(lane.full_made[pages].max()))
             store_ever = max(store_ever, int(lane.store_need[pages].max()))
             stored_at = int(lane.stored_at[pages].min())
             stored.append(NEVER if stored_at < 0 else self._store.sum_after(stored_at))
-        fixed = (request, end, int(full[end - 1]), full_since, full_ever, int(store_full[end - 1]), store_ever)
-        return (*fixed, *lanes, *ever, *stored)
+        fixed = (request, end, int(full[end - 1]), full_since, full_ever, full_made)
+        return (*fixed, int(store_full[end - 1]), store_ever, *lanes, *ever, *stored)
 
     def _store_full(self, runs: slice, seen: int) -> Counts:
         """Return for each page of a prompt the bytes that a store needs to have it and all before it."""
@@ -246,7 +253,9 @@ class PointsPass:
             lane.stamp[path[fresh]] = 2 * request
             lane.make(path[fresh], 0)
             if seen and resumed == seen and self._retention.branches:
-                lane.need[path[window(seen, lane.span) : seen]] = 0
+                there = path[window(seen, lane.span) : seen]
+                lane.need[there] = 0
+                lane.full_made[there] = np.minimum(lane.full_made[there], full_need)
             start = window(count, lane.span)
             if start > seen:
                 self._ends_node[path[start - 1]] = True

@@ -202,7 +202,7 @@ def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int) -> n
     alive = points.full_ever < memory[0]
     for lane, pages in enumerate(memory[1:]):
         alive &= points.lanes_ever[lane] < pages
-    return alive | (points.store_ever < store_bytes)
+    return (points.full_made < memory[0]) & (alive | (points.store_ever < store_bytes))
 
 
 def _in_memory(points: ResumePoints, pages: tuple[int, ...]) -> npt.NDArray[np.bool_]:

@@ -1,5 +1,7 @@
 """Hits told from distances in the stack are those of a replay, request by request."""
 
+from itertools import count, islice
+
 import pytest
 
 from tests.sources import ROOT
@@ -15,7 +17,7 @@ from unified_cache.replay.model_settings import ModelSettings
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.runner import replay
 from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
 from unified_cache.seal import HEADER_BYTES
 
 GIB = 1 << 30
@@ -77,6 +79,29 @@ def test_windows_are_within_half_a_point_of_a_replay(
     told = LruHits(trace).ends(settings.plan).token_hit_ratio(trace)
     result = replay("bundled", requests, settings, lambda _done, _ratio: None)
     assert told == pytest.approx(result.token_hit_ratio, abs=0.005)
+
+
+def test_a_place_that_only_storage_remembers_gets_no_window_when_a_prompt_branches_off_there() -> None:
+    new_ids = count(1000)
+
+    def others(prompts: int) -> list[tuple[int, ...]]:
+        return [tuple(islice(new_ids, 16)) for _ in range(prompts)]
+
+    first, branch = tuple(range(20)), tuple(range(14))
+    prompts = [first, *others(20), (*branch, *islice(new_ids, 6)), *others(20), (*branch, *islice(new_ids, 6)), first]
+    requests = [TraceRequest(float(at), len(ids) * BLOCK_TOKENS, 1, ids) for at, ids in enumerate(prompts)]
+    settings = ModelSettings(
+        name="gpt-oss-120b",
+        sized=size_preset("gpt-oss-120b", page_size=256),
+        retention=Retention(),
+        device_bytes=4 * GIB,
+        host_bytes=4 * GIB,
+        storage_bytes=256 * GIB,
+        with_bytes=False,
+    )
+    assert sum(settings.plan.host_pages) < 20 * 32, "the others push out what came before them"
+    told = LruHits(TracePages.of(requests, 256, padded=False)).ends(settings.plan).hit_pages()
+    assert told == replayed(requests, settings) == {"device": 0, "host": 0, "storage": 40}
 
 
 def test_what_has_no_stack_is_refused() -> None:
