@@ -120,7 +120,7 @@ class Backups:
         found = look(prompt)
         longest = max(self._ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), tree.full_end(found, Tier.HOST))
         if longest < found.device_end:
-            self._ledger.remember_unbacked(prompt.head(found.device_end), Cause.HOST_FULL)
+            self._ledger.fates.note_unbacked(prompt.head(found.device_end), Cause.HOST_FULL)
         copied = 0
         for end in [longest, *self._other_ends(found, longest, putting)] if longest else ():
             if end != longest:
@@ -130,7 +130,7 @@ class Backups:
             with begin(found, end) as held:
                 moving = held_by_all(self._ranks, held)
                 if moving is None:
-                    self._ledger.remember_unbacked(prompt.head(end), Cause.HOST_FULL)
+                    self._ledger.fates.note_unbacked(prompt.head(end), Cause.HOST_FULL)
                     continue
                 copied += yield from self._copy(prompt, moving)
                 if putting is not None:
@@ -176,7 +176,7 @@ class Backups:
             is_copied = True
         finally:
             if not is_copied:
-                self._ledger.remember_unbacked(prompt, Cause.BACKUP_FAILED)
+                self._ledger.fates.note_unbacked(prompt, Cause.BACKUP_FAILED)
         return self._traffic.add(TransferKind.BACKUP, moving.publish())
 
     def _put(self, prompt: Prompt, held: Sequence[PageCopies], putting: Putting) -> JobSteps:
@@ -205,7 +205,7 @@ class Backups:
                     (Cause.STORE_DECLINED, declined & ~mask),
                     (Cause.STORE_FAILED, ~declined & ~mask),
                 ):
-                    self._ledger.remember_stored(part.component, prompt, part.pages[pages], cause)
+                    self._ledger.fates.note_stored(part.component, prompt, part.pages[pages], cause)
                 stored.forget(part.component, part.target[~mask])
                 if changes.is_watched:
                     changes.note_stored(part.component, prompt, part.pages[mask], since)

@@ -331,7 +331,7 @@ class UnifiedCache(OwnedCache):
         self.config.check_host()
         operation = self._controller.start(TransferKind.BACKUP, self._transfers.backup(prompt, level))
         if operation is None:
-            self._ledger.remember_unbacked(prompt, Cause.BACKUP_DECLINED)
+            self._ledger.fates.note_unbacked(prompt, Cause.BACKUP_DECLINED)
         return operation
 
     def prefetch(self, prompt: Prompt) -> Operation | None:

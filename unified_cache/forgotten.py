@@ -10,30 +10,19 @@ neither says anything about the tokens. Where two pages share a digest, one is e
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
-from unified_cache.page import TOKEN_BYTES, PageKey, Prompt
+from unified_cache.page_digests import DIGEST_BYTES, PageDigests
 
-__all__ = [
-    "FORGOTTEN_PAGE_BYTES",
-    "Cause",
-    "Digests",
-    "ForgottenPages",
-    "FoundNotes",
-    "chained_digests",
-    "key_digests",
-    "prompt_digests",
-    "root_digest",
-]
+__all__ = ["FORGOTTEN_PAGE_BYTES", "Cause", "ForgottenPages", "FoundNotes"]
 
 Digests = npt.NDArray[np.uint64]
-"""Digests of pages and all before them, shape (pages,)."""
+"""Digests as numbers, shape (pages,)."""
 
 FORGOTTEN_PAGE_BYTES = 30
 """Memory for each page that can be remembered: digest, time, component and cause, and the sorted index."""
@@ -90,11 +79,8 @@ class FoundNotes(NamedTuple):
     """Time of the clock; 0 where nothing is remembered."""
 
 
-class _Note(NamedTuple):
-    digests: Digests
-    lane: int
-    code: int
-    noted_s: float
+_Note = tuple[PageDigests, int, int, float]
+"""Digests, lane, code and time of some pages; a plain tuple, since one is made at every eviction."""
 
 
 class ForgottenPages:
@@ -137,10 +123,10 @@ class ForgottenPages:
         """Whether nothing has been overwritten yet: what is not remembered was never noted."""
         return self._count + self._waiting_pages <= self.pages_max
 
-    def note(self, lane: int, digests: Digests, cause: Cause, component: int = 0) -> None:
-        """Remember what happened now to pages of a lane; ``digests`` stay as they are from now on."""
-        self._waiting.append(_Note(digests, lane, component << 8 | cause, self.clock()))
-        self._waiting_pages += len(digests)
+    def note(self, lane: int, digests: PageDigests, cause: Cause, component: int = 0) -> None:
+        """Remember what happened now to pages of a lane."""
+        self._waiting.append((digests, lane, component << 8 | cause, self.clock()))
+        self._waiting_pages += len(digests) // DIGEST_BYTES
         if self._waiting_pages > WAITING_PAGES_MAX:
             self._put_all()
 
@@ -151,12 +137,12 @@ class ForgottenPages:
         self._codes[renamed] = later
         self._noted_s[renamed] = self.clock()
 
-    def find(self, lane: int, digests: Digests) -> FoundNotes:
+    def find(self, lane: int, digests: PageDigests) -> FoundNotes:
         """Return the latest note of each page; no two of ``digests`` are alike."""
         self._put_all()
         if self._count - self._sorted_count > min(UNSORTED_PAGES_MAX, self.pages_max):
             self._sort()
-        wanted = digests ^ _salt(lane)
+        wanted = np.frombuffer(digests, np.uint64) ^ _salt(lane)
         at = self._find_sorted(wanted)
         self._find_unsorted(wanted, at)
         is_noted = at >= 0
@@ -190,11 +176,12 @@ class ForgottenPages:
         self._waiting_pages = 0
         if not waiting:
             return
-        lengths = [len(note.digests) for note in waiting]
-        salts = np.array([_salt(note.lane) for note in waiting], np.uint64)
-        digests = np.concatenate([note.digests for note in waiting]) ^ np.repeat(salts, lengths)
-        codes = np.repeat(np.array([note.code for note in waiting], np.uint16), lengths)
-        times = np.repeat(np.array([note.noted_s for note in waiting], np.float64), lengths)
+        parts, lanes, codes_of_parts, times_of_parts = zip(*waiting, strict=True)
+        lengths = [len(part) // DIGEST_BYTES for part in parts]
+        salts = (np.array(lanes, np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+        digests = np.frombuffer(b"".join(parts), np.uint64) ^ np.repeat(salts, lengths)
+        codes = np.repeat(np.array(codes_of_parts, np.uint16), lengths)
+        times = np.repeat(np.array(times_of_parts, np.float64), lengths)
         kept = min(len(digests), self.pages_max)
         self._count += len(digests)
         places = np.arange(self._count - kept, self._count) % self.pages_max
@@ -215,28 +202,3 @@ class ForgottenPages:
 def _salt(lane: int) -> np.uint64:
     """Return what tells the digests of one lane from those of another."""
     return np.uint64((lane + 1) * _GOLDEN & _MASK)
-
-
-def root_digest(root: bytes) -> int:
-    """Return the digest that a chain begins with below the root of that name, see ``Prompt.root``."""
-    return xxh3_64_intdigest(root)
-
-
-def chained_digests(before: int, tokens: bytes, page_bytes: int) -> Digests:
-    """Digest each page of encoded tokens together with all before it; ``before`` is the digest of those."""
-    digest = before
-    digests: list[int] = []
-    for start in range(0, len(tokens), page_bytes):
-        digest = xxh3_64_intdigest(tokens[start : start + page_bytes], digest)
-        digests.append(digest)
-    return np.array(digests, np.uint64)
-
-
-def prompt_digests(prompt: Prompt) -> Digests:
-    """Digest the pages of a prompt as the tree digests them."""
-    return chained_digests(root_digest(prompt.root), prompt.tokens, prompt.page_size * TOKEN_BYTES)
-
-
-def key_digests(keys: Sequence[PageKey]) -> Digests:
-    """Return the first 64 bits of page keys: what pages in storage are remembered by."""
-    return np.frombuffer(b"".join(key[:8] for key in keys), "<u8").astype(np.uint64)

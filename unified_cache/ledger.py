@@ -13,11 +13,12 @@ import numpy as np
 from unified_cache.arguments import check_each
 from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, SlotError
-from unified_cache.forgotten import Cause, ForgottenPages, key_digests, prompt_digests
+from unified_cache.forgotten import ForgottenPages
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.page_changes import PageChanges
-from unified_cache.pool import ModelLayout, PageCopies, PageNumbers, Pages, Slots, Tier
+from unified_cache.page_fates import PageFates
+from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier
 from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim, Visit
@@ -37,7 +38,7 @@ class VictimSaver(Protocol):
 class Ledger:
     """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
 
-    __slots__ = ("_allocators", "_evicted_pages", "changes", "forgotten", "layout", "paired", "saver", "stored", "tree")
+    __slots__ = ("_allocators", "_evicted_pages", "changes", "fates", "layout", "paired", "saver", "stored", "tree")
 
     def __init__(
         self,
@@ -56,8 +57,8 @@ class Ledger:
                 raise ConfigError(f"expected pages for {len(layout.components)} components, found {len(pages)}")
         self.layout = layout
         self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity, forgotten=forgotten)
-        self.forgotten = forgotten
-        """Remembers what becomes of pages that are not kept; None where nothing does."""
+        self.fates = PageFates(self.tree, forgotten, has_host=bool(capacity[Tier.HOST][0]))
+        """Notes what becomes of pages that are not kept."""
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self.stored = StoredSlots(capacity[Tier.HOST])
         self.changes = PageChanges(self.tree, self.stored, forgotten)
@@ -288,11 +289,8 @@ class Ledger:
         for allocator, given, duplicates in zip(self._allocators[tier], slots, inserted.duplicates, strict=True):
             allocator.keep(given[given >= 0])
             allocator.drop(duplicates)
-        if self.forgotten is not None and any(map(len, inserted.duplicates)):
-            digests = prompt_digests(prompt)[start:]
-            for component, (given, left) in enumerate(zip(slots, inserted.duplicates, strict=True)):
-                lane = int(tier) * len(slots) + component
-                self.forgotten.note(lane, digests[np.isin(given, left)], Cause.DUPLICATE)
+        if self.fates.ring is not None:
+            self.fates.note_duplicates(tier, prompt, start, slots, inserted.duplicates)
         if self.changes.is_watched:
             self.changes.note_inserted(tier, prompt, start, slots, inserted.duplicates)
         return inserted
@@ -385,24 +383,6 @@ class Ledger:
         """
         self.changes.follow_storage(storage, owners)
         self.forget_stored()
-
-    def remember_stored(self, component: int, prompt: Prompt, pages: PageNumbers, cause: Cause) -> None:
-        """Remember what became of pages in storage, or on their way there; nothing where nobody remembers."""
-        if self.forgotten is not None and len(pages):
-            keys = prompt.keys
-            lane = len(Tier) * len(self.layout.components) + component
-            self.forgotten.note(lane, key_digests([keys[page] for page in pages.tolist()]), cause)
-
-    def remember_unbacked(self, prompt: Prompt, cause: Cause) -> None:
-        """Remember why pages of a prompt that the device holds and the host lacks were not copied to it."""
-        if self.forgotten is None or not self.capacity(Tier.HOST, 0):
-            return
-        found = self.tree.peek(prompt)
-        digests = prompt_digests(prompt)[: found.tree_end]
-        for component in range(len(self.layout.components)):
-            device, host = (self.tree.slots(found, tier, component, 0, found.tree_end) for tier in Tier)
-            lane = len(self.layout.components) + component
-            self.forgotten.note(lane, digests[(device >= 0) & (host < 0)], cause)
 
     def forget_stored(self) -> None:
         """Note that storage may have none of the pages that the host holds."""

@@ -282,7 +282,7 @@ class OwnedCache:
             operation = self._controller.start(TransferKind.BACKUP, self._transfers.write(prompt))
             self._backups.started(prompt, operation)
             if operation is None:
-                self._ledger.remember_unbacked(prompt, Cause.BACKUP_DECLINED)
+                self._ledger.fates.note_unbacked(prompt, Cause.BACKUP_DECLINED)
         return bool(due)
 
 

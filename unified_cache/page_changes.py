@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, OwnerThreadError, StateError
-from unified_cache.forgotten import Cause, ForgottenPages, key_digests
+from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt
+from unified_cache.page_digests import digests_where, key_digests
 from unified_cache.pool import PageCopies, PageNumbers, Slots, Tier
 from unified_cache.seal import Label
 from unified_cache.slots import StoredSlots
@@ -340,7 +341,7 @@ class PageChanges:
 
     def _subscribe(self) -> None:
         if self._storage is not None and self._feed is None:
-            with suppress(StateError):  # it tells another cache already
+            with suppress(StateError):  # it tells as many others as it can
                 self._feed = removals_of(self._storage)
 
     def _unsubscribe(self) -> None:
@@ -378,10 +379,10 @@ class PageChanges:
             }
             if not gone:
                 continue
-            lane, digests = (len(Tier) * len(components)) + number, np.unique(key_digests(list(gone)))
+            lane, digests = (len(Tier) * len(components)) + number, key_digests(list(gone))
             causes = forgotten.find(lane, digests).causes
             told = (causes != Cause.FLAWED) & (causes != Cause.STORE_CLEARED)
-            forgotten.note(lane, digests[told], Cause.STORE_EVICTED)
+            forgotten.note(lane, digests_where(digests, told), Cause.STORE_EVICTED)
 
     def _check_owner(self) -> None:
         if threading.get_ident() != self._owner:

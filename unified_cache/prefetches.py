@@ -323,8 +323,8 @@ class Prefetches:
     def _remember(self, prompt: Prompt, parts: Sequence[PageCopies], arrived: Sequence[Pages], fetch: FetchJob) -> None:
         """Remember what storage had of the pages that were read."""
         for part, came, flawed in zip(parts, arrived, fetch.flawed, strict=True):
-            self._ledger.remember_stored(part.component, prompt, part.pages[came], Cause.STORED)
-            self._ledger.remember_stored(part.component, prompt, part.pages[flawed], Cause.FLAWED)
+            self._ledger.fates.note_stored(part.component, prompt, part.pages[came], Cause.STORED)
+            self._ledger.fates.note_stored(part.component, prompt, part.pages[flawed], Cause.FLAWED)
 
     def _copy(self, prompt: Prompt, storage: StorageTier, end: int) -> Generator[Job | WaitFor, Operation, None]:
         """Copy to the host what it lacks of the first ``end`` pages and the device holds, as a backup does."""

@@ -112,7 +112,7 @@ class Transfers:
             with storage.clearing.clear():
                 yield job
         finally:
-            if self._ledger.forgotten is not None:
-                self._ledger.forgotten.rename(Cause.STORED, Cause.STORE_CLEARED)
+            if self._ledger.fates.ring is not None:
+                self._ledger.fates.ring.rename(Cause.STORED, Cause.STORE_CLEARED)
             self._ledger.forget_stored()
         return job.removed_count

@@ -27,7 +27,7 @@ def explain(
     fates = fates_of(ledger, prompt, stored)
     has_host = len(fates) > 1 + (stored is not None)
     names = [TIER_NAMES[0], *([TIER_NAMES[1]] if has_host else []), *([TIER_NAMES[2]] if stored is not None else [])]
-    clock_s = 0.0 if ledger.forgotten is None else ledger.forgotten.clock()
+    clock_s = 0.0 if ledger.fates.ring is None else ledger.fates.ring.clock()
     explainer = Explainer(ledger.layout.components, ledger.layout.page_size, config, clock_s)
     alike = _alike(ledger, prompt)
     near = [NearMatch("memory", count, differs) for _, count, differs in alike]
@@ -44,7 +44,7 @@ def explain(
 
 
 def _remembers(ledger: Ledger) -> str:
-    forgotten = ledger.forgotten
+    forgotten = ledger.fates.ring
     if forgotten is None:
         return "nothing that has gone is remembered; CacheConfig.forgotten_pages_max says how many pages are to be"
     if forgotten.is_complete:

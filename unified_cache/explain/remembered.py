@@ -6,9 +6,10 @@ import numpy as np
 
 from unified_cache.explain.fates import NUMBER_OF, LaneFates, StoredPages, StoreSilence
 from unified_cache.explain.reasons import Why
-from unified_cache.forgotten import Cause, FoundNotes, key_digests, prompt_digests
+from unified_cache.forgotten import Cause, FoundNotes
 from unified_cache.ledger import Ledger
 from unified_cache.page import Prompt
+from unified_cache.page_digests import key_digests, prompt_digests
 from unified_cache.pool import Pages, Tier
 
 __all__ = ["fates_of"]
@@ -47,7 +48,7 @@ def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence 
     places = [*map(int, memory), *([len(Tier)] if stored is not None else [])]
     known = [_known(held[number::components], notes[number::components]) for number in range(components)]
     arriving = ledger.tree.arriving(prompt)
-    is_complete = ledger.forgotten is not None and ledger.forgotten.is_complete
+    is_complete = ledger.fates.ring is not None and ledger.fates.ring.is_complete
     unknown = Why.NEVER_COMPUTED if is_complete else Why.NOT_REMEMBERED
     fates: list[list[LaneFates]] = []
     for place in places:
@@ -92,7 +93,7 @@ def _held(ledger: Ledger, prompt: Prompt) -> list[Pages]:
 
 def _notes(ledger: Ledger, prompt: Prompt, lanes: int) -> list[FoundNotes]:
     """Return by lane what is remembered of a prompt's pages: of memory, and of storage where there is some."""
-    forgotten, count = ledger.forgotten, prompt.pages_count
+    forgotten, count = ledger.fates.ring, prompt.pages_count
     if forgotten is None or not count:
         nothing = FoundNotes(np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.float64))
         return [nothing] * lanes

@@ -185,7 +185,7 @@ class MemoryStorage:
             return self._lru.scan(identity, cursor)
 
     def removals(self) -> RemovalFeed:
-        """Begin to tell one subscriber what goes; closing the store tells nothing."""
+        """Begin to tell a subscriber what goes; closing the store tells nothing."""
         with self._guard:
             self._check_open()
             return self._removed.subscribe()

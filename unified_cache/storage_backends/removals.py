@@ -1,13 +1,13 @@
 """Removals of a store, told to whoever knows what it had: a publisher of KV events, an index of a router.
 
 A store evicts by itself, and whoever put a page learns of it when a get misses. One that tells more offers the method
-of ``RemovalSource`` beside those of ``StorageBackend``; its one subscriber asks from time to time.
+of ``RemovalSource`` beside those of ``StorageBackend``; its subscribers, a few caches, ask from time to time.
 
     store    note(labels) where pages go, restored(labels) where they are stored again; neither waits for anything
     buffer   labels that have gone and have not come back, in their order, bounded
-    feed     take() what has gone since the last time
+    feed     take() what has gone since the last time; each subscriber has one of its own
 
-Nobody is called back, and a store never waits for its subscriber: where more goes than there is room for, all of it is
+Nobody is called back, and a store never waits for a subscriber: where more goes than there is room for, all of it is
 dropped, and the next answer says so. The subscriber then knows of no page that it is in the store, but of those that it
 sees there from then on.
 """
@@ -20,10 +20,21 @@ from unified_cache.errors import ConfigError, StateError
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import StorageReader
 
-__all__ = ["LABELS_WAITING_MAX", "RemovalBuffer", "RemovalFeed", "RemovalSource", "Removals", "removals_of"]
+__all__ = [
+    "LABELS_WAITING_MAX",
+    "SUBSCRIBERS_MAX",
+    "RemovalBuffer",
+    "RemovalFeed",
+    "RemovalSource",
+    "Removals",
+    "removals_of",
+]
 
 LABELS_WAITING_MAX = 1 << 16
 """Labels kept for a subscriber that does not ask: some 15 MB."""
+
+SUBSCRIBERS_MAX = 16
+"""Subscribers of one store: the caches of the engines in one process."""
 
 
 class Removals(NamedTuple):
@@ -50,7 +61,7 @@ class RemovalFeed(Protocol):
         ...
 
     def close(self) -> None:
-        """Be told no more; another may subscribe. Once more does nothing."""
+        """Be told no more. Once more does nothing."""
         ...
 
 
@@ -67,10 +78,10 @@ class RemovalSource(Protocol):
     """
 
     def removals(self) -> RemovalFeed | None:
-        """Begin to tell one subscriber; None where the store, or one that is wrapped, cannot.
+        """Begin to tell one subscriber more; None where the store, or one that is wrapped, cannot.
 
         Raises:
-            StateError: somebody is told already.
+            StateError: ``SUBSCRIBERS_MAX`` are told already.
         """
         ...
 
@@ -79,7 +90,7 @@ def removals_of(storage: StorageReader) -> RemovalFeed | None:
     """Subscribe to the removals of a store; None where it does not tell them.
 
     Raises:
-        StateError: somebody is told already.
+        StateError: ``SUBSCRIBERS_MAX`` are told already.
     """
     return storage.removals() if isinstance(storage, RemovalSource) else None
 
@@ -149,49 +160,59 @@ class _BoundedFeed:
 
 
 class RemovalBuffer:
-    """Store's side of its removals: what it notes here, the one subscriber finds in the feed.
+    """Store's side of its removals: what it notes here, each subscriber finds in its feed.
 
     As long as nobody has subscribed, nothing is kept. Thread-safe; no call waits for another longer than it takes to
     move the labels of one batch.
     """
 
-    __slots__ = ("_feed", "_guard", "_labels_max")
+    __slots__ = ("_feeds", "_guard", "_labels_max")
 
     def __init__(self, labels_max: int = LABELS_WAITING_MAX) -> None:
         if labels_max < 1:
             raise ConfigError(f"labels_max must be positive, found {labels_max}")
         self._labels_max = labels_max
-        self._feed: _BoundedFeed | None = None
+        self._feeds: tuple[_BoundedFeed, ...] = ()
+        """Those that were open when the last one subscribed; never changed in place."""
         self._guard = Lock()
 
     @property
     def is_told(self) -> bool:
         """Whether there is a subscriber, for whom it is worth to collect labels."""
-        return self._feed is not None and self._feed.is_open
+        return any(feed.is_open for feed in self._feeds)
 
     def subscribe(self) -> RemovalFeed:
         """Return a feed of what goes from now on.
 
         Raises:
-            StateError: somebody has one and has not closed it.
+            StateError: ``SUBSCRIBERS_MAX`` have one and have not closed it.
         """
         with self._guard:
-            if self.is_told:
-                raise StateError("the removals of a store are told to one subscriber, and there is one")
-            self._feed = _BoundedFeed(self._labels_max)
-            return self._feed
+            others = tuple(feed for feed in self._feeds if feed.is_open)
+            if len(others) >= SUBSCRIBERS_MAX:
+                raise StateError(
+                    f"the removals of a store are told to {SUBSCRIBERS_MAX} subscribers, and there are as many: "
+                    "close a cache that remembers what has gone, or publishes events, over this store"
+                )
+            feed = _BoundedFeed(self._labels_max)
+            self._feeds = (*others, feed)
+            return feed
 
     def note(self, labels: Iterable[Label]) -> None:
         """Note that pages have gone."""
-        if self._feed is not None:
-            self._feed.note(labels)
+        if feeds := self._feeds:
+            gone = tuple(labels)
+            for feed in feeds:
+                feed.note(gone)
 
     def restored(self, labels: Iterable[Label]) -> None:
         """Note that pages are there, again or for the first time."""
-        if self._feed is not None:
-            self._feed.restored(labels)
+        if feeds := self._feeds:
+            there = tuple(labels)
+            for feed in feeds:
+                feed.restored(there)
 
     def lose(self) -> None:
         """Note that any page may have gone."""
-        if self._feed is not None:
-            self._feed.lose()
+        for feed in self._feeds:
+            feed.lose()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from unified_cache.page_digests import chained_digests, root_digest
 from unified_cache.pool import Slots, Tier
 from unified_cache.tree.lock import Lock
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
@@ -64,6 +65,9 @@ def _check_place(tree: TreeState, node: Node) -> None:
     assert node.start == parent.end, "a child does not start where its parent ends"
     assert node.pages > 0, "a node has no pages"
     assert len(node.key) == node.pages * tree.page_key_bytes, "key and pages differ in length"
+    if tree.forgotten is not None:
+        before = parent.digests or root_digest(parent.key)
+        assert node.digests == chained_digests(before, node.key, tree.page_key_bytes), "digests are of other pages"
     if not node.children and not node.pinned():
         assert node.full_end(ANYWHERE) == node.end, "a dead tail is kept"
     for lane, marks in (node.in_flight or {}).items():

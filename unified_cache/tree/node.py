@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.page import TOKEN_BYTES
+from unified_cache.page_digests import PageDigests
 from unified_cache.pool import Slots
 from unified_cache.tree.policy import History
 
@@ -108,8 +109,8 @@ class Node:
         """Count of the pages that locks keep from eviction; None until a lock here or below is counted."""
         self.dead = False
         """Pruned: out of the tree for good."""
-        self.digests: npt.NDArray[np.uint64] | None = None
-        """Digests of the pages, and of some cut off behind them, see ``digests``; None until one is forgotten."""
+        self.digests: PageDigests = b""
+        """Digests of the pages; empty where nothing is to be remembered of them."""
         self.request = 0
         """Number of the last request that used the pages; see ``forecast``, as the two below."""
         self.cell = 0

@@ -15,12 +15,12 @@ from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
 from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.page import TOKEN_BYTES, Prompt
+from unified_cache.page_digests import digests_where
 from unified_cache.pool import Component, Pages, Slots, Tier
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import transfer as transfers
 from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.check import check
-from unified_cache.tree.digests import digests_of
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.forecast import Forecast, Visit
 from unified_cache.tree.insert import Inserted, insert
@@ -372,8 +372,7 @@ class RadixTree:
                 if held is not None:
                     freed.slots[lane].append(held[held >= 0])
                     if self._forgotten is not None:
-                        digests = digests_of(node, self._state.page_key_bytes)[: len(held)]
-                        self._forgotten.note(lane, digests[held >= 0], Cause.RESET)
+                        self._forgotten.note(lane, digests_where(node.digests, held >= 0), Cause.RESET)
         if self._state.mapped is not None:
             freed.unmapped.extend(freed.slots[0])
         self._state = self._empty()

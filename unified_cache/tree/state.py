@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.page import TOKEN_BYTES
+from unified_cache.page_digests import DIGEST_BYTES, chained_digests, digests_where, root_digest
 from unified_cache.pool import Slots
 from unified_cache.slots import MapChange
 from unified_cache.tree.adaptive_queues import AdaptiveQueues
-from unified_cache.tree.digests import digests_of
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.forecast import Ghost, Visit
 from unified_cache.tree.node import ANYWHERE, Node
@@ -107,6 +107,8 @@ class TreeState:
             self.roots[parent.key] = parent
         child = Node(key, start, start + len(key) // self.page_key_bytes, parent, self.components_count)
         parent.children[child.page_tokens(self.page_size)] = child
+        if self.forgotten is not None:  # now, while the processor's caches hold the tokens; see decision 54
+            child.digests = chained_digests(parent.digests or root_digest(parent.key), key, self.page_key_bytes)
         return child
 
     def split(self, node: Node, offset: int) -> Node:
@@ -125,8 +127,7 @@ class TreeState:
         node.start = cut
         node.parent = upper
         upper.children[node.page_tokens(self.page_size)] = node
-        if node.digests is not None:
-            upper.digests, node.digests = node.digests[:offset], node.digests[offset:]
+        upper.digests, node.digests = node.digests[: offset * DIGEST_BYTES], node.digests[offset * DIGEST_BYTES :]
         upper.locks = node.locks.copy()
         upper.stamps = node.stamps.copy()
         upper.request = node.request
@@ -222,8 +223,8 @@ class TreeState:
         if not count:
             return 0
         if self.forgotten is not None:
-            digests = digests_of(node, self.page_key_bytes)[start : start + len(segment)]
-            evicted = digests if whole else digests[segment >= 0]
+            digests = node.digests[start * DIGEST_BYTES : (start + len(segment)) * DIGEST_BYTES]
+            evicted = digests if whole else digests_where(digests, segment >= 0)
             self.forgotten.note(lane, evicted, Cause.EVICTED, freed.component)
         if lane == self.mapped:
             full = node.slots[0]
@@ -290,6 +291,7 @@ class TreeState:
     def _truncate(self, node: Node, end: int) -> None:
         pages = end - node.start
         node.key = node.key[: pages * self.page_key_bytes]
+        node.digests = node.digests[: pages * DIGEST_BYTES]
         node.end = end
         for lane, held in enumerate(node.slots):
             if held is not None:

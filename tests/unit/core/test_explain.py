@@ -22,6 +22,7 @@ from unified_cache.pool import Identity
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, removals_of
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.window import SPAN_ALL
@@ -199,14 +200,24 @@ def test_what_the_store_evicts_is_named() -> None:
     assert Why.STORE_EVICTED in whys(explained(toy, 8), "storage").values()
 
 
+def test_what_the_store_evicts_is_named_by_every_cache_over_it() -> None:
+    store = MemoryStorage()
+    toys = [remembering(store) for _ in range(3)]
+    for toy in toys:
+        stored_and_forgotten(toy)
+    store.remove([Label(toys[0].digest, key, "toy0") for key in toys[0].cache.prompt(tokens(6)).keys])
+    for toy in toys:
+        assert whys(explained(toy, 6), "storage") == {(0, 6): Why.STORE_EVICTED}
+
+
 def test_what_a_silent_store_has_lost_is_named() -> None:
     store = MemoryStorage()
-    other = remembering(store)  # hears of what goes, so that the next cache does not
+    others = [removals_of(store) for _ in range(SUBSCRIBERS_MAX)]  # so that the next one is told nothing
     toy = remembering(store)
     stored_and_forgotten(toy)
     store.clear(toy.digest)
     assert whys(explained(toy, 6), "storage") == {(0, 6): Why.STORE_LOST}
-    other.cache.check()
+    assert all(others)
 
 
 def test_what_was_cleared_is_named() -> None:

@@ -6,15 +6,20 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES, Cause, ForgottenPages, chained_digests, prompt_digests
+from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES, Cause, ForgottenPages
 from unified_cache.page import TOKEN_BYTES, Namespace, Prompt
+from unified_cache.page_digests import DIGEST_BYTES, PageDigests, chained_digests, prompt_digests
 from unified_cache.pool import Tier
 from unified_cache.tree import RadixTree
 from unified_cache.window import SPAN_ALL
 
 
-def some(*digests: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    return np.array(digests, np.uint64)
+def some(*digests: int) -> PageDigests:
+    return np.array(digests, np.uint64).tobytes()
+
+
+def split(digests: PageDigests) -> list[bytes]:
+    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
 
 
 @pytest.mark.parametrize("pages_max", [1, 7, 64, 20_000])
@@ -44,7 +49,7 @@ def test_the_ring_finds_what_a_list_of_all_notes_finds(pages_max: int, seed: int
 
 def test_a_remembered_page_takes_no_more_memory_than_is_said() -> None:
     forgotten = ForgottenPages(10_000)
-    forgotten.note(0, np.arange(10_000, dtype=np.uint64), Cause.EVICTED)
+    forgotten.note(0, some(*range(10_000)), Cause.EVICTED)
     forgotten.find(0, some(1))
     forgotten._sort()
     arrays = (forgotten._digests, forgotten._noted_s, forgotten._codes, forgotten._sorted, forgotten._order)
@@ -63,10 +68,10 @@ def test_renaming_a_cause_leaves_the_others() -> None:
 def test_digests_of_a_prompt_depend_on_all_before_and_on_the_namespace() -> None:
     one, other = (Prompt.of(list(range(first, first + 8)), 4) for first in (0, 1))
     salted = Prompt.of(list(range(8)), 4, Namespace(cache_salt="x"))
-    digests = [digest for prompt in (one, other, salted) for digest in prompt_digests(prompt).tolist()]
-    assert len(set(digests)) == 6
-    before = int(prompt_digests(one)[0])
-    assert chained_digests(before, one.tokens[4 * TOKEN_BYTES :], 4 * TOKEN_BYTES).tolist() == digests[1:2]
+    digests = [split(prompt_digests(prompt)) for prompt in (one, other, salted)]
+    assert len({digest for each in digests for digest in each}) == 6
+    first, second = digests[0]
+    assert chained_digests(first, one.tokens[4 * TOKEN_BYTES :], 4 * TOKEN_BYTES) == second
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -81,6 +86,7 @@ def test_every_page_that_a_tree_evicts_is_remembered_and_no_other(seed: int) -> 
         slots = [np.arange(next_slot + part * count, next_slot + (part + 1) * count, dtype=np.int32) for part in (0, 1)]
         next_slot += 2 * count
         tree.insert(prompt, 0, slots, Tier.DEVICE)
+        tree.check()
         if rng.random() < 0.6:
             tree.evict(Tier.DEVICE, rng.randrange(2), rng.randrange(1, 8))
     for prompt in prompts:

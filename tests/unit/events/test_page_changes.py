@@ -311,14 +311,13 @@ def test_a_store_that_does_not_know_what_it_has_let_go_is_not_believed_any_more(
     assert (Medium.STORAGE, 0) not in told.lanes
 
 
-def test_a_store_is_left_to_the_next_subscriber() -> None:
+def test_a_cache_that_is_watched_no_longer_leaves_its_store() -> None:
     store = MemoryStorage()
     toy = engine(store)
     watched(toy)
-    with pytest.raises(StateError):
-        store.removals()
+    assert store._removed.is_told
     toy.cache.changes.unwatch()
-    store.removals().close()
+    assert not store._removed.is_told
 
 
 def holds(toy: ToyEngine, key: bytes) -> bool:

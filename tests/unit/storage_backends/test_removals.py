@@ -19,7 +19,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage, keys_only_storage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
-from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed, Removals, removals_of
+from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, RemovalBuffer, RemovalFeed, Removals, removals_of
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
@@ -98,22 +98,40 @@ def test_who_is_told_of_removals_knows_what_is_in_the_store(storage: StorageBack
     assert picture.next_start > 5
 
 
-def test_a_store_has_one_subscriber_at_a_time(storage: StorageBackend) -> None:
-    first = subscribed(storage)
-    with pytest.raises(StateError, match="one subscriber"):
-        removals_of(storage)
+def test_each_subscriber_of_a_store_is_told_all(storage: StorageBackend) -> None:
+    first, second = subscribed(storage), subscribed(storage)
     put(storage, [1])
     storage.remove([label(1)])
+    assert first.take() == second.take() == Removals(0, 0, (label(1),))
     first.close()
     first.close()
-    second = subscribed(storage)
-    put(storage, [2])
+    put(storage, [2, 3])
     storage.remove([label(2)])
-    assert first.take() == Removals(0, 0, ())
-    assert second.take() == Removals(0, 0, (label(2),))
+    late = subscribed(storage)
+    storage.remove([label(3)])
+    assert first.take() == Removals(1, 0, ())
+    assert second.take() == Removals(1, 0, (label(2), label(3)))
+    assert late.take() == Removals(0, 0, (label(3),))
     storage.close()
     with pytest.raises(ClosedError):
         removals_of(storage)
+
+
+def test_a_store_refuses_more_subscribers_than_it_can_tell() -> None:
+    store = MemoryStorage()
+    feeds = [subscribed(store) for _ in range(SUBSCRIBERS_MAX)]
+    with pytest.raises(StateError, match="16 subscribers"):
+        removals_of(store)
+    feeds[3].close()
+    subscribed(store)
+
+
+def test_labels_that_can_be_walked_once_reach_every_subscriber() -> None:
+    buffer = RemovalBuffer()
+    feeds = [buffer.subscribe(), buffer.subscribe()]
+    buffer.note(iter(LABELS[:3]))
+    buffer.restored(iter(LABELS[:1]))
+    assert [feed.take().labels for feed in feeds] == [tuple(LABELS[1:3])] * 2
 
 
 def test_what_came_back_before_anybody_asked_is_not_told() -> None:

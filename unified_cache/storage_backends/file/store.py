@@ -294,7 +294,7 @@ class FileStorage:
             return self._page_reader.used_between(identity)
 
     def removals(self) -> RemovalFeed:
-        """Begin to tell one subscriber what goes.
+        """Begin to tell a subscriber what goes.
 
         What other processes removed is told once this one has read their journal: at its next put, and when it writes
         times of use. Where it fell behind what the journal keeps, that is a loss.

@@ -336,7 +336,7 @@ class PackedStorage:
             return UsedBetween(min(times), max(times)) if times else None
 
     def removals(self) -> RemovalFeed:
-        """Begin to tell one subscriber what goes. A page that cannot be read has gone, until it is put again."""
+        """Begin to tell a subscriber what goes. A page that cannot be read has gone, until it is put again."""
         with self._calls:
             return self._index.removed.subscribe()
 

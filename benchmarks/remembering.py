@@ -1,0 +1,95 @@
+"""Time of a replay that remembers what becomes of its pages, for ``explain``, over the time of one that does not.
+
+python -m benchmarks.remembering [ROUNDS]
+
+Two caches serve the same requests without bytes, batch by batch in turns, so that both see the same machine. What is
+printed is the median of the ratios of all batches but the first ones, before memory is full, and as a reference the
+same of two caches that remember nothing.
+"""
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from unified_cache.cache import UnifiedCache
+from unified_cache.controller import InlineWorkers
+from unified_cache.memory import NoBytes
+from unified_cache.pool import Identity
+from unified_cache.replay.engine import NoEngine
+from unified_cache.replay.player import Player
+from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.storage_backends.memory import keys_only_storage
+
+TRACE = Path(__file__).parent.parent / "traces" / "mooncake_conversation.jsonl.gz"
+REQUESTS = 6_000
+ROUNDS = 3
+BATCH_REQUESTS = 40
+WARM_SHARE = 0.3
+"""Part of the batches that is not counted."""
+PAGES = 1_000_000
+"""Pages remembered."""
+
+SIZES = {
+    "device alone": ReplaySettings(device_pages=5_000, host_pages=0, with_bytes=False),
+    "device and host": ReplaySettings(device_pages=2_000, host_pages=20_000, with_bytes=False),
+    "all tiers": ReplaySettings(
+        device_pages=2_000, host_pages=20_000, storage="memory:", storage_bytes=400_000_000, with_bytes=False
+    ),
+}
+
+
+def opened(settings: ReplaySettings, pages: int) -> Player:
+    """Open a cache that remembers so many pages."""
+    plan = settings.plan
+    storage = None if plan.storage is None else keys_only_storage(plan.storage_bytes, plan.objects())
+    config = replace(plan.config, forgotten_pages_max=pages)
+    identity = Identity(plan.subject, dtype="uint8")
+    cache = UnifiedCache.assemble(plan.layout, config, NoBytes(), InlineWorkers(), identity, storage)
+    return Player(plan, cache, NoEngine())
+
+
+def served_s(player: Player, requests: Sequence[TraceRequest]) -> float:
+    """Serve; return the processor's seconds that it took."""
+    started_s = time.thread_time()
+    for request in requests:
+        player.serve(request)
+    return time.thread_time() - started_s
+
+
+def ratios(settings: ReplaySettings, requests: Sequence[TraceRequest], pages: int) -> list[float]:
+    """Return the time with so many pages remembered over the time with none, batch by batch."""
+    found: list[float] = []
+    with opened(settings, 0) as plain, opened(settings, pages) as remembering:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            for start in range(0, len(requests), BATCH_REQUESTS):
+                batch = requests[start : start + BATCH_REQUESTS]
+                order = (plain, remembering) if len(found) % 2 else (remembering, plain)
+                times = {player: served_s(player, batch) for player in order}
+                found.append(times[remembering] / times[plain])
+        finally:
+            gc.enable()
+            gc.unfreeze()
+    return found[int(len(found) * WARM_SHARE) :]
+
+
+def main(rounds: int) -> None:
+    """Print the ratios of each size, and of two caches that are alike."""
+    requests = read_trace(TRACE, REQUESTS)
+    for name, settings in SIZES.items():
+        for words, pages in (("remembering over not", PAGES), ("not over not", 0)):
+            each = [statistics.median(ratios(settings, requests, pages)) for _ in range(rounds)]
+            print(
+                f"{name}, {words}: median {statistics.median(each):.3f}, {min(each):.3f} to {max(each):.3f}", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS)
