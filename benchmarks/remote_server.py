@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from unified_cache.service.access.callers import AuditEntry, Caller
+from unified_cache.service.access.callers import AuditEntry, CallContext, Caller
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.service.servicer import CacheService
@@ -62,7 +62,7 @@ class OpenGate:
     """A gate that lets everybody in, usage without a cap, an observer that looks away."""
 
     @contextmanager
-    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator[OpenAdmission]:
+    def admitted(self, context: CallContext, needs: Role, *, method: str) -> Iterator[OpenAdmission]:
         yield OpenAdmission()
 
     def bytes_max(self, tenant: str) -> int:

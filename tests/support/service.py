@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from unified_cache.service.access.callers import AuditEntry, Caller
+from unified_cache.service.access.callers import AuditEntry, CallContext, Caller
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
@@ -62,7 +62,7 @@ class TokenGate:
         self._guard = threading.Lock()
 
     @contextmanager
-    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator[TurnAtOnce]:
+    def admitted(self, context: CallContext, needs: Role, *, method: str) -> Iterator[TurnAtOnce]:
         if self.is_closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "closed for a while")
         said = dict(context.invocation_metadata()).get("authorization")
@@ -188,13 +188,12 @@ class LoopbackServer:
         self.service.close()
 
 
-class Wire:
-    """A client that sends what it is told to, right or wrong."""
+class AddressWire:
+    """A client of an address that sends what it is told to, right or wrong."""
 
-    def __init__(self, running: LoopbackServer, token: str = "") -> None:
-        self.running = running
+    def __init__(self, address: str, token: str = "") -> None:
         self._channel = grpc.insecure_channel(
-            running.address, [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
+            address, [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
         )
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
@@ -216,6 +215,14 @@ class Wire:
 
     def close(self) -> None:
         self._channel.close()
+
+
+class Wire(AddressWire):
+    """Such a client of a server in this process."""
+
+    def __init__(self, running: LoopbackServer, token: str = "") -> None:
+        super().__init__(running.address, token)
+        self.running = running
 
 
 def _bytes_of(message: Message | bytes) -> bytes:

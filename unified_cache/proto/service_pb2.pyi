@@ -26,7 +26,7 @@ class HelloRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., vocabulary: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store", "region_bytes_max")
+    __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store", "region_bytes_max", "links_max")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class HelloReply(_message.Message):
     PAGES_MAX_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     REGION_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    LINKS_MAX_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     tenant: str
     durable: bool
@@ -41,7 +42,8 @@ class HelloReply(_message.Message):
     pages_max: int
     store: str
     region_bytes_max: int
-    def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ..., region_bytes_max: _Optional[int] = ...) -> None: ...
+    links_max: int
+    def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ..., region_bytes_max: _Optional[int] = ..., links_max: _Optional[int] = ...) -> None: ...
 
 class SharedRange(_message.Message):
     __slots__ = ("region", "start", "length")
@@ -368,3 +370,51 @@ class UnshareRequest(_message.Message):
 class UnshareReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class LinkRequest(_message.Message):
+    __slots__ = ("tenant", "name", "proof")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    name: str
+    proof: bytes
+    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class LinkReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LinkedRequest(_message.Message):
+    __slots__ = ("method", "timeout_s", "message", "is_last")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    timeout_s: float
+    message: bytes
+    is_last: bool
+    def __init__(self, method: _Optional[str] = ..., timeout_s: _Optional[float] = ..., message: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...
+
+class LinkedReply(_message.Message):
+    __slots__ = ("message", "is_last", "code", "details", "trailing")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    TRAILING_FIELD_NUMBER: _ClassVar[int]
+    message: bytes
+    is_last: bool
+    code: int
+    details: str
+    trailing: _containers.RepeatedCompositeFieldContainer[TrailingEntry]
+    def __init__(self, message: _Optional[bytes] = ..., is_last: _Optional[bool] = ..., code: _Optional[int] = ..., details: _Optional[str] = ..., trailing: _Optional[_Iterable[_Union[TrailingEntry, _Mapping]]] = ...) -> None: ...
+
+class TrailingEntry(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...

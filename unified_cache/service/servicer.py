@@ -1,7 +1,7 @@
 """The calls of the contract over one store: each is checked, carried out and answered here."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 
 import grpc
@@ -11,12 +11,12 @@ from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.recording.note import FoundByTier, KeyedPages, RequestNote
 from unified_cache.seal import FORMAT_VERSION, Label
-from unified_cache.service.access.callers import Gate, Observer
+from unified_cache.service.access.callers import AnsweringContext, Gate, Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.requests.assembler import PageAssembler
-from unified_cache.service.requests.calls import CallBoundary, ServedCall
+from unified_cache.service.requests.calls import CallBoundary, CallMethods, ServedCall, SingleAnswer
 from unified_cache.service.requests.checks import (
     NamedRun,
     all_stored,
@@ -30,6 +30,7 @@ from unified_cache.service.requests.checks import (
     removable,
 )
 from unified_cache.service.requests.identities import listed_after
+from unified_cache.service.requests.links import CallLinks
 from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
 from unified_cache.service.requests.shared_memory import LentRegions
 from unified_cache.service.store.leases import Leases
@@ -72,40 +73,44 @@ class CacheService:
         self._timeouts = CallTimeouts(limits, clock)
         self._regions = LentRegions(limits, clock)
         self._calls = CallBoundary(gate, self._timeouts, observer, clock)
+        linked = CallMethods(self._single_answers(), {Call.GET.value: self._get})
+        self._links = CallLinks(limits, linked, clock)
+        self._methods = CallMethods({**linked.single, Call.LINK.value: self._link}, linked.streamed)
         self._ask_drain = ask_drain
         self._take_note = take_note
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
         """Return what a ``grpc.Server`` is given; its options are ``LimitSettings.channel_options``."""
+        return self._methods.of_grpc(SERVICE)
+
+    def _single_answers(self) -> dict[str, SingleAnswer]:
+        """Return the methods that answer once, but for the one that opens links."""
         unary = self._calls.unary
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                Call.HELLO.value: unary(Call.HELLO, Role.READER, pb.HelloRequest, self._hello),
-                Call.LOOKUP.value: unary(Call.LOOKUP, Role.READER, pb.LookupRequest, self._lookup),
-                Call.EXISTS.value: unary(Call.EXISTS, Role.READER, pb.ExistsRequest, self._exists),
-                Call.GET.value: grpc.stream_stream_rpc_method_handler(self._get),
-                Call.PUT.value: grpc.stream_unary_rpc_method_handler(self._put),
-                Call.TOUCH.value: unary(Call.TOUCH, Role.READER, pb.TouchRequest, self._touch),
-                Call.REMOVE.value: unary(Call.REMOVE, Role.WRITER, pb.RemoveRequest, self._remove),
-                Call.PREFETCH.value: unary(Call.PREFETCH, Role.READER, pb.PrefetchRequest, self._prefetch),
-                Call.RELEASE.value: unary(Call.RELEASE, Role.READER, pb.ReleaseRequest, self._release),
-                Call.SCAN.value: unary(Call.SCAN, Role.READER, pb.ScanRequest, self._scan),
-                Call.IDENTITIES.value: unary(Call.IDENTITIES, Role.READER, pb.IdentitiesRequest, self._identities),
-                Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
-                Call.CLEAR.value: unary(Call.CLEAR, Role.WRITER, pb.ClearRequest, self._clear),
-                Call.DRAIN.value: unary(Call.DRAIN, Role.ADMIN, pb.DrainRequest, self._drain),
-                Call.SHARE.value: grpc.stream_unary_rpc_method_handler(self._share),
-                Call.UNSHARE.value: unary(Call.UNSHARE, Role.READER, pb.UnshareRequest, self._unshare),
-            },
-        )
+        return {
+            Call.HELLO.value: unary(Call.HELLO, Role.READER, pb.HelloRequest, self._hello),
+            Call.LOOKUP.value: unary(Call.LOOKUP, Role.READER, pb.LookupRequest, self._lookup),
+            Call.EXISTS.value: unary(Call.EXISTS, Role.READER, pb.ExistsRequest, self._exists),
+            Call.PUT.value: self._put,
+            Call.TOUCH.value: unary(Call.TOUCH, Role.READER, pb.TouchRequest, self._touch),
+            Call.REMOVE.value: unary(Call.REMOVE, Role.WRITER, pb.RemoveRequest, self._remove),
+            Call.PREFETCH.value: unary(Call.PREFETCH, Role.READER, pb.PrefetchRequest, self._prefetch),
+            Call.RELEASE.value: unary(Call.RELEASE, Role.READER, pb.ReleaseRequest, self._release),
+            Call.SCAN.value: unary(Call.SCAN, Role.READER, pb.ScanRequest, self._scan),
+            Call.IDENTITIES.value: unary(Call.IDENTITIES, Role.READER, pb.IdentitiesRequest, self._identities),
+            Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
+            Call.CLEAR.value: unary(Call.CLEAR, Role.WRITER, pb.ClearRequest, self._clear),
+            Call.DRAIN.value: unary(Call.DRAIN, Role.ADMIN, pb.DrainRequest, self._drain),
+            Call.SHARE.value: self._share,
+            Call.UNSHARE.value: unary(Call.UNSHARE, Role.READER, pb.UnshareRequest, self._unshare),
+        }
 
     def leased_bytes(self) -> int:
         """Return the bytes in memory that leases of all tenants keep from eviction."""
         return self._leases.leased_bytes()
 
     def close(self) -> None:
-        """Close the store."""
+        """End the links, then close the store."""
+        self._links.close()
         self._timeouts.close()
         self._regions.close()
         self._store.close()
@@ -122,6 +127,7 @@ class CacheService:
             pages_max=self._limits.pages_max,
             store=self._store.name(),
             region_bytes_max=self._regions.region_bytes_max,
+            links_max=self._links.links_max,
         )
 
     def _lookup(self, call: ServedCall, request: pb.LookupRequest) -> pb.LookupReply:
@@ -165,7 +171,7 @@ class CacheService:
         answers = self._store.exists(call.tenant, all_stored(self._named(call.tenant, request.runs)))
         return pb.ExistsReply(found=bytes(answer is Answer.HIT for answer in answers), reasons=reasons_of(answers))
 
-    def _get(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _get(self, messages: Iterator[bytes], context: AnsweringContext) -> Generator[bytes, None, None]:
         with self._calls.admitted(Call.GET, Role.READER, context) as call, ExitStack() as lent:
             request = call.parsed(pb.GetRequest, call.first(messages))
             runs = self._named(call.tenant, request.runs)
@@ -202,7 +208,7 @@ class CacheService:
                 for label, (place, answer, page) in zip(run.labels[start : start + step], found, strict=True):
                     yield mark(place, reason_of(answer)), () if page is None else page.named(label).buffers
 
-    def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def _put(self, messages: Iterator[bytes], context: AnsweringContext) -> bytes:
         with self._calls.admitted(Call.PUT, Role.WRITER, context) as call, ExitStack() as lent:
             first = parsed(pb.PutPart, call.first(messages))
             if not first.HasField("start") or first.content:
@@ -321,7 +327,7 @@ class CacheService:
         self._ask_drain()
         return pb.DrainReply()
 
-    def _share(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+    def _share(self, messages: Iterator[bytes], context: AnsweringContext) -> bytes:
         with self._calls.admitted(Call.SHARE, Role.READER, context) as call:
             request = call.parsed(pb.ShareRequest, call.first(messages))
             return self._regions.share(call.tenant, context.peer(), request).SerializeToString()
@@ -330,6 +336,12 @@ class CacheService:
         if not self._regions.unshare(call.tenant, request.region):
             raise Refused(grpc.StatusCode.NOT_FOUND, "no such region")
         return pb.UnshareReply()
+
+    def _link(self, messages: Iterator[bytes], context: AnsweringContext) -> bytes:
+        with self._calls.admitted(Call.LINK, Role.READER, context) as call:
+            request = call.parsed(pb.LinkRequest, call.first(messages))
+            self._links.open(call.tenant, context, request)
+            return pb.LinkReply().SerializeToString()
 
     def _lent(self, tenant: str, request: pb.GetRequest | pb.PutStart, lent: ExitStack) -> SharedSlice | None:
         """Enter the shared memory that a call names; None where its pages go in the stream."""

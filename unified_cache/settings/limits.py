@@ -69,6 +69,9 @@ class LimitSettings(Section):
     region_bytes_max: Bytes = ByteSize(256 << 20)
     region_idle_s: Seconds = 60.0
     """Shared memory that no call has named for so long is let go."""
+    links_max: Annotated[int, Field(ge=0)] = 256
+    """Sockets that clients of this machine call over, of all tenants; 0 to have them call over gRPC alone, as others
+    do. A tenant has at most as many as it leaves to others."""
     counted_pages_max: Count = 1 << 20
     """Pages of one tenant whose stored bytes are counted one by one; beyond, the oldest page is no longer counted."""
 

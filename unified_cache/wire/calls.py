@@ -60,6 +60,7 @@ class Call(Enum):
     DRAIN = "Drain"
     SHARE = "Share"
     UNSHARE = "Unshare"
+    LINK = "Link"
 
     @property
     def path(self) -> str:

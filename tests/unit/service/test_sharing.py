@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -281,6 +282,7 @@ def test_a_client_that_died_leaves_its_place_to_the_next_one(running: LoopbackSe
 
 DIES = """
 import os, secrets, signal, sys
+from contextlib import suppress
 from pathlib import Path
 from unified_cache.wire.sharing import SharedRegion
 path = Path(sys.argv[1])
@@ -319,8 +321,10 @@ def open_files() -> int:
 
 def shared_files() -> frozenset[tuple[str, Path]]:
     """Return the descriptors of this process that are files of /dev/shm, with their paths."""
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    found = ((link.name, link.readlink()) for link in links)
+    found: set[tuple[str, Path]] = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # a descriptor that another thread has closed meanwhile
+            found.add((link.name, link.readlink()))
     return frozenset((name, path) for name, path in found if path.is_relative_to(SHARED_DIRECTORY))
 
 

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import grpc
 
-from unified_cache.service.access.callers import Caller, Observer
+from unified_cache.service.access.callers import CallContext, Caller, Observer
 from unified_cache.service.access.clients import CertifiedClients
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.fairness import FairScheduler, Ticket
@@ -37,7 +37,7 @@ class Authenticator:
         self._clients = clients
         self._local = local
 
-    def caller(self, context: grpc.ServicerContext) -> Caller | None:
+    def caller(self, context: CallContext) -> Caller | None:
         """Return the caller that the transport vouches for; None if there is none."""
         token = _token_in(context)
         if token is not None:
@@ -71,7 +71,7 @@ class ServiceGate:
         return self._scheduler.wait_idle(timeout_s)
 
     @contextmanager
-    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator["AdmittedCall"]:
+    def admitted(self, context: CallContext, needs: Role, *, method: str) -> Iterator["AdmittedCall"]:
         """Authenticate the caller, check its role, and count the call in flight for the length of the with block.
 
         Raises:
@@ -104,7 +104,7 @@ class ServiceGate:
             self._observer.anomaly("permission_denied", f"{method} by a {caller.role.value} of {caller.tenant}")
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} needs the role {needs.value}", (), caller)
 
-    def patience_s(self, context: grpc.ServicerContext) -> float:
+    def patience_s(self, context: CallContext) -> float:
         """Return how long a call may wait for its turn."""
         remaining_s = context.time_remaining()
         return self._quota.turn_s_max if remaining_s is None else min(self._quota.turn_s_max, remaining_s)
@@ -124,9 +124,7 @@ class ServiceGate:
 class AdmittedCall:
     """The place of a call that a ``ServiceGate`` admitted; an ``CallPlace``."""
 
-    def __init__(
-        self, gate: ServiceGate, caller: Caller, ticket: Ticket, context: grpc.ServicerContext, method: str
-    ) -> None:
+    def __init__(self, gate: ServiceGate, caller: Caller, ticket: Ticket, context: CallContext, method: str) -> None:
         self._gate = gate
         self._caller = caller
         self._ticket = ticket
@@ -156,7 +154,7 @@ class AdmittedCall:
         self._gate.refuse(self._caller, self._method, "the call's turn did not come in time")
 
 
-def _token_in(context: grpc.ServicerContext) -> str | None:
+def _token_in(context: CallContext) -> str | None:
     """Return the token that the call presents; None if it presents none."""
     presented = [value for key, value in context.invocation_metadata() if key == _AUTHORIZATION]
     if not presented:

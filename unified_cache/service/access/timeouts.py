@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import grpc
 
+from unified_cache.service.access.callers import CallContext
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.sweep import PeriodicSweep
 from unified_cache.settings.limits import LimitSettings
@@ -19,7 +20,7 @@ Message = TypeVar("Message")
 class TimedCall:
     """An open call and the time until which something must move on it. Its own thread moves it, any may cut it off."""
 
-    def __init__(self, context: grpc.ServicerContext, limits: LimitSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, context: CallContext, limits: LimitSettings, clock: Callable[[], float]) -> None:
         self._context = context
         self._limits = limits
         self._clock = clock
@@ -103,7 +104,7 @@ class CallTimeouts:
         self._sweeper = PeriodicSweep(self.sweep, shortest_s, "call-timeouts")
 
     @contextmanager
-    def over(self, context: grpc.ServicerContext) -> Iterator[TimedCall]:
+    def over(self, context: CallContext) -> Iterator[TimedCall]:
         """Watch a call for the length of the with block."""
         call = TimedCall(context, self._limits, self._clock)
         with self._guard:

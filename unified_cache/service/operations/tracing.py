@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 
-import grpc
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
@@ -13,7 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import CallPlace, Gate
+from unified_cache.service.access.callers import CallContext, CallPlace, Gate
 from unified_cache.settings.access import Role
 from unified_cache.settings.observing import TracingExporter, TracingSettings
 
@@ -32,7 +31,7 @@ class TracedGate:
         self._propagator = TraceContextTextMapPropagator()
 
     @contextmanager
-    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator[CallPlace]:
+    def admitted(self, context: CallContext, needs: Role, *, method: str) -> Iterator[CallPlace]:
         """Admit as the gate does, in a span named after the method.
 
         Raises:

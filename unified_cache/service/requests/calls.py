@@ -3,23 +3,23 @@
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
 
 from unified_cache.errors import ClosedError, InputError, StorageError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.access.callers import AuditEntry, Caller, CallPlace, Gate, Observer
+from unified_cache.service.access.callers import AnsweringContext, AuditEntry, Caller, CallPlace, Gate, Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 from unified_cache.service.requests.checks import check_asserted, parsed
 from unified_cache.settings.access import Role
 from unified_cache.wire.calls import Call
 
-__all__ = ["CallBoundary", "ServedCall"]
+__all__ = ["CallBoundary", "CallMethods", "ServedCall", "SingleAnswer"]
 
 FAULT_ID_BYTES = 6
 """Length of the random number that names a fault both in the log and in the answer."""
@@ -32,6 +32,30 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED.name
 CANCELLED = grpc.StatusCode.CANCELLED.name
 
 Request = TypeVar("Request", bound=Message)
+
+SingleAnswer = Callable[[Iterator[bytes], AnsweringContext], bytes]
+StreamedAnswer = Callable[[Iterator[bytes], AnsweringContext], Generator[bytes, None, None]]
+
+
+class CallMethods(NamedTuple):
+    """Methods by name, whatever transport their messages come by: those that answer once, and those with a stream."""
+
+    single: Mapping[str, SingleAnswer]
+    streamed: Mapping[str, StreamedAnswer]
+
+    def of_grpc(self, service: str) -> grpc.GenericRpcHandler:
+        """Return the methods as a ``grpc.Server`` is given them.
+
+        All are registered as streams of requests, also those of one message, which is the same on the wire: gRPC then
+        hands a call over as soon as its headers have come, so it is admitted, counted and timed from there on.
+        """
+        return grpc.method_handlers_generic_handler(
+            service,
+            {
+                **{name: grpc.stream_unary_rpc_method_handler(answer) for name, answer in self.single.items()},
+                **{name: grpc.stream_stream_rpc_method_handler(answer) for name, answer in self.streamed.items()},
+            },
+        )
 
 
 class ServedCall:
@@ -121,11 +145,7 @@ class ServedCall:
 
 
 class CallBoundary:
-    """CallPlace of every call through the gate, and conversion of its errors into statuses. Thread-safe.
-
-    All methods are registered as streams of requests, also those of one message, which is the same on the wire: gRPC
-    then hands a call over as soon as its headers have come, so it is admitted, counted and timed from there on.
-    """
+    """CallPlace of every call through the gate, and conversion of its errors into statuses. Thread-safe."""
 
     def __init__(
         self, gate: Gate, timeouts: CallTimeouts, observer: Observer, clock: Callable[[], float] = time.monotonic
@@ -137,20 +157,20 @@ class CallBoundary:
 
     def unary(
         self, method: Call, needs: Role, kind: type[Request], answer: Callable[[ServedCall, Request], Message]
-    ) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    ) -> SingleAnswer:
         """Return a method of one message each way."""
 
-        def respond(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        def respond(messages: Iterator[bytes], context: AnsweringContext) -> bytes:
             with self.admitted(method, needs, context) as call:
                 request = call.parsed(kind, call.first(messages))
                 reply = answer(call, request).SerializeToString()
                 call.bytes_out = len(reply)
                 return reply
 
-        return grpc.stream_unary_rpc_method_handler(respond)
+        return respond
 
     @contextmanager
-    def admitted(self, method: Call, needs: Role, context: grpc.ServicerContext) -> Iterator[ServedCall]:
+    def admitted(self, method: Call, needs: Role, context: AnsweringContext) -> Iterator[ServedCall]:
         """Admit a call whose headers have come; what the with block raises becomes its status."""
         started_s = self._clock()
         call: ServedCall | None = None

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 import grpc
@@ -12,9 +12,11 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
+from unified_cache.storage_backends.remote.links import LinkedCall, ServerLinks
 from unified_cache.storage_backends.remote.sharing import CALL_BYTES, LentSlice, RegionGrant, RegionOffer, RegionSharing
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.wire.calls import REASON, REASON_HELLO, REASON_SHARE, Call
+from unified_cache.wire.links import LinkOffer
 from unified_cache.wire.sharing import named_here
 
 __all__ = ["Server", "is_passing", "is_unknown_call", "storage_error", "wants_hello", "wants_stream"]
@@ -66,6 +68,8 @@ class Server:
         self.breaker = CircuitBreaker(1, REST, clock)
         """While it is open, the server is asked last."""
         self._sharing = RegionSharing(self._offer, clock) if named_here(name) else None
+        self._links = ServerLinks(self._offer_link, clock) if named_here(name) else None
+        self._clock = clock
         self.agreed: pb.HelloReply | None = None
         """Latest description that the server gave of itself."""
 
@@ -135,35 +139,50 @@ class Server:
 
         Both may raise ``grpc.RpcError``.
         """
-        return self._start_unary(call, message, self._timeout_s if timeout_s is None else timeout_s).result
+        ends_s = self._clock() + (self._timeout_s if timeout_s is None else timeout_s)
+        linked = self._linked(ends_s)
+        if linked is None:
+            return self._start_unary(call, message, max(0.0, ends_s - self._clock())).result
+        linked.begin(call, message)
+        return linked.answer
 
-    def receive(self, call: Call, message: bytes, timeout_s: float) -> Iterator[bytes]:
-        """Begin a call that answers with a stream; iterating over it may raise ``grpc.RpcError``."""
-        begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel().unary_stream(call.path)
-        return begin(message, timeout_s, self._metadata)
+    def receive(self, call: Call, message: bytes, timeout_s: float, lent: LentSlice | None) -> Iterable[bytes]:
+        """Begin a call that answers with a stream, of which shared memory may hold the pages.
 
-    def send(self, call: Call, messages: Iterator[bytes], timeout_s: float) -> Callable[[], bytes]:
-        """Begin a call that sends a stream, from a thread of gRPC; return what waits for its answer.
-
-        Both may raise ``grpc.RpcError``.
+        Iterating over it may raise ``grpc.RpcError``.
         """
-        begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel().stream_unary(call.path)
-        return begin.future(messages, timeout_s, self._metadata).result
+        ends_s = self._clock() + timeout_s
+        linked = None if lent is None else self._linked(ends_s)
+        if linked is None:
+            begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel().unary_stream(call.path)
+            return begin(message, max(0.0, ends_s - self._clock()), self._metadata)
+        linked.begin(call, message)
+        return linked
 
-    def send_whole(self, call: Call, messages: Iterator[bytes], timeout_s: float) -> bytes:
-        """Send a stream, wait for its answer and return it.
+    def send(
+        self, call: Call, messages: Iterator[bytes], timeout_s: float, lent: LentSlice | None, *, is_only: bool
+    ) -> Callable[[], bytes]:
+        """Begin a call that sends a stream; return what waits for its answer. Shared memory may hold the pages.
 
-        The calling thread looks after the call. ``send`` leaves that to another thread, and each message then wakes
-        one more: 4 to 8 % of the time of a put of pages of 1 MiB and more.
-
-        Raises:
-            grpc.RpcError: not reached, refused or late.
+        Over a link the messages are made before this returns. Over gRPC a thread of its own makes them; if the call
+        ``is_only``, who waits looks after it: else each message wakes one more thread, which is 4 to 8 % of the time of
+        a put of pages of 1 MiB and more. Waiting may raise ``grpc.RpcError``, and what making a message raises.
         """
+        ends_s = self._clock() + timeout_s
+        linked = None if lent is None else self._linked(ends_s)
+        if linked is not None:
+            linked.begin_stream(call, messages)
+            return linked.answer
         begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel().stream_unary(call.path)
-        return begin(messages, timeout_s, self._metadata)
+        left_s = max(0.0, ends_s - self._clock())
+        if is_only:
+            return lambda: begin(messages, left_s, self._metadata)
+        return begin.future(messages, left_s, self._metadata).result
 
     def close(self) -> None:
         """Close the connections; calls under way are cancelled."""
+        if self._links is not None:
+            self._links.close()
         region = self._sharing.give_up() if self._sharing is not None else ""
         if region:
             request = pb.UnshareRequest(tenant=self._tenant, region=region)
@@ -182,6 +201,16 @@ class Server:
         request = pb.ShareRequest(tenant=self._tenant, name=name, region_bytes=region_bytes, proof=proof)
         reply = pb.ShareReply.FromString(self.ask(Call.SHARE, request.SerializeToString(), timeout_s)())
         return RegionGrant(reply.region, reply.idle_s)
+
+    def _offer_link(self, offer: LinkOffer, timeout_s: float) -> None:
+        request = pb.LinkRequest(tenant=self._tenant, name=offer.name, proof=offer.proof)
+        self._start_unary(Call.LINK, request.SerializeToString(), timeout_s).result()
+
+    def _linked(self, ends_s: float) -> LinkedCall | None:
+        """Return a call over a link; None where it goes over gRPC."""
+        if self._links is None or self.agreed is None or not self.agreed.links_max:
+            return None
+        return self._links.call(ends_s - self._clock())
 
     def _start_unary(self, call: Call, message: bytes, timeout_s: float) -> "grpc.Future[bytes]":
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel().unary_unary(call.path)

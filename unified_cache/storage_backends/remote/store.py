@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from itertools import zip_longest
 
 import grpc
@@ -157,7 +156,7 @@ class RemoteStorage:
                 lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
                 shared = range_of(lent)
                 request = pb.GetRequest(tenant=batch.server.tenant, runs=sized_runs(chosen), shared=shared)
-                parts = batch.server.receive(Call.GET, request.SerializeToString(), batch.time.timeout_s())
+                parts = batch.server.receive(Call.GET, request.SerializeToString(), batch.time.timeout_s(), lent)
                 reader = ScatterReader(chosen, None if lent is None else lent.window)
 
                 def await_reply() -> None:
@@ -195,11 +194,7 @@ class RemoteStorage:
                 lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
                 messages = GatedMessages(put_messages(batch.server, chosen, level, lent))
                 timeout_s = batch.time.timeout_s()
-                answer = (
-                    partial(batch.server.send_whole, Call.PUT, messages, timeout_s)
-                    if batch.is_only
-                    else batch.server.send(Call.PUT, messages, timeout_s)
-                )
+                answer = batch.server.send(Call.PUT, messages, timeout_s, lent, is_only=batch.is_only)
 
                 def await_reply() -> None:
                     with batch.server.over(lent), closing(messages):

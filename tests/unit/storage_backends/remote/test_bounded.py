@@ -116,7 +116,7 @@ class DeafHandler(grpc.GenericRpcHandler):
 
 @pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
 def test_a_put_that_was_given_up_holds_no_page_any_more(shares_memory: bool, no_collection: None) -> None:
-    limits = limits_with(regions_max=4 if shares_memory else 0)
+    limits = limits_with(regions_max=4 if shares_memory else 0, links_max=0)
     running = LoopbackServer.start(MemoryStorage(), limits)
     deaf = DeafHandler(running.service.rpc_methods())
     server = grpc.server(ThreadPoolExecutor(4), options=limits.channel_options())
