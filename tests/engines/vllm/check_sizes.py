@@ -47,8 +47,76 @@ MAMBA_2 = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
+LATENT = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
 HEADS = {"num_hidden_layers": 8, "num_attention_heads": 32, "num_key_value_heads": 8}
 OTHERS: Mapping[str, Mapping[str, object]] = {
+    "cohere2_moe": {
+        **HEADS,
+        "head_dim": 128,
+        "first_k_dense_replace": 1,
+        "sliding_window": 4096,
+        "architectures": ["Cohere2MoeForCausalLM"],
+    },
+    "longcat_flash_ngram": {
+        **LATENT,
+        "num_layers": 4,
+        "num_attention_heads": 32,
+        "architectures": ["LongcatFlashNgramForCausalLM"],
+    },
+    "mistral_large_3": {
+        **HEADS,
+        **LATENT,
+        "num_key_value_heads": 32,
+        "architectures": ["MistralLarge3ForCausalLM"],
+    },
+    "nemotron-nas": {
+        "num_hidden_layers": 8,
+        "num_attention_heads": 32,
+        "block_configs": [
+            {"attention": {"no_op": number == 3, "n_heads_in_group": 8}, "ffn": {"no_op": False, "ffn_mult": 2.0}}
+            for number in range(8)
+        ],
+        "architectures": ["DeciLMForCausalLM"],
+    },
+    "plamo3": {
+        **HEADS,
+        "head_dim": 128,
+        "interleaved_sliding_window": [*[2048] * 7, None],
+        "architectures": ["Plamo3ForCausalLM"],
+    },
+    "rnj1": {
+        **HEADS,
+        "head_dim": 128,
+        "sliding_window": 32768,
+        "layer_types": [*["chunked_attention"] * 3, "full_attention"] * 2,
+        "architectures": ["Rnj1ForCausalLM"],
+    },
+    "step3_text": {
+        "num_hidden_layers": 8,
+        "num_attention_heads": 32,
+        "num_attention_groups": 1,
+        "head_dim": 256,
+        "share_q_dim": 2048,
+        "architectures": ["Step3TextForCausalLM"],
+    },
+    "zamba2": {
+        **HEADS,
+        "num_key_value_heads": 32,
+        "mamba_d_state": 64,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 128,
+        "kv_channels": 128,
+        "layers_block_type": [*["mamba"] * 3, "hybrid"] * 2,
+        "architectures": ["Zamba2ForCausalLM"],
+    },
     "falcon_h1": {**HEADS, **MAMBA_2, "mamba_d_ssm": 8192, "architectures": ["FalconH1ForCausalLM"]},
     "granitemoehybrid": {
         **HEADS,
@@ -76,6 +144,16 @@ OTHERS: Mapping[str, Mapping[str, object]] = {
 """Configurations of families without a published model here, by ``model_type``."""
 
 
+TYPES_HERE: Mapping[str, str] = {
+    "longcat_flash_ngram": "longcat_flash",
+    "mistral_large_3": "deepseek_v3",
+    "nemotron-nas": "llama",
+    "plamo3": "llama",
+    "rnj1": "llama",
+}
+"""``model_type`` that the engine is given where its own comes with code of the checkpoint, which is not here."""
+
+
 def configurations() -> dict[str, dict[str, object]]:
     """Return every configuration that both sides read."""
     presets = {
@@ -95,7 +173,8 @@ def engine_sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, config in configurations().items():
         directory = root / name
         directory.mkdir()
-        (directory / "config.json").write_text(json.dumps(config))
+        given = {**config, "model_type": TYPES_HERE.get(name, config["model_type"])}
+        (directory / "config.json").write_text(json.dumps(given))
         paths[name] = str(directory)
     command = [str(engine_python()), "-m", "tests.engines.vllm.config_sizes", *paths.values()]
     ended = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=900)

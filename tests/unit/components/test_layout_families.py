@@ -209,6 +209,7 @@ def test_fields_of_an_unknown_architecture_say_how_it_is_laid_out() -> None:
         "index_head_dim",
         "block_configs",
         "short_conv_kernel_size",
+        "sparse_attention_config",
     ],
 )
 def test_an_unknown_architecture_that_keeps_more_than_attention_is_refused_with_the_field(field: str) -> None:

@@ -12,15 +12,19 @@ from unified_cache.components.layouts.sizes import Choice, LayerBytes, SizedLayo
 from unified_cache.errors import LayoutError
 
 __all__ = [
+    "CHUNKED",
     "FULL",
     "GEMMA_PATTERN",
     "PAGE_SIZE",
     "SLIDING",
     "LayersWithWindow",
     "Rule",
+    "after_dense",
     "alternating",
     "exaone_pattern",
+    "from_the_last",
     "gemma4",
+    "hybrid",
     "kv_row_bytes",
     "last_layers",
     "layer_count",
@@ -29,6 +33,7 @@ __all__ = [
     "llama4",
     "mimo",
     "no_layer",
+    "one_window",
     "periodic",
     "plain",
     "step3p5",
@@ -116,6 +121,20 @@ def periodic(name: str, default: int, *, last_is_full: bool = False) -> LayersWi
 def alternating(fields: Fields, layers: int) -> list[str]:
     """Have even layers be with a window and odd ones full."""
     return [FULL if number % 2 else SLIDING for number in range(layers)]
+
+
+def after_dense(fields: Fields, layers: int) -> list[str]:
+    """Have every fourth layer be full, counted anew behind the first dense ones, whose period is their own."""
+    dense = fields.number("first_k_dense_replace", default=0)
+    if dense > layers:
+        raise fields.error("first_k_dense_replace", f"at most num_hidden_layers {layers}")
+    first = periodic("prefix_dense_sliding_window_pattern", 1)(fields, dense)
+    return first + periodic("sliding_window_pattern", 4)(fields, layers - dense)
+
+
+def from_the_last(fields: Fields, layers: int) -> list[str]:
+    """Have the last layer be full, and every fourth before it."""
+    return [SLIDING if (layers - 1 - number) % 4 else FULL for number in range(layers)]
 
 
 def listed(fields: Fields, layers: int) -> list[str]:

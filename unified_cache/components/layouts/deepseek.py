@@ -14,7 +14,7 @@ from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import DTYPE_BYTES, Choice, LayerBytes, SizedLayout, value_bytes
 from unified_cache.errors import LayoutError
 
-__all__ = ["deepseek_v4", "indexed", "latent", "longcat"]
+__all__ = ["deepseek_v4", "hy_v4", "indexed", "latent", "longcat"]
 
 DSA_PAGE_SIZE = 64
 """Tokens per page of the sparse-attention kernels of V3.2; model_overrides/deepseek_v2.py of SGLang 0.5.23."""
@@ -85,7 +85,7 @@ def indexed(fields: Fields, choice: Choice) -> SizedLayout:
     """Read DeepseekV32Config or GlmMoeDsaConfig: latent rows, and an indexer of fp8 keys with a scale."""
     layers = layer_count(fields)
     if "layer_types" in fields:
-        fields.texts("layer_types", ("indexed_attention", "full_attention"))
+        fields.texts("layer_types", ("indexed_attention", "deepseek_sparse_attention", "full_attention"))
         fields.of_layers("layer_types", layers)
     page_size = choice.page(DSA_PAGE_SIZE)
     if page_size % DSA_PAGE_SIZE:
@@ -97,6 +97,13 @@ def indexed(fields: Fields, choice: Choice) -> SizedLayout:
     indexer = {"indexer": key + key // SCALED_VALUES * SCALE_BYTES}
     rows = [{**row, **indexer} if has_own else row for has_own in indexing_layers(fields, layers)]
     return LayerBytes(rows, replicated=True).sized(fields.text("model_type"), page_size, None)
+
+
+def hy_v4(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read HYV4Config: as ``indexed``; a layer that it calls full has no indexer, so all have to be sparse."""
+    if "layer_types" in fields:
+        fields.texts("layer_types", ("indexed_attention", "deepseek_sparse_attention"))
+    return indexed(fields, choice)
 
 
 def compress_ratios(fields: Fields) -> tuple[int, ...]:

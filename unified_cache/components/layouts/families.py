@@ -9,6 +9,7 @@ windowed(...)                 full and sliding-window layers                    
 gemma4, llama4, mimo, step3p5 windows, with heads or chunks of their own          attention.py
 latent, longcat, indexed      one latent row per token (MLA), maybe an indexer    deepseek.py
 deepseek_v4                   windows and compressed rows                         deepseek.py
+decilm, looped, plamo3, ...   attention that differs by layer or by pass          listed.py
 delta_net, lightning, ...     recurrent state between or beside attention         recurrent.py
 """
 
@@ -18,8 +19,10 @@ from dataclasses import dataclass
 from unified_cache.components.layouts.attention import (
     GEMMA_PATTERN,
     Rule,
+    after_dense,
     alternating,
     exaone_pattern,
+    from_the_last,
     gemma4,
     last_layers,
     layer_count,
@@ -33,9 +36,20 @@ from unified_cache.components.layouts.attention import (
     where_named,
     windowed,
 )
-from unified_cache.components.layouts.deepseek import deepseek_v4, indexed, latent, longcat
+from unified_cache.components.layouts.deepseek import deepseek_v4, hy_v4, indexed, latent, longcat
 from unified_cache.components.layouts.fields import Fields
+from unified_cache.components.layouts.listed import (
+    chunked,
+    decilm,
+    hrm_text,
+    looped,
+    pangu_v2,
+    plamo3,
+    step3_text,
+)
 from unified_cache.components.layouts.recurrent import (
+    bailing_v2_5,
+    bailing_v3,
     delta_net,
     falcon_h1,
     jamba,
@@ -44,10 +58,12 @@ from unified_cache.components.layouts.recurrent import (
     mamba,
     mamba2,
     nemotron_h,
+    nemotron_h_puzzle,
     numbered,
     olmo_hybrid,
     short_convolution,
     with_mamba2,
+    zamba2,
 )
 from unified_cache.components.layouts.sizes import Choice, SizedLayout
 
@@ -107,7 +123,9 @@ FAMILIES: tuple[Family, ...] = (
     Family(windowed(last_layers, needs_head_dim=True), "qwen3 qwen3_moe"),
     Family(windowed(periodic("global_attn_every_n_layers", 4)), "afmoe"),
     Family(windowed(periodic("sliding_window_pattern", 4)), "cohere2"),
+    Family(windowed(after_dense, needs_head_dim=True), "cohere2_moe"),
     Family(windowed(periodic("full_attention_interval", 4)), "olmo3"),
+    Family(windowed(from_the_last, needs_head_dim=True), "muse_glimmer_text"),
     Family(windowed(exaone_pattern), "exaone4 exaone_moe"),
     Family(windowed(listed), "cwm granite_swa granitemoe_swa"),
     Family(windowed(listed, needs_head_dim=True), "laguna mellum"),
@@ -120,20 +138,33 @@ FAMILIES: tuple[Family, ...] = (
     Family(llama4, "llama4_text"),
     Family(mimo, "mimo_v2 mimo_v2_flash"),
     Family(step3p5, "step3p5"),
+    Family(chunked, "rnj1"),
+    Family(decilm, "deci decilm nemotron-nas"),
+    Family(hrm_text, "hrm_text"),
+    Family(looped, "iquest_loop_coder"),
+    Family(pangu_v2, "pangu_pro_moe_v2"),
+    Family(plamo3, "plamo3"),
+    Family(step3_text, "step3_text"),
     Family(
         latent,
-        "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 minicpm3 pangu_ultra_moe sarvam_mla youtu",
+        "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 minicpm3 mistral4 mistral_large_3 pangu_ultra_moe "
+        "sarvam_mla youtu",
     ),
-    Family(longcat, "longcat_flash"),
+    Family(longcat, "longcat_flash longcat_flash_ngram"),
     Family(indexed, "axk2 deepseek_v32 glm_moe_dsa"),
+    Family(hy_v4, "hy_v4"),
     Family(deepseek_v4, "deepseek_v4"),
     Family(delta_net, "qwen3_5_moe_text qwen3_5_text qwen3_next"),
     Family(olmo_hybrid, "olmo_hybrid"),
     Family(lightning, "minimax minimax_m1 minimax_text_01"),
     Family(kimi_linear, "kimi_linear"),
     Family(short_convolution, "lfm2 lfm2_moe"),
+    Family(bailing_v2_5, "bailing_moe_v2_5"),
+    Family(bailing_v3, "bailing_moe_v3"),
     Family(nemotron_h, "nemotron_h"),
+    Family(nemotron_h_puzzle, "nemotron_h_puzzle"),
     Family(with_mamba2(numbered("attn_layer_indices")), "bamba granitemoehybrid"),
+    Family(zamba2, "zamba2"),
     Family(falcon_h1, "falcon_h1"),
     Family(jamba, "jamba"),
     Family(mamba, "falcon_mamba mamba"),
@@ -149,14 +180,17 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "gemma4": ("gemma4_text",),
     "gemma4_unified": ("gemma4_unified_text",),
     "glm4v_moe": ("glm4v_moe_text",),
+    "hyperclovax_vision_v2": ("hyperclovax",),
     "kimi_k25": ("kimi_k2", "deepseek_v3"),
     "kimi_vl": ("deepseek_v3",),
     "llama4": ("llama4_text",),
-    "mistral3": ("mistral", "ministral3"),
+    "mistral3": ("mistral", "ministral3", "mistral4"),
+    "muse_glimmer": ("muse_glimmer_text",),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
     "qwen3_vl": ("qwen3_vl_text",),
     "qwen3_vl_moe": ("qwen3_vl_moe_text",),
+    "step3_vl": ("step3_text",),
     "step3p7": ("step3p5",),
 }
 """Multimodal models, and what their ``text_config`` may be; the first where it does not say."""
@@ -170,6 +204,14 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 }
 """Fields of plain attention, and what other configurations call them."""
 
+_OTHER_CLASSES = {
+    "ChatGLMModel": "chatglm",
+    "HCXVisionV2ForCausalLM": "hyperclovax_vision_v2",
+    "HrmTextForCausalLM": "hrm_text",
+    "Step3TextForCausalLM": "step3_text",
+}
+"""Classes that are not named as their type is."""
+
 _CLASS_ENDINGS = ("ForConditionalGeneration", "ForCausalLM", "LMHeadModel")
 
 
@@ -179,6 +221,8 @@ def class_of(name: str) -> str | None:
     A class is named as its type is, in capitals and without underscores; that of a multimodal model ends otherwise
     than that of its text model.
     """
+    if name in _OTHER_CLASSES:
+        return _OTHER_CLASSES[name]
     ending = next((each for each in _CLASS_ENDINGS if name.endswith(each)), None)
     if ending is None:
         return None

@@ -134,6 +134,16 @@ class Fields:
             raise self.error(name, "an object")
         return Fields({str(key): item for key, item in value.items()}, f"{self.path}{name}.")
 
+    def objects(self, name: str) -> list["Fields"]:
+        """Return a list of nested objects, whose errors say where they stand.
+
+        Raises:
+            LayoutError: it is another thing, or absent.
+        """
+        return [
+            Fields({"": item}, f"{self.path}{name}[{place}]").inner("") for place, item in enumerate(self.items(name))
+        ]
+
     def per_layer(self, layers: int) -> list["Fields"]:
         """Return the fields of each layer: these, with what ``per_layer_config`` says of a layer on top.
 

@@ -12,6 +12,8 @@ from unified_cache.components.layouts.sizes import Choice, LayerBytes, SizedLayo
 from unified_cache.errors import LayoutError
 
 __all__ = [
+    "bailing_v2_5",
+    "bailing_v3",
     "delta_net",
     "falcon_h1",
     "jamba",
@@ -20,10 +22,12 @@ __all__ = [
     "mamba",
     "mamba2",
     "nemotron_h",
+    "nemotron_h_puzzle",
     "numbered",
     "olmo_hybrid",
     "short_convolution",
     "with_mamba2",
+    "zamba2",
 ]
 
 FULL = "full_attention"
@@ -146,10 +150,42 @@ def kimi_linear(fields: Fields, choice: Choice) -> SizedLayout:
         kinds_of = lambda _, count: [FULL if number in full else LINEAR for number in range(count)]  # noqa: E731
     kinds = layer_kinds(fields, kinds_of)
     heads, head_dim = known.count("linear_num_heads"), known.count("linear_head_dim")
-    channels, kernel = 3 * heads * head_dim, known.count("linear_conv_kernel_dim")
-    state = convolution_bytes(channels, kernel, choice.model_value_bytes) + heads * head_dim * head_dim * 4
+    return _latent_between(known, choice, kinds, delta_bytes(known, choice, heads, head_dim, "linear_conv_kernel_dim"))
+
+
+def delta_bytes(fields: Fields, choice: Choice, heads: int, head_dim: int, kernel: str) -> int:
+    """Return the bytes that a layer of Kimi delta attention keeps; ``kernel`` names the field of its convolution."""
+    convolution = convolution_bytes(3 * heads * head_dim, fields.count(kernel), choice.model_value_bytes)
+    return convolution + heads * head_dim * head_dim * 4
+
+
+def bailing_v2_5(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read the configuration of Bailing MoE v2.5: lightning attention, latent rows in each last layer of a group."""
+    kinds = periodic("layer_group_size", 1)(fields, layer_count(fields))
+    known = with_heads(fields)
+    heads, head_dim = known.count("num_attention_heads"), known.count("head_dim")
+    # In the model's dtype, as of ``lightning``.
+    return _latent_between(known, choice, kinds, heads * head_dim * head_dim * choice.model_value_bytes)
+
+
+def bailing_v3(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read the configuration of Bailing MoE v3: Kimi delta attention, latent rows in each last of a group.
+
+    The layers behind the last whole group have latent rows, too.
+    """
+    layers, group = layer_count(fields), fields.count("layer_group_size")
+    whole = layers // group * group
+    kinds = periodic("layer_group_size", 1)(fields, whole) + [FULL] * (layers - whole)
+    heads, head_dim = fields.count("num_attention_heads"), fields.count("head_dim")
+    return _latent_between(
+        fields, choice, kinds, delta_bytes(fields, choice, heads, head_dim, "short_conv_kernel_size")
+    )
+
+
+def _latent_between(fields: Fields, choice: Choice, kinds: Sequence[str], layer_bytes: int) -> SizedLayout:
+    """Return the layout of layers with one latent row per token, or with recurrent state."""
     row = (fields.count("kv_lora_rank") + fields.count("qk_rope_head_dim")) * choice.kv_value_bytes
-    rows = [{"kv": row} if kind == FULL else {"mamba": state} for kind in kinds]
+    rows = [{"kv": row} if kind == FULL else {"mamba": layer_bytes} for kind in kinds]
     return LayerBytes(rows, replicated=True).sized(fields.text("model_type"), choice.page(PAGE_SIZE), None)
 
 
@@ -185,6 +221,27 @@ def nemotron_h(fields: Fields, choice: Choice) -> SizedLayout:
     known = fields.with_defaults({"head_dim": fields.count(fields.one_of(("head_dim", "attention_head_dim")))})
     heads, head_dim = fields.count("mamba_num_heads"), fields.count("mamba_head_dim")
     return _recurrent(known, choice, kinds, mamba2_bytes(fields, choice, heads, head_dim))
+
+
+PUZZLE_BLOCKS = {"mamba": LINEAR, "attention": FULL, "moe": "moe", "mlp": "mlp"}
+
+
+def nemotron_h_puzzle(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read the configuration of a Nemotron-H whose layers were pruned: ``block_configs`` says what differs in each."""
+    if "block_configs" not in fields:
+        return nemotron_h(fields, choice)
+    kinds = nemotron_kinds(fields)
+    fields.of_layers("block_configs", len(kinds))
+    known = fields.with_defaults({"head_dim": fields.count(fields.one_of(("head_dim", "attention_head_dim")))})
+    rows: list[Mapping[str, int]] = []
+    for kind, block in zip(kinds, fields.objects("block_configs"), strict=True):
+        if "block_type" in block and PUZZLE_BLOCKS.get(block.text("block_type")) != kind:
+            raise block.error("block_type", f"{kind}, as the list of layers says")
+        layer = known.with_values(block.values)
+        heads = (layer.count("mamba_num_heads"), layer.count("mamba_head_dim")) if kind == LINEAR else (0, 0)
+        state = {"mamba": mamba2_bytes(layer, choice, *heads)} if kind == LINEAR else {}
+        rows.append({"kv": kv_row_bytes(layer, choice)} if kind == FULL else state)
+    return LayerBytes(rows).sized(fields.text("model_type"), choice.page(PAGE_SIZE), None)
 
 
 def mamba2_bytes(fields: Fields, choice: Choice, heads: int, head_dim: int) -> int:
@@ -223,6 +280,19 @@ def with_mamba2(kinds_of: LayersWithState) -> Rule:
         return _recurrent(with_heads(attention), choice, kinds, mamba2_bytes(fields, choice, *mamba2_heads(fields)))
 
     return rule
+
+
+def zamba2(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read Zamba2Config: Mamba 2 in every layer, and beside it in some an attention of twice the width."""
+    heads = fields.count("num_attention_heads")
+    head_dim, rest = divmod(2 * fields.count("hidden_size"), heads)
+    if rest:
+        raise fields.error("hidden_size", f"a multiple of half of num_attention_heads {heads}")
+    if "layers_block_type" not in fields and "layer_types" not in fields:
+        raise fields.error("layers_block_type", "a list with the kind of each layer")
+    # What is published as kv_channels is half of what K and V have.
+    known = fields.with_values({"head_dim": head_dim, "attention_head_dim": head_dim})
+    return with_mamba2(all_linear)(known, choice)
 
 
 def falcon_h1(fields: Fields, choice: Choice) -> SizedLayout:
