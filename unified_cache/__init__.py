@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from unified_cache.memory import DevicePool
     from unified_cache.page import Namespace, Prompt
     from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, Tier, facts_of
+    from unified_cache.settings.loading import cache_settings
     from unified_cache.shards import Extent, Shard
     from unified_cache.stats import Stats
     from unified_cache.storage_backends.protocol import Level, StorageBackend
@@ -67,6 +68,7 @@ __all__ = [
     "Tier",
     "UnifiedCache",
     "WritePolicy",
+    "cache_settings",
     "compiled",
     "facts_of",
     "from_hf_config",
@@ -108,6 +110,7 @@ _HOMES = {
     "Tier": "pool",
     "UnifiedCache": "cache",
     "WritePolicy": "config",
+    "cache_settings": "settings.loading",
     "compiled": "tree",
     "facts_of": "pool",
     "from_hf_config": "components.layouts",

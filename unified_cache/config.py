@@ -64,7 +64,7 @@ class EvictionConfig:
     """Order of eviction. No setting evicts a page while there is room, and none keeps a page for ever."""
 
     device: tuple[EvictionPolicy, ...] = ()
-    """Policy of each component on the device; lru for components after the last entry."""
+    """Policy of each component on the device; the last one is that of all after it, lru if none is named."""
     host: tuple[EvictionPolicy, ...] = ()
     """Policy of each component on the host, as ``device``."""
     lfu_half_life_touches: int = 2_048
@@ -91,7 +91,7 @@ class EvictionConfig:
     def policy(self, tier: Tier, component: int) -> EvictionPolicy:
         """Return the policy of one lane."""
         named = self.device if tier is Tier.DEVICE else self.host
-        return named[component] if component < len(named) else EvictionPolicy.LRU
+        return named[min(component, len(named) - 1)] if named else EvictionPolicy.LRU
 
 
 class WritePolicy(Enum):

@@ -18,6 +18,7 @@ from unified_cache.replay.model_settings import ModelSettings
 from unified_cache.replay.player import Player
 from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.tier_sizes import SizedTiers, prompt_bytes
 
 TAIL_TOKENS = 512
 """Both page boundaries of the trace's last block, at 256 tokens a page."""
@@ -29,10 +30,10 @@ def small(model: str, prompts: int = 4, **fields: object) -> ModelSettings:
     """Make tiers that hold a few prompts: as many on the device, three times that in host memory."""
     sized = size_preset(model)
     retention = Retention(TAIL_TOKENS)
-    huge = ModelSettings(model, sized, retention, with_bytes=False)
-    prompt_bytes = huge.device_bytes / huge._prompts("device", huge.device_bytes, sealed=False)
+    sizes = SizedTiers.of(sized.layout, retention, sized.window_tokens)
+    of_prompt = prompt_bytes(sized.layout, sizes.typical_pages, sealed=False)
     made = ModelSettings(
-        model, sized, retention, device_bytes=int(prompts * prompt_bytes), host_bytes=int(3.2 * prompts * prompt_bytes)
+        model, sized, retention, device_bytes=prompts * of_prompt, host_bytes=int(3.2 * prompts * of_prompt)
     )
     return dataclasses.replace(made, **fields)  # type: ignore[arg-type]  # fields of ModelSettings by name
 
@@ -156,11 +157,11 @@ def test_the_json_has_hits_and_bytes_by_component(capsys: pytest.CaptureFixture[
     ("options", "message"),
     [
         (["--device-pages", "5"], "--device-pages do not go with --model"),
-        (["--device-bytes", "1MiB"], "device bytes must be at least"),
-        (["--host-bytes", "1MiB"], "host bytes must be at least"),
-        (["--storage-bytes", "1MiB"], "storage bytes must be at least"),
-        (["--scale-bytes", "0"], "scale must be in"),
-        (["--scale-bytes", "2"], "scale must be in"),
+        (["--device-bytes", "1MiB"], "device_bytes must be at least"),
+        (["--host-bytes", "1MiB"], "host_bytes must be at least"),
+        (["--storage-bytes", "1MiB"], "storage_bytes must be at least"),
+        (["--scale-bytes", "0"], "--scale-bytes must be more than 0"),
+        (["--scale-bytes", "2"], "--scale-bytes must be at most 1"),
         (["--keep-tail", "-1"], "tail_tokens must not be negative"),
         (["--page-size", "96"], "multiple"),
         (["--host-bytes", "0", "--storage", "memory:"], "storage is reached through host memory"),

@@ -168,9 +168,9 @@ def world_writable(directory: Path) -> str:
     [
         (["--listen", "0.0.0.0:1"], "can be reached from other machines"),
         (["--listen", "nowhere"], "an address is HOST:PORT"),
-        (["--host-bytes", "-1"], "host_bytes"),
-        (["--host-bytes", "1EiB"], "host_bytes"),
-        (["--config", "none.toml"], "must name a file"),
+        (["--host-bytes", "-1"], "--host-bytes must be bytes"),
+        (["--host-bytes", "1EiB"], "--host-bytes must be bytes"),
+        (["--config", "none.toml"], "expected a file of settings, found none"),
         (["--storage", "nothing:"], "must begin with one of"),
         (["--storage", "file:/proc/none/kv"], "/proc/none/kv"),
         (["--storage", "memory:", "--host-bytes", "900TiB"], "this machine's memory"),

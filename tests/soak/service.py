@@ -57,14 +57,14 @@ LOW_LIMIT = 'ulimit -S -n 1024; exec "$0" "$@"'
 CONFIG = """\
 listen = "127.0.0.1:0"
 storage = "tests.soak.faults:open_url:{times.period_s},{times.bad_s}:{directory}/kv"
-storage_bytes_max = "256MiB"
+storage_bytes = "256MiB"
 host_bytes = "64MiB"
 reflection = false
 [access]
 tokens = "{directory}/tokens"
 [metrics]
 listen = "127.0.0.1:0"
-[store]
+[guard]
 deadline_s = 0.5
 breaker_pause_s_max = 1.0
 [quota.tenants.rogue]

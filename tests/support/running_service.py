@@ -16,7 +16,7 @@ from unified_cache.drain import Drain
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.server import Service
-from unified_cache.settings.service import load_settings
+from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN
 from unified_cache.wire.calls import Call
 
@@ -77,7 +77,7 @@ def running(**settings: object) -> Iterator[RunningService]:
     }
     stream, drain = StringIO(), Drain()
     log = Log(stream, LogRateLimit(100, 1.0, time.monotonic), time.time)
-    service = Service.open(load_settings(None, {**flags, **settings}), log, drain)
+    service = Service.open(service_settings(None, {**flags, **settings}), log, drain)
     try:
         yield RunningService(service, stream, drain)
     finally:

@@ -64,6 +64,7 @@ DEFERRED: Mapping[str, tuple[str, str]] = {
         "conformance:conformance_app",
         "Run the storage contract over a backend and show which promises it keeps.",
     ),
+    "config": ("config:config_app", "Explain a file of settings, or write one to begin with."),
     "serve": (
         "serve:serve_app",
         "Serve a store over gRPC, safe by default: to this machine alone, unless client certificates are asked for.",

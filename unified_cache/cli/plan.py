@@ -11,8 +11,8 @@ from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
+from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
 from unified_cache.cli.text import console_on, printable, size_text, table
-from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable
@@ -20,9 +20,11 @@ from unified_cache.plan.hardware import Hardware, hardware_named, read_hardware
 from unified_cache.plan.planner import Planner, ReplayRatio
 from unified_cache.plan.result import TIERS, PlanResult
 from unified_cache.plan.summary import plan_notes
-from unified_cache.plan.sweep import DEFAULT_SWEEPS, PlannedModel, combinations, parse_sweeps
+from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.trace import read_trace
+from unified_cache.settings.loading import read_settings
+from unified_cache.settings.programs import PlanChoices
 
 __all__ = ["PlanCommand", "plan_app"]
 
@@ -51,37 +53,19 @@ class PlanCommand:
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
-    model: Annotated[str, typer.Option(metavar="MODEL", help="A preset, a config.json or a directory with one.")]
-    devices: Annotated[int, typer.Option(help="Devices of one engine, each of the size swept.")] = 1
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TIER=SIZES",
-            help=f"Sizes of device, host or storage: FROM..TO, FROM..TO:STEPS, or a list. [default: "
-            f"{', '.join(DEFAULT_SWEEPS)}]",
-        ),
-    ] = None
-    hardware: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="h100, h200, b200, laptop, or a TOML file of speeds and prices.")
-    ] = "h100"
-    active_parameters: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="Parameters that a token passes through, for the speed of prefill."),
-    ] = None
-    page_size: Annotated[int | None, typer.Option(help="Tokens per page. [default: the model's usual]")] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="What the model's K and V are kept in; its own dtype if absent.")
-    ] = None
-    keep_tail: Annotated[int, typer.Option(metavar="TOKENS", help="Keep windows this far before a prompt's end.")] = (
-        Retention().tail_tokens
-    )
-    keep_branches: Annotated[
-        bool, typer.Option(help="Keep windows and states where a prompt leaves what was seen before.")
-    ] = True
-    check: Annotated[
-        int, typer.Option(metavar="N", help="Replay N of the combinations in full, and say how far off the plan is.")
-    ] = 0
-    limit: Annotated[int | None, typer.Option(help="Plan for the trace's first N requests only.", metavar="N")] = None
+    model: Annotated[str | None, setting_option(PlanChoices, "model", "MODEL")] = None
+    devices: Annotated[int | None, setting_option(PlanChoices, "devices")] = None
+    sweep: Annotated[list[str] | None, setting_option(PlanChoices, "sweep", "TIER=SIZES")] = None
+    hardware: Annotated[str | None, setting_option(PlanChoices, "hardware", "NAME|FILE")] = None
+    active_parameters: Annotated[float | None, setting_option(PlanChoices, "active_parameters", "N")] = None
+    page_size: Annotated[int | None, setting_option(PlanChoices, "page_size")] = None
+    dtype: Annotated[str | None, setting_option(PlanChoices, "dtype")] = None
+    keep_tail: Annotated[int | None, setting_option(PlanChoices, "retention.tail_tokens", "TOKENS")] = None
+    keep_branches: Annotated[bool | None, setting_option(PlanChoices, "retention.branches")] = None
+    check: Annotated[int | None, setting_option(PlanChoices, "check", "N")] = None
+    limit: Annotated[int | None, setting_option(PlanChoices, "limit", "N")] = None
+    config: ConfigOption = None
+    assigned: SetOption = None
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page with pictures there.")] = None
     as_json: JsonOption = False
     json_file: JsonFileOption = None
@@ -94,15 +78,18 @@ class PlanCommand:
             OSError: report or JSON file cannot be written.
             KeyboardInterrupt: it was interrupted; what it had by then was shown.
         """
+        choices = read_settings(PlanChoices, self.config, self._flags(), self.assigned or ()).settings
+        if choices.model is None:
+            raise ConfigError("model must be set, found none; name a preset or config.json: --model gpt-oss-120b")
         model = PlannedModel(
-            self.model,
-            size_named(self.model, page_size=self.page_size, dtype=self.dtype),
-            Retention(self.keep_tail, self.keep_branches),
+            choices.model,
+            size_named(choices.model, page_size=choices.page_size, dtype=choices.dtype),
+            choices.retention,
             ReplayPolicies(),
-            self.devices,
+            choices.devices,
         )
-        hardware = self._hardware()
-        sweep = combinations(parse_sweeps(self.sweep or ()))
+        hardware = _hardware(choices)
+        sweep = combinations(parse_sweeps(choices.sweep))
         for sizes in sweep:
             _ = model.settings(sizes)  # what does not fit is refused before the trace is read
         report = None if self.report is None else import_with_extra("unified_cache.plan.report", "report", "--report")
@@ -110,9 +97,9 @@ class PlanCommand:
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
         check_json_file(self.json_file)
-        replay_ratio = self._replay_ratio() if self.check else None
-        with watched(sys.stderr, "plan", len(sweep) + self.check, "combinations") as tell:
-            result = Planner(self.trace, self.limit, model, hardware).plan(sweep, tell, self.check, replay_ratio)
+        replay_ratio = self._replay_ratio(choices) if choices.check else None
+        with watched(sys.stderr, "plan", len(sweep) + choices.check, "combinations") as tell:
+            result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, tell, choices.check, replay_ratio)
         if not shown_as_json("plan", result.as_json(), on_stdout=self.as_json, file=self.json_file):
             print_plan(sys.stdout, result)
         if report is not None and self.report is not None:
@@ -121,25 +108,37 @@ class PlanCommand:
         if not result.is_complete:
             raise KeyboardInterrupt
 
-    def _hardware(self) -> Hardware:
-        path = Path(self.hardware)
-        if path.suffix == ".toml" or path.is_file():
-            return read_hardware(path, self.active_parameters)
-        return hardware_named(self.hardware, self.active_parameters)
+    def _flags(self) -> dict[str, object]:
+        return given_flags(
+            {
+                "model": self.model,
+                "devices": self.devices,
+                "sweep": self.sweep or None,
+                "hardware": self.hardware,
+                "active_parameters": self.active_parameters,
+                "page_size": self.page_size,
+                "dtype": self.dtype,
+                "retention.tail_tokens": self.keep_tail,
+                "retention.branches": self.keep_branches,
+                "check": self.check,
+                "limit": self.limit,
+            }
+        )
 
-    def _replay_ratio(self) -> ReplayRatio:
-        """Return what replays the trace in full.
-
-        Raises:
-            ConfigError: the number of checks is negative.
-        """
-        if self.check < 0:
-            raise ConfigError(f"--check must not be negative, found {self.check}")
+    def _replay_ratio(self, choices: PlanChoices) -> ReplayRatio:
+        """Return what replays the trace in full."""
         runner = import_with_extra("unified_cache.replay.runner", "engine", "--check")
-        requests = read_trace(self.trace, self.limit)
+        requests = read_trace(self.trace, choices.limit)
         return lambda settings: float(
             runner.replay(self.trace.name, requests, settings, lambda _done, _ratio: None).token_hit_ratio
         )
+
+
+def _hardware(choices: PlanChoices) -> Hardware:
+    path = Path(choices.hardware)
+    if path.suffix == ".toml" or path.is_file():
+        return read_hardware(path, choices.active_parameters)
+    return hardware_named(choices.hardware, choices.active_parameters)
 
 
 def print_plan(stream: TextIO, result: PlanResult) -> None:

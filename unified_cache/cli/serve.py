@@ -16,10 +16,15 @@ import typer
 
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
 from unified_cache.cli.text import example
 from unified_cache.drain import Drain, signals_drain
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
+from unified_cache.settings.access import Role
+from unified_cache.settings.loading import read_settings
+from unified_cache.settings.service import ServiceSettings
+from unified_cache.settings.toml import as_toml
 
 __all__ = ["ServeCommand", "TokenListCommand", "TokenNewCommand", "TokenRevokeCommand", "serve_app", "token_app"]
 
@@ -67,20 +72,16 @@ TokensOption = Annotated[Path, typer.Option("--tokens", metavar="FILE", help="Fi
 class ServeCommand:
     """Serve a store over gRPC, safe by default: to this machine alone, unless client certificates are asked for.
 
-    Settings come from a TOML file, over it from UNIFIED_CACHE_SERVE_... in the environment, over that from options.
+    Settings come from options, which win over UNIFIED_CACHE_... in the environment, and that over a TOML file.
     SIGTERM lets calls in flight finish; a second one stops at once.
     """
 
-    listen: Annotated[
-        str | None, typer.Option(metavar="ADDR", help="HOST:PORT or unix:PATH. [default: 127.0.0.1:50051]")
-    ] = None
-    storage: Annotated[
-        str | None, typer.Option(metavar="URL", help="Store. [default: file:~/.cache/unified-cache]")
-    ] = None
-    host_bytes: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Memory in front of the store; 0 for none. [default: 256MiB]")
-    ] = None
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML.")] = None
+    listen: Annotated[str | None, setting_option(ServiceSettings, "listen", "ADDR")] = None
+    storage: Annotated[str | None, setting_option(ServiceSettings, "storage", "URL")] = None
+    host_bytes: Annotated[str | None, setting_option(ServiceSettings, "host_bytes")] = None
+    storage_bytes: Annotated[str | None, setting_option(ServiceSettings, "storage_bytes")] = None
+    config: ConfigOption = None
+    assigned: SetOption = None
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as TOML and exit.")] = False
     live_port: Annotated[
         int | None,
@@ -102,20 +103,21 @@ class ServeCommand:
             CacheError: the store cannot be opened, or calls did not finish in the grace.
         """
         os.environ.setdefault(GRPC_LOG, "NONE")
-        settings_module = import_with_extra("unified_cache.settings.service", "service", "serve")
-        toml = import_with_extra("unified_cache.settings.toml", "service", "serve")
-        options = {
-            "listen": self.listen,
-            "storage": self.storage,
-            "host_bytes": self.host_bytes,
-            "live": None if self.live_port is None else {"listen": f"127.0.0.1:{self.live_port}"},
-            "record": None if self.record is None else {"file": str(self.record)},
-            "insecure": self.insecure or None,
-        }
-        flags = {name: value for name, value in options.items() if value is not None}
-        settings = settings_module.load_settings(self.config, flags)
+        port = self.live_port
+        flags = given_flags(
+            {
+                "listen": self.listen,
+                "storage": self.storage,
+                "host_bytes": self.host_bytes,
+                "storage_bytes": self.storage_bytes,
+                "live.listen": None if port is None else f"127.0.0.1:{port}",
+                "record.file": self.record,
+                "insecure": self.insecure or None,
+            }
+        )
+        settings = read_settings(ServiceSettings, self.config, flags, self.assigned or ()).settings
         if self.print_config:
-            sys.stdout.write(toml.as_toml(settings))
+            sys.stdout.write(as_toml(settings))
             return
         if settings.insecure and not settings.address.is_local:
             sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
@@ -152,9 +154,7 @@ class TokenNewCommand:
             OSError: the file cannot be written.
         """
         tokens, callers = _token_module("access.tokens"), _token_module("access.callers")
-        roles = {
-            role.value: role for role in import_with_extra("unified_cache.settings.access", "service", "token").Role
-        }
+        roles = {role.value: role for role in Role}
         if self.role not in roles:
             raise ConfigError(f"--role must be one of {', '.join(roles)}, found {self.role!r}")
         last_day = None if self.days is None else (datetime.now(UTC) + timedelta(days=self.days)).date()

@@ -1,24 +1,16 @@
-"""Settings for the replay of a model: its true pools, tiers sized in true bytes, payloads scaled down.
+"""Settings for the replay of a model: its true pools, tiers sized in true bytes, payloads scaled down."""
 
-The bytes of a tier are split between components so that all fill at the same prompt: the ratio is that of the bytes
-that a typical prompt adds to each component under the given retention.
-"""
-
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-
-import numpy as np
 
 from unified_cache.components.layouts import SizedLayout
 from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.pool import Component, ModelLayout, PoolSpec
 from unified_cache.replay.machine import bytes_text
-from unified_cache.replay.plan import ReplayPlan, component_bytes
+from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.policies import ReplayPolicies
-from unified_cache.seal import HEADER_BYTES
-from unified_cache.window import needed_pages
+from unified_cache.tier_sizes import SizedTiers, prompt_bytes
 
 __all__ = ["DEVICE_BYTES", "HOST_BYTES", "SCALE", "STORAGE_BYTES", "ModelSettings"]
 
@@ -32,12 +24,6 @@ SCALE = 1 / 1024
 
 POOL_BYTES_MIN = 64
 """Smallest payload that a page is scaled down to: enough to tell any two pages apart."""
-
-PROMPT_TOKENS = 8192
-"""Tokens that a typical prompt adds; the conversation trace adds 7,780 a request that it has not seen before."""
-
-PROMPTS_MIN = 4
-"""Prompts that a tier has to hold: one that is served, one that it branches off from, and their windows."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +70,17 @@ class ModelSettings:
         """Plan of the run: prompts at their true length, pages scaled, tiers split between components."""
         true = self.sized.layout
         run = ModelLayout(true.page_size, tuple(_scaled(component, self.scale) for component in true.components))
-        typical = self._typical_pages()
-        has_host = self.host_bytes > 0
-        no_pages = tuple(0 for _ in typical)
+        sizes = SizedTiers.of(true, self.retention, self.sized.window_tokens, self.name)
         storage_bytes = None
         if self.storage is not None and self.storage_bytes is not None:
-            prompts = self._prompts("storage", self.storage_bytes, sealed=True)
-            storage_bytes = int(prompts * _prompt_bytes(run, typical, sealed=True))
+            prompts = sizes.prompts("storage", self.storage_bytes, sealed=True)
+            storage_bytes = int(prompts * prompt_bytes(run, sizes.typical_pages, sealed=True))
         return ReplayPlan(
             subject=f"unified-cache replay of {self.name}",
             layout=run,
             true_layout=true,
-            device_pages=self._pages("device", self.device_bytes, sealed=False),
-            host_pages=self._pages("host", self.host_bytes, sealed=True) if has_host else no_pages,
+            device_pages=sizes.device_pages(self.device_bytes),
+            host_pages=sizes.host_pages(self.host_bytes) if self.host_bytes else (0,) * len(true.components),
             storage=self.storage,
             storage_bytes=storage_bytes,
             retention=self.retention,
@@ -146,42 +130,6 @@ class ModelSettings:
         if self.storage is None or self.storage_bytes is None:
             return self.storage or "none"
         return f"{self.storage} of {bytes_text(self.storage_bytes)}"
-
-    def _typical_pages(self) -> list[int]:
-        """Return by component the pages that a typical prompt adds."""
-        layout = self.sized.layout
-        pages = -(-max(PROMPT_TOKENS, self.sized.window_tokens or 0) // layout.page_size)
-        ends = self.retention.ends(pages, 0, layout.page_size)
-        windows = [needed_pages(ends, component.span, 0, pages) for component in layout.components]
-        return [int(np.count_nonzero(window)) for window in windows]
-
-    def _prompts(self, tier: str, tier_bytes: int, *, sealed: bool) -> float:
-        """Return how many typical prompts a tier holds.
-
-        Raises:
-            ConfigError: too few to serve any.
-        """
-        prompt_bytes = _prompt_bytes(self.sized.layout, self._typical_pages(), sealed=sealed)
-        least = PROMPTS_MIN * prompt_bytes
-        if tier_bytes < least:
-            raise ConfigError(
-                f"{tier} bytes must be at least {least} ({bytes_text(least)}), {PROMPTS_MIN} prompts of "
-                f"{PROMPT_TOKENS} tokens of {self.name}, found {tier_bytes}"
-            )
-        return tier_bytes / prompt_bytes
-
-    def _pages(self, tier: str, tier_bytes: int, *, sealed: bool) -> tuple[int, ...]:
-        prompts = self._prompts(tier, tier_bytes, sealed=sealed)
-        return tuple(int(prompts * pages) for pages in self._typical_pages())
-
-
-def _prompt_bytes(layout: ModelLayout, pages: Sequence[int], *, sealed: bool) -> int:
-    """Return the bytes of ``pages[component]`` pages of each component, with their headers where ``sealed``."""
-    total = 0
-    for component, count in zip(layout.components, pages, strict=True):
-        headers = HEADER_BYTES * sum(pool.page_bytes > 0 for pool in component.pools) if sealed else 0
-        total += count * (component_bytes(component) + headers)
-    return total
 
 
 def _scaled(component: Component, scale: float) -> Component:

@@ -6,11 +6,12 @@ from typing import Protocol
 
 from unified_cache.config import CacheConfig, Retention
 from unified_cache.errors import ConfigError
-from unified_cache.pool import Component, ModelLayout, PoolSpec
+from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.replay.machine import bytes_text, memory_bytes
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.seal import HEADER_BYTES
+from unified_cache.tier_sizes import component_bytes
 
 __all__ = ["SEAL_BYTES", "PlannedSettings", "ReplayPlan", "component_bytes"]
 
@@ -22,11 +23,6 @@ SEAL_BYTES = 192
 
 PAGES_MAX = 2**31 - 2
 """Slots are int32, and slot 0 is the padding sink."""
-
-
-def component_bytes(component: Component) -> int:
-    """Return the payload of one page in all pools of a component."""
-    return sum(pool.page_bytes for pool in component.pools)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Settings of what runs for long, from one TOML file, the environment and flags, checked before anything begins."""
+"""Settings of caches, services, replays and plans: described once, read from one file, variables and flags."""

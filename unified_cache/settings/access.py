@@ -33,6 +33,7 @@ class TlsSettings(Section):
     certificate: Path
     """The server's certificate and those between it and its authority."""
     key: Path
+    """The private key of ``certificate``."""
     client_ca: Path | None = None
     """Authorities that client certificates must come from; with it a client without one is refused."""
     client_crl: Path | None = None
@@ -57,7 +58,9 @@ class AccessSettings(Section):
     tokens: Path | None = None
     """File of hashed tokens, made by ``unified-cache token new``."""
     tokens_max: Count = 10_000
+    """Tokens that the file may have."""
     tokens_check_s: Seconds = 1.0
+    """Time between two looks whether the file has changed."""
     tokens_stale_s_max: Seconds = 60.0
     """Time for which tokens hold whose file cannot be read any more; then all are refused until it can."""
     certificate_role: Role = Role.READER
@@ -65,3 +68,4 @@ class AccessSettings(Section):
     local_tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = "default"
     """Tenant of every caller on a server with neither tokens nor client certificates."""
     local_role: Role = Role.WRITER
+    """Role of those callers."""

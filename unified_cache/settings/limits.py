@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import Field, model_validator
 
 from unified_cache.settings.section import TENANT_PATTERN, Bytes, Count, Seconds, Section
 from unified_cache.wire.calls import PART_BYTES
@@ -20,15 +20,15 @@ def _ms(seconds: float) -> int:
 class LimitSettings(Section):
     """Bounds of one request, one connection, one tenant and the whole server; larger requests are refused."""
 
-    message_bytes_max: Annotated[ByteSize, Field(gt=0, le=1 << 30)] = ByteSize(4 << 20)
+    message_bytes_max: Annotated[Bytes, Field(le=1 << 30)] = 4 << 20
     """Largest message that is received; it must hold a part and its frame."""
-    part_bytes: Bytes = ByteSize(PART_BYTES)
+    part_bytes: Bytes = PART_BYTES
     """Page content in one message of a stream."""
-    batch_bytes: Bytes = ByteSize(8 << 20)
+    batch_bytes: Bytes = 8 << 20
     """Pages read from or written to the store in one call: the memory that one stream of pages takes."""
-    metadata_bytes_max: Bytes = ByteSize(16 << 10)
+    metadata_bytes_max: Bytes = 16 << 10
     """Headers of one call."""
-    page_bytes_max: Bytes = ByteSize(256 << 20)
+    page_bytes_max: Bytes = 256 << 20
     """One page of one pool, its header included."""
     pages_max: Count = 1 << 14
     """Pages named in one request."""
@@ -49,15 +49,19 @@ class LimitSettings(Section):
     call_s_max: Seconds = 300.0
     """Longest time of a call, whatever deadline its client set."""
     stream_idle_s: Seconds = 30.0
+    """Longest silence within a stream."""
     connection_idle_s: Seconds = 300.0
+    """Time after which a connection without calls is closed."""
     connection_s_max: Seconds = 3_600.0
     """Longest life of a connection; then the client connects again, with a certificate that is still valid."""
     handshake_s: Seconds = 10.0
+    """Longest time of a TLS handshake."""
     keepalive_s: Seconds = 30.0
     """Silence after which a client is asked whether it is there."""
     keepalive_timeout_s: Seconds = 10.0
     """Time in which it must answer; else its connection is closed."""
     lease_s_max: Seconds = 600.0
+    """Longest lease."""
     leases_max: Count = 256
     """Leases of one tenant at a time."""
     leased_share: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -66,7 +70,8 @@ class LimitSettings(Section):
     """Identities of one tenant known at a time."""
     regions_max: Annotated[int, Field(ge=0)] = 32
     """Pieces of shared memory of one tenant at a time; 0 to have clients of this machine stream pages, as others do."""
-    region_bytes_max: Bytes = ByteSize(256 << 20)
+    region_bytes_max: Bytes = 256 << 20
+    """Largest piece of shared memory."""
     region_idle_s: Seconds = 60.0
     """Shared memory that no call has named for so long is let go."""
     links_max: Annotated[int, Field(ge=0)] = 256
@@ -105,10 +110,12 @@ class LimitSettings(Section):
 class TenantQuota(Section):
     """Quota of one tenant."""
 
-    stored_bytes_max: Bytes = ByteSize(64 << 30)
+    stored_bytes_max: Bytes = 64 << 30
+    """Bytes of its pages in the store."""
     calls_max: Count = 32
     """Calls in flight, waiting ones included."""
-    bytes_in_flight_max: Bytes = ByteSize(256 << 20)
+    bytes_in_flight_max: Bytes = 256 << 20
+    """Bytes of pages in its calls in flight."""
 
 
 class QuotaSettings(TenantQuota):
@@ -127,6 +134,7 @@ class QuotaSettings(TenantQuota):
     """Running calls of all tenants while more than one is active; calls longer than ``turn_hold_s`` are not counted.
     Python runs one call at a time, so each further one adds its time to that of all others."""
     turn_hold_s: Seconds = 0.05
+    """Time after which a call that runs no longer counts as running."""
     active_s: Seconds = 1.0
     """Time for which a tenant counts as active after its last call."""
     turn_s_max: Seconds = 5.0

@@ -4,7 +4,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import Field, field_validator
 
 from unified_cache.settings.addresses import checked_address
 from unified_cache.settings.section import Bytes, Count, Seconds, Section
@@ -71,6 +71,7 @@ class AuditSettings(LogSettings):
     burst: Count = 20
     """Hellos and refusals of one tenant that are written at once; what clears or ends is always written."""
     every_s: Seconds = 1.0
+    """Beyond a burst, one of a kind in so long."""
 
 
 class RecordSettings(Section):
@@ -78,7 +79,7 @@ class RecordSettings(Section):
 
     file: Path | None = None
     """File to write, NAME.gz; None for no recording."""
-    file_bytes_max: Bytes = ByteSize(64 << 20)
+    file_bytes_max: Bytes = 64 << 20
     """Size at which a file is rotated, compressed."""
     files_max: Count = 8
     """Files kept, the newest included."""
@@ -97,4 +98,6 @@ class TracingSettings(Section):
     """Spans of OpenTelemetry; needs the extra ``tracing``."""
 
     exporter: TracingExporter = TracingExporter.NONE
+    """Where spans go."""
     spans_waiting_max: Count = 2_048
+    """Spans that wait to be sent; more are dropped."""

@@ -13,7 +13,7 @@ from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
 from tests.support.running_service import CALL_S, RunningService, running
 from unified_cache.errors import ConfigError
 from unified_cache.page import Prompt
-from unified_cache.settings.service import load_settings
+from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.url import open_storage
 
 LIVE = {"listen": "127.0.0.1:0"}
@@ -85,4 +85,4 @@ def test_without_a_setting_there_is_no_live_page() -> None:
 )
 def test_a_live_page_that_would_show_too_much_is_refused(settings: dict[str, object], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        load_settings(None, settings)
+        service_settings(None, settings)

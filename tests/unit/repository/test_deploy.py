@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from scripts.release import LISTS
 from tests.sources import ROOT
 from unified_cache.cli.main import run
-from unified_cache.settings.service import load_settings
+from unified_cache.settings.loading import service_settings
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -125,11 +125,11 @@ def test_settings_are_those_of_the_service_and_alike_in_file_and_manifest() -> N
     (embedded,) = (each for path in MANIFESTS for made in manifests(path) for each in found(made, "service.toml"))
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert "\n".join(lines).partition("\n[audit]")[0].strip() == str(embedded).strip()
-    settings = load_settings(DEPLOY / "service.toml", {})
+    settings = service_settings(DEPLOY / "service.toml", {})
     assert settings.tls is not None
     assert settings.tls.client_ca is not None
     assert settings.metrics.client_ca is not None
-    assert settings.storage_bytes_max is not None
+    assert settings.storage_bytes is not None
     assert not settings.insecure
     (limits,) = found(manifests(DEPLOY / "kubernetes" / "service.yaml"), "limits")
     (memory,) = found(limits, "memory")

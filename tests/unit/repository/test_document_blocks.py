@@ -44,6 +44,7 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         CLUSTER: ("$ unified-cache cluster up", "$ unified-cache replay", "$ unified-cache node"),
         f"{OPERATING}::test_the_cluster_as_a_value_survives_what_the_document_does_to_it": ("with LocalCluster",),
     },
+    "docs/configuration.md": {"tests/unit/settings/test_description.py::test_the_blocks_of_the_document_run": ("",)},
     "docs/deploy.md": {
         f"{OPERATING}::test_the_first_service_of_the_document_on_deployment_answers": (
             "unified-cache serve --storage packed:",

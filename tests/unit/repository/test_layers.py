@@ -22,7 +22,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("window", "shards", "page_digests"),
     ("pool",),
     ("config", "forgotten", "slots", "seal", "proto"),
-    ("wire",),
+    ("wire", "tier_sizes"),
     ("tree", "storage_backends", "memory", "ranks", "settings"),
     ("components", "controller", "forward", "page_changes", "page_fates", "external", "recording"),
     ("ledger", "traffic"),

@@ -20,7 +20,7 @@ from unified_cache.service.operations.metrics import BoundedLabels, LossCollecto
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
-from unified_cache.settings.service import load_settings
+from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, sealed_page
 
@@ -50,7 +50,7 @@ def alarms() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def known() -> Known:
     """Let everything that counts count something, as a server does."""
-    settings = load_settings(None, {"storage": "memory:"})
+    settings = service_settings(None, {"storage": "memory:"})
     registry, names = CollectorRegistry(), BoundedLabels(10)
     pace = LogRateLimit(1, 1.0, ManualClock())
     log = Log(StringIO(), pace, lambda: 0.0)

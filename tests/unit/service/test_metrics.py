@@ -31,7 +31,7 @@ from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, M
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.pages import charged_bytes
 from unified_cache.settings.addresses import ListenAddress
-from unified_cache.settings.service import load_settings
+from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, sealed_page
 from unified_cache.wire.calls import Call
@@ -112,7 +112,7 @@ def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) ->
 
 
 def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorRegistry) -> None:
-    quota = load_settings(None, {"quota": {"running_max": 1, "tenant_running_max": 1}}).quota
+    quota = service_settings(None, {"quota": {"running_max": 1, "tenant_running_max": 1}}).quota
     scheduler, stored = FairScheduler(quota, 128), StoredBytes(quota)
     registry.register(UsageCollector(scheduler, stored, BoundedLabels(1)))
     tickets = [scheduler.enter(tenant) for tenant in ("acme", "acme", "b", "c", "acme")]
@@ -139,7 +139,7 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
 
 
 def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: CollectorRegistry) -> None:
-    settings = load_settings(None, {"storage": "memory:", "store": {"breaker_failures_max": 1}})
+    settings = service_settings(None, {"storage": "memory:", "store": {"breaker_failures_max": 1}})
     guarded = GuardedStore.open(settings, registry)
     assert guarded.guard.breaker.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
     value = registry.get_sample_value
@@ -154,7 +154,7 @@ def test_a_store_of_files_tells_what_made_room_and_what_found_none(
 ) -> None:
     one, two, three = (sealed_page(label(number)) for number in range(3))
     page_bytes = one.buffers[0].nbytes
-    settings = load_settings(None, {"storage": f"{kind}:{tmp_path / 'store'}", "storage_bytes_max": page_bytes})
+    settings = service_settings(None, {"storage": f"{kind}:{tmp_path / 'store'}", "storage_bytes": page_bytes})
     guarded = GuardedStore.open(settings, registry)
     assert guarded.guard.breaker.put([one], Level.CACHED) == [Answer.STORED]
     assert guarded.guard.breaker.put([two, three], Level.CACHED) == [Answer.STORED, Answer.DECLINED]

@@ -9,13 +9,13 @@ from tests.support.clock import ManualClock
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.quota import StoredBytes
 from unified_cache.settings.limits import QuotaSettings
-from unified_cache.settings.service import load_settings
+from unified_cache.settings.loading import service_settings
 
 WAIT_S = 10.0
 
 
 def quota(**settings: object) -> QuotaSettings:
-    return load_settings(None, {"quota": settings}).quota
+    return service_settings(None, {"quota": settings}).quota
 
 
 def fair(clock: ManualClock | None = None, places_max: int = 128, **settings: object) -> FairScheduler:

@@ -9,7 +9,9 @@ from pydantic import BaseModel
 from unified_cache.config import CacheConfig, GuardConfig
 from unified_cache.errors import ConfigError
 from unified_cache.settings.addresses import ListenAddress
-from unified_cache.settings.service import ENVIRONMENT_PREFIX, ServiceSettings, load_settings
+from unified_cache.settings.loading import service_settings
+from unified_cache.settings.names import PREFIX
+from unified_cache.settings.service import ServiceSettings
 from unified_cache.settings.toml import as_toml
 
 TLS = {"certificate": "c.pem", "key": "k.pem"}
@@ -18,7 +20,7 @@ TLS = {"certificate": "c.pem", "key": "k.pem"}
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LISTEN", "LIMITS__CALLS_MAX"):
-        monkeypatch.delenv(ENVIRONMENT_PREFIX + name, raising=False)
+        monkeypatch.delenv(f"{PREFIX}{name}", raising=False)
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -29,28 +31,28 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, 'listen = "127.0.0.1:1"\n[limits]\ncalls_max = 1\npages_max = 1\n[drain]\ngrace_s = 1\n')
-    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}LISTEN", "127.0.0.1:2")
-    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}LIMITS__CALLS_MAX", "2")
-    settings = load_settings(file, {"listen": "127.0.0.1:3"})
+    monkeypatch.setenv(f"{PREFIX}LISTEN", "127.0.0.1:2")
+    monkeypatch.setenv(f"{PREFIX}LIMITS__CALLS_MAX", "2")
+    settings = service_settings(file, {"listen": "127.0.0.1:3"})
     assert settings.listen == "127.0.0.1:3"
     assert (settings.limits.calls_max, settings.limits.pages_max, settings.drain.grace_s) == (2, 1, 1.0)
 
 
 def test_what_is_printed_gives_the_same_settings_again(tmp_path: Path) -> None:
     text = 'storage = "file:/a \\"b\\" \\\\c"\nhost_bytes = "1GiB"\n[quota.tenants."a.b"]\nstored_bytes_max = "5MB"\n'
-    settings = load_settings(written(tmp_path, text), {"tls": TLS})
+    settings = service_settings(written(tmp_path, text), {"tls": TLS})
     assert settings.host_bytes == 1 << 30
-    assert load_settings(written(tmp_path, as_toml(settings)), {}) == settings
+    assert service_settings(written(tmp_path, as_toml(settings)), {}) == settings
 
 
 def test_a_tenant_without_a_quota_of_its_own_has_that_of_all() -> None:
-    settings = load_settings(None, {"quota": {"stored_bytes_max": 7, "tenants": {"acme": {"stored_bytes_max": 9}}}})
+    settings = service_settings(None, {"quota": {"stored_bytes_max": 7, "tenants": {"acme": {"stored_bytes_max": 9}}}})
     assert settings.quota.of("acme").stored_bytes_max == 9
     assert settings.quota.of("other").stored_bytes_max == 7
 
 
 def test_settings_cannot_be_changed() -> None:
-    settings = load_settings(None, {})
+    settings = service_settings(None, {})
     with pytest.raises(ValueError, match="frozen"):
         settings.listen = "0.0.0.0:1"
     with pytest.raises(ValueError, match="frozen"):
@@ -68,22 +70,22 @@ def test_every_limit_is_finite_and_above_zero() -> None:
                 found.append(value)
         return found
 
-    settings = load_settings(None, {})
+    settings = service_settings(None, {})
     parts = (settings.limits, settings.quota, settings.log, settings.drain)
-    found = [number for part in parts for number in numbers(part)] + list(asdict(settings.store).values())
+    found = [number for part in parts for number in numbers(part)] + list(asdict(settings.guard).values())
     assert all(0 < number < float("inf") for number in found)
 
 
 def test_the_store_of_a_service_is_guarded_as_that_of_a_cache(tmp_path: Path) -> None:
-    assert load_settings(None, {}).store == CacheConfig((1,), (1,)).guard
-    settings = load_settings(written(tmp_path, "[store]\ndeadline_s = 2\n"), {"store": {"calls_max": 3}})
-    assert settings.store == GuardConfig(deadline_s=2.0, calls_max=3)
+    assert service_settings(None, {}).guard == CacheConfig((1,), (1,)).guard
+    settings = service_settings(written(tmp_path, "[guard]\ndeadline_s = 2\n"), {"guard": {"calls_max": 3}})
+    assert settings.guard == GuardConfig(deadline_s=2.0, calls_max=3)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("limit = 3\n", "there is no setting limit"),
+        ("limitz = 3\n", "there is no setting limitz"),
         ("[limits]\ncall_max = 3\n", "there is no setting limits.call_max"),
         ("[limits]\ncalls_max = -1\n", "limits.calls_max"),
         ("[limits]\ncalls_max = 0\n", "limits.calls_max"),
@@ -102,37 +104,37 @@ def test_the_store_of_a_service_is_guarded_as_that_of_a_cache(tmp_path: Path) ->
         ('[access]\nlocal_role = "king"\n', "access.local_role"),
         ('[access]\nlocal_tenant = "../x"\n', "access.local_tenant"),
         ('[quota.tenants."A/B"]\n', "quota.tenants"),
-        ("[store]\ndeadline = 3\n", "there is no setting store.deadline"),
-        ("[store]\ndeadline_s = inf\n", "deadline_s must be positive"),
-        ("[store]\ncalls_max = 0\n", "calls_max must be positive"),
-        ("[store]\nretry_rounds_max = 11\n", "retry_rounds_max must be at most 10"),
-        ("[store]\nbreaker_pause_s = 9\n", "breaker_pause_s must be at most breaker_pause_s_max"),
+        ("[guard]\ndeadline = 3\n", "there is no setting guard.deadline"),
+        ("[guard]\ndeadline_s = inf\n", "deadline_s must be positive"),
+        ("[guard]\ncalls_max = 0\n", "calls_max must be positive"),
+        ("[guard]\nretry_rounds_max = 11\n", "retry_rounds_max must be at most 10"),
+        ("[guard]\nbreaker_pause_s = 9\n", "breaker_pause_s must be at most breaker_pause_s_max"),
         ("[quota]\nrunning_max = 2\ntenant_running_max = 3\n", "tenant_running_max must be at most running_max"),
         ('[tracing]\nexporter = "smoke"\n', "tracing.exporter"),
-        ("listen = \n", "must be TOML"),
+        ("listen = \n", "service.toml:1: expected TOML"),
         ("listen = 3\n", "listen"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_settings(written(tmp_path, text), {})
+        service_settings(written(tmp_path, text), {})
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_variable_that_names_no_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}LISTENN", "127.0.0.1:2")
+    monkeypatch.setenv(f"{PREFIX}LISTENN", "127.0.0.1:2")
     with pytest.raises(ConfigError, match="LISTENN"):
-        load_settings(None, {})
-    monkeypatch.delenv(f"{ENVIRONMENT_PREFIX}LISTENN")
-    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}LIMITS__CALLS", "2")
-    with pytest.raises(ConfigError, match=r"limits\.calls"):
-        load_settings(None, {})
+        service_settings(None, {})
+    monkeypatch.delenv(f"{PREFIX}LISTENN")
+    monkeypatch.setenv(f"{PREFIX}LIMITS__CALLS", "2")
+    with pytest.raises(ConfigError, match="LIMITS__CALLS: there is no setting"):
+        service_settings(None, {})
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must name a file"):
-        load_settings(tmp_path / "none.toml", {})
+    with pytest.raises(ConfigError, match="expected a file of settings, found none"):
+        service_settings(tmp_path / "none.toml", {})
 
 
 @pytest.mark.parametrize(
@@ -147,9 +149,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 )
 def test_an_address_that_others_reach_needs_client_certificates(flags: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="can be reached from other machines"):
-        load_settings(None, flags)
-    assert load_settings(None, {**flags, "insecure": True}).insecure
-    assert load_settings(None, {**flags, "tls": {**TLS, "client_ca": "ca.pem"}})
+        service_settings(None, flags)
+    assert service_settings(None, {**flags, "insecure": True}).insecure
+    assert service_settings(None, {**flags, "tls": {**TLS, "client_ca": "ca.pem"}})
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_only_this_machine_counts_as_local(text: str, local: bool) -> None:
 
 
 def test_the_defaults_are_a_file_store_and_a_host_tier_on_loopback() -> None:
-    settings = load_settings(None, {})
+    settings = service_settings(None, {})
     assert isinstance(settings, ServiceSettings)
     assert settings.address.is_local
     assert settings.storage.startswith("file:")

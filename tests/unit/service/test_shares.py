@@ -16,7 +16,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import Label
 from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.settings.service import load_settings
+from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend
@@ -144,7 +144,7 @@ def test_a_chain_that_was_put_piece_by_piece_goes_from_its_tail() -> None:
 
 
 def test_a_tenant_with_twice_the_quota_has_twice_the_share() -> None:
-    settings = load_settings(
+    settings = service_settings(
         None, {"quota": {"stored_bytes_max": 1_000, "tenants": {"large": {"stored_bytes_max": 2_000}}}}
     )
     usage = TenantUsage(StoredBytes(settings.quota), 1_000, 30)
@@ -160,7 +160,7 @@ def test_what_is_counted_fits_the_store_and_nobody_below_its_share_pays_for_it(s
     rng = random.Random(seed)
     names = [f"tenant{number}" for number in range(5)]
     caps = {name: {"stored_bytes_max": rng.randint(20, 200)} for name in names}
-    usage = TenantUsage(StoredBytes(load_settings(None, {"quota": {"tenants": caps}}).quota), 1_000, 60)
+    usage = TenantUsage(StoredBytes(service_settings(None, {"quota": {"tenants": caps}}).quota), 1_000, 60)
     for step in range(300):
         name = rng.choice(names)
         fresh = [paged(rng.randrange(200), identity=bytes([names.index(name)]) * 32) for _ in range(rng.randint(1, 8))]
@@ -193,7 +193,7 @@ def test_quotas_that_come_to_more_than_the_store_are_told_at_the_start(
     given(tmp_path / "tokens", "acme")
     quota = {"stored_bytes_max": 5_000, "tenants": {"large": {"stored_bytes_max": 15_000}}}
     access = {"tokens": str(tmp_path / "tokens")}
-    with running(storage_bytes_max=bytes_max, quota=quota, access=access) as server:
+    with running(storage_bytes=bytes_max, quota=quota, access=access) as server:
         assert server.kinds == kinds
-    with running(storage_bytes_max=bytes_max, quota=quota) as server:
+    with running(storage_bytes=bytes_max, quota=quota) as server:
         assert server.kinds == []

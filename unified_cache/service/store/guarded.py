@@ -35,10 +35,10 @@ class GuardedStore:
             ConfigError: no such store.
             StorageError: it cannot be opened.
         """
-        backend = open_storage(settings.storage, bytes_max=settings.storage_bytes_max)
+        backend = open_storage(settings.storage, bytes_max=settings.storage_bytes)
         capability = declared_capability(backend)
         metered = MeteredStorage(backend, StorageMetrics(registry), capability.name)
-        guarded = cls(backend, StorageGuard.around(metered, capability, settings.store))
+        guarded = cls(backend, StorageGuard.around(metered, capability, settings.guard))
         registry.register(guarded)
         return guarded
 

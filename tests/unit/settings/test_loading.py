@@ -1,0 +1,238 @@
+"""Settings from a file, variables and flags: which wins, where each came from, and what is refused with its line."""
+
+from pathlib import Path
+
+import pytest
+
+from unified_cache.config import EvictionPolicy, Retention, WritePolicy
+from unified_cache.errors import ConfigError
+from unified_cache.settings.cache import EmbeddedSettings
+from unified_cache.settings.loading import FILE_NAME, cache_settings, read_settings
+from unified_cache.settings.names import FILE_VARIABLE, SECTIONS, named_by_variable, variable_name
+from unified_cache.settings.origins import SettingSource
+from unified_cache.settings.programs import PlanChoices, ReplayChoices
+from unified_cache.settings.section import Section
+from unified_cache.settings.service import ServiceSettings
+
+NONE: dict[str, str] = {}
+"""An environment."""
+
+FILE = """\
+host_bytes = "64GiB"
+storage = "file:kv"
+
+[guard]
+deadline_s = 2
+
+[replay]
+host_bytes = "1GiB"
+sizes = [
+]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path(FILE_NAME)
+    path.write_text(FILE.replace("sizes = [\n]\n", ""), encoding="utf-8")
+    return path
+
+
+def refusal(tmp_path: Path, text: str, model: type[Section] = ReplayChoices, **environment: str) -> str:
+    path = tmp_path / "a.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        read_settings(model, path, environment=environment)
+    assert "\n" not in str(refused.value)
+    return str(refused.value).replace(str(path), "a.toml")
+
+
+@pytest.mark.usefixtures("file")
+def test_one_file_is_for_all_and_a_section_for_one_alone() -> None:
+    assert read_settings(EmbeddedSettings, environment=NONE).settings.host_bytes == 64 << 30
+    assert read_settings(ServiceSettings, environment=NONE).settings.host_bytes == 64 << 30
+    assert read_settings(ReplayChoices, environment=NONE).settings.host_bytes == 1 << 30
+    for model in (EmbeddedSettings, ServiceSettings, ReplayChoices):
+        settings = read_settings(model, environment=NONE).settings
+        assert dict(settings)["storage"] == "file:kv"
+    assert read_settings(EmbeddedSettings, environment=NONE).settings.guard.deadline_s == 2.0
+
+
+@pytest.mark.usefixtures("file")
+def test_flags_win_over_variables_and_those_over_the_file_and_each_is_named() -> None:
+    variables = {"UNIFIED_CACHE_HOST_BYTES": "2GiB", "UNIFIED_CACHE_REPLAY_ENGINES": "3", "UNIFIED_CACHE_LIMIT": "9"}
+    loaded = read_settings(ReplayChoices, flags={"limit": 7}, assignments=("write=back",), environment=variables)
+    found = loaded.settings
+    assert (found.host_bytes, found.engines, found.limit, found.write) == (2 << 30, 3, 7, WritePolicy.BACK)
+    origins = {name: loaded.origin((name,)) for name in ("host_bytes", "engines", "limit", "write", "storage", "model")}
+    assert {name: origin.place for name, origin in origins.items()} == {
+        "host_bytes": "UNIFIED_CACHE_HOST_BYTES",
+        "engines": "UNIFIED_CACHE_REPLAY_ENGINES",
+        "limit": "--limit",
+        "write": "--set write",
+        "storage": "unified-cache.toml:2",
+        "model": "default",
+    }
+    assert origins["model"].source is SettingSource.DEFAULT
+    assert loaded.origin(("host_bytes",)).source is SettingSource.VARIABLE
+
+
+def test_a_variable_of_a_section_wins_over_one_of_all() -> None:
+    variables = {"UNIFIED_CACHE_REPLAY_HOST_BYTES": "1GiB", "UNIFIED_CACHE_HOST_BYTES": "2GiB"}
+    assert read_settings(ReplayChoices, environment=variables).settings.host_bytes == 1 << 30
+    assert read_settings(EmbeddedSettings, environment=variables).settings.host_bytes == 2 << 30
+
+
+def test_the_file_is_the_one_named_else_that_of_the_variable_else_that_of_the_directory(
+    tmp_path: Path, file: Path
+) -> None:
+    other, named = tmp_path / "other.toml", tmp_path / "named.toml"
+    other.write_text("limit = 1\n", encoding="utf-8")
+    named.write_text("limit = 2\n", encoding="utf-8")
+    variable = {FILE_VARIABLE: str(other)}
+    assert read_settings(ReplayChoices, named, environment=variable).settings.limit == 2
+    assert read_settings(ReplayChoices, environment=variable).settings.limit == 1
+    assert read_settings(ReplayChoices, environment=NONE).file == file
+
+
+@pytest.mark.parametrize("text", ['"1GiB"', "1073741824", '"1073741824"', '"1024 MiB"'])
+@pytest.mark.parametrize("model", [EmbeddedSettings, ServiceSettings, ReplayChoices])
+def test_a_size_is_written_alike_everywhere(text: str, model: type[Section], tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(f"storage_bytes = {text}\n", encoding="utf-8")
+    variable = {"UNIFIED_CACHE_STORAGE_BYTES": text.strip('"')}
+    for settings in (
+        read_settings(model, path, environment=NONE).settings,
+        read_settings(model, environment=variable).settings,
+        read_settings(model, flags={"storage_bytes": text.strip('"')}, environment=NONE).settings,
+    ):
+        assert dict(settings)["storage_bytes"] == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\nhsot_bytes = 1\n", "a.toml:2: there is no setting hsot_bytes; did you mean host_bytes"),
+        ("[replay]\nengins = 1\n", "a.toml:2: there is no setting replay.engins; did you mean replay.engines"),
+        ("[serv]\nlisten = 'x'\n", "a.toml:2: there is no setting serv.listen; did you mean serve.listen"),
+        ("[sevre]\n", "a.toml:1: there is no setting sevre; did you mean serve"),
+        ("[replay]\nlisten = 'x'\n", "a.toml:2: there is no setting replay.listen"),
+        ("[guard]\n\ndeadlines = 1\n", "a.toml:3: there is no setting guard.deadlines; did you mean guard.deadline_s"),
+        ("replay = 3\n", "a.toml:1: replay must be a table, such as [replay], found 3"),
+        ("[[replay]]\nengines = 1\n", "a.toml:1: replay must be a table"),
+        ("[replay]\nguard = 3\n", "a.toml:2: there is no setting replay.guard"),
+        ("[replay]\nengines = 'two'\n", "a.toml:2: engines must be a valid integer, found 'two'"),
+        ("\n\nengines = 0\n", "a.toml:3: engines must be at least 1, found 0"),
+        ("engines = true\n", "a.toml:1: engines must be a number, found True"),
+        ("scale_bytes = 2\n", "a.toml:1: scale_bytes must be at most 1"),
+        ("host_bytes = 'much'\n", "a.toml:1: host_bytes must be bytes as in 4096, 500MB or 4GiB, found 'much'"),
+        ("host_bytes = [1]\n", "a.toml:1: host_bytes must be a valid integer, found [1]"),
+        ("storage = 3\n", "a.toml:1: storage must be a valid string, found 3"),
+        ("storage.url = 'x'\n", "a.toml:1: storage must be a valid string"),
+        ("eviction = 'lru'\n", "a.toml:1: eviction must be a table, found 'lru'"),
+        ("[eviction]\ndevice = 'best'\n", "a.toml:2: eviction.device must be 'lru'"),
+        (
+            "[eviction]\nslru_protected_share = 7\n",
+            "a.toml:2: eviction: slru_protected_share must be in [0, 1], found 7",
+        ),
+        ("a = [1,\n 2,\n", "a.toml:3: expected TOML"),
+        ("limit = 1\nlimit = 2\n", "a.toml:2: expected TOML"),
+        ('limit = """\n', "a.toml:2: expected TOML"),
+    ],
+)
+def test_what_makes_no_sense_is_named_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+    assert said in refusal(tmp_path, text)
+
+
+def test_the_line_is_right_after_values_of_several_lines(tmp_path: Path) -> None:
+    text = 'sweep = [\n  "host=0",  # [replay]\n]\nmodel = """\nlimit = 3\n"""\n\n[replay]\n# limit = 1\n'
+    assert "a.toml:10: engines must be at least 1" in refusal(tmp_path, f"{text}engines = 0\n")
+
+
+def test_several_flaws_are_all_named(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "hots = 1\nengins = 2\n")
+    assert "a.toml:1: " in said
+    assert "a.toml:2: " in said
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("", "expected a file of TOML, found a directory"),
+        ("none.toml", "expected a file of settings, found none; unified-cache config init"),
+        ("latin.toml", "expected TOML in UTF-8, found byte 0xe9"),
+    ],
+)
+def test_what_is_no_file_of_toml_is_refused(place: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ConfigError, match=said):
+        read_settings(ReplayChoices, tmp_path / place, environment=NONE)
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("UNIFIED_CACHE_HSOT_BYTES", "UNIFIED_CACHE_HOST_BYTES"),
+        ("UNIFIED_CACHE_SERVE_LISTN", "UNIFIED_CACHE_SERVE_LISTEN"),
+        ("UNIFIED_CACHE_GUARD__DEADLINE", "UNIFIED_CACHE_GUARD__DEADLINE_S"),
+    ],
+)
+def test_a_variable_that_names_nothing_is_refused_whoever_reads(variable: str, meant: str, tmp_path: Path) -> None:
+    said = refusal(tmp_path, "", PlanChoices, **{variable: "1"})
+    assert said.startswith(f"{variable}: there is no setting of this name; did you mean ")
+    assert meant in said
+
+
+def test_variables_of_others_are_no_settings() -> None:
+    others = (
+        "UNIFIED_CACHE_CONFIG UNIFIED_CACHE_LIVE_TOKEN UNIFIED_CACHE_CLUSTER_DIR UNIFIED_CACHE_COMPILE "
+        "UNIFIED_CACHE_TEST_LONG UNIFIED_CACHE_VLLM_HOME UNIFIED_CACHE_SERVICE_HOST UNIFIED_CACHE_SERVICE_PORT "
+        "UNIFIED_CACHE_SERVICE_PORT_GRPC UNIFIED_CACHE_PORT UNIFIED_CACHE_PORT_50051_TCP "
+        "UNIFIED_CACHE_PORT_50051_TCP_ADDR UNIFIED_CACHE_PORT_50051_TCP_PROTO"
+    )
+    settings = read_settings(ReplayChoices, environment=dict.fromkeys(others.split(), "")).settings
+    assert settings == ReplayChoices()
+
+
+def test_a_variable_may_hold_a_list_or_a_table_as_json() -> None:
+    variables = {"UNIFIED_CACHE_SWEEP": '["host=0", "device=1GiB"]', "UNIFIED_CACHE_RETENTION": '{"tail_tokens": 3}'}
+    found = read_settings(PlanChoices, environment=variables).settings
+    assert (found.sweep, found.retention) == (("host=0", "device=1GiB"), Retention(3))
+    ipv6 = read_settings(ServiceSettings, environment={"UNIFIED_CACHE_LISTEN": "[::1]:5"}).settings
+    assert ipv6.listen == "[::1]:5"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("engines", "--set engines: must be NAME=VALUE"),
+        ("engins=1", "--set engins=1: there is no setting engins; did you mean replay.engines"),
+        ("engines=0", "--set engines must be at least 1, found '0'"),
+    ],
+)
+def test_an_assignment_that_makes_no_sense_is_refused(assignment: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_settings(ReplayChoices, assignments=(assignment,), environment=NONE)
+    assert said in str(refused.value)
+
+
+def test_a_policy_is_one_for_all_components_or_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('[eviction]\ndevice = "fifo"\nhost = ["slru", "lru"]\n', encoding="utf-8")
+    eviction = read_settings(EmbeddedSettings, path, environment=NONE).settings.eviction
+    assert eviction.device == (EvictionPolicy.FIFO,)
+    assert eviction.host == (EvictionPolicy.SLRU, EvictionPolicy.LRU)
+
+
+def test_the_settings_of_an_engine_are_those_of_the_directory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FILE_VARIABLE, raising=False)
+    assert file.exists()
+    assert cache_settings().store == "file:kv"
+
+
+def test_no_section_has_a_setting_whose_variable_would_be_that_of_another() -> None:
+    for section, model in SECTIONS.items():
+        for name in model.model_fields:
+            assert named_by_variable(variable_name((name,))) == (None, (name,))
+            assert named_by_variable(variable_name((name,), section)) == (section, (name,))

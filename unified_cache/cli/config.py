@@ -1,0 +1,315 @@
+"""``unified-cache config``: a file of settings explained, and one written to begin with."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unified_cache.cli.json_output import shown_as_json
+from unified_cache.cli.layout import size_named
+from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.text import console_on, example, size_text, table
+from unified_cache.components.layouts import SizedLayout
+from unified_cache.errors import CacheError, ConfigError
+from unified_cache.replay.model_settings import DEVICE_BYTES, HOST_BYTES
+from unified_cache.settings.advice import warnings_about
+from unified_cache.settings.cache import EmbeddedSettings
+from unified_cache.settings.describe import ANY_NAME, Setting, bytes_literal, settings_of
+from unified_cache.settings.loading import FILE_NAME, LoadedSettings, find_file, read_settings
+from unified_cache.settings.names import SECTIONS
+from unified_cache.settings.origins import SettingSource
+from unified_cache.settings.programs import PlanChoices, ReplayChoices
+from unified_cache.settings.section import Section
+from unified_cache.settings.service import ServiceSettings
+from unified_cache.settings.toml import toml_literal
+from unified_cache.tier_sizes import SizedTiers, component_bytes
+
+__all__ = ["ConfigCheckCommand", "ConfigInitCommand", "SectionName", "config_app", "file_to_begin_with"]
+
+CONFIG_EPILOG = """**Examples**
+
+    unified-cache config init > unified-cache.toml
+
+    unified-cache config check
+
+    unified-cache config check service.toml --for serve --all
+"""
+
+config_app = typer.Typer(
+    name="config",
+    epilog=CONFIG_EPILOG,
+    help="Explain a file of settings, or write one to begin with.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+EXAMPLES: Mapping[str, object] = {"bytes": "1GiB", "pages": 1000, "count": 1, "number": 1.0, "seconds": 60.0}
+"""Values that a setting of a kind could have."""
+
+_Loaded = Mapping[str, LoadedSettings[Section]]
+
+
+class SectionName(Enum):
+    """Sections of the file, as options name them."""
+
+    CACHE = "cache"
+    SERVE = "serve"
+    REPLAY = "replay"
+    PLAN = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSetting:
+    """One value, for all sections that have it from one place."""
+
+    setting: Setting
+    name: str
+    value: object
+    source: SettingSource
+    place: str
+    sections: tuple[str, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as values that JSON has."""
+        return {
+            "name": self.name,
+            "sections": list(self.sections),
+            "value": self.value,
+            "source": self.source.value,
+            "place": self.place,
+            "kind": self.setting.kind,
+            "default": self.setting.default,
+            "meaning": self.setting.meaning,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigCheckCommand:
+    """Explain a file of settings: every value, where it came from, what it means, and what follows from it.
+
+    The environment counts as it would for the commands themselves. An unknown name or a value that makes no sense is an
+    error with its line; settings that contradict each other are warnings.
+    """
+
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help=f"File to explain. [default: {FILE_NAME}, if there is one]")
+    ] = None
+    only: Annotated[
+        SectionName | None, typer.Option("--for", help="For one command alone, or for a cache that an engine embeds.")
+    ] = None
+    everything: Annotated[bool, typer.Option("--all", help="Show settings at their defaults too.")] = False
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
+
+    def run(self) -> None:
+        """Read and explain.
+
+        Raises:
+            ConfigError: the file cannot be read, a name is unknown, or a value makes no sense.
+        """
+        names = list(SECTIONS) if self.only is None else [self.only.value]
+        loaded = _all_read(names, self.file)
+        explained = _explained(loaded)
+        derived = dict(_derived(loaded))
+        warnings = {
+            text: tuple(name for name, each in loaded.items() if text in warnings_about(each))
+            for one in loaded.values()
+            for text in warnings_about(one)
+        }
+        path = find_file(self.file)
+        value = {
+            "file": None if path is None else str(path),
+            "settings": [each.as_json() for each in explained],
+            "derived": derived,
+            "warnings": [{"sections": list(sections), "text": text} for text, sections in warnings.items()],
+        }
+        if shown_as_json("config check", value, on_stdout=self.as_json, file=self.json_file):
+            return
+        console = console_on(sys.stdout)
+        console.print_line(f"settings of {', '.join(names)}: {path or 'no file, the environment alone'}", style="bold")
+        shown = [each for each in explained if self.everything or each.source is not SettingSource.DEFAULT]
+        rows = table("setting", "value", "from", "for", "meaning", left=5)
+        for each in shown:
+            whom = "all that have it" if len(each.sections) > 1 else each.sections[0]
+            rows.add_row(each.name, _text(each), each.place, whom, each.setting.meaning.replace("``", ""))
+        if shown:
+            console.print(rows)
+        if len(explained) > len(shown):
+            console.print_line(f"{len(explained) - len(shown)} settings are at their defaults; --all shows them")
+        for name, text in derived.items():
+            console.print_line(f"{name}: {text}")
+        for text, sections in warnings.items():
+            console.print_line(f"warning ({', '.join(sections)}): {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigInitCommand:
+    """Print a file of settings to begin with: all there are, with their defaults, as comments."""
+
+    only: Annotated[
+        SectionName | None, typer.Option("--for", help="For one command alone, or for a cache that an engine embeds.")
+    ] = None
+
+    def run(self) -> None:
+        """Print."""
+        sys.stdout.write(file_to_begin_with(list(SECTIONS) if self.only is None else [self.only.value]))
+
+
+def file_to_begin_with(sections: list[str]) -> str:
+    """Return a file in which every setting of the sections stands as a comment, with its default and its meaning."""
+    lines = [
+        f"# {FILE_NAME}: settings of {', '.join(sections)}. Take away the # before what you set.",
+        "# What stands before the first section is for every command that has it; in a section, for that one alone.",
+    ]
+    for section in sections:
+        settings = settings_of(SECTIONS[section])
+        tables = dict.fromkeys((section, *setting.path[:-1]) for setting in settings)
+        for path in sorted(tables, key=len):  # what is in a table stands before the tables in it
+            lines += ["", f"[{section}]" if path == (section,) else f"# [{'.'.join(path)}]"]
+            for setting in settings:
+                if (section, *setting.path[:-1]) == path:
+                    lines += [f"# {line}" for line in _wrapped(setting)]
+                    lines.append(f"# {setting.path[-1]} = {_default_literal(setting)}")
+    return "\n".join(lines) + "\n"
+
+
+def _default_literal(setting: Setting) -> str:
+    """Return the default of a setting as a file has it; of one without, a value that it could have."""
+    if setting.default is None:
+        return f"{toml_literal(EXAMPLES.get(setting.kind, setting.name))}  # unset"
+    return toml_literal(setting.default_text if setting.kind == "bytes" and setting.default else setting.default)
+
+
+def _wrapped(setting: Setting) -> list[str]:
+    """Return the meaning of a setting, and the values that there are, in lines of a file."""
+    words = setting.meaning.replace("``", "") + (f" One of {', '.join(setting.values)}." if setting.values else "")
+    lines = [""]
+    for word in words.split():
+        if len(lines[-1]) + len(word) > 110:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return [line for line in lines if line]
+
+
+def _all_read(names: list[str], file: Path | None) -> _Loaded:
+    """Read the settings of all sections.
+
+    Raises:
+        ConfigError: one or several cannot be; what is wrong for several stands there once.
+    """
+    loaded: dict[str, LoadedSettings[Section]] = {}
+    flaws: dict[str, None] = {}
+    for name in names:
+        try:
+            loaded[name] = read_settings(SECTIONS[name], file)
+        except ConfigError as error:
+            flaws.update(dict.fromkeys(str(error).split("; ")))
+    if flaws:
+        raise ConfigError("; ".join(flaws))
+    return loaded
+
+
+def _explained(loaded: _Loaded) -> list[ExplainedSetting]:
+    """Return every value, once where several sections have it from one place, or leave it at one default."""
+    found: dict[tuple[str, str, str], ExplainedSetting] = {}
+    for section, each in loaded.items():
+        values = each.settings.model_dump(mode="json")
+        for setting in settings_of(type(each.settings)):
+            for path in _paths(setting, each):
+                value = _value_at(values, path)
+                origin = each.origin(path)
+                name = ".".join(path)
+                key = (name, repr(value), origin.place)
+                before = found.get(key, ExplainedSetting(setting, name, value, origin.source, origin.place, ()))
+                found[key] = replace(before, sections=(*before.sections, section))
+    return list(found.values())
+
+
+def _paths(setting: Setting, loaded: LoadedSettings[Section]) -> Iterator[tuple[str, ...]]:
+    """Yield the path of a setting; of one under a name that users choose, one for each such name."""
+    if ANY_NAME not in setting.path:
+        yield setting.path
+        return
+    at = setting.path.index(ANY_NAME)
+    chosen = {path[at] for path in loaded.origins if path[:at] == setting.path[:at] and len(path) > at}
+    for name in sorted(chosen):
+        yield (*setting.path[:at], name, *setting.path[at + 1 :])
+
+
+def _value_at(values: object, path: tuple[str, ...]) -> object:
+    for name in path:
+        if not isinstance(values, Mapping):
+            return None
+        values = values.get(name)
+    return values
+
+
+def _text(explained: ExplainedSetting) -> str:
+    if explained.value is None:
+        return "unset"
+    if explained.setting.kind == "bytes" and isinstance(explained.value, int):
+        return bytes_literal(explained.value)
+    return explained.value if isinstance(explained.value, str) else toml_literal(explained.value)
+
+
+def _derived(loaded: _Loaded) -> Iterator[tuple[str, str]]:
+    """Yield what follows from the settings: a name, and a sentence."""
+    models = [each.settings.model for each in loaded.values() if isinstance(each.settings, ReplayChoices | PlanChoices)]
+    sized: dict[str, SizedLayout] = {}
+    for model in dict.fromkeys(filter(None, models)):
+        sized[model] = size_named(model)
+        pages = ", ".join(f"{each.name} {component_bytes(each):,} bytes" for each in sized[model].layout.components)
+        yield f"page of {model}", f"{sized[model].layout.page_size} tokens: {pages}"
+    for section, each in loaded.items():
+        settings = each.settings
+        if isinstance(settings, ServiceSettings):
+            yield "serve is reached", "by this machine alone" if settings.address.is_local else "by other machines"
+            yield "serve is called by", _callers(settings)
+        if isinstance(settings, ReplayChoices) and settings.model is not None:
+            layout = size_named(settings.model, page_size=settings.page_size, dtype=settings.dtype)
+            sizes = SizedTiers.of(layout.layout, settings.retention, layout.window_tokens, settings.model)
+            yield from _fit(section, sizes, settings.device_bytes or DEVICE_BYTES, settings.host_bytes, HOST_BYTES)
+        if isinstance(settings, EmbeddedSettings) and sized:
+            for model, layout in sized.items():
+                sizes = SizedTiers.of(layout.layout, settings.retention, layout.window_tokens, model)
+                yield from _fit(section, sizes, settings.device_bytes, settings.host_bytes, 0)
+
+
+def _fit(
+    section: str, sizes: SizedTiers, device_bytes: int | None, host_bytes: int | None, host_default: int
+) -> Iterator[tuple[str, str]]:
+    """Yield the pages and the prompts that fit into device and host memory."""
+    host = host_default if host_bytes is None else host_bytes
+    names = [component.name for component in sizes.layout.components]
+    for tier, tier_bytes, is_sealed in (("device", device_bytes, False), ("host", host, True)):
+        if not tier_bytes:
+            continue
+        try:
+            prompts = sizes.prompts(tier, tier_bytes, sealed=is_sealed)
+            counts = sizes.host_pages(tier_bytes) if is_sealed else sizes.device_pages(tier_bytes)
+        except CacheError as error:
+            yield f"{section} {tier} of {sizes.name}", f"too small: {error}"
+            continue
+        pages = ", ".join(f"{count:,} of {name}" for name, count in zip(names, counts, strict=True))
+        yield f"{section} {tier} of {sizes.name}", f"{size_text(tier_bytes)} are pages {pages}: {prompts:,.0f} prompts"
+
+
+def _callers(settings: ServiceSettings) -> str:
+    ways = []
+    if settings.tls is not None and settings.tls.client_ca is not None:
+        ways.append("client certificates")
+    if settings.access.tokens is not None:
+        ways.append("tokens")
+    alone = f"anybody who reaches it, as tenant {settings.access.local_tenant}, {settings.access.local_role.value}"
+    return f"whoever shows {' or '.join(ways)}" if ways else alone
+
+
+for _name, _command, _options in (
+    ("check", ConfigCheckCommand, " unified-cache.toml"),
+    ("init", ConfigInitCommand, ""),
+):
+    config_app.command(_name, epilog=example(f"unified-cache config {_name}{_options}"))(_command)
