@@ -18,6 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from threading import Event, Lock, Thread
 
@@ -161,21 +162,23 @@ class _Glog:
                     # The file of a severity has the records of those above it as well.
                     name_files(ctypes.c_int(severity), b"" if severity else os.fsencode(base))
         self._set(max_log_size=LOG_FILE_BYTES_MAX >> 20, logbuflevel=-1, stderrthreshold=_FATAL)
-        self._set_bool(logtostderr=False, alsologtostderr=False)
+        self._switch_off("logtostderr", "alsologtostderr")
 
     def _set(self, **flags: int) -> None:
-        for flag, value in flags.items():
-            self._assign("fLI", ctypes.c_int, flag, value)
-
-    def _set_bool(self, **flags: bool) -> None:
-        for flag, value in flags.items():
-            self._assign("fLB", ctypes.c_bool, flag, value)
-
-    def _assign(self, space: str, kind: type[ctypes.c_int] | type[ctypes.c_bool], flag: str, value: int) -> None:
-        name = f"FLAGS_{flag}"
-        for library in self._libraries:
+        for library, (flag, value) in product(self._libraries, flags.items()):
             with suppress(ValueError):  # another build of it, which goes on as it is
-                kind.in_dll(library, f"_ZN{len(space)}{space}{len(name)}{name}E").value = value
+                ctypes.c_int.in_dll(library, _symbol("fLI", flag)).value = value
+
+    def _switch_off(self, *flags: str) -> None:
+        for library, flag in product(self._libraries, flags):
+            with suppress(ValueError):  # as above
+                ctypes.c_bool.in_dll(library, _symbol("fLB", flag)).value = False
+
+
+def _symbol(space: str, flag: str) -> str:
+    """Return the name that C++ gives a flag of glog."""
+    name = f"FLAGS_{flag}"
+    return f"_ZN{len(space)}{space}{len(name)}{name}E"
 
 
 class _FollowedLog:
