@@ -54,17 +54,17 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "a late read fills the engine's rows",
-        "storage_backends/lent_rows.py",
+        "external/loan.py",
         "        with self.guard:\n            self._rows = None\n",
         "        with self.guard:\n            pass\n",
         EXTERNAL_TESTS,
     ),
     Mutant(
-        "rows that do not prove the page are believed",
-        "storage_backends/lent_rows.py",
-        "        self.is_proven = found is not None and is_header_of(self._header, label, payload_bytes, found)\n",
-        "        self.is_proven = True\n",
-        ("tests/unit/storage_backends/directory/test_lent_reads.py",),
+        "rows that were read from memory are believed unseen",
+        "storage_backends/memory_reads.py",
+        "        return is_header_of(header, self.label, self.payload_bytes, found)\n",
+        "        return True\n",
+        ("tests/unit/storage_backends/directory/test_memory_reads.py",),
     ),
     Mutant(
         "landing memory of a late call is lent again",

@@ -4,6 +4,7 @@
     settings       ``ExternalConfig``, its settings
     counts         what it counts
     landing        memory of our own, where a store that is late may still write
+    loan           the engine's rows, for as long as it leaves them
     transfer       pages from landing memory into the engine's rows, and back
     threads        threads that calls to a store run on, while the caller waits no longer than it may
     retries        how long to wait after a failure, which is logged once
@@ -14,8 +15,9 @@
     weights        digest of a checkpoint's bytes
 
 An engine's rows have no room for our header, and belong to another request as soon as a call has returned. So a page
-is read, header and payload, into landing memory, verified there, and its payload copied into the rows; a page to be
-stored is copied and sealed there first. No module here knows an engine, or needs torch.
+that may have to be waited for is read, header and payload, into landing memory, verified there, and its payload copied
+into the rows; what is in memory is read into the rows by whoever asks. A page to be stored is copied and sealed first.
+No module here knows an engine, or needs torch.
 """
 
 from unified_cache.external.counts import ExternalCounts, Unavailable

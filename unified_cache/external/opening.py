@@ -8,6 +8,7 @@ from unified_cache.config import GuardConfig
 from unified_cache.errors import CacheError, InputError, StorageError
 from unified_cache.external.retries import Retries
 from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
 from unified_cache.storage_backends.protocol import Capability, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
@@ -26,13 +27,16 @@ class OpenedStore:
     verified: VerifiedStorage
     guard: StorageGuard
     capability: Capability
+    memory: MemoryReader | None
+    """The store itself, where it reads pages from memory: that waits for nothing, so it needs no guard."""
 
     @classmethod
     def around(cls, backend: StorageBackend, config: GuardConfig, clock: Callable[[], float]) -> "OpenedStore":
         """Take a store over; asks it what it can do, without a bound on the time."""
         capability = backend.capability()
         verified = VerifiedStorage(backend)
-        return cls(verified, StorageGuard.around(verified, capability, config, clock), capability)
+        guard = StorageGuard.around(verified, capability, config, clock)
+        return cls(verified, guard, capability, memory_reader_in(backend))
 
 
 class StoreOpening:

@@ -22,7 +22,7 @@ from unified_cache.external.opening import OpenedStore, StoreOpening
 from unified_cache.external.registrations import Registrations
 from unified_cache.external.settings import PIECE_BYTES_MAX, ExternalConfig
 from unified_cache.external.threads import CallThreads, WorkEnd, WorkRun
-from unified_cache.external.transfer import Clock, ExternalPage, PageReads, PageWrites, Piece, pieces_of
+from unified_cache.external.transfer import Clock, ExternalPage, MemoryReads, PageReads, PageWrites, Piece, pieces_of
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.common.backoff import Backoff
@@ -241,6 +241,31 @@ class ExternalStore:
 
         Rows of a page with another answer may hold anything.
         """
+        answers = self.get_at_once(pages)
+        waiting = [number for number, answer in enumerate(answers) if not answer]
+        found = self.get_by_deadline([pages[number] for number in waiting] if len(waiting) < len(pages) else pages)
+        for number, answer in zip(waiting, found, strict=True):
+            answers[number] = answer
+        return answers
+
+    def get_at_once(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        """Fill the rows of the pages that the store has in memory, on this thread; UNAVAILABLE are all others.
+
+        They are verified in their rows. It waits for no disk, and for nobody who does.
+        """
+        started_s = self._clock()
+        opened, identities = self._opening.store, {page.label.identity for page in pages}
+        if opened is None or opened.memory is None or self._closed or not self._registrations.are_taken(identities):
+            return [Answer.UNAVAILABLE] * len(pages)
+        work = MemoryReads(opened.memory, pages)
+        self._perform_here(opened, work, started_s)
+        if work.hits_count:
+            self._counts.add_bytes(Method.GET, work.read_bytes)
+            self._counts.add(Method.GET, [Answer.HIT] * work.hits_count, self._clock() - started_s)
+        return work.answers + [Answer.UNAVAILABLE] * (len(pages) - len(work.answers))
+
+    def get_by_deadline(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        """Fill the rows of each page as ``get`` does, by way of landing memory and a thread of ours."""
         return self._transfer(Method.GET, pages, PageReads, Level.CACHED)
 
     def put(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
@@ -363,9 +388,9 @@ class ExternalStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), started_s)
-        # A page that is put is copied and sealed before the next, and one read into its rows verified before it.
-        passes_landing = method is Method.GET and not opened.capability.reads_lent
-        call_bytes = opened.capability.call_bytes if passes_landing else PIECE_BYTES_MAX
+        # A page that is put is sealed before the next is copied; one that was not in memory is waited for anyway.
+        is_in_caches = method is Method.GET and opened.memory is None
+        call_bytes = opened.capability.call_bytes if is_in_caches else PIECE_BYTES_MAX
         pieces = pieces_of(pages, self._config.piece_bytes_for(call_bytes, is_durable=level is Level.DURABLE))
         span = self._landing.lend(max(piece.span_bytes for piece in pieces), opened.guard.deadline.deadline_s)
         if span is None:

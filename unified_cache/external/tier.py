@@ -51,7 +51,11 @@ class PageStore(Protocol):
         """Tell of each page whether a get would find it."""
         ...
 
-    def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get_at_once(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        """Fill the rows of the pages that can be had without waiting; UNAVAILABLE are all others."""
+        ...
+
+    def get_by_deadline(self, pages: Sequence[ExternalPage]) -> list[Answer]:
         """Fill the rows of each page."""
         ...
 
@@ -244,11 +248,20 @@ class ExternalTier:
             for part, bundle in zip(batch, bundles, strict=True)
         ]
         pages = [list(_pages(part, bundle, rows)) for part, bundle, rows in zip(batch, bundles, lent, strict=True)]
-        answers = _split(self._in_batches(list(chain.from_iterable(pages)), self._store.get), pages)
+        answers = _split(self._got(list(chain.from_iterable(pages))), pages)
         for part, bundle, rows, hits in zip(batch, bundles, lent, answers, strict=True):
             for source, filled in zip(bundle.sources, rows, strict=True):
                 source.publish(part.slots, filled, hits)
         return answers
+
+    def _got(self, pages: Sequence[ExternalPage]) -> list[bool]:
+        """Read what is in memory on this thread, which costs no hand-over, and the rest in batches on others."""
+        hits = list(map(bool, self._store.get_at_once(pages)))
+        waiting = [number for number, is_there in enumerate(hits) if not is_there]
+        found = self._in_batches([pages[number] for number in waiting], self._store.get_by_deadline)
+        for number, is_there in zip(waiting, found, strict=True):
+            hits[number] = is_there
+        return hits
 
     def _put(self, batch: Sequence[BundlePages], bundles: Sequence[_Bundle]) -> list[list[bool]]:
         """Store what the store lacks: sealing a page costs more than asking for it."""

@@ -6,23 +6,32 @@
 What moves here runs on a thread that may be late, so it holds the engine's rows only while it copies. ``let_go`` takes
 them away: it waits for a copy under way and nothing else, and from then on no row is read or written.
 
-A store that has a page in memory reads it into the rows themselves (``LentRows``), and its landing memory stays unused
-but for the header. What it would have to wait for it reads into landing memory.
+What a store has in memory does not come this way: see ``ExternalStore.get_at_once``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.external.landing import Span
+from unified_cache.external.loan import RowsLoan
 from unified_cache.page import PageKey
 from unified_cache.seal import HEADER_BYTES, Label, seal
-from unified_cache.storage_backends.lent_rows import LentRows, RowsLoan
+from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 
-__all__ = ["ExternalPage", "LandedPage", "PageReads", "PageWrites", "Piece", "pieces_of"]
+__all__ = [
+    "ExternalPage",
+    "LandedPage",
+    "MemoryReads",
+    "PageReads",
+    "PageWrites",
+    "Piece",
+    "pieces_of",
+]
 
 Clock = Callable[[], float]
 """Seconds, for ages and deadlines."""
@@ -35,6 +44,9 @@ LARGE_PAGE_BYTES = 16 << 10
 slower between two places that differ by a few bytes within theirs."""
 
 LARGE_ALIGN_BYTES = 4096
+
+AT_ONCE_BYTES_MAX = 64 << 20
+"""Bytes that are copied within memory between two looks at the clock."""
 
 SMALL_ROW_BYTES = 2048
 """Below this a copy is over before another thread could take the interpreter lock."""
@@ -74,13 +86,31 @@ class Piece(NamedTuple):
         return self.pages[-1].end
 
 
+def _payload_bytes(page: ExternalPage) -> int:
+    """Return the bytes of a page's rows."""
+    return page.rows[0].nbytes if len(page.rows) == 1 else sum([row.nbytes for row in page.rows])
+
+
+def _parts_of(pages: Sequence[ExternalPage], part_bytes: int) -> Iterator[Sequence[ExternalPage]]:
+    """Cut a call into parts of about ``part_bytes``, at least a page each."""
+    start = taken_bytes = 0
+    for number, page in enumerate(pages):
+        page_bytes = _payload_bytes(page)
+        if number > start and taken_bytes + page_bytes > part_bytes:
+            yield pages[start:number]
+            start, taken_bytes = number, 0
+        taken_bytes += page_bytes
+    if start < len(pages):
+        yield pages[start:] if start else pages
+
+
 def pieces_of(pages: Sequence[ExternalPage], piece_bytes: int) -> list[Piece]:
     """Cut a call into pieces of about ``piece_bytes``, at least a page each."""
     pieces: list[Piece] = []
     landed: list[LandedPage] = []
     first = start = 0
     for number, page in enumerate(pages):
-        page_bytes = HEADER_BYTES + sum(row.nbytes for row in page.rows)
+        page_bytes = HEADER_BYTES + _payload_bytes(page)
         if landed and start + page_bytes > piece_bytes:
             pieces.append(Piece(first, number, tuple(landed)))
             landed, first, start = [], number, 0
@@ -93,14 +123,42 @@ def pieces_of(pages: Sequence[ExternalPage], piece_bytes: int) -> list[Piece]:
     return pieces
 
 
+class MemoryReads:
+    """Reads of the pages that a store has in memory into their rows, on the thread of whoever owns these."""
+
+    __slots__ = ("_memory", "_pages", "answers", "hits_count", "read_bytes")
+
+    def __init__(self, memory: MemoryReader, pages: Sequence[ExternalPage]) -> None:
+        self._memory = memory
+        self._pages = pages
+        self.answers: list[Answer] = []
+        """HIT or UNAVAILABLE, of the pages that the store was asked for so far, in order."""
+        self.hits_count = 0
+        self.read_bytes = 0
+        """Payload that came so far."""
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        """Read part by part, as long as ``until_s`` has not come."""
+        hit, unavailable = Answer.HIT, Answer.UNAVAILABLE
+        for part in _parts_of(self._pages, AT_ONCE_BYTES_MAX):
+            if clock() >= until_s:
+                return
+            came = self._memory.read_memory(part)
+            self.answers += [hit if is_there else unavailable for is_there in came]
+            self.hits_count += sum(came)
+            self.read_bytes += sum(map(_payload_bytes, compress(part, came)))
+
+    def let_go(self) -> None:
+        """Do nothing: whoever owns the rows is here, and nobody else has them."""
+
+
 class _Transfer:
     """Pages of one call and the landing memory that they pass through."""
 
-    __slots__ = ("_bytes", "_labels", "_loan", "_pieces", "_rows_counts", "_view", "answers", "copied_bytes")
+    __slots__ = ("_bytes", "_labels", "_loan", "_pieces", "_view", "answers", "copied_bytes")
 
     def __init__(self, pages: Sequence[ExternalPage], pieces: Sequence[Piece], span: Span) -> None:
         self._loan = RowsLoan([page.rows for page in pages])
-        self._rows_counts = [len(page.rows) for page in pages]
         self._labels = [(page.label, page.parent) for page in pages]
         self._pieces = pieces
         self._view = span.view
@@ -128,7 +186,7 @@ class _Transfer:
 
 
 class PageReads(_Transfer):
-    """Read pages of a store, verified below, and copy those that were hits and are not in the engine's rows yet."""
+    """Read pages of a store, verified below, and copy those that were hits into the engine's rows."""
 
     __slots__ = ()
 
@@ -137,25 +195,12 @@ class PageReads(_Transfer):
         for piece in self._pieces:
             if clock() >= until_s:
                 return
-            lent = [
-                LentRows(
-                    self._loan,
-                    number,
-                    self._view[landed.start : landed.start + HEADER_BYTES],
-                    self._rows_counts[number],
-                )
-                if landed.end - landed.start >= LARGE_PAGE_BYTES
-                else None
-                for number, landed in zip(range(piece.start, piece.end), piece.pages, strict=True)
-            ]
-            ios = [io._replace(lent=rows) for io, rows in zip(self._ios(piece), lent, strict=True)]
-            answers = store.get(ios)
-            proven = [rows is not None and rows.is_proven for rows in lent]
-            if not self._hand_over(piece, answers, proven) or not self._tell(answers):
+            answers = store.get(self._ios(piece))
+            if not self._hand_over(piece, answers) or not self._tell(answers):
                 return
 
-    def _hand_over(self, piece: Piece, answers: Sequence[Answer], proven: Sequence[bool]) -> bool:
-        """Copy the hits of a piece that are not in their rows; False if the rows are the engine's again."""
+    def _hand_over(self, piece: Piece, answers: Sequence[Answer]) -> bool:
+        """Copy the hits of a piece into their rows; False if the rows are the engine's again."""
         with self._loan.guard:
             if self._loan.is_over:
                 return False
@@ -163,8 +208,6 @@ class PageReads(_Transfer):
                 if answer is not Answer.HIT:
                     continue
                 self.copied_bytes += landed.end - landed.start - HEADER_BYTES
-                if proven[place]:
-                    continue
                 start = landed.start + HEADER_BYTES
                 for row in self._loan.rows_of(piece.start + place):
                     end = start + row.nbytes

@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label, PageChecksum
-from unified_cache.storage_backends.lent_rows import LentRows
 
 __all__ = ["Answer", "Capability", "Level", "PageIO", "Scan", "StorageBackend", "StorageReader", "StoredObject"]
 
@@ -87,8 +86,6 @@ class Capability:
     memory. Such a store may read straight into memory that is another's once the call is over. Any other one needs a
     deadline around it, and memory to be late in.
     """
-    reads_lent: bool = False
-    """Whether ``get`` reads into lent rows what it need not wait for, see ``PageIO.lent``."""
 
 
 class PageIO(NamedTuple):
@@ -107,13 +104,6 @@ class PageIO(NamedTuple):
 
     A store need not: of a page that was not added in order and to the end, whoever verifies it reads all bytes again.
     A wrapper that changes what was read, or takes one page from several stores, hands the page down without it.
-    """
-    lent: LentRows | None = None
-    """Of a page to fill: where a store that knows of it reads the page instead, if that takes no waiting.
-
-    A store need not. Of a page that it filled there it leaves the buffers as they are, and answers HIT; whoever
-    verifies it asks for the page again, into its buffers, unless the rows prove it. Such wrappers as above hand the
-    page down without it.
     """
 
 

@@ -8,7 +8,7 @@ from threading import Lock
 
 from unified_cache.errors import StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import HEADER_BYTES, Flaw, Label, PageChecksum, verify_buffers
+from unified_cache.seal import Flaw, Label, PageChecksum, verify_buffers
 from unified_cache.storage_backends.catalog import Catalog, catalog_in
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
@@ -61,9 +61,6 @@ class VerifiedStorage:
         """
         if len(pages) == 1:
             return self._get(pages, page_bytes(pages[0]))
-        if any(page.lent is not None for page in pages):
-            # What is read into rows is verified page by page, in the caches, however many there are.
-            return self._get(pages, sum(map(page_bytes, pages)))
         call_bytes = self._asked_call_bytes()
         hits: list[Answer] = []
         start = taken_bytes = 0
@@ -86,13 +83,8 @@ class VerifiedStorage:
             pages = [summed(page) for page in pages]
         hits = self._backend.get(pages)
         flaws: dict[int, Flaw] = {}
-        again: list[int] = []
         for number, page in enumerate(pages):
             if hits[number] is Answer.HIT and page.buffers:
-                if page.lent is not None and page.lent.is_filled:
-                    if not page.lent.prove(page.label, page_bytes(page) - HEADER_BYTES):
-                        again.append(number)
-                    continue
                 flaw = verify_buffers(page.buffers, page.label, page.checksum if is_summed else None)
                 if flaw is not None:
                     flaws[number] = flaw
@@ -107,11 +99,6 @@ class VerifiedStorage:
             # A page that cannot be removed is found flawed again by the next get; the answer here stays right.
             with suppress(StorageError):
                 self._backend.remove([pages[number].label for number in flaws])
-        if again:
-            # Rows that do not prove the page are no verdict on it: its bytes in its buffers are.
-            read = self._get([pages[number]._replace(lent=None) for number in again], asked_bytes)
-            for number, answer in zip(again, read, strict=True):
-                hits[number] = answer
         return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:

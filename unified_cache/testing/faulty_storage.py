@@ -179,7 +179,7 @@ class FaultyStorage:
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, one page perhaps not with what is stored."""
         fault = self._begin(Method.GET)
-        hits = self._backend.get([page._replace(checksum=None, lent=None) for page in pages])
+        hits = self._backend.get([page._replace(checksum=None) for page in pages])
         found = [page for page, hit in zip(pages, hits, strict=True) if hit and any(page.buffers)]
         if fault is not None and found:
             page = self._rng.choice(found)

@@ -1,4 +1,4 @@
-"""Large pages of stores in a directory: read into an engine's own rows, and never once these are another's."""
+"""Pages of stores in a directory: read into an engine's own rows, and never once these are another's."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from tests.support.files import RefusingDisk
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.config import GuardConfig
-from unified_cache.external import ExternalConfig, ExternalStore, Unavailable, transfer
+from unified_cache.external import ExternalConfig, ExternalStore, Unavailable
 from unified_cache.external.landing import LandingMemory
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.protocol import Answer
@@ -22,12 +22,6 @@ from unified_cache.storage_backends.wrappers import Method
 NUMBERS = range(5)
 SOON_LATE = ExternalConfig(guard=GuardConfig(deadline_s=0.3, retry_rounds_max=1), landing_bytes=1 << 20)
 PATIENT = ExternalConfig(guard=GuardConfig(deadline_s=PATIENCE_S), landing_bytes=1 << 20)
-
-
-@pytest.fixture(autouse=True)
-def small_pages_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lend the rows of pages that are small, which takes no time."""
-    monkeypatch.setattr(transfer, "LARGE_PAGE_BYTES", PAGE_BYTES)
 
 
 @pytest.fixture(params=list(StoreKind))
@@ -54,6 +48,11 @@ class GatedDisk(Disk):
 
 
 class OpeningHangs(GatedDisk):
+    """A disk that has no name in memory, and hangs where one is looked up."""
+
+    def open_cached(self, name: str, flags: int, *, dir_fd: int) -> int:  # type: ignore[override]
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
     def open(  # type: ignore[override]
         self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
     ) -> int:

@@ -27,6 +27,8 @@ class CountedStore:
         self.gets: list[int] = []
         self.puts: list[list[ExternalPage]] = []
         self.is_away = False
+        self.at_once: set[int] = set()
+        """Numbers of pages in a call that are had without waiting."""
 
     def register(self, identity: Identity, layout: ModelLayout) -> None:
         self.store.register(identity, layout)
@@ -35,7 +37,10 @@ class CountedStore:
         self.labels_asked += labels
         return [Answer.UNAVAILABLE] * len(labels) if self.is_away else self.store.exists(labels)
 
-    def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get_at_once(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        return [Answer.HIT if number in self.at_once else Answer.UNAVAILABLE for number in range(len(pages))]
+
+    def get_by_deadline(self, pages: Sequence[ExternalPage]) -> list[Answer]:
         self.gets.append(len(pages))
         return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
 
@@ -195,6 +200,14 @@ def test_a_call_of_many_pages_goes_in_batches(store: CountedStore) -> None:
     pools, keys = Pools(store, kv=8), chain(300)
     pools.tier.get([BundlePages(("kv",), keys, [0] * 300, None)])
     assert store.gets == [128, 128, 44]
+
+
+def test_only_pages_that_have_to_be_waited_for_go_in_batches(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8), chain(SLOTS)
+    pools.store(keys, "kv")
+    store.at_once = set(range(SLOTS)) - {0, 7}
+    assert pools.tier.get([BundlePages(("kv",), keys, range(SLOTS), None)]) == [[True] * SLOTS]
+    assert store.gets == [2]
 
 
 def test_a_store_that_is_away_is_asked_once_and_answers_nothing(store: CountedStore) -> None:

@@ -41,7 +41,7 @@ PROGRAMS: tuple[tuple[str, ...], ...] = (("demo", "replay"), ("plan",), ("cli",)
 FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     PACKAGE: LIBRARY + PROGRAMS,
     f"{PACKAGE}.storage_backends": (
-        ("lent_rows",),
+        ("memory_reads",),
         ("protocol", "manifest"),
         ("common", "catalog", "removals"),
         ("directory", "wrappers", "verified"),

@@ -1,20 +1,34 @@
 """Dependencies between objects: each page of a chain needs the page before it."""
 
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
-__all__ = ["Chains", "Link"]
+__all__ = ["Chains", "Link", "LinkedPage"]
 
 CHAIN_PAGES_MAX = 1 << 16
 """Pages of the longest chain followed: a prompt of a million tokens in pages of sixteen."""
 
 Link = tuple[bytes, PageKey]
 """Identity and key of a page that something needs."""
+
+
+class LinkedPage(Protocol):
+    """A page that knows the one before it."""
+
+    @property
+    def label(self) -> Label:
+        """Name of the page."""
+        ...
+
+    @property
+    def parent(self) -> PageKey | None:
+        """Key of the page before it in its chain; None for a first page, or where it is not known."""
+        ...
 
 
 class Chains:
@@ -38,7 +52,7 @@ class Chains:
             if component.span not in (SPAN_ALL, SPAN_UNTOLD):
                 self._windowed.update((manifest.identity, pool.name) for pool in component.pools)
 
-    def link(self, page: PageIO) -> None:
+    def link(self, page: LinkedPage) -> None:
         """Note what a page needs, until ``unlink``."""
         label = page.label
         if label in self._needs:

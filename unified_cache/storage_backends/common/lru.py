@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from unified_cache.errors import ConfigError
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.chains import Chains, Link
+from unified_cache.storage_backends.common.chains import Chains, Link, LinkedPage
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 
 __all__ = ["SCAN_OBJECTS_MAX", "StoreLru", "page_bytes"]
@@ -62,7 +62,7 @@ class StoreLru:
                 unknown.append(label)
         return unknown
 
-    def link(self, pages: Iterable[PageIO]) -> None:
+    def link(self, pages: Iterable[LinkedPage]) -> None:
         """Note what pages need, until they are forgotten."""
         for page in pages:
             self.chains.link(page)

@@ -24,6 +24,12 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, see fallocate(2)."""
 
+_OPENAT2 = 437
+"""Number of openat2(2) on every Linux, 5.6 and later."""
+
+_RESOLVE_CACHED = 0x20
+"""Look a name up in memory alone; Linux 5.12 and later."""
+
 _CACHESTAT = 451
 """Number of cachestat(2) on every Linux, 6.5 and later; C libraries have no call of that name yet."""
 
@@ -56,13 +62,27 @@ class _CacheStat(ctypes.Structure):
     ]
 
 
+class _OpenHow(ctypes.Structure):
+    """Argument of openat2(2): flags, mode, and where a name may be looked up."""
+
+    _fields_: ClassVar = [(name, ctypes.c_uint64) for name in ("flags", "mode", "resolve")]
+
+
+@cache
+def _how_cached(flags: int) -> _OpenHow:
+    return _OpenHow(flags, 0, _RESOLVE_CACHED)
+
+
 @cache
 def _syscall() -> Callable[..., int] | None:
-    """Bind syscall(2) of the C library, for calls that it has no name for; None where this system is no Linux."""
+    """Bind syscall(2) of the C library, for calls that it has no name for; None where this system is no Linux.
+
+    For calls that wait for nothing: the interpreter lock is kept meanwhile.
+    """
     if sys.platform != "linux":
         return None
     try:
-        found = ctypes.CDLL(None, use_errno=True).syscall
+        found = ctypes.PyDLL(None, use_errno=True).syscall
     except AttributeError:
         return None
     found.restype = ctypes.c_long
@@ -173,6 +193,34 @@ class Disk:
         if call is None or call(_CACHESTAT, fd, ctypes.byref(_CacheStatRange(start, count)), ctypes.byref(found), 0):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         return bool(found.cached)
+
+    @staticmethod
+    def open_cached(name: str, flags: int, *, dir_fd: int) -> int:
+        """Open a file whose name the system has in memory, so that reads of it leave no time of access behind.
+
+        Raises:
+            OSError: EAGAIN where it would have to look on the disk, EPERM where the file is somebody else's, EOPNOTSUPP
+                where the operating system cannot do it; otherwise as ``open``.
+        """
+        call = _syscall()
+        if call is None or "O_NOATIME" not in vars(os):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        how = _how_cached(flags | os.O_NOATIME)
+        fd = call(_OPENAT2, dir_fd, name.encode(), ctypes.byref(how), ctypes.sizeof(how))
+        if fd < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), name)
+        return fd
+
+    @staticmethod
+    def leave_access_time(fd: int) -> None:
+        """Have reads of a descriptor leave no time of access behind, which would have to be written.
+
+        Raises:
+            OSError: EPERM where the file is somebody else's.
+        """
+        if "O_NOATIME" in vars(os):
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NOATIME)
 
     @staticmethod
     def begin_direct(fd: int) -> None:

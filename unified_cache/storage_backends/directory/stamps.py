@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from threading import Lock
+from typing import Protocol
 
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.storage_backends.protocol import Answer
 
 __all__ = ["PAGES_WAITING_MAX", "STAMP_GRAIN_NS", "Clock", "Stamps"]
 
@@ -19,6 +20,15 @@ STAMP_MAX_NS = 1 << 62
 
 PAGES_WAITING_MAX = 512
 """Pages read and not yet stamped, whose use a crash forgets; writing them takes 3 ms."""
+
+
+class UsedPage(Protocol):
+    """A page that was asked for."""
+
+    @property
+    def label(self) -> Label:
+        """Name of the page."""
+        ...
 
 
 class Stamps:
@@ -44,7 +54,7 @@ class Stamps:
             return self._new(count)
 
     def note(
-        self, pages: Sequence[PageIO], hits: Sequence[Answer | bool], stamp: int | None = None
+        self, pages: Sequence[UsedPage], hits: Sequence[Answer | bool], stamp: int | None = None
     ) -> dict[Label, int]:
         """Note that hits were used, the first page at ``stamp``, or now, each other one a nanosecond earlier.
 
@@ -54,13 +64,18 @@ class Stamps:
             return {}
         with self._guard:
             latest = self._new(len(pages)) if stamp is None else stamp
-            waiting = self._waiting
-            for number in range(len(pages) - 1, -1, -1):
-                if hits[number]:
-                    label = pages[number].label
-                    waiting.pop(label, None)
-                    waiting[label] = latest - number
+            self._add(pages, hits, latest)
             return self._due(latest)
+
+    def are_due(self) -> bool:
+        """Tell whether the next use would have times written."""
+        return len(self._waiting) > PAGES_WAITING_MAX or self._clock() - self._written_ns > STAMP_GRAIN_NS
+
+    def keep(self, pages: Sequence[UsedPage], hits: Sequence[bool]) -> None:
+        """Note that hits were used, as ``note`` does, and leave it to a later use to have it written."""
+        if self._notes_reads:
+            with self._guard:
+                self._add(pages, hits, self._new(len(pages)))
 
     def touch(self, labels: Sequence[Label]) -> dict[Label, int]:
         """Note that objects are used now, the first one last; return what is to be written now, as ``note`` does."""
@@ -77,6 +92,14 @@ class Stamps:
         """Return all that waits to be written, the least recent first."""
         with self._guard:
             return self._take(self._written_ns)
+
+    def _add(self, pages: Sequence[UsedPage], hits: Sequence[Answer | bool], latest: int) -> None:
+        waiting = self._waiting
+        for number in range(len(pages) - 1, -1, -1):
+            if hits[number]:
+                label = pages[number].label
+                waiting.pop(label, None)
+                waiting[label] = latest - number
 
     def _new(self, count: int) -> int:
         self._last_ns = max(self._clock(), self._last_ns + 1) + count

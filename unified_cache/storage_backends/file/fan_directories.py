@@ -36,6 +36,10 @@ class OpenDirectories:
         self._open: dict[tuple[bytes, str], Directory] = {}
         self._guard = Lock()
 
+    def kept(self, identity: bytes, fan: str) -> Directory | None:
+        """Return a directory that is open already."""
+        return self._open.get((identity, fan))
+
     def find(self, identity: bytes, fan: str) -> Directory | None:
         """Return a directory, None where there is none."""
         key = (identity, fan)

@@ -19,6 +19,7 @@ from unified_cache.storage_backends.file.quota import (
     note_changes,
     removal_lines,
 )
+from unified_cache.storage_backends.memory_reads import RowsPage
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
@@ -102,6 +103,13 @@ class NoQuota:
             self._unnamed.subtract(each.label for each in (*named, *dropped))
             self._unnamed = +self._unnamed
             self._evicted.intersection_update(self._unnamed)
+
+    def known(self, labels: Sequence[Label]) -> list[bool]:
+        """Know every page: nothing is counted here."""
+        return [True] * len(labels)
+
+    def use(self, pages: Sequence[RowsPage]) -> None:
+        """Do nothing, as ``touch``."""
 
     def record(self, pages: Sequence[PageIO], hits: Sequence[object], told: Collection[Label]) -> None:
         """Let others know of the use of those in ``told``, the first page as the most recent."""

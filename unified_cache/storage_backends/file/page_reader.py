@@ -25,7 +25,6 @@ from unified_cache.storage_backends.directory.descriptors import (
 from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES, DirectReads, is_block_aligned
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, is_whole
-from unified_cache.storage_backends.directory.lent_reads import LentFile, LentReads
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.layout import objects_in, place_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
@@ -59,7 +58,6 @@ class PageReader:
         self._directories = directories
         self._clear_foreign = clear_foreign
         self._direct = DirectReads(disk)
-        self._lent_reads = LentReads(disk)
         self._unreadable_count = 0
         self._reads_cached = True
         """Whether the file system is believed to tell what it has in memory."""
@@ -134,11 +132,9 @@ class PageReader:
                 except OSError as error:
                     answers[number] = self._unreadable(page, error)
                 fds.append(fd)
-            direct = self._read_directly(pages, fds)
-            lent = self._read_lent(pages, fds, direct)
-            came = direct | lent
-            if len(pages) > len(came) + 1 and not direct:
-                came |= self._read_cached(pages, fds, came)
+            came: Set[int] = self._read_directly(pages, fds)
+            if len(pages) > 1 and not came:
+                came = self._read_cached(pages, fds)
             for number, page in enumerate(pages):
                 fd = fds[number]
                 if number in came:
@@ -176,31 +172,18 @@ class PageReader:
                     self._disk.end_direct(fd)
         return direct
 
-    def _read_lent(self, pages: Sequence[PageIO], fds: Sequence[int], came: Set[int]) -> set[int]:
-        """Read pages into the rows that they are lent, as far as the system has them in memory; return which came.
-
-        After direct reads: asking for what is not in memory lets the system begin to read it there.
-        """
-        files = [
-            LentFile(number, fd, page.lent, page_bytes(page))
-            for number, (page, fd) in enumerate(zip(pages, fds, strict=True))
-            if page.lent is not None and number not in came and fd >= 0
-        ]
-        return self._lent_reads.fill_files(files)
-
-    def _read_cached(self, pages: Sequence[PageIO], fds: Sequence[int], came: Set[int]) -> Set[int]:
+    def _read_cached(self, pages: Sequence[PageIO], fds: Sequence[int]) -> Set[int]:
         """Read the small pages that the system has in memory, and let it begin to read all others; return which came.
 
         So pages that are not cached come from the disk several at a time, and not each after the one before it. Of a
-        page that did not come, for whatever reason, the read that follows tells what is wrong. ``came`` are those that
-        need not be read any more.
+        page that did not come, for whatever reason, the read that follows tells what is wrong.
         """
         cached: set[int] = set()
         if not self._reads_cached:
             return cached
         for number, page in enumerate(pages):
             wanted_bytes = page_bytes(page)
-            if number not in came and fds[number] >= 0 and wanted_bytes < LED_BYTES_MIN:
+            if fds[number] >= 0 and wanted_bytes < LED_BYTES_MIN:
                 try:
                     if read_cached(self._disk, fds[number], page.buffers) == wanted_bytes:
                         cached.add(number)

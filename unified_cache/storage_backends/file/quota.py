@@ -14,6 +14,7 @@ from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.journal import Journal, JournalLine
 from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.listing import StoreListing
+from unified_cache.storage_backends.memory_reads import RowsPage
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
@@ -229,6 +230,19 @@ class SharedQuota:
             self._publish(
                 addition_lines([StoredObject(page.label, page_bytes(page)) for page in found if page.label in news])
             )
+
+    def known(self, labels: Sequence[Label]) -> list[bool]:
+        """Tell of each page whether it is counted here, so that a use of it is news to nobody; waits for no file."""
+        with self._guard:
+            return [label in self._lru for label in labels]
+
+    def use(self, pages: Sequence[RowsPage]) -> None:
+        """Make known pages recent that were read, the first one most of all; waits for no file."""
+        labels = [page.label for page in pages]
+        with self._guard:
+            self._lru.touch(reversed(labels))
+            self._lru.link([page for page in pages if page.label in self._lru])
+            self._lru.touch_before(labels)
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make objects recent, the first most of all; take in those that are there and were not known."""

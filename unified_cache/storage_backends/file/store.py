@@ -30,12 +30,14 @@ from unified_cache.storage_backends.directory.manifests import read_manifests, w
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
+from unified_cache.storage_backends.file.from_memory import MemoryFiles
 from unified_cache.storage_backends.file.journal import Journal
 from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.page_reader import PageReader
 from unified_cache.storage_backends.file.page_writer import PageWriter
 from unified_cache.storage_backends.file.quota import SharedQuota
+from unified_cache.storage_backends.memory_reads import RowsPage, targets_of
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 from unified_cache.storage_backends.removals import RemovalFeed
 
@@ -90,6 +92,7 @@ class FileStorage:
         self._foreign = ForeignFiles(root)
         self._quota = quota
         self._page_reader = PageReader(root.disk, root.path, root.fd, directories, self._foreign.clear)
+        self._memory_files = MemoryFiles(root.disk, directories)
         self._page_writer = PageWriter(root, directories, quota, self._foreign)
         self._stamps = stamps
         self._calls = CallsInFlight(f"the file store in {root.path}")
@@ -174,7 +177,7 @@ class FileStorage:
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._calls:
-            return Capability("file", durable=True, bytes_max=self._quota.bytes_max, reads_lent=True)
+            return Capability("file", durable=True, bytes_max=self._quota.bytes_max)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Write the manifest beside the pages, durably, unless it is there and sound. The slabs are not needed.
@@ -203,6 +206,21 @@ class FileStorage:
             self._quota.record(pages, hits, ())
             self._stamp(self._stamps.note(pages, hits))
             return hits
+
+    def read_memory(self, pages: Sequence[RowsPage]) -> list[bool]:
+        """Read pages that the system has in memory into their rows; a page that came becomes recent.
+
+        A call at which times of use are due is left to ``get``, which writes them, as is a page that another process
+        stored and that this one has not met, which others are told of.
+        """
+        with self._calls:
+            targets = targets_of(pages)
+            if self._stamps.are_due():
+                return [False] * len(pages)
+            came = self._memory_files.read(targets, self._quota.known([page.label for page in pages]))
+            self._quota.use([page for page, is_there in zip(pages, came, strict=True) if is_there])
+            self._stamps.keep(pages, came)
+            return came
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Write pages in their order, as far as there is room under the cap and on the file system.

@@ -8,6 +8,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label
+from unified_cache.storage_backends.memory_reads import RowsPage, RowsTarget
 from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
@@ -222,6 +223,23 @@ class PageIndex:
                 self._lru.link(found)
                 self._lru.touch_before([page.label for page in found])
             return slots, answers, self._take_out(misfits) if misfits else []
+
+    def slots_of(self, targets: Sequence[RowsTarget]) -> list[SegmentSlot | None]:
+        """Return the slot of each page, None where it is not there at that length. It changes nothing."""
+        found = [self._slots.get(target.label) for target in targets]
+        return [
+            slot if slot is not None and slot.segment.object_bytes == target.object_bytes else None
+            for slot, target in zip(found, targets, strict=True)
+        ]
+
+    def use(self, pages: Sequence[RowsPage]) -> None:
+        """Make pages recent that were read, the first one most of all; one that went meanwhile stays gone."""
+        labels = [page.label for page in pages]
+        with self._guard:
+            self._lru.touch(reversed(labels))
+            if self._lru.bytes_max is not None:
+                self._lru.link([page for page in pages if page.label in self._lru])
+                self._lru.touch_before(labels)
 
     def touch(self, labels: Sequence[Label]) -> list[Label]:
         """Make the objects among these recent, the first one most of all; return them.

@@ -24,8 +24,8 @@ from unified_cache.seal import PageChecksum
 from unified_cache.storage_backends.directory.descriptors import close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.direct import DirectReads
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.lent_reads import LentReads
-from unified_cache.storage_backends.lent_rows import LentRows
+from unified_cache.storage_backends.directory.memory_runs import MemoryRuns
+from unified_cache.storage_backends.memory_reads import RowsTarget
 
 __all__ = ["Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
 
@@ -151,10 +151,14 @@ class Segment:
         fd = self._direct_descriptor(reads)
         return fd >= 0 and reads.read(fd, pages, self._slot_bytes, offset) >= wanted_bytes
 
-    def read_lent(self, slot: int, lent: Sequence[LentRows], reads: LentReads) -> int:
-        """Fill lent rows with pages of neighbouring slots; return how many that was possible for without waiting."""
+    def lacks(self, slot: int, runs: MemoryRuns) -> bool:
+        """Tell whether the system has nothing of a page in memory, as far as it can say."""
+        return runs.is_cold(self._fd, self._pages_offset + slot * self._slot_bytes)
+
+    def read_memory(self, slot: int, targets: Sequence[RowsTarget], runs: MemoryRuns) -> list[bool]:
+        """Read pages of neighbouring slots from memory; tell of each whether it came and is verified."""
         offset = self._pages_offset + slot * self._slot_bytes
-        return reads.fill_run(self._fd, lent, self.object_bytes, self._slot_bytes, offset)
+        return runs.read_run(self._fd, targets, self._slot_bytes, offset)
 
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""

@@ -305,6 +305,8 @@ class SegmentFiles:
 
     def _adopt(self, fd: int, key: SegmentKey, number: int) -> Segment:
         segment = Segment(self._disk, fd, key, number)
+        with suppress(OSError):  # somebody else's file: a time of access is then written now and then
+            self._disk.leave_access_time(fd)
         with self._guard:
             self._opened.add(segment)
         return segment

@@ -32,9 +32,10 @@ from unified_cache.storage_backends.directory.foreign import UNREADABLE
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
+from unified_cache.storage_backends.memory_reads import RowsPage, targets_of
 from unified_cache.storage_backends.packed.cold import ColdReads
+from unified_cache.storage_backends.packed.from_memory import SlotRuns
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
-from unified_cache.storage_backends.packed.lent import LentRuns
 from unified_cache.storage_backends.packed.segment import (
     Segment,
     SegmentKey,
@@ -92,7 +93,7 @@ class PackedStorage:
         self._stamps = stamps
         self._cold = ColdReads(root.disk)
         self._free_bytes_min = free_bytes_min
-        self._lent = LentRuns(root.disk)
+        self._slot_runs = SlotRuns(root.disk)
         self._calls = CallsInFlight(f"the packed store in {root.path}")
 
     @classmethod
@@ -173,7 +174,6 @@ class PackedStorage:
                 bytes_max=self._index.bytes_max,
                 call_bytes=CALL_BYTES,
                 exists_costs_io=False,
-                reads_lent=True,
             )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
@@ -200,11 +200,10 @@ class PackedStorage:
                 self._free_quietly(gone)
             unreadable: dict[Label, SegmentSlot] = {}
             came = self._cold.read(pages, slots)
-            came |= self._lent.read(pages, slots, came)
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
-                label, _, buffers, checksum, _ = pages[number]
+                label, _, buffers, checksum = pages[number]
                 try:
                     is_whole = number in came or slot.segment.read(slot.number, buffers, checksum)
                 except OSError as error:
@@ -223,6 +222,22 @@ class PackedStorage:
             if due:
                 self._stamp(due)
             return answers
+
+    def read_memory(self, pages: Sequence[RowsPage]) -> list[bool]:
+        """Read pages that the system has in memory into their rows; a page that came becomes recent.
+
+        A call at which times of use are due is left to ``get``, which writes them.
+        """
+        with self._calls:
+            targets = targets_of(pages)
+            slots = self._index.slots_of(targets)
+            if self._stamps.are_due() or not any(slots):
+                return [False] * len(pages)
+            came = self._slot_runs.read(targets, slots)
+            # One that went while it was read may be another page by now; its seal says which it was, and that counts.
+            self._index.use([page for page, is_there in zip(pages, came, strict=True) if is_there])
+            self._stamps.keep(pages, came)
+            return came
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Write pages in their order, as far as there is room under the cap and on the file system.

@@ -1,0 +1,302 @@
+"""Pages that are read from memory into the rows of who asks: without waiting, verified there, or left to ``get``."""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.files import RefusingDisk
+from tests.support.store_kinds import DirectoryStorage, StoreKind
+from unified_cache.page import PageKey
+from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.storage_backends.directory import memory_runs
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
+from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.testing.storage_contract import bytes_of, label, sealed_page
+
+PAGES_COUNT = 6
+NUMBERS = range(PAGES_COUNT)
+SIZES = [HEADER_BYTES + 1000, HEADER_BYTES + 33_000, HEADER_BYTES + (1 << 15)]
+"""Pages whose slots have a rest behind them, and of whole blocks; slots of small grains, too."""
+
+
+class WantedPage(NamedTuple):
+    """A page to be read, and its memory in three rows."""
+
+    label: Label
+    parent: PageKey | None
+    rows: tuple[memoryview, ...]
+    memory: bytearray
+    content: bytes
+    """What the memory is to hold in the end."""
+
+    @classmethod
+    def of(cls, number: int, page_bytes: int, parent: PageKey | None = None) -> "WantedPage":
+        memory = bytearray(page_bytes - HEADER_BYTES)
+        view = memoryview(memory)
+        rows = (view[:1], view[1:300], view[300:])
+        content = bytes_of(sealed_page(label(number), page_bytes))[HEADER_BYTES:]
+        return cls(label(number), parent, rows, memory, content)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.memory == self.content
+
+
+def put_numbers(
+    storage: DirectoryStorage, page_bytes: int = SIZES[1], numbers: Sequence[int] = NUMBERS
+) -> list[Answer]:
+    return storage.put([sealed_page(label(number), page_bytes) for number in numbers], Level.CACHED)
+
+
+def wanted(page_bytes: int = SIZES[1], numbers: Sequence[int] = NUMBERS) -> list[WantedPage]:
+    return [WantedPage.of(number, page_bytes) for number in numbers]
+
+
+class WaitingForbidden(Disk):
+    """A disk that refuses, once it was told to, every call that may wait for it; it notes the reads from memory."""
+
+    MAY_NOT_WAIT = frozenset({"open_cached", "has_cached", "preadv_cached", "close"})
+
+    def __init__(self) -> None:
+        self.is_strict = False
+        self.offsets: list[int] = []
+        for name in Disk.__dict__:
+            if not name.startswith("_") and name not in self.MAY_NOT_WAIT:
+                vars(self)[name] = self._guarded(name, getattr(Disk(), name))
+
+    def _guarded(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def guarded(*given: object, **named: object) -> object:
+            assert not self.is_strict, f"{name} may wait"
+            return call(*given, **named)
+
+        return guarded
+
+    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        self.offsets.append(offset)
+        return os.preadv(fd, buffers, offset)
+
+
+class PartlyCached(Disk):
+    """A disk that has so many bytes of what is asked for in memory."""
+
+    def __init__(self, bytes_max: int = 0) -> None:
+        self.bytes_max = bytes_max
+
+    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if not self.bytes_max:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        left_bytes, some = self.bytes_max, []
+        for buffer in buffers:
+            some.append(buffer[:left_bytes])
+            left_bytes -= len(some[-1])
+        return os.preadv(fd, some, offset)
+
+
+@pytest.mark.parametrize("page_bytes", SIZES)
+def test_pages_in_memory_come_without_a_call_that_could_wait(kind: StoreKind, root: Path, page_bytes: int) -> None:
+    disk = WaitingForbidden()
+    with closing(kind.open(root, disk=disk)) as storage:
+        put_numbers(storage, page_bytes)
+        pages = wanted(page_bytes, [3, 99, 0, 1, 2])
+        disk.is_strict = True
+        assert storage.read_memory(pages) == [True, False, True, True, True]
+        disk.is_strict = False
+        assert [page.is_whole for page in pages] == [True, False, True, True, True]
+
+
+@pytest.mark.parametrize("page_bytes", SIZES)
+def test_a_large_page_comes_piece_by_piece(
+    kind: StoreKind, root: Path, page_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_runs, "PIECE_BYTES", page_bytes // 3)
+    disk = WaitingForbidden()
+    with closing(kind.open(root, disk=disk)) as storage:
+        put_numbers(storage, page_bytes)
+        pages = wanted(page_bytes)
+        assert storage.read_memory(pages) == [True] * PAGES_COUNT
+        assert all(page.is_whole for page in pages)
+        assert len(disk.offsets) > PAGES_COUNT
+
+
+@pytest.mark.parametrize("page_bytes", SIZES)
+def test_neighbours_come_by_one_call(root: Path, page_bytes: int) -> None:
+    disk = WaitingForbidden()
+    with closing(PackedStorage.open(root, disk=disk)) as storage:
+        put_numbers(storage, page_bytes)
+        assert storage.read_memory(wanted(page_bytes)) == [True] * PAGES_COUNT
+        assert len(disk.offsets) == 1
+        assert storage.read_memory(wanted(page_bytes, [4, 5, 9, 0, 1, 3])) == [True, True, False, True, True, True]
+        assert len(disk.offsets) == 1 + 3
+
+
+def test_a_run_has_a_bound(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_runs, "RUN_BYTES_MAX", 2 * SIZES[1])
+    disk = WaitingForbidden()
+    with closing(PackedStorage.open(root, disk=disk)) as storage:
+        put_numbers(storage)
+        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
+        assert len(disk.offsets) == PAGES_COUNT // 2
+
+
+@pytest.mark.parametrize("page_bytes", SIZES)
+@pytest.mark.parametrize("whole_count", [0, 1, 3])
+def test_of_a_run_that_is_partly_in_memory_the_first_pages_come(root: Path, page_bytes: int, whole_count: int) -> None:
+    disk = PartlyCached(1 << 30)
+    with closing(PackedStorage.open(root, disk=disk)) as storage:
+        put_numbers(storage, page_bytes)
+        slot_bytes = storage_slot_bytes(page_bytes)
+        disk.bytes_max = whole_count * slot_bytes + page_bytes // 2 * bool(whole_count)
+        pages = wanted(page_bytes)
+        assert storage.read_memory(pages) == [number < whole_count for number in NUMBERS]
+        assert [page.is_whole for page in pages] == [number < whole_count for number in NUMBERS]
+        assert storage.get([sealed_page(page.label, page_bytes) for page in pages]) == [Answer.HIT] * PAGES_COUNT
+
+
+def storage_slot_bytes(page_bytes: int) -> int:
+    grain_bytes = 4096 if page_bytes >= 8 * 4096 else 128
+    return -(-page_bytes // grain_bytes) * grain_bytes
+
+
+@pytest.mark.parametrize("reason", [errno.EAGAIN, errno.EIO, errno.EOPNOTSUPP])
+def test_what_is_not_in_memory_is_left_to_get(kind: StoreKind, root: Path, reason: int) -> None:
+    with closing(kind.open(root, disk=RefusingDisk(reason))) as storage:
+        put_numbers(storage)
+        for _ in range(2):
+            assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+        assert storage.get([sealed_page(label(0), SIZES[1])]) == [Answer.HIT]
+
+
+class NothingCached(Disk):
+    """A disk of which nothing is in memory, and that nobody may ask to read ahead."""
+
+    @staticmethod
+    def has_cached(fd: int, start: int, count: int) -> bool:
+        return False
+
+    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        raise AssertionError("a read from memory would have the system begin to read")
+
+
+def test_of_a_prompt_that_is_not_in_memory_no_page_is_tried(kind: StoreKind, root: Path) -> None:
+    with closing(kind.open(root, disk=NothingCached())) as storage:
+        put_numbers(storage)
+        assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+
+
+class MemoryDisk(Disk):
+    """A file system without a disk, that has everything in memory and cannot say so."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def file_system_of(self, fd: int) -> str:  # type: ignore[override]
+        return self.kind
+
+
+@pytest.mark.parametrize(("file_system", "is_read"), [("tmpfs", True), ("nfs4", False), ("", False)])
+def test_a_file_system_in_memory_is_read_although_it_cannot_tell(
+    kind: StoreKind, root: Path, file_system: str, is_read: bool
+) -> None:
+    with closing(kind.open(root, disk=MemoryDisk(file_system))) as storage:
+        put_numbers(storage)
+        storage.read_memory(wanted(numbers=[0]))  # the question that finds it out
+        pages = wanted()
+        assert storage.read_memory(pages) == [is_read] * PAGES_COUNT
+        assert [page.is_whole for page in pages] == [is_read] * PAGES_COUNT
+
+
+class NamesOnDisk(Disk):
+    """A disk that has no name in memory, or an operating system that cannot say so."""
+
+    def __init__(self, reason: int) -> None:
+        self.reason = reason
+
+    def open_cached(self, name: str, flags: int, *, dir_fd: int) -> int:  # type: ignore[override]
+        raise OSError(self.reason, os.strerror(self.reason))
+
+
+@pytest.mark.parametrize("reason", [errno.EAGAIN, errno.EOPNOTSUPP, errno.EPERM])
+def test_a_file_whose_name_is_not_in_memory_is_left_to_get(root: Path, reason: int) -> None:
+    with closing(StoreKind.FILE.open(root, disk=NamesOnDisk(reason))) as storage:
+        put_numbers(storage)
+        assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+        assert storage.get([sealed_page(label(0), SIZES[1])]) == [Answer.HIT]
+
+
+@pytest.mark.parametrize("at", [0, 47, HEADER_BYTES, HEADER_BYTES + 1500, SIZES[1] - 1])
+def test_a_damaged_page_and_one_under_another_s_name_do_not_come(kind: StoreKind, root: Path, at: int) -> None:
+    with closing(kind.open(root)) as storage:
+        stored = [sealed_page(label(number), SIZES[1]) for number in NUMBERS]
+        stored[2].buffers[0][at] ^= 1
+        stored[4] = PageIO(label(4), None, stored[5].buffers)
+        storage.put(stored, Level.CACHED)
+        pages = wanted()
+        assert storage.read_memory(pages) == [number not in {2, 4} for number in NUMBERS]
+        assert all(pages[number].is_whole for number in NUMBERS if number not in {2, 4})
+
+
+@pytest.mark.parametrize("other_bytes", [SIZES[1] - 1, SIZES[1] + 1])
+def test_an_object_of_another_length_does_not_come_and_stays(kind: StoreKind, root: Path, other_bytes: int) -> None:
+    with closing(kind.open(root)) as storage:
+        put_numbers(storage)
+        assert storage.read_memory(wanted(other_bytes)) == [False] * PAGES_COUNT
+        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
+
+
+def test_a_page_read_from_memory_is_recent_and_so_is_its_chain(kind: StoreKind, root: Path) -> None:
+    with closing(kind.open(root, bytes_max=4 * SIZES[1])) as storage:
+        put_numbers(storage, numbers=[0, 1, 2, 3])
+        second = WantedPage.of(1, SIZES[1], parent=label(0).key)
+        assert storage.read_memory([second]) == [True]
+        put_numbers(storage, numbers=[4, 5])
+        assert storage.exists([label(number) for number in NUMBERS]) == [
+            Answer.HIT if number in {0, 1, 4, 5} else Answer.MISS for number in NUMBERS
+        ]
+
+
+def test_recency_of_reads_from_memory_survives_a_restart(kind: StoreKind, root: Path) -> None:
+    with closing(kind.open(root)) as storage:
+        put_numbers(storage, numbers=[0, 1, 2])
+        assert storage.read_memory(wanted(numbers=[0])) == [True]
+    with closing(kind.open(root, bytes_max=2 * SIZES[1])) as storage:
+        assert storage.exists([label(0)]) == [Answer.HIT]
+
+
+def test_a_call_at_which_times_of_use_are_due_is_left_to_get(kind: StoreKind, root: Path) -> None:
+    now_ns = [10**18]
+    with closing(kind.open(root, clock=lambda: now_ns[0])) as storage:
+        put_numbers(storage)
+        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
+        now_ns[0] += STAMP_GRAIN_NS + 10**9
+        assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+        storage.get([sealed_page(label(0), SIZES[1])])
+        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
+
+
+def test_times_of_use_that_wait_to_be_written_have_a_bound(kind: StoreKind, root: Path) -> None:
+    numbers = range(PAGES_WAITING_MAX + 1)
+    with closing(kind.open(root)) as storage:
+        put_numbers(storage, SIZES[0], numbers)
+        assert all(storage.read_memory(wanted(SIZES[0], numbers)))
+        assert storage.read_memory(wanted(SIZES[0])) == [False] * PAGES_COUNT
+        storage.get([sealed_page(label(0), SIZES[0])])
+        assert storage.read_memory(wanted(SIZES[0])) == [True] * PAGES_COUNT
+
+
+def test_what_another_process_stored_is_left_to_get_once(root: Path) -> None:
+    with closing(StoreKind.FILE.open(root, bytes_max=1 << 30)) as storage:
+        with closing(StoreKind.FILE.open(root, bytes_max=1 << 30)) as other:
+            put_numbers(other)
+        assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+        assert storage.get([sealed_page(label(number), SIZES[1]) for number in NUMBERS]) == [Answer.HIT] * PAGES_COUNT
+        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT

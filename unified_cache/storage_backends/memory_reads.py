@@ -1,0 +1,84 @@
+"""Reads that wait for nothing: pages that the system has in memory, straight into the rows of who asks.
+
+A call to a store may wait for a disk, however long that takes; so whoever must be back by a deadline has it made on
+another thread, and into memory that it can do without. A copy within memory ends by itself: it is made on the caller's
+own thread, into the rows themselves, which nobody else is given meanwhile. What did not come is asked for by ``get``.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from unified_cache.page import PageKey
+from unified_cache.seal import HEADER_BYTES, Label, checksum_of, is_header_of
+
+__all__ = ["MemoryReader", "RowsPage", "RowsTarget", "memory_reader_in", "targets_of"]
+
+
+class RowsPage(Protocol):
+    """One page and the rows that it belongs into."""
+
+    @property
+    def label(self) -> Label:
+        """Name of the page."""
+        ...
+
+    @property
+    def parent(self) -> PageKey | None:
+        """Key of the page before it in its chain; None for a first page, or where it is not known."""
+        ...
+
+    @property
+    def rows(self) -> tuple[memoryview, ...]:
+        """Memory for the payload, in order, without our header; writable, each a contiguous run of bytes."""
+        ...
+
+
+@runtime_checkable
+class MemoryReader(Protocol):
+    """A store that reads pages from memory, beside what every store does."""
+
+    def read_memory(self, pages: Sequence[RowsPage]) -> list[bool]:
+        """Fill the rows of pages as far as that takes no waiting; True where they hold exactly the page of that label.
+
+        A page that was read is used now, as by ``get``. Of one that was not nothing is known, and its rows may hold
+        anything: ``get`` tells. Waits for no disk and for nobody who does; raises ClosedError alone.
+        """
+        ...
+
+
+def memory_reader_in(storage: object) -> MemoryReader | None:
+    """Return a store as one that reads from memory; None where it does not."""
+    return storage if isinstance(storage, MemoryReader) else None
+
+
+class RowsTarget(NamedTuple):
+    """Rows of a page behind memory for its header: where its object is read to."""
+
+    label: Label
+    buffers: tuple[memoryview, ...]
+    """The header's, then the rows."""
+    payload_bytes: int
+
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of the page, header included."""
+        return HEADER_BYTES + self.payload_bytes
+
+    def holds_page(self, checksum: int | None = None) -> bool:
+        """Tell whether what was read is exactly the page; ``checksum`` is that of the rows, where it is known."""
+        header, *rows = self.buffers
+        found = checksum_of(rows) if checksum is None else checksum
+        return is_header_of(header, self.label, self.payload_bytes, found)
+
+
+def targets_of(pages: Sequence[RowsPage]) -> list[RowsTarget]:
+    """Put memory for a header before the rows of each page."""
+    headers = memoryview(bytearray(HEADER_BYTES * len(pages)))
+    targets: list[RowsTarget] = []
+    start = 0
+    for page in pages:
+        rows = page.rows
+        payload_bytes = rows[0].nbytes if len(rows) == 1 else sum([row.nbytes for row in rows])
+        targets.append(RowsTarget(page.label, (headers[start : start + HEADER_BYTES], *rows), payload_bytes))
+        start += HEADER_BYTES
+    return targets
