@@ -1,7 +1,7 @@
 """Pages that lie in an engine's rows, behind a header in a buffer of its own. Ratios are reference / ours.
 
 Each is put, got, and got and verified, against plain files read into the same buffers, and against the same store with
-the page in one buffer. All subjects take turns.
+the page in one buffer; and read from memory by who asks, verified, as under an engine. All subjects take turns.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from xxhash import xxh3_64
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.components import Full
+from unified_cache.external import ExternalPage
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.file.store import FileStorage
@@ -58,7 +59,7 @@ def rows_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
 class _RowsBench:
     """One store and one page size, with the same pages in rows and in one buffer each."""
 
-    def __init__(self, path: Path, prefix: str, storage: StorageBackend, payload_kib: int) -> None:
+    def __init__(self, path: Path, prefix: str, storage: FileStorage | PackedStorage, payload_kib: int) -> None:
         spec = PoolSpec("kv", payload_kib << 10)
         layout, identity = ModelLayout(64, (Full((spec,)),)), Identity("bench")
         storage.register(manifest_of(identity, layout), {})
@@ -70,6 +71,7 @@ class _RowsBench:
         self._payload_kib = payload_kib
         self._labels = labels
         self._rows = [_page_of(label, payload_kib << 10, ROWS) for label in labels]
+        self._wanted = [ExternalPage(page.label, None, page.buffers[1:]) for page in self._rows]
         self._joined = [_page_of(label, payload_kib << 10, 0) for label in labels]
         self._names = [os.fspath(path / f"plain-{prefix}{number}") for number in range(BATCH_PAGES)]
 
@@ -86,8 +88,13 @@ class _RowsBench:
             gets = [timed(partial(self._get, storage, pages)) for pages in (self._rows, self._joined)]
             gets.append(timed(partial(self._read_plain, verified=storage is self._verified)))
             yield self._figure(name, interleaved(gets, rounds), reference)
+        at_once = [timed(self._read_memory), timed(partial(self._get, self._verified, self._rows))]
+        at_once.append(timed(partial(self._read_plain, verified=True)))
+        yield self._figure("from memory, verified", interleaved(at_once, rounds), "the same and xxh3", "get, verified")
 
-    def _figure(self, name: str, times: Sequence[Sequence[int]], reference: str) -> Figure:
+    def _figure(
+        self, name: str, times: Sequence[Sequence[int]], reference: str, other: str = "in one buffer"
+    ) -> Figure:
         ours, joined, plain = times
         comparisons = tuple(
             Comparison(
@@ -95,7 +102,7 @@ class _RowsBench:
                 median(theirs) / 1e3 / BATCH_PAGES,
                 median(their / own for their, own in zip(theirs, ours, strict=True)),
             )
-            for against, theirs in ((reference, plain), ("in one buffer", joined))
+            for against, theirs in ((reference, plain), (other, joined))
         )
         size = f"{self._payload_kib} KiB" if self._payload_kib < 1024 else f"{self._payload_kib >> 10} MiB"
         title = f"{self._prefix}{name}, header and {ROWS} rows, {BATCH_PAGES} of {size}"
@@ -114,6 +121,10 @@ class _RowsBench:
 
     def _get(self, storage: StorageBackend, pages: Sequence[PageIO]) -> None:
         assert all(storage.get(pages))
+
+    def _read_memory(self) -> None:
+        if not all(self._storage.read_memory(self._wanted)):
+            self._get(self._storage, self._rows)  # times of use were due
 
     def _plain_put(self) -> int:
         elapsed = timed(self._write_plain)()
