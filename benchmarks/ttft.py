@@ -21,7 +21,7 @@ from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
 from unified_cache.config import WritePolicy
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused
 
-__all__ = ["ttft_figures"]
+__all__ = ["prompts_sharing", "small_model", "ttft_figures"]
 
 PREFIX_TOKENS = 4096
 QUESTION_TOKENS = 32
@@ -50,10 +50,10 @@ RATIOS_MAX = {"L1": 0.10, "L2": 0.12, "file L3": 0.25}
 def ttft_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Time the first token from each tier."""
     with ExitStack() as open_until_done, TemporaryDirectory(dir=plan.storage_dir) as directory:
-        kept = _kept()
+        kept = small_model()
         cold = _engine(kept, None, open_until_done)
         warm = _engine(kept, f"file:{directory}", open_until_done)
-        prompts = _prompts()
+        prompts = prompts_sharing(PREFIX_TOKENS)
         warm.prefill(next(prompts)).finish()
         subjects: dict[str, Subject] = {
             "recompute": lambda: _recomputed(cold, next(prompts)),
@@ -73,7 +73,8 @@ def ttft_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
         yield Figure(section, f"from {name}", "ms", spread, (held,))
 
 
-def _kept() -> KeptState:
+def small_model() -> KeptState:
+    """Return the model, of the same random weights each time, with the layout of what it keeps."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = LlamaForCausalLM(CONFIG).train(mode=False)
@@ -93,9 +94,9 @@ def _engine(kept: KeptState, storage: str | None, until: ExitStack) -> PrefixCac
     return PrefixCachedModel(kept.model, cache, pages)
 
 
-def _prompts() -> Iterator[list[int]]:
+def prompts_sharing(prefix_tokens: int) -> Iterator[list[int]]:
     """Yield prompts that share their first tokens and end in a question of their own."""
-    prefix = np.random.default_rng(0).integers(0, VOCABULARY, PREFIX_TOKENS).tolist()
+    prefix = np.random.default_rng(0).integers(0, VOCABULARY, prefix_tokens).tolist()
     for seed in count(1):
         yield prefix + np.random.default_rng(seed).integers(0, VOCABULARY, QUESTION_TOKENS).tolist()
 

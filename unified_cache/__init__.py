@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from unified_cache.stats import Stats
     from unified_cache.storage_backends.protocol import Level, StorageBackend
     from unified_cache.storage_backends.url import open_storage
+    from unified_cache.transfer_policy import PrefillCurve, TransferPolicy
     from unified_cache.tree import Lock, Match, compiled
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "OperationState",
     "PoolSpec",
     "Prefetching",
+    "PrefillCurve",
     "Prompt",
     "RecurrentState",
     "Retention",
@@ -66,6 +68,7 @@ __all__ = [
     "StorageBackend",
     "StorageError",
     "Tier",
+    "TransferPolicy",
     "UnifiedCache",
     "WritePolicy",
     "cache_settings",
@@ -98,6 +101,7 @@ _HOMES = {
     "Operation": "controller",
     "OperationState": "controller",
     "PoolSpec": "pool",
+    "PrefillCurve": "transfer_policy",
     "Prefetching": "config",
     "Prompt": "page",
     "RecurrentState": "components",
@@ -108,6 +112,7 @@ _HOMES = {
     "StorageBackend": "storage_backends.protocol",
     "StorageError": "errors",
     "Tier": "pool",
+    "TransferPolicy": "transfer_policy",
     "UnifiedCache": "cache",
     "WritePolicy": "config",
     "cache_settings": "settings.loading",

@@ -1,7 +1,9 @@
 """The cache an engine embeds: which prefix need not be computed again, where its pages lie, what moves them."""
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from unified_cache.arguments import check_kind
 from unified_cache.config import CacheConfig
@@ -12,6 +14,7 @@ from unified_cache.controller import (
     TransferKind,
     Workers,
 )
+from unified_cache.errors import InputError
 from unified_cache.explain.cached import explain
 from unified_cache.explain.explanation import Explanation
 from unified_cache.forgotten import Cause
@@ -23,6 +26,7 @@ from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
 from unified_cache.prefetches import PrefetchProgress
 from unified_cache.ranks import LocalRanks, RankGroup, check_configuration
 from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.transfer_policy import TransferPolicy
 from unified_cache.tree import UNNAMED, Lock, Match, Preference, binding_components
 
 __all__ = ["UnifiedCache"]
@@ -123,12 +127,15 @@ class UnifiedCache(OwnedCache):
         """Say why a prompt's hit is as long as it is, and what became of the pages that are missing.
 
         By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture.
-        What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It changes nothing, not even
-        recency, and asks the store once for all pages: as long as the store's guard lets it, this waits.
+        Where the transfer policy asks for what is fastest, it says what would be left in storage or on the host now,
+        by the figures of this rank. What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It
+        changes nothing, not even recency, and asks the store once for all pages: as long as the store's guard lets it,
+        this waits.
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
-        return explain(self._ledger, self.config, self._storage, self.identity, prompt)
+        explanation = explain(self._ledger, self.config, self._storage, self.identity, prompt)
+        return replace(explanation, left_alone=self._transfers.left_alone(prompt, explanation.end))
 
     def lock(self, found: Match) -> Lock:
         """Pin the device prefix of a match until ``release``; the match is dead afterwards.
@@ -142,6 +149,8 @@ class UnifiedCache(OwnedCache):
         bound_by = () if self._watcher is None else binding_components(found)
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, visit)
         self._locks.add(lock)
+        if self._speeds.measures_prefill:
+            self._speeds.prefill.begin(lock)
         if self._watcher is not None:
             self._watcher.locked(found.prompt, lock, bound_by)
         if lock.end:
@@ -255,6 +264,8 @@ class UnifiedCache(OwnedCache):
         renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE, lock.visit)
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end
+        if self._speeds.measures_prefill:
+            self._speeds.prefill.end(lock, lock.end * prompt.page_size, prompt.pages_count * prompt.page_size)
         if self._watcher is not None:
             self._watcher.inserted(lock, renewed)
         self.release(lock)
@@ -272,6 +283,8 @@ class UnifiedCache(OwnedCache):
         self._enter()
         self._ledger.tree.unlock(lock)
         self._locks.discard(lock)
+        if self._speeds.measures_prefill:
+            self._speeds.prefill.leave(lock)
         if self._watcher is not None:
             self._watcher.released(lock)
 
@@ -309,13 +322,23 @@ class UnifiedCache(OwnedCache):
     def load(self, prompt: Prompt) -> Operation | None:
         """Start bringing what the host holds of a prompt to the device; None if too much is under way.
 
+        None, too, where the transfer policy says never. Where it asks for what is fastest, and that is computing,
+        nothing is brought, and the operation says so (``left_alone``).
+
         Raises:
             ConfigError: there is no host tier.
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
         self.config.check_host()
-        return self._controller.start(TransferKind.LOAD, self._transfers.load(prompt))
+        if self.config.transfer is TransferPolicy.NEVER:
+            return None
+        left_alone = self._transfers.better_computed(prompt)
+        steps = self._transfers.load(prompt) if left_alone is None else self._transfers.load_nothing()
+        operation = self._controller.start(TransferKind.LOAD, steps)
+        if operation is not None:
+            operation.left_alone = left_alone
+        return operation
 
     def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | None:
         """Start copying a prompt's device prefix to the host, and on to storage; None if too much is under way.
@@ -334,16 +357,26 @@ class UnifiedCache(OwnedCache):
             self._ledger.fates.note_unbacked(prompt, Cause.BACKUP_DECLINED)
         return operation
 
-    def prefetch(self, prompt: Prompt) -> Operation | None:
+    def prefetch(self, prompt: Prompt, deadline_s: float = math.inf) -> Operation | None:
         """Start reading what storage can add to a prompt; None without storage, or if it is not worth it now.
 
-        That is, if fewer than ``config.prefetching.threshold_tokens`` are missing, or too much is under way; if storage
-        adds fewer, nothing is read. What has come is kept however the reading ends, by the end of its patience too: as
-        far as the prompt can be resumed from then, and Full pages also for a later prefetch.
+        That is, if fewer than ``config.prefetching.threshold_tokens`` are missing, or too much is under way, or the
+        transfer policy says never; if storage adds fewer, nothing is read. Where the policy asks for what is fastest,
+        what is better computed is not read, and the operation says so (``left_alone``). What has come is kept however
+        the reading ends, by the end of its patience too: as far as the prompt can be resumed from then, and Full pages
+        also for a later prefetch.
+
+        After ``deadline_s`` seconds the next ``poll`` returns it as done, whatever the store still does, with what has
+        come by then; what comes later is for other requests.
+
+        Raises:
+            InputError: the deadline is no positive number of seconds.
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
-        if self._storage is None:
+        if not deadline_s > 0:
+            raise InputError(f"deadline_s must be a positive number of seconds from now, found {deadline_s}")
+        if self._storage is None or self.config.transfer is TransferPolicy.NEVER:
             return None
         prefetching, page_size = self.config.prefetching, self.layout.page_size
         missing_pages = prompt.pages_count - self._ledger.tree.match(prompt).host_end
@@ -352,7 +385,7 @@ class UnifiedCache(OwnedCache):
         worth_pages = max(1, -(-prefetching.threshold_tokens // page_size))
         steps = self._transfers.prefetches.prefetch(prompt, self._storage, worth_pages)
         patience_s = prefetching.patience(missing_pages * page_size)
-        return self._controller.start(TransferKind.PREFETCH, steps, patience_s)
+        return self._controller.start(TransferKind.PREFETCH, steps, patience_s, deadline_s)
 
     def prefetch_progress(self, operation: Operation) -> PrefetchProgress | None:
         """Return how far a prefetch has come that is reading now, as this rank sees it; None for any other operation.

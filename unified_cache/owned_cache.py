@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
@@ -18,6 +18,7 @@ from unified_cache.controller import (
     Workers,
 )
 from unified_cache.errors import ClosedError, OwnerThreadError, RankLostError, StateError, WaitTimeoutError
+from unified_cache.estimates import TransferSpeeds
 from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.ledger import Ledger
 from unified_cache.memory import PageMemory
@@ -51,8 +52,12 @@ class OwnedCache:
         workers: Workers,
         identity: Identity,
         ranks: RankGroup = LocalRanks(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take parts that fit each other; ``UnifiedCache.open`` puts them together."""
+        """Take parts that fit each other; ``UnifiedCache.open`` puts them together.
+
+        Transfers are timed and bounded by ``clock``, in seconds.
+        """
         self.layout = layout
         self.config = config
         self.identity = identity
@@ -63,9 +68,10 @@ class OwnedCache:
         self.changes = self._ledger.changes
         """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
         self._ranks = ranks
-        self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, ranks=ranks)
+        self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, clock, ranks)
         prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
-        self._transfers = Transfers(self._ledger, memory, identity.owners(layout), prefetch_max, ranks)
+        self._speeds = TransferSpeeds(layout, config, ranks, clock)
+        self._transfers = Transfers(self._ledger, memory, identity.owners(layout), prefetch_max, self._speeds, ranks)
         self._backups = BackupScheduler(config)
         self._ledger.saver = self._transfers.backups if self._backups.loses_nothing else None
         self._locks: set[Lock] = set()
@@ -222,6 +228,7 @@ class OwnedCache:
         self._controller.leave_all()
         self._controller.wait_all(self.config.close_timeout_s)
         self._ledger.clear()
+        self._speeds.prefill.leave_all()
 
     def check(self) -> None:
         """Assert every invariant of tree, locks and slots from scratch. For tests; slow."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import Controller, OperationCounts, SlowOperation, StorageTier, TransferKind
+from unified_cache.estimates import LoadingStats
 from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
 from unified_cache.storage_backends.common.breaker import BreakerState
@@ -125,6 +126,8 @@ class Stats:
     """Answers of the store that is attached, one for each object: why a page was not read, or not stored."""
     store: AttachedStore | None
     """None where no store is attached."""
+    loading: LoadingStats
+    """What was computed because loading it would have taken longer, and what loads took against what was expected."""
     slowest: tuple[SlowOperation, ...]
     """Slowest operations of the last five to ten minutes, the slowest first."""
 
@@ -162,6 +165,7 @@ class Stats:
             flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
             storage_answers={} if storage is None else storage.answers.copy(),
             store=None if storage is None else AttachedStore.of(storage),
+            loading=transfers.speeds.stats(),
             slowest=controller.slowest.latest(),
         )
 

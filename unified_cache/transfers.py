@@ -8,13 +8,17 @@ What a rank finds out for itself, whether there was room, what storage has, what
 is done about it; the rest follows from the tree, which is the same on every rank.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from unified_cache.backups import Backups
-from unified_cache.controller import LayerwiseLoad, Operation, OperationState, StorageTier, TransferKind
+from unified_cache.controller import LayerwiseLoad, LeftAlone, Operation, OperationState, StorageTier, TransferKind
 from unified_cache.controller.jobs import ClearJob, LoadJob
 from unified_cache.controller.layerwise import LayerProgress
 from unified_cache.controller.operation import Job, Steps
+from unified_cache.estimates import Candidates, TransferSpeeds
 from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
@@ -24,6 +28,7 @@ from unified_cache.prefetches import Prefetches
 from unified_cache.ranks import LocalRanks, RankGroup, held_by_all
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.traffic import TrafficCounts
+from unified_cache.window import window
 
 __all__ = ["Transfers"]
 
@@ -38,6 +43,7 @@ class Transfers:
         "_ranks",
         "backups",
         "prefetches",
+        "speeds",
         "storage",
         "traffic",
     )
@@ -48,11 +54,12 @@ class Transfers:
         memory: PageMemory,
         owners: Mapping[str, bytes],
         host_pages_max: int,
+        speeds: TransferSpeeds,
         ranks: RankGroup = LocalRanks(),
     ) -> None:
         """Let prefetches fill at most ``host_pages_max`` host pages of the first component at a time.
 
-        ``owners`` names by pool whose pages are sealed, see ``Identity.owners``.
+        ``owners`` names by pool whose pages are sealed, see ``Identity.owners``; ``speeds`` chooses what is brought up.
         """
         self._ledger = ledger
         self._memory = memory
@@ -63,7 +70,8 @@ class Transfers:
         """Where backups go on to; None for nowhere."""
         self.traffic = TrafficCounts(ledger.layout)
         self.backups = Backups(ledger, memory, owners, ranks, self.traffic)
-        self.prefetches = Prefetches(ledger, memory, host_pages_max, ranks, self.traffic)
+        self.prefetches = Prefetches(ledger, memory, host_pages_max, ranks, self.traffic, speeds)
+        self.speeds = speeds
 
     def backup(self, prompt: Prompt, level: Level) -> Steps:
         """Back up all of a prompt, and on to storage where there is one; see ``Backups.backup``."""
@@ -72,6 +80,47 @@ class Transfers:
     def write(self, prompt: Prompt) -> Steps:
         """Back up for a write policy what of a prompt is not backed up or stored yet; see ``Backups.write``."""
         return self.backups.write(prompt, self.storage)
+
+    def better_computed(self, prompt: Prompt) -> LeftAlone | None:
+        """Return what the host adds to the device of a prompt, if computing it is faster; None if it is to be loaded.
+
+        All of it or nothing: what copying costs a page is the same everywhere, and what computing it costs grows.
+        """
+        candidates = self._loads_of(prompt) if self.speeds.is_choosing else None
+        if candidates is None:
+            return None
+        left_alone = self.speeds.choose(TransferKind.LOAD, candidates)[1]
+        self.speeds.note(left_alone)
+        return left_alone
+
+    def left_alone(self, prompt: Prompt, stored_end: int) -> tuple[LeftAlone, ...]:
+        """Return what this rank would leave alone of a prompt now, where storage completes its first pages."""
+        if not self.speeds.is_choosing:
+            return ()
+        looks = (
+            (TransferKind.LOAD, self._loads_of(prompt)),
+            (TransferKind.PREFETCH, self.prefetches.candidates(prompt, stored_end)),
+        )
+        found = (self.speeds.look(kind, candidates) for kind, candidates in looks if candidates is not None)
+        return tuple(left_alone for left_alone in found if left_alone is not None)
+
+    def _loads_of(self, prompt: Prompt) -> Candidates | None:
+        """Return loading nothing of a prompt and all that there is room for; None if that is nothing."""
+        tree = self._ledger.tree
+        found = tree.peek(prompt)
+        end = self._ledger.fitting_end(found, Tier.HOST, Tier.DEVICE)
+        if end <= found.device_end:
+            return None
+        copied: list[npt.NDArray[np.int64]] = []
+        for number, component in enumerate(self._ledger.layout.components):
+            lacks = tree.slots(found, Tier.DEVICE, number, window(end, component.span), end) < 0
+            copied.append(np.array([0, np.count_nonzero(lacks)]))
+        return Candidates(np.array([found.device_end, end]), prompt.pages_count, [each * 0 for each in copied], copied)
+
+    def load_nothing(self) -> Steps:
+        """Load nothing: for what is better computed."""
+        return 0
+        yield
 
     def load(self, prompt: Prompt) -> Steps:
         """Copy what the device lacks of a prompt's restorable prefix and publish it.
@@ -87,13 +136,24 @@ class Transfers:
             if moving is None:
                 return 0
             if moving.parts:
-                job = LoadJob(self._memory, self._ledger.layout, moving.parts)
-                self._loads[job] = moving, job.progress
-                try:
-                    yield job
-                finally:
-                    del self._loads[job]
+                yield from self._copy_up(moving)
             return self.traffic.add(TransferKind.LOAD, moving.publish())
+
+    def _copy_up(self, moving: TierTransfer) -> Generator[Job, Operation, None]:
+        """Copy what a load moves, and note how long it took."""
+        leg = self.speeds.legs[TransferKind.LOAD]
+        job = LoadJob(self._memory, self._ledger.layout, moving.parts, leg.clock)
+        pages = [0 for _ in self._ledger.layout.components]
+        for part in moving.parts:
+            pages[part.component] += len(part)
+        payload_bytes = self.speeds.payload_bytes(pages)
+        self._loads[job] = moving, job.progress
+        try:
+            with leg.moving(payload_bytes) as moved:
+                yield job
+                leg.note(moved, payload_bytes, job.ended_s)
+        finally:
+            del self._loads[job]
 
     def layerwise_load(self, operation: Operation) -> LayerwiseLoad | None:
         """Return the pages of a load under way by layer; None if it is over or another load brings part of it."""

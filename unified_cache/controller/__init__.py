@@ -2,14 +2,18 @@
 
 from unified_cache.controller.controller import Controller, OperationCounts
 from unified_cache.controller.layerwise import LayerwiseLoad
-from unified_cache.controller.operation import Operation, OperationState, SlowOperation, TransferKind
+from unified_cache.controller.left_alone import LeftAlone, LeftAloneReason
+from unified_cache.controller.operation import Operation, OperationState, SlowOperation
 from unified_cache.controller.storage_tier import StorageTier
+from unified_cache.controller.transfer_kind import TransferKind
 from unified_cache.controller.workers import InlineWorkers, ThreadWorkers, Workers
 
 __all__ = [
     "Controller",
     "InlineWorkers",
     "LayerwiseLoad",
+    "LeftAlone",
+    "LeftAloneReason",
     "Operation",
     "OperationCounts",
     "OperationState",

@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from unified_cache.controller.operation import Operation, OperationState, SlowOperation, Steps, TransferKind
+from unified_cache.controller.operation import Operation, OperationState, SlowOperation, Steps
+from unified_cache.controller.transfer_kind import TransferKind
 from unified_cache.controller.workers import Workers
 from unified_cache.errors import (
     CacheError,
@@ -54,6 +55,8 @@ class Readiness(NamedTuple):
     in_time: bool
     patient: bool
     """It may still wait for more; once this is False, it keeps what has arrived and ends."""
+    unanswered: bool
+    """Its request may still wait; once this is False, it is done, and what arrives later is for others."""
 
 
 @dataclass(slots=True)
@@ -140,20 +143,23 @@ class Controller:
         """Calls that a store has not returned from in time; each holds the pages of its operation."""
         return [error.call for error in self._ended.values() if in_flight(error)]
 
-    def start(self, kind: TransferKind, steps: Steps, patience_s: float = math.inf) -> Operation | None:
+    def start(
+        self, kind: TransferKind, steps: Steps, patience_s: float = math.inf, deadline_s: float = math.inf
+    ) -> Operation | None:
         """Start an operation; None if too many are under way: it then never began and holds nothing.
 
-        None, too, once a rank is lost. After ``patience_s`` it makes do with what has come by then.
+        None, too, once a rank is lost. After ``patience_s`` it makes do with what has come once its job has ended;
+        after ``deadline_s`` it is done, whether its job has ended or not.
         """
         if len(self._live) >= self._operations_max or self._ranks.is_lost:
             self.counts[kind].declined += 1
             return None
         now_s = self._clock()
-        operation = Operation(kind, steps, now_s, now_s + self._timeout_s, now_s + patience_s)
+        operation = Operation(kind, steps, now_s, now_s + self._timeout_s, now_s + patience_s, now_s + deadline_s)
         operation.advance(None)
-        if operation.is_released:
+        if operation.state is not OperationState.RUNNING:
             self._completed.append(operation)
-        else:
+        if not operation.is_released:
             self._live[operation] = None
             self._submit(operation)
         return operation
@@ -253,7 +259,9 @@ class Controller:
             left_s = min(left_s, RANKS_LOOK_S if held_up or len(self._ended) < len(self._live) else 0)
         elif held_up:
             left_s = min(left_s, QUARANTINE_LOOK_S)
-        moments = [moment for operation in self._live for moment in (operation.due_s, operation.stop_s)]
+        moments = [
+            moment for operation in self._live for moment in (operation.due_s, operation.stop_s, operation.answer_s)
+        ]
         now_s = self._clock()
         return max(0, min([left_s, *(moment - now_s for moment in moments if now_s < moment < math.inf)]))
 
@@ -286,6 +294,7 @@ class Controller:
             free=not in_use(operation, error),
             in_time=now_s < operation.due_s,
             patient=now_s < operation.stop_s,
+            unanswered=now_s < operation.answer_s,
         )
 
     def _failures(self, live: list[Operation], agreed: list[Readiness]) -> dict[Operation, CacheError]:
@@ -310,8 +319,11 @@ class Controller:
             if not readiness.in_time:
                 reason = OperationTimeoutError(f"the {operation.kind.value} took longer than {self._timeout_s} s")
                 self._end_early(operation, OperationState.FAILED, reason)
-            elif not readiness.patient:
+            elif not (readiness.patient and readiness.unanswered):
                 operation.stop()
+                if not readiness.unanswered and not readiness.ended:
+                    operation.tell_done(operation.pages_count)
+                    self._completed.append(operation)
         if not readiness.ended:
             return
         if not readiness.free:
@@ -357,8 +369,8 @@ class Controller:
         finally:
             if operation.is_released:
                 del self._live[operation]
-                if was_running:
-                    self._completed.append(operation)
+            if was_running and operation.state is not OperationState.RUNNING:
+                self._completed.append(operation)
         self._submit(operation)
 
     def _submit(self, operation: Operation) -> None:

@@ -82,8 +82,13 @@ class LoadJob:
     is_urgent = True
     guard = None
 
-    def __init__(self, memory: PageMemory, layout: ModelLayout, parts: Sequence[PageCopies]) -> None:
+    def __init__(
+        self, memory: PageMemory, layout: ModelLayout, parts: Sequence[PageCopies], clock: Callable[[], float]
+    ) -> None:
         """Make it on the owner's thread: it comes after what the device has been given by now."""
+        self.ended_s = clock()
+        """When it ended, by ``clock``, once it has."""
+        self._clock = clock
         self._memory = memory
         self._parts = {part.component: part for part in parts}
         self._ordered = memory.ordered()
@@ -103,6 +108,7 @@ class LoadJob:
             for _, component, pool, layer in self._order:
                 part = self._parts[component]
                 self.progress.note(self._memory.load_layer(pool, layer, part.source, part.target))
+        self.ended_s = self._clock()
         return True
 
     def stop(self) -> None:
@@ -321,10 +327,15 @@ class FetchJob:
     queue = JobQueue.STORAGE
     is_urgent = True
 
-    def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies]) -> None:
+    def __init__(
+        self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], clock: Callable[[], float]
+    ) -> None:
         self.guard = storage.guard
         self._storage = storage
+        self._clock = clock
         self._batches = StorageBatches(storage, prompt, parts, storage.read_order)
+        self.ended_s = clock()
+        """When it ended, by ``clock``, once it has."""
 
     @property
     def arrived(self) -> list[Pages]:
@@ -340,6 +351,7 @@ class FetchJob:
         """Get."""
         for _ in self._batches.move(self._get):
             pass
+        self.ended_s = self._clock()
         return True
 
     def _get(self, pages: list[PageIO]) -> list[Answer]:

@@ -5,11 +5,14 @@ the job has been run by a worker; ``with`` blocks around the ``yield`` give ever
 life of a page reads from top to bottom, and success, failure, cancel and shutdown leave through the same door.
 """
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from unified_cache.controller.left_alone import LeftAlone
+from unified_cache.controller.transfer_kind import TransferKind
 from unified_cache.errors import CacheError, InternalError
 from unified_cache.storage_backends.wrappers import StorageGuard
 
@@ -71,21 +74,6 @@ Steps = Generator[Job | WaitFor, "Operation", int]
 """An operation's life: yields what it waits for, is sent the operation that it is, returns the pages that arrived."""
 
 
-class TransferKind(Enum):
-    """The four ways between tiers, and the one out."""
-
-    BACKUP = "backup"
-    """Device to host; and on to storage where there is one."""
-    LOAD = "load"
-    """Host to device."""
-    STORE = "store"
-    """Host to storage."""
-    PREFETCH = "prefetch"
-    """Storage to host."""
-    CLEAR = "clear"
-    """Out of storage."""
-
-
 class OperationState(Enum):
     """State of an operation."""
 
@@ -117,6 +105,7 @@ class Operation:
     __slots__ = (
         "_steps",
         "_stopping",
+        "answer_s",
         "awaited",
         "due_s",
         "error",
@@ -124,6 +113,7 @@ class Operation:
         "is_released",
         "job",
         "kind",
+        "left_alone",
         "pages_count",
         "started_s",
         "state",
@@ -132,7 +122,15 @@ class Operation:
         "unstored_count",
     )
 
-    def __init__(self, kind: TransferKind, steps: Steps, started_s: float, due_s: float, stop_s: float) -> None:
+    def __init__(
+        self,
+        kind: TransferKind,
+        steps: Steps,
+        started_s: float,
+        due_s: float,
+        stop_s: float = math.inf,
+        answer_s: float = math.inf,
+    ) -> None:
         self.kind = kind
         self.state = OperationState.RUNNING
         self.pages_count = 0
@@ -144,6 +142,8 @@ class Operation:
         """Pages of a backup that storage took or had, at the level asked for, by its own word on every rank."""
         self.unstored_count = 0
         """Pages of a backup that it was offered and did not take: it was full, failing, left alone or being cleared."""
+        self.left_alone: LeftAlone | None = None
+        """What could have been brought and was not, because computing it is faster; None if nothing."""
         self.error: CacheError | None = None
         """Why it failed or was cancelled, if it did."""
         self.is_released = False
@@ -154,6 +154,8 @@ class Operation:
         """When it was started, by the controller's clock."""
         self.stop_s = stop_s
         """When it makes do with what has come by then."""
+        self.answer_s = answer_s
+        """When it is done, whatever its job still does: the request that waits for it goes on with what has come."""
         self.job: Job | None = None
         """The job that it waits for; None once it has ended."""
         self.awaited: Operation | None = None
@@ -188,7 +190,8 @@ class Operation:
                 step = next(self._steps) if begins else self._steps.send(self)
         except StopIteration as stop:
             self.is_released = True
-            self.pages_count = stop.value
+            if self.state is OperationState.RUNNING:
+                self.pages_count = stop.value
             self.set_outcome(OperationState.DONE, None)
         except CacheError as failure:
             self.is_released = True
@@ -207,6 +210,12 @@ class Operation:
             self.job = step
             if self._stopping:
                 step.stop()
+
+    def tell_done(self, pages_count: int) -> None:
+        """Say that it is done as far as anybody waits for it: what it still does is for later requests."""
+        if self.state is OperationState.RUNNING:
+            self.pages_count = pages_count
+        self.set_outcome(OperationState.DONE, None)
 
     def note_stored(self, stored_count: int, unstored_count: int) -> None:
         """Count pages that were offered to storage: those that it took or had, and the others. For its own steps."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.config import CacheConfig, EvictionPolicy
+from unified_cache.controller import LeftAlone
 from unified_cache.explain.fates import WHYS, LaneFates
 from unified_cache.explain.near import NearMatch
 from unified_cache.explain.picture import lane_line, pages_text
@@ -95,6 +96,8 @@ class Explanation:
     """Prompts of the same tokens that are known under another name."""
     remembers: str
     """How far back what has gone is remembered, in words."""
+    left_alone: tuple[LeftAlone, ...] = ()
+    """Pages that would not be brought up if they were asked for now, because computing them is faster."""
 
     @property
     def end(self) -> int:
@@ -123,6 +126,7 @@ class Explanation:
             ],
             "near": [{"place": near.place, "pages": near.pages, "differs": list(near.differs)} for near in self.near],
             "remembers": self.remembers,
+            "left_alone": [left.as_json() for left in self.left_alone],
         }
 
     def __str__(self) -> str:
@@ -141,6 +145,8 @@ class Explanation:
                 marks = lane_line(component.held, (component.window_start, tier.end), self.pages_count)
                 said = "; ".join(part for part in (missing, repeated) if part)
                 yield f"  {component.name:{width}}  |{marks}|  {said}".rstrip()
+        for left in self.left_alone:
+            yield left.text
         for near in self.near:
             yield f"near match: {near.text}"
         if any(loss.reason.why is Why.NOT_REMEMBERED for loss in self.losses):

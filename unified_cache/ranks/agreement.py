@@ -18,6 +18,7 @@ __all__ = [
     "check_configuration",
     "failed_ranks",
     "held_by_all",
+    "largest_of_all",
     "pools_to_store",
     "together",
     "true_for_all",
@@ -112,6 +113,18 @@ def _gather_rows(ranks: RankGroup, row: bytes) -> list[bytes]:
     bits[ranks.rank] = np.unpackbits(np.frombuffer(row, np.uint8))
     agreed = ranks.agree(bits.reshape(-1)).reshape(bits.shape)
     return [np.packbits(each).tobytes() for each in agreed]
+
+
+def largest_of_all(ranks: RankGroup, values: Sequence[float]) -> list[float]:
+    """Return of each of several values, equally many on every rank, the largest that a rank has; NaN if one has that.
+
+    One agreement, where there are several ranks.
+    """
+    if ranks.size == 1:
+        return list(values)
+    rows = _gather_rows(ranks, np.array(values, "<f8").tobytes())
+    largest: list[float] = np.max([np.frombuffer(row, "<f8") for row in rows], axis=0).tolist()
+    return largest
 
 
 def held_by_all(ranks: RankGroup, held: Held | None) -> Held | None:

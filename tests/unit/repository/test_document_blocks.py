@@ -74,7 +74,13 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "docs/live.md": {"tests/e2e/test_live_document.py": ("",)},
     "docs/traces.md": {"tests/e2e/test_traces_document.py": ("",)},
     "docs/planning.md": {GUIDES: ("",)},
-    "docs/policies.md": {GUIDES: ("",)},
+    "docs/policies.md": {
+        GUIDES: ("$ unified-cache replay",),
+        "tests/unit/core/test_transfer_policy.py::test_the_blocks_of_the_document_on_policies_run": (
+            "from unified_cache import CacheConfig",
+            "operation = cache.prefetch",
+        ),
+    },
     "docs/operate.md": {
         OPERATE: (
             "unified-cache ping",

@@ -1,0 +1,134 @@
+"""An engine whose store, copies and forward passes take simulated time, so that a first token's time can be told."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.support.cache import IDENTITY, ToyEngine
+from tests.support.clock import ManualClock
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import CacheConfig
+from unified_cache.controller import InlineWorkers, Operation, OperationState, Workers
+from unified_cache.memory import Copied, TieredMemory
+from unified_cache.page import Prompt
+from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
+from unified_cache.ranks import LocalRanks, RankGroup
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, PageIO
+
+POLL_S = 1e-4
+"""Between two polls of a transfer that somebody waits for."""
+
+COPY_S = 1e-6
+"""For one layer of a page, host to device."""
+
+
+class PacedStorage(MemoryStorage):
+    """A store whose gets take a latency, and time for each byte, by a clock that they move."""
+
+    def __init__(self, clock: ManualClock, byte_s: float, latency_s: float = 0.0) -> None:
+        super().__init__()
+        self.clock = clock
+        self.byte_s = byte_s
+        self.latency_s = latency_s
+        self.gets_count = 0
+        self.slowest_get_s = 0.0
+        self.during_get: Callable[[int], None] = lambda number: None
+        """Called in the middle of each get with its number, from 0."""
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        self.during_get(self.gets_count)
+        self.gets_count += 1
+        read_bytes = sum(len(buffer) for page in pages for buffer in page.buffers)
+        taken_s = self.latency_s + self.byte_s * read_bytes
+        self.clock.now_s += taken_s
+        self.slowest_get_s = max(self.slowest_get_s, taken_s)
+        return super().get(pages)
+
+
+class PacedMemory(TieredMemory):
+    """Memory whose copies to the device take some time, by a clock that they move."""
+
+    clock: ManualClock
+
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
+        self.clock.now_s += COPY_S * len(source)
+        return super().load_layer(pool, layer, source, target)
+
+
+@dataclass(frozen=True)
+class PrefillSpeed:
+    """Seconds that a forward pass takes: at all, for each token, for each pair of them."""
+
+    pass_s: float = 0.0
+    token_s: float = 1e-3
+    pair_s: float = 0.0
+
+    def seconds(self, start: int, end: int) -> float:
+        """Return the time to compute tokens [start, end)."""
+        if end == start:
+            return 0.0
+        return self.pass_s + self.token_s * (end - start) + self.pair_s * (end**2 - start**2)
+
+
+class TimedEngine:
+    """Serves prompts by one cache, and tells when the first token of each would have been known."""
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        config: CacheConfig,
+        clock: ManualClock,
+        store: PacedStorage,
+        prefill: PrefillSpeed = PrefillSpeed(),
+        *,
+        workers: Workers | None = None,
+        ranks: RankGroup = LocalRanks(),
+        identity: Identity = IDENTITY,
+    ) -> None:
+        self.clock = clock
+        self.store = store
+        self.prefill = prefill
+        self.toy = ToyEngine(layout, config.device_pages, config.host_pages, None, InlineWorkers())
+        memory = PacedMemory.fitting(layout, config, list(self.toy.pools.values()))
+        assert isinstance(memory, PacedMemory)
+        memory.clock = clock
+        ours = InlineWorkers() if workers is None else workers
+        self.cache = UnifiedCache(layout, config, memory, ours, identity, ranks, clock)
+        self.toy.cache = self.cache
+        self.cache.attach(store)
+
+    def compute(self, prompt: Prompt) -> None:
+        """Compute what the device lacks of a prompt, and keep it there."""
+        cache = self.cache
+        found = cache.match(prompt)
+        lock = cache.lock(found)
+        self.toy.verify(prompt, lock)
+        fresh = cache.allocate(cache.pages_to_allocate(lock.end, prompt.pages_count, cache.checkpoint_ends(found)))
+        assert fresh is not None, "the device is too small for the test"
+        for component, slots in enumerate(fresh):
+            self.toy.write_pages(component, slots, prompt, lock.end)
+        size = prompt.page_size
+        self.clock.now_s += self.prefill.seconds(lock.end * size, prompt.pages_count * size)
+        cache.release(cache.insert(prompt, fresh, lock))
+
+    def wait(self, operation: Operation | None) -> Operation | None:
+        """Poll until an operation is over, as an engine that has nothing else to do."""
+        while operation is not None and operation.state is OperationState.RUNNING:
+            self.clock.now_s += POLL_S
+            self.cache.poll()
+        return operation
+
+    def first_token_s(self, prompt: Prompt, deadline_s: float = np.inf) -> float:
+        """Serve a prompt; return the seconds until its first token."""
+        began_s = self.clock.now_s
+        self.wait(self.cache.prefetch(prompt, deadline_s))
+        self.wait(self.cache.load(prompt))
+        self.compute(prompt)
+        return self.clock.now_s - began_s
+
+    def forget(self) -> None:
+        """End what is under way and empty device and host; what was measured stays."""
+        self.cache.wait_all(60)
+        self.cache.reset()

@@ -1,0 +1,188 @@
+"""Deadlines of prefetches: a request goes on in time with what has come, whatever the store still does."""
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.components import COMPONENT_SETS
+from tests.support.conversations import ROOM, conversation, pages_on, store_turns
+from tests.support.operations import Stepped, started
+from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
+from tests.support.tables import check_tables
+from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
+from unified_cache.config import CacheConfig, WritePolicy
+from unified_cache.controller import LeftAloneReason, Operation, OperationState
+from unified_cache.pool import ModelLayout, Tier
+from unified_cache.transfer_policy import TransferPolicy
+
+LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
+TURNS = (4, 8, 12, 16)
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+
+
+def config_of(layout: ModelLayout, transfer: TransferPolicy = TransferPolicy.ALWAYS) -> CacheConfig:
+    sizes = tuple(ROOM for _ in layout.components)
+    return CacheConfig(sizes, sizes, write=WritePolicy.ON_CALL, guard=None, transfer=transfer)
+
+
+def stepped(layout: ModelLayout) -> tuple[TimedEngine, Stepped]:
+    """Return an engine whose jobs run when the test says so, over a store of the conversation."""
+    store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
+    store_turns(layout, store, TURNS)
+    return TimedEngine(layout, config_of(layout), store.clock, store, workers=workers), workers
+
+
+def run_until_over(engine: TimedEngine, workers: Stepped) -> None:
+    while workers.waiting:
+        workers.run()
+        engine.cache.poll()
+    engine.cache.wait_all(5)
+
+
+@every_layout
+def test_a_request_goes_on_at_its_deadline_while_the_store_is_in_its_call(layout: ModelLayout) -> None:
+    engine, workers = stepped(layout)
+    prompt = conversation(engine.cache, 16)
+    operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
+    workers.run()
+    engine.cache.poll()
+    engine.clock.now_s = 0.99
+    assert engine.cache.poll() == []
+    engine.clock.now_s = 1.0
+    assert engine.cache.poll() == [operation]
+    assert (operation.state, operation.error, operation.pages_count) == (OperationState.DONE, None, 0)
+    assert not operation.is_released, "the store may still fill its pages"
+    engine.compute(prompt)
+    run_until_over(engine, workers)
+    assert operation.is_released
+    assert engine.cache.poll() == [], "it is returned once"
+    check_tables(engine.cache, [])
+    engine.cache.check()
+
+
+@every_layout
+def test_what_came_before_the_deadline_is_used_and_what_comes_after_it_is_for_others(layout: ModelLayout) -> None:
+    engine, workers = stepped(layout)
+    prompt = conversation(engine.cache, 16)
+    operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
+    ends: list[int] = []
+
+    def at_deadline(number: int) -> None:
+        if number == 3:  # parts of 1, 2 and 4 pages have come
+            engine.clock.now_s = 1.0
+            assert engine.cache.poll() == [operation]
+            ends.extend((engine.cache.match(prompt).host_end, operation.pages_count))
+
+    engine.store.during_get = at_deadline
+    run_until_over(engine, workers)
+    end, told = ends
+    assert 4 <= end < 16
+    assert told == end
+    assert operation.pages_count == end, "what was told stays what it was"
+    kept = pages_on(engine.cache, prompt, Tier.HOST)[0]
+    assert kept == set(range(15)), "the part that was under way is kept, and none after it was begun"
+    assert engine.store.gets_count == 4
+    check_tables(engine.cache, [])
+
+
+def test_a_prefetch_that_waits_for_another_goes_on_at_its_deadline() -> None:
+    engine, workers = stepped(LAYOUTS["full"])
+    first = started(engine.cache.prefetch(conversation(engine.cache, 16)))
+    second = started(engine.cache.prefetch(conversation(engine.cache, 12), deadline_s=1.0))
+    workers.run(2)
+    engine.cache.poll()
+    assert second.awaited is first
+    engine.clock.now_s = 1.0
+    assert engine.cache.poll() == [second]
+    assert (first.state, second.pages_count) == (OperationState.RUNNING, 0)
+    run_until_over(engine, workers)
+    assert (first.state, first.pages_count) == (OperationState.DONE, 16)
+    check_tables(engine.cache, [])
+
+
+def test_a_probe_that_does_not_return_holds_nobody_up() -> None:
+    engine, workers = stepped(LAYOUTS["full"])
+    operation = started(engine.cache.prefetch(conversation(engine.cache, 16), deadline_s=0.5))
+    engine.clock.now_s = 0.6
+    assert engine.cache.poll() == [operation]
+    assert operation.state is OperationState.DONE
+    run_until_over(engine, workers)
+    assert engine.cache.match(conversation(engine.cache, 16)).host_end == 0
+    check_tables(engine.cache, [])
+
+
+@every_layout
+@pytest.mark.parametrize("deadline_s", [0.02, 0.1, 0.5, 5.0])
+@pytest.mark.parametrize("byte_s", [0.0, 1e-6, 1e-4])
+def test_no_request_is_later_than_its_deadline_and_a_part(
+    layout: ModelLayout, deadline_s: float, byte_s: float
+) -> None:
+    """A simulated store blocks the owner for a part, so by so much a request may be late, and by a poll."""
+    store = PacedStorage(ManualClock(), byte_s)
+    store_turns(layout, store, TURNS)
+    for transfer in (TransferPolicy.ALWAYS, TransferPolicy.FASTEST):
+        engine = TimedEngine(layout, config_of(layout, transfer), store.clock, store, PrefillSpeed())
+        for pages in (4, 8, 12, 16, 16, 16):
+            prompt = conversation(engine.cache, pages)
+            began_s = store.clock.now_s
+            operation = engine.wait(engine.cache.prefetch(prompt, deadline_s))
+            assert operation is not None
+            assert store.clock.now_s - began_s <= deadline_s + store.slowest_get_s + 1e-3
+            engine.compute(prompt)
+            engine.forget()
+
+
+def test_what_does_not_come_in_time_is_left_alone_and_said() -> None:
+    layout = LAYOUTS["full"]
+    store = PacedStorage(ManualClock(), 1e-5)
+    store_turns(layout, store, TURNS)
+    engine = TimedEngine(layout, config_of(layout, TransferPolicy.FASTEST), store.clock, store, PrefillSpeed(5.0))
+    for pages in (4, 8, 12, 16) * 2:
+        engine.first_token_s(conversation(engine.cache, pages))
+        engine.forget()
+        engine.compute(engine.cache.prompt(range(10**6, 10**6 + pages * layout.page_size)))
+        engine.forget()
+    began_s = store.clock.now_s
+    whole = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
+    assert whole is not None
+    assert whole.pages_count == 16
+    taken_s = store.clock.now_s - began_s
+    engine.forget()
+    operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16), taken_s / 2))
+    assert operation is not None
+    assert 0 < operation.pages_count < 16
+    assert operation.left_alone is not None
+    assert operation.left_alone.reason is LeftAloneReason.PAST_DEADLINE
+    assert "longer than the deadline allows" in operation.left_alone.text
+    assert sum(engine.cache.stats().loading.past_deadline_tokens.values()) == operation.left_alone.tokens
+
+
+def test_ranks_are_done_at_the_same_look_and_stay_alike() -> None:
+    layout = LAYOUTS["full-swa"]
+
+    def live(group: ThreadRanks) -> tuple[list[int], str, int]:
+        store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
+        store_turns(layout, store, TURNS, head_of(group))
+        engine = TimedEngine(
+            layout, config_of(layout), store.clock, store, workers=workers, ranks=group, identity=head_of(group)
+        )
+        operation = started(engine.cache.prefetch(conversation(engine.cache, 16), deadline_s=1.0))
+        returned: list[int] = []
+
+        def look(now_s: float) -> list[Operation]:
+            engine.clock.now_s = now_s if group.rank == 0 else 0.0  # the other's clock is late
+            over = engine.cache.poll()
+            returned.append(len(over))
+            return over
+
+        workers.run()
+        look(0.1)
+        workers.run()
+        look(0.2)
+        assert look(1.0) == [operation]
+        workers.run()
+        look(1.1)
+        return returned, digest_of(engine.cache), operation.pages_count
+
+    first, second = in_threads(2, live)
+    assert first == second
