@@ -45,7 +45,7 @@ class CacheCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with the figures published last."""
         stats, name = self._source.published_stats(), self._cache_name
-        pages, evicted, lookups, matched, operations, live, quarantined, moved, answers, flawed = _empty()
+        pages, evicted, lookups, matched, operations, live, quarantined, moved, answers, flawed, left, timed = _empty()
         for held in stats.occupancy:
             where = [name, held.tier.name.lower(), held.component]
             for state, count in (
@@ -78,7 +78,29 @@ class CacheCollector:
         for (method, answer), count in stats.storage_answers.items():
             answers.add_metric([name, method.value, answer.value], count)
         flawed.add_metric([name], stats.flawed_pages)
-        yield from (pages, evicted, lookups, matched, operations, live, quarantined, moved, answers, flawed)
+        for why, tokens in (
+            ("computing_is_faster", stats.loading.left_alone_tokens),
+            ("past_deadline", stats.loading.past_deadline_tokens),
+        ):
+            for kind, count in tokens.items():
+                left.add_metric([name, kind.value, why], count)
+        for kind, leg in stats.loading.legs.items():
+            for which, seconds in (("expected", leg.expected_s), ("taken", leg.taken_s), ("off", leg.off_s)):
+                timed.add_metric([name, kind.value, which], seconds)
+        yield from (
+            pages,
+            evicted,
+            lookups,
+            matched,
+            operations,
+            live,
+            quarantined,
+            moved,
+            answers,
+            flawed,
+            left,
+            timed,
+        )
 
 
 def _empty() -> tuple[
@@ -89,6 +111,8 @@ def _empty() -> tuple[
     CounterMetricFamily,
     GaugeMetricFamily,
     GaugeMetricFamily,
+    CounterMetricFamily,
+    CounterMetricFamily,
     CounterMetricFamily,
     CounterMetricFamily,
     CounterMetricFamily,
@@ -120,5 +144,15 @@ def _empty() -> tuple[
         ),
         CounterMetricFamily(
             f"{PREFIX}_flawed_pages", "Objects read from storage that did not verify.", labels=["cache"]
+        ),
+        CounterMetricFamily(
+            f"{PREFIX}_left_alone_tokens",
+            "Tokens that a lower tier had and that were computed, by the transfer that would have brought them.",
+            labels=["cache", "kind", "why"],
+        ),
+        CounterMetricFamily(
+            f"{PREFIX}_timed_transfer_seconds",
+            "Time of transfers that something was expected of: expected, taken, and by how much that was off.",
+            labels=["cache", "kind", "which"],
         ),
     )

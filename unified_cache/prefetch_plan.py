@@ -138,13 +138,13 @@ class FetchPlanner:
         chosen, left_alone = self._speeds.choose(TransferKind.PREFETCH, candidates, left_s)
         return int(candidates.ends[chosen]), left_alone
 
-    def trial(self, missing: MissingPages, stored: Sequence[Pages], left_alone: LeftAlone) -> FetchPlan:
+    def trial(self, missing: MissingPages, stored_end: int, left_alone: LeftAlone) -> FetchPlan:
         """Choose a few pages of what is left alone, to read them for their time; no window, nothing to resume from.
 
-        ``stored`` tells by component which pages storage has of those to be read.
+        On every rank the same, of those that a resume at ``stored_end`` would read.
         """
         count = min(self._speeds.trial_pages(left_alone), self.host_pages_left)
-        first, *others = (np.flatnonzero(pages) for pages in stored)
+        first, *others = missing.reads([stored_end])
         return FetchPlan(missing.known_end, copies=False, reads=[first[:count], *(pages[:0] for pages in others)])
 
     def _ends_between(self, missing: MissingPages, ends: Pages, end: int, rooms: list[int]) -> list[int]:

@@ -136,8 +136,7 @@ class Prefetches:
             if operation.state is not OperationState.RUNNING:
                 break
             missing = self._missing(prompt, lost)  # others may have brought or evicted some of it meanwhile
-            stored = masks_of(probe.among(missing.page_numbers), missing.to_read)
-            ends = self._ranks.agree(missing.ends(stored))
+            ends = self._ranks.agree(missing.ends(masks_of(probe.among(missing.page_numbers), missing.to_read)))
             worth_end = missing.known_end + worth_pages
             stored_end = missing.known_end + last_end(ends)
             if stored_end < worth_end:
@@ -147,7 +146,7 @@ class Prefetches:
             if left_alone is not None and plan.end < worth_end:
                 if self._speeds.is_trial_due():
                     operation.tell_done(max(missing.known_end - first_end, 0))
-                    trial = self.planner.trial(missing, stored, left_alone)
+                    trial = self.planner.trial(missing, stored_end, left_alone)
                     yield from self._fetch(operation, prompt, storage, missing, trial)
                 break
             other = self._fetching.find(prompt, missing.reads([stored_end])) or self._fetching.find(prompt, plan.reads)
@@ -233,7 +232,7 @@ class Prefetches:
                             )
                         ]
                         yield from self._fetch_slice(prompt, storage, staging, fetch, parts)
-                        if operation.is_stopping:
+                        if operation.is_stopping or operation.answer_s == math.inf:
                             break
                         gained = self._ledger.tree.match(prompt).host_end - missing.known_end
                         operation.pages_count = gained_before + max(gained, 0)

@@ -18,6 +18,7 @@ from unified_cache.controller import LayerwiseLoad, LeftAlone, Operation, Operat
 from unified_cache.controller.jobs import ClearJob, LoadJob
 from unified_cache.controller.layerwise import LayerProgress
 from unified_cache.controller.operation import Job, Steps
+from unified_cache.errors import RankLostError
 from unified_cache.estimates import Candidates, TransferSpeeds
 from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, TierTransfer
@@ -89,7 +90,10 @@ class Transfers:
         candidates = self._loads_of(prompt) if self.speeds.is_choosing else None
         if candidates is None:
             return None
-        left_alone = self.speeds.choose(TransferKind.LOAD, candidates)[1]
+        try:
+            left_alone = self.speeds.choose(TransferKind.LOAD, candidates)[1]
+        except RankLostError:  # nothing is loaded any more, and the next poll says so
+            return None
         self.speeds.note(left_alone)
         return left_alone
 

@@ -35,7 +35,8 @@ class Stepped:
     def run(self, count: int = 1) -> None:
         for _ in range(count):
             operation, job = self.waiting.popleft()
-            self.ended.append((operation, run_job(job)))
+            error = run_job(job)  # which may poll
+            self.ended.append((operation, error))
 
     def run_last(self) -> None:
         """Run the job that came last."""

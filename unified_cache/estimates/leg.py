@@ -13,7 +13,7 @@ __all__ = ["LegStats", "MovedBytes", "TransferLeg"]
 class LegStats:
     """Transfers on one way between tiers whose time was expected before they began, and what they took.
 
-    Nothing is expected before some have been timed.
+    Nothing is expected before some have been timed, nor where no ``TransferPolicy`` asks for it.
     """
 
     transfers_count: int = 0
@@ -48,10 +48,21 @@ class MovedBytes:
 class TransferLeg:
     """One way between two tiers. Belongs to the owner's thread; ``clock`` is read on workers' threads, too."""
 
-    __slots__ = ("_expected_s", "_in_flight_bytes", "_off_s", "_taken_s", "_times", "_transfers_count", "clock")
+    __slots__ = (
+        "_expected_s",
+        "_expects",
+        "_in_flight_bytes",
+        "_off_s",
+        "_taken_s",
+        "_times",
+        "_transfers_count",
+        "clock",
+    )
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, expects: bool = True) -> None:
+        """Time transfers by ``clock``, and, unless nobody asks, expect them to take what they took lately."""
         self.clock = clock
+        self._expects = expects
         self._times = RecentTimes(2)
         self._in_flight_bytes = 0
         self._transfers_count = 0
@@ -60,7 +71,7 @@ class TransferLeg:
     @contextmanager
     def moving(self, payload_bytes: int) -> Iterator[MovedBytes]:
         """Count bytes as in flight for the length of a ``with`` block; ``note`` what came of them inside."""
-        moved = MovedBytes(self._in_flight_bytes, self.clock(), self._times.fitted)
+        moved = MovedBytes(self._in_flight_bytes, self.clock(), self.fitted)
         self._in_flight_bytes += payload_bytes
         try:
             yield moved
@@ -70,7 +81,7 @@ class TransferLeg:
     def note(self, moved: MovedBytes, payload_bytes: int, ended_s: float) -> None:
         """Note that of a transfer so many bytes came, and when it ended by the leg's clock."""
         seconds = ended_s - moved.began_s
-        if not payload_bytes or not seconds > 0:
+        if not self._expects or not payload_bytes or not seconds > 0:
             return
         bytes_count = moved.ahead_bytes + payload_bytes
         if moved.fitted is not None:
@@ -85,7 +96,7 @@ class TransferLeg:
     @property
     def fitted(self) -> FittedSeconds | None:
         """Seconds of a transfer, and of each of its bytes and those before it; None while too little is known."""
-        return self._times.fitted
+        return self._times.fitted if self._expects else None
 
     @property
     def in_flight_bytes(self) -> int:
@@ -95,7 +106,7 @@ class TransferLeg:
     def stats(self) -> LegStats:
         """Return the figures of this moment."""
         counts = (self._transfers_count, self._expected_s, self._taken_s, self._off_s)
-        fitted = self._times.fitted
+        fitted = self.fitted
         if fitted is None:
             return LegStats(*counts)
         latency_s, byte_s = fitted.weights

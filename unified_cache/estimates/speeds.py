@@ -103,7 +103,7 @@ class TransferSpeeds:
         self._declined_run = 0
         """Times in a row that all of storage was left alone."""
         self._left_alone = {reason: dict.fromkeys(LEGS, 0) for reason in LeftAloneReason}
-        self.legs = {kind: TransferLeg(clock) for kind in LEGS}
+        self.legs = {kind: TransferLeg(clock, expects=self.is_choosing) for kind in LEGS}
         self.prefill = MeasuredPrefill(clock)
 
     @property

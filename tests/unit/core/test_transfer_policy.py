@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.sources import ROOT
 from tests.support.cache import IDENTITY
@@ -18,7 +19,9 @@ from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import LeftAlone, LeftAloneReason, OperationState, TransferKind
 from unified_cache.errors import InputError
+from unified_cache.estimates import LegStats
 from unified_cache.estimates.speeds import TRIAL_EVERY
+from unified_cache.metrics import CacheCollector
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout
 from unified_cache.ranks import LocalRanks, RankGroup
@@ -292,6 +295,7 @@ def test_a_cache_under_always_measures_no_prefill_and_expects_nothing() -> None:
     layout = LAYOUTS["full"]
     engine = learned(engine_of(layout, TransferPolicy.ALWAYS, paced(layout, 1e-6)))
     assert engine.cache._speeds.prefill.fitted is None
+    assert engine.cache.stats().loading.legs[TransferKind.PREFETCH] == LegStats()
     assert engine.cache.stats().loading.left_alone_tokens[TransferKind.PREFETCH] == 0
 
 
@@ -315,6 +319,20 @@ def test_an_explanation_says_what_is_not_worth_loading_and_changes_nothing() -> 
     assert explanation.as_json()["left_alone"] == [left.as_json()]
     assert engine.cache.stats().loading == before
     assert learned(slow_engine(3.0)).cache.explain(prompt).left_alone == ()
+
+
+def test_a_scrape_finds_what_was_left_alone_and_how_well_times_were_expected() -> None:
+    engine = learned(slow_engine())
+    engine.cache.wait_all(5)
+    registry = CollectorRegistry()
+    registry.register(CacheCollector(engine.cache))
+    text = generate_latest(registry).decode()
+    stats = engine.cache.published_stats().loading
+    left = float(stats.left_alone_tokens[TransferKind.PREFETCH])
+    sample = 'unified_cache_left_alone_tokens_total{cache="cache",kind="prefetch",why="computing_is_faster"}'
+    assert left > 0
+    assert f"{sample} {left}" in text
+    assert f'{{cache="cache",kind="prefetch",which="taken"}} {stats.legs[TransferKind.PREFETCH].taken_s}' in text
 
 
 def test_the_blocks_of_the_document_on_policies_run(capsys: pytest.CaptureFixture[str]) -> None:
