@@ -26,7 +26,7 @@ from unified_cache.transfer_policy import TransferPolicy
 
 __all__ = ["transfer_figures"]
 
-PREFIX_TOKENS = 2048
+PREFIX_TOKENS = 1024
 PAGES = 64
 """Pages that device and host have room for each."""
 
@@ -36,7 +36,7 @@ SHARES = (0.1, 0.3, 1.0, 3.0)
 RATIO_MAX = 1.05
 """Largest accepted time under ``fastest``, as a share of the better of the other two."""
 
-LEARNED_TOKENS = (256, 512, 1024, 1536)
+LEARNED_TOKENS = (128, 256, 512, 768)
 SETTLE_S = 120.0
 
 
