@@ -13,7 +13,7 @@ __all__ = ["PrefillCurve", "TransferPolicy"]
 
 
 class TransferPolicy(Enum):
-    """What is brought up to a request from host memory and storage."""
+    """Rule of what is brought up to a request from host memory and storage."""
 
     ALWAYS = "always"
     """All that lower tiers add to its prefix and that there is room for."""

@@ -97,15 +97,15 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "pages are marked as fetched for ever",
-        "prefetches.py",
+        "prefetch_plan.py",
         "del fetched[key]",
         "pass",
     ),
     Mutant(
         "the budget of prefetches leaks",
         "prefetches.py",
-        "self._host_pages_left += pages",
-        "self._host_pages_left += 0",
+        "self.planner.host_pages_left += pages",
+        "self.planner.host_pages_left += 0",
     ),
     Mutant(
         "two prefetches read one page",
@@ -147,7 +147,28 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "an operation that ends at once is never told",
         "controller/controller.py",
-        "        if operation.is_released:\n            self._completed.append(operation)\n        else:",
-        "        if not operation.is_released:",
+        "        if operation.state is not OperationState.RUNNING:\n            self._completed.append(operation)\n",
+        "",
+    ),
+    Mutant(
+        "a request waits for its store beyond its deadline",
+        "controller/controller.py",
+        "if not readiness.unanswered and not readiness.ended:",
+        "if not readiness.unanswered and readiness.ended:",
+        tests=("tests/unit/core/test_deadlines.py",),
+    ),
+    Mutant(
+        "computing is never faster",
+        "estimates/choice.py",
+        "chosen = best if total[best] + doubt_s < total[usual] else usual",
+        "chosen = usual",
+        tests=("tests/unit/estimates/test_choice.py",),
+    ),
+    Mutant(
+        "what is queued before a transfer costs no time",
+        "estimates/leg.py",
+        "bytes_count = moved.ahead_bytes + payload_bytes",
+        "bytes_count = payload_bytes",
+        tests=("tests/unit/estimates/test_leg.py",),
     ),
 ]

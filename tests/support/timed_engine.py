@@ -7,12 +7,13 @@ import numpy as np
 
 from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.clock import ManualClock
+from tests.support.ranks import head_of
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig
 from unified_cache.controller import InlineWorkers, Operation, OperationState, Workers
 from unified_cache.memory import Copied, TieredMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
+from unified_cache.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.ranks import LocalRanks, RankGroup
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
@@ -79,15 +80,14 @@ class TimedEngine:
         self,
         layout: ModelLayout,
         config: CacheConfig,
-        clock: ManualClock,
         store: PacedStorage,
         prefill: PrefillSpeed = PrefillSpeed(),
         *,
         workers: Workers | None = None,
         ranks: RankGroup = LocalRanks(),
-        identity: Identity = IDENTITY,
     ) -> None:
-        self.clock = clock
+        self.clock = clock = store.clock
+        identity = IDENTITY if ranks.size == 1 else head_of(ranks)
         self.store = store
         self.prefill = prefill
         self.toy = ToyEngine(layout, config.device_pages, config.host_pages, None, InlineWorkers())

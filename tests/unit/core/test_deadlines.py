@@ -29,7 +29,7 @@ def stepped(layout: ModelLayout) -> tuple[TimedEngine, Stepped]:
     """Return an engine whose jobs run when the test says so, over a store of the conversation."""
     store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
     store_turns(layout, store, TURNS)
-    return TimedEngine(layout, config_of(layout), store.clock, store, workers=workers), workers
+    return TimedEngine(layout, config_of(layout), store, workers=workers), workers
 
 
 def run_until_over(engine: TimedEngine, workers: Stepped) -> None:
@@ -121,7 +121,7 @@ def test_no_request_is_later_than_its_deadline_and_a_part(
     store = PacedStorage(ManualClock(), byte_s)
     store_turns(layout, store, TURNS)
     for transfer in (TransferPolicy.ALWAYS, TransferPolicy.FASTEST):
-        engine = TimedEngine(layout, config_of(layout, transfer), store.clock, store, PrefillSpeed())
+        engine = TimedEngine(layout, config_of(layout, transfer), store, PrefillSpeed())
         for pages in (4, 8, 12, 16, 16, 16):
             prompt = conversation(engine.cache, pages)
             began_s = store.clock.now_s
@@ -136,7 +136,7 @@ def test_what_does_not_come_in_time_is_left_alone_and_said() -> None:
     layout = LAYOUTS["full"]
     store = PacedStorage(ManualClock(), 1e-5)
     store_turns(layout, store, TURNS)
-    engine = TimedEngine(layout, config_of(layout, TransferPolicy.FASTEST), store.clock, store, PrefillSpeed(5.0))
+    engine = TimedEngine(layout, config_of(layout, TransferPolicy.FASTEST), store, PrefillSpeed(5.0))
     for pages in (4, 8, 12, 16) * 2:
         engine.first_token_s(conversation(engine.cache, pages))
         engine.forget()
@@ -163,9 +163,7 @@ def test_ranks_are_done_at_the_same_look_and_stay_alike() -> None:
     def live(group: ThreadRanks) -> tuple[list[int], str, int]:
         store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
         store_turns(layout, store, TURNS, head_of(group))
-        engine = TimedEngine(
-            layout, config_of(layout), store.clock, store, workers=workers, ranks=group, identity=head_of(group)
-        )
+        engine = TimedEngine(layout, config_of(layout), store, workers=workers, ranks=group)
         operation = started(engine.cache.prefetch(conversation(engine.cache, 16), deadline_s=1.0))
         returned: list[int] = []
 

@@ -7,7 +7,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.sources import ROOT
-from tests.support.cache import IDENTITY
 from tests.support.clock import ManualClock
 from tests.support.components import COMPONENT_SETS
 from tests.support.conversations import ROOM, conversation, store_turns
@@ -56,10 +55,7 @@ def engine_of(
     prefill: PrefillCurve | None = None,
     ranks: RankGroup = LocalRanks(),
 ) -> TimedEngine:
-    identity = IDENTITY if ranks.size == 1 else head_of(ranks)
-    return TimedEngine(
-        layout, config_of(layout, transfer, prefill), store.clock, store, PREFILL, ranks=ranks, identity=identity
-    )
+    return TimedEngine(layout, config_of(layout, transfer, prefill), store, PREFILL, ranks=ranks)
 
 
 def learned(engine: TimedEngine, rounds: int = 2) -> TimedEngine:

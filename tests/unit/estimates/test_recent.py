@@ -40,7 +40,7 @@ def test_nothing_is_said_before_enough_was_timed() -> None:
 def test_what_was_timed_is_expected_again(latency_s: float, byte_s: float, sizes: list[float]) -> None:
     times = noted(latency_s, byte_s, sizes)
     for size in sizes[-RECENT_MAX:]:
-        assert expected(times, 1.0, size) == pytest.approx(latency_s + byte_s * size, rel=0.05)
+        assert expected(times, 1.0, size) == pytest.approx(latency_s + byte_s * size, rel=0.15)
 
 
 def test_latency_and_bandwidth_are_told_apart_where_sizes_differ() -> None:
