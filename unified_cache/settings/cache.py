@@ -23,6 +23,7 @@ from unified_cache.settings.section import (
     Section,
 )
 from unified_cache.tier_sizes import SizedTiers
+from unified_cache.transfer_policy import TransferPolicy
 
 __all__ = ["EmbeddedSettings"]
 
@@ -50,6 +51,7 @@ class EmbeddedSettings(Section):
     write: WritePolicy = cast(WritePolicy, _DEFAULTS["write"])
     dirty_share: Annotated[float, Field(gt=0, le=1)] = cast(float, _DEFAULTS["dirty_share"])
     prefetching: Prefetches = Prefetching()
+    transfer: TransferPolicy = cast(TransferPolicy, _DEFAULTS["transfer"])
     guard: Guard = GuardConfig()
     operations_max: Count = cast(int, _DEFAULTS["operations_max"])
     storage_workers: Count = cast(int, _DEFAULTS["storage_workers"])
@@ -83,6 +85,7 @@ class EmbeddedSettings(Section):
             write=self.write,
             dirty_share=self.dirty_share,
             prefetching=self.prefetching,
+            transfer=self.transfer,
             guard=self.guard,
             operation_timeout_s=self.operation_timeout_s,
             close_timeout_s=self.close_timeout_s,
