@@ -123,18 +123,18 @@ class UnifiedCache(OwnedCache):
             self._watcher.matched(prompt, found.device_end, found.host_end)
         return found
 
-    def explain(self, prompt: Prompt) -> Explanation:
+    def explain(self, prompt: Prompt, *, seeks_near: bool = True) -> Explanation:
         """Say why a prompt's hit is as long as it is, and what became of the pages that are missing.
 
         By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture.
         Where the transfer policy asks for what is fastest, it says what would be left in storage or on the host now,
         by the figures of this rank. What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It
         changes nothing, not even recency, and asks the store once for all pages: as long as the store's guard lets it,
-        this waits.
+        this waits. With ``seeks_near`` it looks for the same tokens under other namespaces and identities, too.
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
-        explanation = explain(self._ledger, self.config, self._storage, self.identity, prompt)
+        explanation = explain(self._ledger, self.config, self._storage, self.identity, prompt, seeks_near=seeks_near)
         return replace(explanation, left_alone=self._transfers.left_alone(prompt, explanation.end))
 
     def lock(self, found: Match) -> Lock:

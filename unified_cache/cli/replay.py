@@ -5,7 +5,7 @@ refused option should wait for those.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +42,10 @@ What would an L1 of 50,000 pages hit? No payload moves:
 Three tiers, every byte verified, and a page to look at:
 
     unified-cache replay trace.jsonl.gz --storage file:/tmp/kv --report out
+
+Why are hits as short as they are? Missed tokens by reason, and the prefixes that cost most:
+
+    unified-cache replay trace.jsonl.gz --host-pages 5000 --no-bytes --explain
 
 All pools of a model, tiers in the bytes they would take:
 
@@ -92,6 +96,13 @@ class ReplayCommand:
     moves_bytes: Annotated[bool | None, setting_option(ReplayChoices, "bytes")] = None
     config: ConfigOption = None
     assigned: SetOption = None
+    explain: Annotated[
+        bool | None,
+        typer.Option(
+            "--explain/--no-explain",
+            help="Break missed tokens down by reason and component. [default: with --report]",
+        ),
+    ] = None
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write a page and a picture of hits over time there.")
     ] = None
@@ -108,7 +119,8 @@ class ReplayCommand:
 
         """
         loaded = read_settings(ReplayChoices, self.config, self._flags(), self.assigned or ())
-        settings = replay_settings(loaded)
+        explains = self.report is not None if self.explain is None else self.explain
+        settings = replace(replay_settings(loaded), explains=explains)
         requests = read_trace(self.trace, loaded.settings.limit)
         runner = import_with_extra("unified_cache.replay.runner", "engine", "replay")
         report = None if self.report is None else import_with_extra("unified_cache.replay.report", "report", "--report")

@@ -4,7 +4,18 @@ from typing import TextIO
 
 from unified_cache.cli.text import console_on, printable, table
 from unified_cache.replay.result import ReplayResult
-from unified_cache.replay.summary import COLUMNS, COMPONENT_COLUMNS, component_rows, headline, tier_rows, verdict
+from unified_cache.replay.summary import (
+    COLUMNS,
+    COMPONENT_COLUMNS,
+    MISS_COLUMNS,
+    PREFIX_COLUMNS,
+    component_rows,
+    headline,
+    miss_rows,
+    prefix_rows,
+    tier_rows,
+    verdict,
+)
 
 __all__ = ["print_result"]
 
@@ -13,7 +24,7 @@ WIDTH_MIN = 80
 
 
 def print_result(stream: TextIO, result: ReplayResult) -> None:
-    """Print what it found in a sentence, the table by tier, then the verdict."""
+    """Print what it found in a sentence, the table by tier, what was missed and why, then the verdict."""
     console = console_on(stream, WIDTH_MIN)
     console.print(printable(headline(result)), style="bold")
     rows = tier_rows(result)
@@ -29,5 +40,14 @@ def print_result(stream: TextIO, result: ReplayResult) -> None:
         for row in by_component:
             components.add_row(*row)
         console.print(components)
+    for rows, columns, text_columns in (
+        (miss_rows(result), MISS_COLUMNS, 2),
+        (prefix_rows(result), PREFIX_COLUMNS, 3),
+    ):
+        if rows:
+            misses = table(*columns, left=text_columns)
+            for row in rows:
+                misses.add_row(*row)
+            console.print(misses)
     for line in verdict(result):
         console.print_line(line)

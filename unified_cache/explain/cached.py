@@ -18,9 +18,18 @@ TIER_NAMES = (*(tier.name.lower() for tier in Tier), "storage")
 
 
 def explain(
-    ledger: Ledger, config: CacheConfig, storage: StorageTier | None, identity: Identity, prompt: Prompt
+    ledger: Ledger,
+    config: CacheConfig,
+    storage: StorageTier | None,
+    identity: Identity,
+    prompt: Prompt,
+    *,
+    seeks_near: bool = True,
 ) -> Explanation:
-    """Return the explanation of a prompt; changes nothing, and asks the store what it has of it."""
+    """Return the explanation of a prompt; changes nothing, and asks the store what it has of it.
+
+    With ``seeks_near`` it asks for the same tokens under other names, too.
+    """
     ledger.changes.take_removals()
     pages = prompt.pages_count
     stored = None if storage is None or not pages else _asked(storage, prompt)
@@ -29,6 +38,18 @@ def explain(
     names = [TIER_NAMES[0], *([TIER_NAMES[1]] if has_host else []), *([TIER_NAMES[2]] if stored is not None else [])]
     clock_s = 0.0 if ledger.fates.ring is None else ledger.fates.ring.clock()
     explainer = Explainer(ledger.layout.components, ledger.layout.page_size, config, clock_s)
+    near = _near(ledger, storage, identity, prompt, stored) if seeks_near else []
+    return explainer.explain(list(zip(names, fates, strict=True)), pages, near, _remembers(ledger))
+
+
+def _near(
+    ledger: Ledger,
+    storage: StorageTier | None,
+    identity: Identity,
+    prompt: Prompt,
+    stored: StoredPages | StoreSilence | None,
+) -> list[NearMatch]:
+    """Return the same tokens in other namespaces of memory, and in a store that has nothing under this name."""
     alike = _alike(ledger, prompt)
     near = [NearMatch("memory", count, differs) for _, count, differs in alike]
     if storage is not None and isinstance(stored, StoredPages) and not stored.present[0].any():
@@ -40,7 +61,7 @@ def explain(
         del others[prompt.seed]
         under = [(other, namespace_differences(here, ledger.changes.namespace(seed))) for seed, other in others.items()]
         near += near_in_store(storage.backend, prompt, Description(identity, ledger.layout), storage.owners, under)
-    return explainer.explain(list(zip(names, fates, strict=True)), pages, near, _remembers(ledger))
+    return near
 
 
 def _remembers(ledger: Ledger) -> str:

@@ -6,7 +6,7 @@ from enum import Enum
 
 from unified_cache.config import EvictionPolicy, WritePolicy
 
-__all__ = ["Evicted", "Happened", "Reason", "Unbacked", "Unchanged", "Why", "ago_text"]
+__all__ = ["Evicted", "Happened", "Reason", "Unbacked", "Unchanged", "Why", "ago_text", "why_text"]
 
 
 class Why(Enum):
@@ -40,6 +40,10 @@ class Why(Enum):
     STORE_UNAVAILABLE = "store_unavailable"
     NOT_IN_STORE = "not_in_store"
     """Asked of a store alone, which does not say what it had."""
+    TOO_LONG = "too_long"
+    """Beyond what the device can hold of one prompt; a replay cuts prompts there."""
+    PART_OF_PAGE = "part_of_page"
+    """Behind the last whole page of a prompt."""
 
 
 _WORDS = {
@@ -48,6 +52,9 @@ _WORDS = {
     Why.NOT_KEPT: "not kept: windows and states are kept where prompts end and branch",
     Why.NOT_FETCHED: "held by another tier, and not brought here",
     Why.ARRIVING: "on its way",
+    Why.EVICTED: "evicted",
+    Why.NOT_BACKED_UP: "not backed up",
+    Why.NOT_STORED: "not stored",
     Why.DUPLICATE: "computed twice, the second copy dropped",
     Why.RESET: "forgotten by reset",
     Why.BACKUP_DECLINED: "not backed up: too many transfers were under way",
@@ -61,6 +68,8 @@ _WORDS = {
     Why.FLAWED: "found damaged in the store, and thrown away",
     Why.STORE_UNAVAILABLE: "the store is not available now",
     Why.NOT_IN_STORE: "not in the store",
+    Why.TOO_LONG: "longer than the device can hold",
+    Why.PART_OF_PAGE: "part of a page, behind the last whole one",
 }
 _POLICIES = {
     WritePolicy.ON_CALL: "the write policy on_call backs up what the engine asks for alone",
@@ -129,6 +138,12 @@ class Evicted:
 
 
 Reason = Unchanged | Unbacked | Happened | Evicted
+
+
+def why_text(why: Why) -> str:
+    """Say a kind of reason, for tables: without time, policy and component."""
+    return _WORDS[why]
+
 
 _STEPS: Sequence[tuple[float, str]] = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 

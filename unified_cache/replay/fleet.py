@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from unified_cache.replay.missed import MissCounter
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.player import Player
 from unified_cache.replay.result import Hits
@@ -21,11 +22,15 @@ class Fleet:
     Use it in a ``with`` block.
     """
 
-    def __init__(self, players: list[Player], store_bytes: int | None, doors: ExitStack) -> None:
+    def __init__(
+        self, players: list[Player], store_bytes: int | None, doors: ExitStack, misses: MissCounter | None = None
+    ) -> None:
         """Take the players, and the stack that closes them and their stores."""
         self.players = players
         self.store_bytes = store_bytes
         """Cap on the bytes of all engines in storage together; None for no cap."""
+        self.misses = misses
+        """Counts the missed tokens of all players; None where nobody asks for reasons."""
         self._doors = doors
         self._served = 0
 
@@ -42,8 +47,10 @@ class Fleet:
             store = _open_store(plan)
             if store is not None:
                 doors.callback(store.close)
-            players = [doors.enter_context(Player.open(plan, store)) for _ in range(plan.engines)]
-            return cls(players, None if store is None else store.capability().bytes_max, doors.pop_all())
+            misses = MissCounter(plan.layout.components[0].name) if plan.explains else None
+            players = [doors.enter_context(Player.open(plan, store, misses)) for _ in range(plan.engines)]
+            store_bytes = None if store is None else store.capability().bytes_max
+            return cls(players, store_bytes, doors.pop_all(), misses)
 
     @classmethod
     def private(cls, plan: ReplayPlan, store_bytes: int | None) -> Self:

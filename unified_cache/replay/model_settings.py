@@ -56,6 +56,8 @@ class ModelSettings:
     """Eviction, writes and prefetches."""
     engines: int = 1
     """Engines that take the requests in turn, each with device and host memory of these sizes, over one store."""
+    explains: bool = False
+    """Whether every missed token is counted by reason."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -88,6 +90,7 @@ class ModelSettings:
             with_bytes=self.with_bytes,
             policies=self.policies,
             engines=self.engines,
+            explains=self.explains,
         )
 
     def as_json(self) -> dict[str, object]:
@@ -105,6 +108,7 @@ class ModelSettings:
             "policies": self.policies.as_json(),
             "with_bytes": self.with_bytes,
             "engines": self.engines,
+            "explains": self.explains,
             "device_pages": dict(zip(names, self.plan.device_pages, strict=True)),
             "host_pages": dict(zip(names, self.plan.host_pages, strict=True)),
         }

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from unified_cache.config import CacheConfig, Retention
 from unified_cache.errors import ConfigError
+from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.replay.machine import bytes_text, memory_bytes
 from unified_cache.replay.policies import ReplayPolicies
@@ -20,6 +21,9 @@ SLOT_BYTES = 9
 
 SEAL_BYTES = 192
 """Most that a page in host memory takes beyond its payload: header, and padding to a cache line."""
+
+REMEMBERED_PAGES = 1 << 22
+"""Pages that something happened to, which a replay remembers to explain misses: 126 MB where they are filled."""
 
 PAGES_MAX = 2**31 - 2
 """Slots are int32, and slot 0 is the padding sink."""
@@ -57,6 +61,8 @@ class ReplayPlan:
     """Eviction, writes and prefetches."""
     engines: int = 1
     """Engines that are dealt the requests in turn, each with tiers of its own of these sizes, over one store."""
+    explains: bool = False
+    """Whether every missed token is counted by reason, which takes a memory of what has gone."""
 
     def __post_init__(self) -> None:
         self.policies.check(has_host=self.has_host)
@@ -84,6 +90,7 @@ class ReplayPlan:
             write=self.policies.write,
             prefetching=self.policies.prefetching,
             guard=None,
+            forgotten_pages_max=REMEMBERED_PAGES if self.explains else 0,
         )
 
     @property
@@ -97,8 +104,8 @@ class ReplayPlan:
         return self.engines > 1 and self.storage is not None
 
     def without_bytes(self) -> "ReplayPlan":
-        """Return the same run on names and slots alone."""
-        return replace(self, with_bytes=False)
+        """Return the same run on names and slots alone, which explains nothing."""
+        return replace(self, with_bytes=False, explains=False)
 
     def blocks_of(self, pages: int) -> float:
         """Return how many blocks of 512 tokens, in which traces are published, so many pages are."""
@@ -120,6 +127,7 @@ class ReplayPlan:
 
     def _check_memory(self) -> None:
         engine = (sum(self.device_pages) + sum(self.host_pages)) * SLOT_BYTES
+        engine += FORGOTTEN_PAGE_BYTES * REMEMBERED_PAGES if self.explains else 0
         store = 0
         if self.with_bytes:
             sizes = zip(self.layout.components, self.device_pages, self.host_pages, strict=True)

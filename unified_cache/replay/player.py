@@ -12,6 +12,7 @@ from unified_cache.memory import NoBytes
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity
 from unified_cache.replay.engine import NoEngine, OracleEngine, ReplayEngine
+from unified_cache.replay.missed import MissCounter
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.result import Hits
 from unified_cache.replay.trace import TraceRequest
@@ -28,11 +29,14 @@ SETTLE_TIMEOUT_S = 600.0
 class Player:
     """A cache, the engine over it, and the counts so far. Use it in a ``with`` block."""
 
-    def __init__(self, plan: ReplayPlan, cache: UnifiedCache, engine: ReplayEngine) -> None:
-        """Take parts that fit each other; ``Player.open`` puts them together."""
+    def __init__(
+        self, plan: ReplayPlan, cache: UnifiedCache, engine: ReplayEngine, misses: MissCounter | None = None
+    ) -> None:
+        """Take parts that fit each other; ``Player.open`` puts them together. ``misses`` counts missed tokens."""
         self.plan = plan
         self.cache = cache
         self._engine = engine
+        self._misses = misses
         self._pending: Operation | None = None
         self._backs_up_itself = plan.policies.write is WritePolicy.ON_CALL
         self.wrong_pages = 0
@@ -41,8 +45,8 @@ class Player:
         """Hit pages of each component, by the tier that they came from."""
 
     @classmethod
-    def open(cls, plan: ReplayPlan, storage: StorageBackend | None) -> Self:
-        """Allocate the tiers of one engine over a store, which the player closes.
+    def open(cls, plan: ReplayPlan, storage: StorageBackend | None, misses: MissCounter | None = None) -> Self:
+        """Allocate the tiers of one engine over a store, which the player closes; ``misses`` counts missed tokens.
 
         Raises:
             ConfigError: memory does not suffice.
@@ -52,9 +56,10 @@ class Player:
         identity = Identity(plan.subject, dtype="uint8")
         if not plan.with_bytes:
             cache = UnifiedCache.assemble(layout, config, NoBytes(), InlineWorkers(), identity, storage)
-            return cls(plan, cache, NoEngine())
+            return cls(plan, cache, NoEngine(), misses)
         engine = OracleEngine.allocate(layout, plan.device_pages)
-        return cls(plan, UnifiedCache.open(layout, config, engine.pools, identity=identity, storage=storage), engine)
+        cache = UnifiedCache.open(layout, config, engine.pools, identity=identity, storage=storage)
+        return cls(plan, cache, engine, misses)
 
     def __enter__(self) -> Self:
         return self
@@ -92,6 +97,10 @@ class Player:
             arrived = arrived or self._moved()
             self.wait_all(cache.load(prompt))
             found = cache.match(prompt)
+        if self._misses is not None:
+            is_cut = prompt.pages_count < self.plan.pages_of(request)
+            explanation = cache.explain(prompt, seeks_near=False)
+            self._misses.count(prompt, request.input_length, found.device_end, explanation, is_cut=is_cut)
         ends = cache.checkpoint_ends(found)
         lock = cache.lock(found)
         self._count(lock, prompt, arrived)

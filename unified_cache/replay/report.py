@@ -6,12 +6,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.replay.missed import MissedTokens, MissReason
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.summary import (
     COLUMNS,
     COMPONENT_COLUMNS,
+    MISS_COLUMNS,
+    PREFIX_COLUMNS,
     component_rows,
     headline,
+    miss_rows,
+    prefix_rows,
     present_tiers,
     setting_rows,
     tier_rows,
@@ -24,6 +29,9 @@ __all__ = ["write_report"]
 
 SMOOTH_WINDOWS = 3
 """Windows averaged into one point: single windows of a trace jump with the luck of a few long prompts."""
+
+_MISS_HUES = (Hue.FIRST, Hue.SECOND, Hue.THIRD, Hue.FOURTH, Hue.FIFTH)
+"""Colours of the reasons that cost most."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -53,6 +61,7 @@ def page_of(result: ReplayResult) -> Page:
         tables=[
             TableSection("By tier", COLUMNS, tier_rows(result), has_total=True),
             *_component_table(result),
+            *_miss_tables(result),
         ],
         notes=notes,
         settings=setting_rows(result),
@@ -64,9 +73,20 @@ def _component_table(result: ReplayResult) -> list[TableSection]:
     return [TableSection("By component", COMPONENT_COLUMNS, rows, text_columns=2)] if rows else []
 
 
+def _miss_tables(result: ReplayResult) -> list[TableSection]:
+    """Return what was missed, by reason and by prefix, as far as there is anything."""
+    sections = [
+        TableSection("Missed tokens, by reason", MISS_COLUMNS, miss_rows(result), text_columns=2, has_total=True),
+        TableSection("Prefixes whose loss cost most tokens", PREFIX_COLUMNS, prefix_rows(result), text_columns=3),
+    ]
+    return [section for section in sections if section.rows]
+
+
 def _charts(result: ReplayResult) -> list[Chart]:
     tiers = present_tiers(result)
     charts: list[Chart] = [_over_the_run(result, tiers)]
+    if result.missed is not None and result.missed.total:
+        charts.append(_missed_over_the_run(result, result.missed))
     if len(result.engines) > 1:
         ratios = [engine.ratios() for engine in result.engines]
         names = [f"engine {number}" for number in range(len(ratios))]
@@ -98,25 +118,57 @@ def _charts(result: ReplayResult) -> list[Chart]:
 def _over_the_run(result: ReplayResult, tiers: Sequence[str]) -> BandChart:
     """Return the smoothed ratios over the run: by tier, and of what had been asked for before."""
     series = result.series
-    asked = _smooth([window.pages for window in series])
-    asked[asked == 0] = 1
-    # To both ends of the run, so that nothing seems to be missing there; a single point becomes a plateau.
-    positions = [0.0, *((window.start + window.end) / 2 for window in series), float(result.requests)]
+    asked = [window.pages for window in series]
+    bands = [
+        Series(tier, Hue(tier), _ratios([window.hits.by_tier()[tier] for window in series], asked)) for tier in tiers
+    ]
+    bound = Series("asked for before", Hue.PLAIN, _ratios([window.seen_pages for window in series], asked))
+    return _run_chart("Share of the blocks handed back, over the run", result, bands, bound)
+
+
+def _missed_over_the_run(result: ReplayResult, missed: MissedTokens) -> BandChart:
+    """Return the smoothed share of the tokens that was missed, by reason and component, those that cost most first."""
+    reasons = list(missed.by_reason)
+    shown, rest = reasons[: len(_MISS_HUES)], reasons[len(_MISS_HUES) :]
+    several = len(result.components) > 1
+
+    def band(name: str, hue: Hue, summed: Sequence[MissReason]) -> Series:
+        counts = [sum(window.get(reason, 0) for reason in summed) for window in missed.series]
+        return Series(name, hue, _ratios(counts, missed.asked))
+
+    bands = [
+        band(f"{reason.component}: {reason.text}" if several else reason.text, hue, [reason])
+        for reason, hue in zip(shown, _MISS_HUES, strict=False)
+    ]
+    if rest:
+        bands.append(band("all others", Hue.REST, rest))
+    bound = Series(
+        "all missed", Hue.PLAIN, [sum(values) for values in zip(*(each.values for each in bands), strict=True)]
+    )
+    return _run_chart("Share of the tokens missed, by reason, over the run", result, bands, bound)
+
+
+def _run_chart(title: str, result: ReplayResult, bands: Sequence[Series], bound: Series) -> BandChart:
+    """Return a chart over the requests of a run, to both ends, so that nothing seems to be missing there."""
+    series = result.series
     times = [window.timestamp_ms for window in series]
-
-    def ratios(counts: Sequence[int]) -> list[float]:
-        smooth: list[float] = np.pad(_smooth(counts) / asked, 1, mode="edge").tolist()
-        return smooth
-
     return BandChart(
-        title="Share of the blocks handed back, over the run",
+        title=title,
         unit=Unit.RATIO,
         position_name="request",
-        positions=positions,
+        positions=[0.0, *((window.start + window.end) / 2 for window in series), float(result.requests)],
         position_notes=_minutes([times[0], *times, times[-1]]) if times and times[-1] > 0 else (),
-        bands=[Series(tier, Hue(tier), ratios([window.hits.by_tier()[tier] for window in series])) for tier in tiers],
-        bound=Series("asked for before", Hue.PLAIN, ratios([window.seen_pages for window in series])),
+        bands=bands,
+        bound=bound,
     )
+
+
+def _ratios(counts: Sequence[int], asked: Sequence[int]) -> list[float]:
+    """Return smoothed shares, one more at both ends; a single point becomes a plateau."""
+    whole = _smooth(asked)
+    whole[whole == 0] = 1
+    smooth: list[float] = np.pad(_smooth(counts) / whole, 1, mode="edge").tolist()
+    return smooth
 
 
 def _minutes(times_ms: Sequence[float]) -> list[str]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from unified_cache.replay.missed import MissedTokens
 from unified_cache.replay.plan import PlannedSettings
 
 __all__ = ["ComponentUse", "EngineUse", "Hits", "ReplayResult", "TimeSeriesPoint"]
@@ -110,6 +111,8 @@ class ReplayResult:
     input_tokens: int
     """Tokens of all prompts; here last blocks count at their true length."""
     hit_tokens: int
+    missed: MissedTokens | None
+    """Missed tokens by reason; None where nobody asked for that."""
     pages_verified: int
     """Pages handed back whose every byte was compared with the oracle."""
     wrong_pages: int
@@ -181,6 +184,7 @@ class ReplayResult:
             "leaked_slots": self.leaked_slots,
             "flawed_pages": self.flawed_pages,
             "bytes_moved": self.bytes_moved,
+            "missed": None if self.missed is None else self.missed.as_json(),
             "engines": [
                 {"requests": engine.requests, "pages": engine.pages, "hit_pages": engine.hits.by_tier()}
                 for engine in self.engines

@@ -54,6 +54,7 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
         verified = sum(player.pages_verified for player in fleet.players)
         wrong = sum(player.wrong_pages for player in fleet.players)
         store_bytes = fleet.store_bytes
+        missed = None if fleet.misses is None else fleet.misses.missed(_window_requests(requests))
     apart = None
     if plan.compares_private_stores:
         with Fleet.private(plan, store_bytes) as rivals:
@@ -70,6 +71,7 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
         components=components,
         input_tokens=sum(request.input_length for request in requests),
         hit_tokens=served.hit_tokens,
+        missed=missed,
         pages_verified=verified,
         wrong_pages=wrong,
         leaked_slots=sum(occupancy.out for each in stats for occupancy in each.occupancy),
@@ -166,9 +168,14 @@ def _filled(players: Sequence[Player], tier: Tier, component: str) -> int | None
     return None if any(each.evicted for each in held) else sum(each.capacity - each.free for each in held)
 
 
+def _window_requests(requests: Sequence[TraceRequest]) -> int:
+    """Return how many requests make one point of the time series."""
+    return max(1, -(-len(requests) // WINDOWS_MAX))
+
+
 def _series(requests: Sequence[TraceRequest], served: _Served) -> tuple[TimeSeriesPoint, ...]:
     """Sum up at most ``WINDOWS_MAX`` windows of equally many requests."""
-    step = max(1, -(-len(requests) // WINDOWS_MAX))
+    step = _window_requests(requests)
     windows: list[TimeSeriesPoint] = []
     for start in range(0, len(requests), step):
         end = min(start + step, len(requests))

@@ -44,6 +44,8 @@ class ReplaySettings:
     """Eviction, writes and prefetches."""
     engines: int = 1
     """Engines that take the requests in turn, each with device and host memory of these sizes, over one store."""
+    explains: bool = False
+    """Whether every missed token is counted by reason."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -73,6 +75,7 @@ class ReplaySettings:
             with_bytes=self.with_bytes,
             policies=self.policies,
             engines=self.engines,
+            explains=self.explains,
         )
 
     def as_json(self) -> dict[str, object]:

@@ -6,8 +6,12 @@ from unified_cache.replay.result import ReplayResult
 __all__ = [
     "COLUMNS",
     "COMPONENT_COLUMNS",
+    "MISS_COLUMNS",
+    "PREFIX_COLUMNS",
     "component_rows",
     "headline",
+    "miss_rows",
+    "prefix_rows",
     "present_tiers",
     "setting_rows",
     "spare_rows",
@@ -20,6 +24,12 @@ COLUMNS = ("tier", "pages or cap", "hit blocks", "hit ratio", "share", "bytes in
 
 COMPONENT_COLUMNS = ("tier", "component", "pages", "bytes", "hit pages", "hit bytes", "share")
 """Of ``component_rows``; the first two are text, the others are numbers."""
+
+MISS_COLUMNS = ("missed because", "component", "tokens", "of missed", "of asked")
+"""Of ``miss_rows``; the first two are text, the others are numbers."""
+
+PREFIX_COLUMNS = ("prefix", "missed because", "component", "pages", "times", "tokens")
+"""Of ``prefix_rows``; the first three are text, the others are numbers."""
 
 
 def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
@@ -60,6 +70,28 @@ def component_rows(result: ReplayResult) -> list[tuple[str, ...]]:
             cells = (f"{hit_pages:,}", bytes_text(component.hit_bytes()[tier]), f"{share:.1%}")
             rows.append((tier, component.name, *sizes, *cells))
     return rows
+
+
+def miss_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """Return a row for each reason that tokens were missed for, and one for all; none where nobody asked for that."""
+    missed = result.missed
+    if missed is None or not missed.total:
+        return []
+    rows = [
+        (reason.text, reason.component, tokens, tokens / missed.total) for reason, tokens in missed.by_reason.items()
+    ]
+    rows.append(("all", "", missed.total, 1.0))
+    asked = result.input_tokens
+    return [(text, name, f"{count:,}", f"{share:.1%}", f"{count / asked:.2%}") for text, name, count, share in rows]
+
+
+def prefix_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """Return a row for each prefix whose loss cost most tokens; none where nobody asked for that."""
+    prefixes = () if result.missed is None else result.missed.prefixes
+    return [
+        (each.digest, each.reason.text, each.reason.component, f"{each.pages:,}", f"{each.times:,}", f"{each.tokens:,}")
+        for each in prefixes
+    ]
 
 
 def present_tiers(result: ReplayResult) -> list[str]:

@@ -26,6 +26,14 @@ class Hue(Enum):
     STORAGE = "storage"
     PLAIN = "plain"
     """No tier."""
+    FIRST = "first"
+    """Of what has no colour of its own: the largest, and then by size."""
+    SECOND = "second"
+    THIRD = "third"
+    FOURTH = "fourth"
+    FIFTH = "fifth"
+    REST = "rest"
+    """All that is smaller."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,142 @@
+"""Missed tokens of a replay: each is counted once, for the reason that planted sizes and policies give it."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from unified_cache.config import WritePolicy
+from unified_cache.explain.reasons import Why
+from unified_cache.replay.missed import MissedTokens
+from unified_cache.replay.plan import ReplayPlan
+from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.report import page_of
+from unified_cache.replay.result import ReplayResult
+from unified_cache.replay.runner import replay
+from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.summary import miss_rows, prefix_rows
+from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.report.charts import BandChart
+
+ROOMY = ReplaySettings(device_pages=60, host_pages=0, page_bytes=64, with_bytes=False, explains=True)
+
+
+def asking(*blocks: int, tokens: int | None = None) -> TraceRequest:
+    return TraceRequest(0, BLOCK_TOKENS * len(blocks) if tokens is None else tokens, 1, blocks)
+
+
+def sessions(count: int, turns: int) -> list[TraceRequest]:
+    """Return sessions that take turns, below one of two common beginnings; last blocks are not full."""
+    requests: list[TraceRequest] = []
+    for turn in range(1, turns + 1):
+        for session in range(count):
+            own = [1_000 + 100 * session + number for number in range(3 * turn)]
+            blocks = (session % 2, 2 + session % 2, *own)
+            requests.append(TraceRequest(len(requests), BLOCK_TOKENS * len(blocks) - 100, 1, blocks))
+    return requests
+
+
+def run(requests: Sequence[TraceRequest], settings: ReplaySettings) -> ReplayResult:
+    return replay("test", requests, settings, lambda done, ratio: None)
+
+
+def missed_of(result: ReplayResult) -> MissedTokens:
+    assert result.missed is not None
+    return result.missed
+
+
+def by_why(result: ReplayResult) -> dict[Why, int]:
+    return {reason.why: tokens for reason, tokens in missed_of(result).by_reason.items()}
+
+
+STORED = dataclasses.replace(ROOMY, device_pages=40, host_pages=80, storage="memory:")
+SIZES = {
+    "device": dataclasses.replace(ROOMY, device_pages=40),
+    "host": dataclasses.replace(ROOMY, device_pages=30, host_pages=90),
+    "storage": dataclasses.replace(STORED, storage_bytes=100 * 128),
+    "small pages": dataclasses.replace(STORED, page_size=128, device_pages=120, host_pages=300),
+    "large pages": dataclasses.replace(ROOMY, page_size=1_024, device_pages=25),
+    "short device": dataclasses.replace(ROOMY, device_pages=9),
+    "engines": dataclasses.replace(STORED, engines=3, storage_bytes=100 * 128),
+    "selective": dataclasses.replace(
+        ROOMY, device_pages=40, host_pages=80, policies=ReplayPolicies(write=WritePolicy.SELECTIVE)
+    ),
+}
+
+
+@pytest.mark.parametrize("settings", SIZES.values(), ids=SIZES)
+def test_every_missed_token_is_counted_once_and_hits_stay_as_they_are(settings: ReplaySettings) -> None:
+    requests = sessions(12, 4)
+    result = run(requests, settings)
+    missed = missed_of(result)
+    assert missed.total == result.input_tokens - result.hit_tokens
+    assert len(missed.series) == len(missed.asked) == len(result.series)
+    assert sum(missed.asked) == result.input_tokens
+    for reason, tokens in missed.by_reason.items():
+        assert tokens == sum(window.get(reason, 0) for window in missed.series) > 0
+    assert run(requests, dataclasses.replace(settings, explains=False)).hits == result.hits
+
+
+def test_a_prompt_that_comes_first_was_never_computed() -> None:
+    result = run([asking(1, 2, 3, tokens=1_300), asking(4, 5)], ROOMY)
+    assert by_why(result) == {Why.NEVER_COMPUTED: 1_300 + 2 * BLOCK_TOKENS}
+    assert missed_of(result).prefixes == []
+
+
+def test_a_prefix_that_the_device_evicts_again_and_again_costs_most() -> None:
+    shared = tuple(range(20))
+    others = [asking(*range(100 * number, 100 * number + 55)) for number in range(1, 4)]
+    requests = [asking(*shared)]
+    for number, other in enumerate(others):
+        requests += [other, asking(*shared, 9_000 + number)]
+    result = run(requests, ROOMY)
+    first, *rest = missed_of(result).prefixes
+    assert (first.pages, first.times, first.reason.why) == (20, 3, Why.EVICTED)
+    assert first.tokens > max([0, *(prefix.tokens for prefix in rest)])
+    assert by_why(result)[Why.EVICTED] == sum(prefix.tokens for prefix in (first, *rest))
+
+
+def test_what_the_store_evicts_is_blamed_on_the_store() -> None:
+    settings = dataclasses.replace(ROOMY, device_pages=20, host_pages=20, storage="memory:", storage_bytes=30 * 128)
+    requests = [asking(*range(100 * number, 100 * number + 18)) for number in range(4)]
+    assert by_why(run([*requests, requests[0]], settings))[Why.STORE_EVICTED] == 18 * BLOCK_TOKENS
+
+
+def test_a_prompt_longer_than_the_device_is_missed_for_that() -> None:
+    settings = dataclasses.replace(ROOMY, device_pages=4)
+    assert by_why(run([asking(*range(6))] * 2, settings)) == {
+        Why.NEVER_COMPUTED: 4 * BLOCK_TOKENS,
+        Why.TOO_LONG: 4 * BLOCK_TOKENS,
+    }
+
+
+def test_what_fills_no_page_is_missed_for_that() -> None:
+    settings = dataclasses.replace(ROOMY, page_size=2 * BLOCK_TOKENS)
+    assert by_why(run([asking(*range(5))] * 2, settings)) == {
+        Why.NEVER_COMPUTED: 4 * BLOCK_TOKENS,
+        Why.PART_OF_PAGE: 2 * BLOCK_TOKENS,
+    }
+
+
+def test_table_page_and_json_tell_of_the_same_tokens() -> None:
+    result = run(sessions(12, 4), SIZES["device"])
+    missed = missed_of(result)
+    told = json.loads(json.dumps(result.as_json()))["missed"]
+    assert told["tokens"] == missed.total == sum(each["tokens"] for each in told["by_reason"])
+    assert [sum(window) for window in told["series"]] == [sum(window.values()) for window in missed.series]
+    assert [each["digest"] for each in told["prefixes"]] == [row[0] for row in prefix_rows(result)]
+    assert miss_rows(result)[-1][:3] == ("all", "", f"{missed.total:,}")
+    page = page_of(result)
+    chart = page.charts[1]
+    assert isinstance(chart, BandChart)
+    summed = [sum(values) for values in zip(*(each.values for each in chart.bands), strict=True)]
+    assert chart.bound.values == pytest.approx(summed)
+    assert {"Missed tokens, by reason", "Prefixes whose loss cost most tokens"} <= {each.title for each in page.tables}
+
+
+def test_a_replay_that_nobody_asks_for_reasons_remembers_nothing() -> None:
+    plan: ReplayPlan = dataclasses.replace(ROOMY, explains=False).plan
+    assert plan.config.forgotten_pages_max == 0
+    result = run(sessions(2, 2), dataclasses.replace(ROOMY, explains=False))
+    assert (result.missed, miss_rows(result), prefix_rows(result)) == (None, [], [])
