@@ -19,6 +19,7 @@ from unified_cache.cli.options import (
     LoraIdOption,
     TokensFileOption,
 )
+from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example
 from unified_cache.explain.explanation import Explainer, Explanation
 from unified_cache.explain.fates import StoredPages, StoreSilence, present_pages, stored_fates
@@ -71,7 +72,11 @@ class ExplainCommand:
             kept = choose(identities_of(storage), self.storage, self.identity)
             description = kept.described()
             prompts = read_prompts(self.tokens, description.layout.page_size, namespace)
-            explained = [_explained(storage, kept.digest, description, prompt, namespace) for prompt in prompts]
+            explained: list[Explanation] = []
+            with watched(sys.stderr, "explain", len(prompts), "prompts") as tell:
+                for prompt in prompts:
+                    explained.append(_explained(storage, kept.digest, description, prompt, namespace))
+                    tell(len(explained), "")
         value = {
             "store": self.storage,
             "identity": kept.digest.hex(),

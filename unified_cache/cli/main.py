@@ -108,8 +108,8 @@ def run(arguments: Sequence[str]) -> int:
         return _refused("memory does not suffice", EXIT_FAILURE)
     except AssertionError as error:
         return _refused(f"a bug in unified-cache, please report it: {error}", EXIT_FAILURE)
-    except (KeyboardInterrupt, typer.Abort):
-        return _refused("interrupted", EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort) as ended:
+        return _interrupted(": ".join(("interrupted", *map(str, ended.args))))
     except SystemExit as ended:
         # Help is written by libraries that end with status 1 where its reader has gone.
         if isinstance(ended.__context__, BrokenPipeError):
@@ -122,6 +122,13 @@ def _unread() -> int:
     """Let go of standard output, whose reader has gone: the interpreter would complain when it flushes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_BROKEN_PIPE
+
+
+def _interrupted(text: str) -> int:
+    """Say on a line of its own, after the ^C that a terminal shows, what a run had when it was interrupted."""
+    newline = "\n" if sys.stderr.isatty() else ""
+    sys.stderr.write(f"{newline}{printable(text)}\n")
+    return EXIT_INTERRUPTED
 
 
 def _refused(reason: str, status: int) -> int:

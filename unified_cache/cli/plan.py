@@ -106,7 +106,7 @@ class PlanCommand:
             page: Path = report.write_plan_report(result, self.report)
             sys.stderr.write(f"report: {page}\n")
         if not result.is_complete:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(f"plan had {len(result.points):,} of {len(sweep):,} combinations, shown above")
 
     def _flags(self) -> dict[str, object]:
         return given_flags(

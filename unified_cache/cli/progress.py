@@ -1,52 +1,97 @@
-"""Progress of a long run: a bar on a terminal, a line at every tenth elsewhere."""
+"""Progress of a long run: a bar on a terminal, nothing elsewhere; interrupted, one line that says what it had.
+
+A command is within ``watched`` while it does what may take long; a test walks over all commands and holds them to it.
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unified_cache.cli.text import size_text
 
-__all__ = ["PlainProgress", "Tell", "objects_watched", "progress_on", "watched"]
+__all__ = ["Tell", "objects_watched", "progress_on", "watched"]
 
 REFRESH_S = 0.1
 """Interval between two updates of the bar; showing progress must cost little beside the run itself."""
-
-LINES_COUNT = 10
-"""Lines for a whole run."""
 
 Tell = Callable[[int, str], None]
 """Told how many are done, and a note to stand beside the number."""
 
 
+@dataclass(slots=True)
+class _Progressed:
+    """A run, and how far it is."""
+
+    verb: str
+    total: int | None
+    """How many there are; None where nobody knows beforehand."""
+    unit: str
+    done: int = 0
+    note: str = ""
+
+    def tell(self, done: int, note: str) -> None:
+        """Note how many are done; more than were expected count as all."""
+        self.done = done if self.total is None else min(done, self.total)
+        self.note = note
+
+    @property
+    def count_text(self) -> str:
+        """Return how many are done, of how many."""
+        return f"{self.done:,}" if self.total is None else f"{self.done:,} of {self.total:,}"
+
+    @property
+    def text(self) -> str:
+        """Say in words what it has done."""
+        return f"{self.verb} had {self.count_text} {self.unit}" + (f", {self.note}" if self.note else "")
+
+
 @contextmanager
-def watched(stream: TextIO, verb: str, total: int, unit: str) -> Iterator[Tell]:
-    """Yield what to tell how far a run is: ``verb`` names the run, ``unit`` what it counts, ``total`` how many."""
-    if not stream.isatty():
-        yield PlainProgress(stream, total, unit, time.monotonic).tell
-        return
+def watched(stream: TextIO, verb: str, total: int | None, unit: str) -> Iterator[Tell]:
+    """Yield what to tell how far a run is: ``verb`` names the run, ``unit`` what it counts, ``total`` how many.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; its text says what the run had.
+    """
+    run = _Progressed(verb, total, unit)
+    try:
+        if stream.isatty():
+            with _bar_on(stream, run) as tell:
+                yield tell
+        else:
+            yield run.tell
+    except KeyboardInterrupt as ended:
+        raise KeyboardInterrupt(ended.args[0] if ended.args else run.text) from ended
+
+
+@contextmanager
+def _bar_on(stream: TextIO, run: _Progressed) -> Iterator[Tell]:
+    """Show a bar until the end of the with block; yield what moves it, and notes what was told."""
     columns = (
-        TextColumn(verb),
+        TextColumn(run.verb),
         BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:,.0f} " + unit + "/s"),
+        TextColumn("{task.fields[counted]}"),
+        TextColumn("{task.fields[rate]:,.0f} " + run.unit + "/s"),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
     started_s = time.monotonic()
     shown_s = 0.0
     with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task(verb, total=total, rate=0.0, note="")
+        task = bar.add_task(run.verb, total=run.total, rate=0.0, note="", counted=run.count_text)
 
         def tell(done: int, note: str) -> None:
             nonlocal shown_s
+            run.tell(done, note)
             now_s = time.monotonic()
-            if now_s - shown_s >= REFRESH_S or done == total:
+            if now_s - shown_s >= REFRESH_S or done == run.total:
                 shown_s = now_s
-                bar.update(task, completed=done, rate=done / max(now_s - started_s, REFRESH_S), note=note)
+                rate = done / max(now_s - started_s, REFRESH_S)
+                bar.update(task, completed=done, rate=rate, note=note, counted=run.count_text)
 
         yield tell
 
@@ -59,7 +104,7 @@ def progress_on(stream: TextIO, requests: int) -> Iterator[Callable[[int, float]
 
 
 @contextmanager
-def objects_watched(stream: TextIO, verb: str, total: int) -> Iterator[Callable[[int, int], None]]:
+def objects_watched(stream: TextIO, verb: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
     """Yield what to tell after each batch: how many objects and bytes it had."""
     with watched(stream, verb, total, "objects") as tell:
         objects_done = bytes_done = 0
@@ -71,29 +116,3 @@ def objects_watched(stream: TextIO, verb: str, total: int) -> Iterator[Callable[
             tell(objects_done, size_text(bytes_done))
 
         yield add
-
-
-class PlainProgress:
-    """Write a line at every tenth of the run."""
-
-    def __init__(self, stream: TextIO, total: int, unit: str, clock: Callable[[], float]) -> None:
-        self._stream = stream
-        self._total = total
-        self._unit = unit
-        self._clock = clock
-        self._started_s = clock()
-        self._lines = 0
-
-    def tell(self, done: int, note: str) -> None:
-        """Say how many are done; more than were expected count as all."""
-        done = min(done, self._total)
-        tenth = done * LINES_COUNT // max(self._total, 1)
-        if tenth > self._lines:
-            self._lines = tenth
-            seconds = self._clock() - self._started_s
-            rate = done / seconds if seconds > 0 else 0.0
-            self._stream.write(
-                f"{done * 100 // self._total:3} %  {done:,} of {self._total:,} {self._unit}  "
-                f"{rate:,.0f} {self._unit}/s  {note}\n"
-            )
-            self._stream.flush()

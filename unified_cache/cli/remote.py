@@ -24,6 +24,7 @@ from unified_cache.cli.options import (
     LoraIdOption,
     TokensFileOption,
 )
+from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example, size_text, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
@@ -39,7 +40,7 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 if TYPE_CHECKING:
-    from unified_cache.storage_backends.remote.inquiry import Inquiry
+    from unified_cache.storage_backends.remote.inquiry import Inquiry, PromptCoverage
 
 __all__ = [
     "DrainCommand",
@@ -160,8 +161,11 @@ class LookupCommand:
         page_size = described.layout.page_size
         namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, bigrams=self.bigrams)
         prompts = read_prompts(self.tokens, page_size, namespace)
-        with _opened(self.url) as inquiry:
-            found = inquiry.lookup(_manifest(described), [prompt.keys for prompt in prompts])
+        found: list[PromptCoverage] = []
+        with _opened(self.url) as inquiry, watched(sys.stderr, "lookup", len(prompts), "prompts") as tell:
+            for covered in inquiry.lookup(_manifest(described), [prompt.keys for prompt in prompts]):
+                found.append(covered)
+                tell(len(found), "")
         value = {
             "model": described.identity.model,
             "page_size": page_size,

@@ -5,7 +5,7 @@ command removes is a miss from then on.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +95,8 @@ class StatCommand:
         with closing(open_to_read(self.url)) as storage:
             capability = storage.capability()
             found = selected(storage, self.url, self.identity)
-            counts = [count_objects(storage, kept.digest) for kept in found]
+            with objects_watched(sys.stderr, "stat", None) as watch:
+                counts = [count_objects(storage, kept.digest, watch) for kept in found]
             used = [catalog_of(storage).used_between(kept.digest) for kept in found]
         total = total_of(counts)
         value = {
@@ -208,7 +209,8 @@ class GcCommand:
         cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
         with closing(open_existing(self.url)) as storage:
             found = selected(storage, self.url, self.identity)
-            collected = [(kept, _collected(storage, kept)) for kept in found]
+            with objects_watched(sys.stderr, "gc", None) as watch:
+                collected = [(kept, _collected(storage, kept, watch)) for kept in found]
             before = _everything(storage)
             if cap is not None and has_cap_of_its_own(self.url):
                 shrink(storage, identities_of(storage), cap)
@@ -226,11 +228,11 @@ class GcCommand:
             raise CacheError(f"{self.url} must shrink to {cap} bytes, found {after.object_bytes}")
 
 
-def _collected(storage: StorageBackend, kept: StoredIdentity) -> Garbage | None:
+def _collected(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Garbage | None:
     """Remove the garbage of one identity and return it; None where nobody can tell what is."""
     if isinstance(kept.description, Undescribed):
         return None
-    garbage = find_garbage(storage, kept.digest, kept.description.layout)
+    garbage = find_garbage(storage, kept.digest, kept.description.layout, watch)
     collect(storage, garbage)
     return garbage
 
@@ -259,7 +261,7 @@ class ClearCommand:
             )
         with closing(open_existing(self.url)) as storage:
             found = selected(storage, self.url, self.identity)
-            total = total_of(count_objects(storage, kept.digest) for kept in found)
+            total = _counted(storage, found)
             going = f"{total.objects_count:,} objects, {size_text(total.object_bytes)}, of {len(found)} identities"
             if not self.yes:
                 raise ConfigError(f"clear would remove {going} from {self.url}; say so with --yes")
@@ -309,7 +311,7 @@ def _examined(
     """Examine every identity that was asked for, and print the results."""
     with closing(open_store(asked.url)) as storage:
         found = selected(storage, asked.url, asked.identity)
-        total = total_of(count_objects(storage, kept.digest) for kept in found)
+        total = _counted(storage, found)
         with objects_watched(sys.stderr, examination.verb, total.objects_count) as watch:
             results = [examination.examine(storage, kept, watch) for kept in found]
     identities = [result_as_json(*each) for each in zip(found, results, strict=True)]
@@ -321,7 +323,13 @@ def _examined(
 
 
 def _everything(storage: StorageReader) -> ObjectCount:
-    return total_of(count_objects(storage, kept.digest) for kept in identities_of(storage))
+    return _counted(storage, identities_of(storage))
+
+
+def _counted(storage: StorageReader, found: Sequence[StoredIdentity]) -> ObjectCount:
+    """Count all objects of some identities, and show how far it is."""
+    with objects_watched(sys.stderr, "count", None) as watch:
+        return total_of(count_objects(storage, kept.digest, watch) for kept in found)
 
 
 for _name, _command, _options in (

@@ -12,6 +12,7 @@ import typer
 
 from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example, table
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
@@ -68,7 +69,7 @@ class TraceInfoCommand:
             pages = import_with_extra("unified_cache.replay.trace_report", "report", "--report")
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
-        figures = TraceFigures.of(read_trace(self.trace))
+        figures = TraceFigures.of(_read(self.trace))
         if not shown_as_json("trace info", figures.as_json(), on_stdout=self.as_json, file=self.json_file):
             shown = table("", self.trace.name)
             for name, value in figures.rows():
@@ -90,6 +91,8 @@ class TraceCutCommand:
     share: Annotated[float, typer.Option(metavar="F", help="Share of the sessions, in (0, 1].")] = 1.0
     limit: Annotated[int | None, typer.Option(metavar="N", help="Of the trace's first N requests only.")] = None
     seed: Annotated[int, typer.Option(metavar="N", help="Choice of the sessions.")] = 0
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Choose and write.
@@ -100,10 +103,12 @@ class TraceCutCommand:
             OSError: the target cannot be written; it is as it was.
         """
         check_writable(self.target.parent)
-        requests = read_trace(self.trace, self.limit)
+        requests = _read(self.trace, self.limit)
         chosen = cut_sessions(requests, self.share, self.seed)
         _write(self.target, chosen)
-        sys.stdout.write(f"{len(chosen)} of {len(requests)} requests\n")
+        value = {"target": str(self.target), "read_requests": len(requests), "requests": len(chosen)}
+        if not shown_as_json("trace cut", value, on_stdout=self.as_json, file=self.json_file):
+            sys.stdout.write(f"{len(chosen)} of {len(requests)} requests\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,8 @@ class TraceConvertCommand:
     trace: TraceArgument
     target: TargetArgument
     block_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a block.")] = BLOCK_TOKENS
+    as_json: JsonOption = False
+    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Convert and write.
@@ -123,9 +130,17 @@ class TraceConvertCommand:
             OSError: the target cannot be written; it is as it was.
         """
         check_writable(self.target.parent)
-        converted = in_blocks_of(read_trace(self.trace), self.block_tokens)
+        converted = in_blocks_of(_read(self.trace), self.block_tokens)
         _write(self.target, converted)
-        sys.stdout.write(f"{len(converted)} requests in blocks of {self.block_tokens} tokens\n")
+        value = {"target": str(self.target), "requests": len(converted), "block_tokens": self.block_tokens}
+        if not shown_as_json("trace convert", value, on_stdout=self.as_json, file=self.json_file):
+            sys.stdout.write(f"{len(converted)} requests in blocks of {self.block_tokens} tokens\n")
+
+
+def _read(path: Path, limit: int | None = None) -> list[TraceRequest]:
+    """Read a trace, and show how far it is."""
+    with watched(sys.stderr, "read", limit, "requests") as tell:
+        return read_trace(path, limit, lambda count: tell(count, ""))
 
 
 def _write(target: Path, requests: Sequence[TraceRequest]) -> None:

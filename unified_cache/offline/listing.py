@@ -1,7 +1,7 @@
 """Objects that a store holds of one identity: counted, and grouped by page."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from unified_cache.errors import LayoutError, StorageError
@@ -17,11 +17,13 @@ __all__ = [
     "Inventory",
     "ObjectCount",
     "ObjectPools",
+    "Watch",
     "batches",
     "count_objects",
     "listed",
     "take_inventory",
     "total_of",
+    "unwatched",
 ]
 
 BATCH_OBJECTS_MAX = 64
@@ -32,6 +34,14 @@ BATCH_BYTES_MAX = 64 << 20
 
 POOLS_MAX = 62
 """Pools whose bits fit one int64; published models have at most eight."""
+
+
+Watch = Callable[[int, int], None]
+"""Told after each batch: how many objects and bytes it had."""
+
+
+def unwatched(objects_count: int, object_bytes: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(slots=True)
@@ -141,10 +151,11 @@ def listed(storage: StorageReader, identity: bytes) -> Iterator[list[StoredObjec
         cursor = found.cursor
 
 
-def count_objects(storage: StorageReader, identity: bytes) -> dict[str, ObjectCount]:
+def count_objects(storage: StorageReader, identity: bytes, watch: Watch = unwatched) -> dict[str, ObjectCount]:
     """Count the objects of an identity by the name of their pool. One scan, no reads."""
     counts: dict[str, ObjectCount] = defaultdict(ObjectCount)
     for objects in listed(storage, identity):
+        watch(len(objects), sum(found.object_bytes for found in objects))
         for found in objects:
             counts[found.label.pool].add(found.object_bytes)
     return dict(counts)
@@ -160,12 +171,13 @@ def total_of(counts: Iterable[Mapping[str, ObjectCount]]) -> ObjectCount:
     return total
 
 
-def take_inventory(storage: StorageReader, identity: bytes, layout: ModelLayout) -> Inventory:
+def take_inventory(storage: StorageReader, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Inventory:
     """Sort the objects of an identity by page. One scan, no reads."""
     pools = ObjectPools(identity, layout)
     inventory = Inventory(pools)
     pages = inventory.pages
     for objects in listed(storage, identity):
+        watch(len(objects), sum(found.object_bytes for found in objects))
         for found in objects:
             bit = pools.bit_of(found.label.pool)
             if bit is None or found.object_bytes != pools.object_bytes(bit):

@@ -6,10 +6,10 @@ wrong bytes.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from unified_cache.offline.listing import ObjectCount, ObjectPools, batches, listed, take_inventory
+from unified_cache.offline.listing import ObjectCount, ObjectPools, Watch, batches, listed, take_inventory, unwatched
 from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome, empty_page, read_verified
 from unified_cache.offline.stores import StoredIdentity, Undescribed
 from unified_cache.page import PageKey
@@ -19,9 +19,6 @@ from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StorageReader, StoredObject
 
 __all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "shrink", "verify"]
-
-Watch = Callable[[int, int], None]
-"""Told after each batch: how many objects and bytes it had."""
 
 REMOVE_LABELS_MAX = 1000
 """Labels in one call that removes."""
@@ -91,14 +88,14 @@ class Garbage:
         return self.misfits + self.incomplete
 
 
-def find_garbage(storage: StorageReader, identity: bytes, layout: ModelLayout) -> Garbage:
+def find_garbage(storage: StorageReader, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Garbage:
     """Find the objects that no engine can use. One scan, no reads.
 
     A listing tells pools, lengths and which objects a page has. It does not tell a page's parent, so that pages whose
     chain is broken before them stay; the store's own recency lets them go. An engine that is storing a page right now
     may lose what it has stored of it: a miss.
     """
-    inventory = take_inventory(storage, identity, layout)
+    inventory = take_inventory(storage, identity, layout, watch)
     pools = inventory.pools
     garbage = Garbage()
     for found in inventory.misfits:

@@ -14,7 +14,7 @@ import io
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +36,9 @@ NAME_MAX = 2**63 - 1
 
 PAGE_SIZE_MAX = 1 << 20
 """Largest page of a recording, in tokens."""
+
+TOLD_REQUESTS = 256
+"""Requests between two times that whoever watches is told."""
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
 """Longest line read: bounds memory where a file is no trace at all. A prompt of a billion tokens needs less."""
@@ -69,15 +72,25 @@ class TraceRequest:
         return tokens.reshape(-1)
 
 
-def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
+def untold(_requests_count: int) -> None:
+    """Tell nobody."""
+
+
+def read_trace(path: Path, limit: int | None = None, tell: Callable[[int], None] = untold) -> list[TraceRequest]:
     """Read a trace, or its first ``limit`` requests, line by line; sort by timestamp, equal ones as they stand.
+
+    ``tell`` is told every now and then how many were read.
 
     Raises:
         TraceError: the file is missing, unreadable, empty or malformed; the message says where and how.
         ConfigError: ``limit`` is not positive.
 
     """
-    requests = list(iterate_trace(path, limit))
+    requests: list[TraceRequest] = []
+    for request in iterate_trace(path, limit):
+        requests.append(request)
+        if len(requests) % TOLD_REQUESTS == 0:
+            tell(len(requests))
     requests.sort(key=_timestamp_of)
     sizes = {request.block_tokens for request in requests}
     if len(sizes) > 1:

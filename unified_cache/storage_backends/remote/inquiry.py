@@ -78,20 +78,18 @@ class Inquiry:
         request = pb.StatsRequest(tenant=self._servers[0].tenant)
         return {server.name: _ask(server, Call.STATS, request, pb.StatsReply) for server in self._servers}
 
-    def lookup(self, manifest: Manifest, prompts: Sequence[Sequence[PageKey]]) -> list[PromptCoverage]:
-        """Ask the first server how much of each prompt, given by its keys, can be restored.
+    def lookup(self, manifest: Manifest, prompts: Sequence[Sequence[PageKey]]) -> Iterator[PromptCoverage]:
+        """Ask the first server, prompt by prompt, how much of each, given by its keys, can be restored.
 
         Raises:
             StorageError: it does not answer, or refuses.
         """
         server = self._servers[0]
         _ask(server, Call.HELLO, pb.HelloRequest(tenant=server.tenant, manifest=manifest), pb.HelloReply)
-        found: list[PromptCoverage] = []
         for keys in prompts:
             request = pb.LookupRequest(tenant=server.tenant, identity=manifest.identity, keys=pb.Keys(keys=keys))
             reply = _ask(server, Call.LOOKUP, request, pb.LookupReply)
-            found.append(PromptCoverage(reply.end_max, reply.pages_count, reply.bound_by))
-        return found
+            yield PromptCoverage(reply.end_max, reply.pages_count, reply.bound_by)
 
     def clear(self, manifest: Manifest | None) -> dict[str, int]:
         """Clear one identity at every server, None for all that it knows of the caller; return counts by server.
