@@ -14,7 +14,7 @@ from tests.support.documents import code_blocks
 TIMEOUT_S = 240
 GUIDES = tuple(
     name
-    for name in ("planning", "sizing", "migrating", "troubleshooting", "retention", "policies")
+    for name in ("planning", "sizing", "migrating", "troubleshooting", "retention", "policies", "is-it-working")
     if (ROOT / "docs" / f"{name}.md").exists()
 )
 PLACES = {"TRACE": "traces/mooncake_conversation.jsonl.gz --limit 100"}
@@ -60,3 +60,16 @@ def test_the_commands_of_a_guide_run(guide: str, workshop: Path) -> None:
     for script in scripts:
         typed = re.sub(r"^\$ ", "", script, flags=re.MULTILINE)
         run(re.sub("|".join(PLACES), lambda found: PLACES[found[0]], typed), workshop)
+
+
+def test_the_programs_of_the_page_on_whether_it_works_say_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "is-it-working.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    said: list[str] = []
+    for block in code_blocks(text):
+        if block.language == "python":
+            exec(compile(block.text, "docs/is-it-working.md", "exec"), names)
+            said.append(capsys.readouterr().out)
+    assert re.search(r"\[3, 6\) evicted .* by lru, to make room for full; \[6, 8\) never computed here", said[0])
+    assert "the write policy on_call backs up what the engine asks for alone" in said[0]
+    assert "memory has 3 pages of the same tokens under another cache_salt" in said[1]

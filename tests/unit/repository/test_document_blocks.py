@@ -69,6 +69,14 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "$ python examples/kv_events.py --endpoint",
         ),
     },
+    "docs/is-it-working.md": {
+        "tests/e2e/test_documents_run.py::test_the_programs_of_the_page_on_whether_it_works_say_what_it_promises": (
+            "import torch",
+            "from unified_cache import Namespace",
+            "stats = ",
+        ),
+        GUIDES: ("seq 1024", "unified-cache replay", "unified-cache storage stat"),
+    },
     "docs/layouts.md": {LAYOUTS: ("",)},
     "docs/migrating.md": {GUIDES: ("",)},
     "docs/live.md": {"tests/e2e/test_live_document.py": ("",)},
