@@ -76,7 +76,7 @@ def test_without_a_setting_there_is_no_live_page() -> None:
         ({"live": {"listen": "0.0.0.0:1"}, "access": {"tokens": "tokens"}}, "tls.certificate and tls.key must be set"),
         ({"live": {"listen": "unix:/tmp/page"}}, "live.listen must be HOST:PORT"),
         ({"live": {"listen": "nowhere"}}, "an address is HOST:PORT"),
-        ({"live": {"listen": "127.0.0.1:1", "every_s": 0}}, "every_s"),
+        ({"live": {"listen": "127.0.0.1:1", "every_s": 0}}, "--live-every-s must be at least 0.01, found 0"),
         (
             {"live": LIVE, "tls": {"certificate": "c", "key": "k", "client_ca": "a"}},
             r"needs access\.tokens where callers need client certificates",
