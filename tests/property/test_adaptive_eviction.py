@@ -79,10 +79,14 @@ class WatchedForecast:
         oldest: dict[int, int] = {}
         for node in candidates:
             oldest[node.cell] = min(oldest.get(node.cell, node.stamps[lane]), node.stamps[lane])
-        if victim is not queues._newest[lane]:
-            assert victim.stamps[lane] == oldest[victim.cell], "a younger node of the same cell went first"
+        is_tail = victim is queues._next_tail(lane)
+        is_young = victim in [queues._at_end(forecast.CELLS_COUNT + victim.cell, lane)]
+        if not is_tail and not is_young:
+            assert victim.stamps[lane] == oldest[victim.cell], "neither the oldest nor the youngest of its cell"
         heads = [node for node in candidates if node.stamps[lane] == oldest[node.cell]]
-        if queues.forecast.is_ready and queues._evicted[lane] >= PAGES[lane]:
+        if is_tail:
+            assert victim.end == victim.asked_end, "more than the last page of a prompt would go"
+        elif queues.forecast.is_ready and 2 * queues._evicted[lane] >= PAGES[lane]:
             self.by_forecast += 1
             worth = {node: queues.forecast.worth(node.cell, node.request) for node in {*heads, victim}}
             # Heads of one cell may have one stamp: parts of a prompt. Then any of them may stand first.
@@ -101,7 +105,7 @@ def _is_preferred(node: Node, lane: int) -> bool:
 def test_every_victim_is_worth_least_of_the_oldest_of_each_cell(
     spans: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", 8)
+    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (8, 8))
     monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
     monkeypatch.setattr(forecast, "GHOSTS_MAX", 8)
     monkeypatch.setattr(forecast, "LOG_MAX", 64)

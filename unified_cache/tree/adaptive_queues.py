@@ -1,12 +1,17 @@
 """Eviction queues of lanes that go by the forecast: a queue for each cell, and LRU until there is something to go by.
 
-Within a cell the oldest goes first, as everywhere; which cell gives the next victim says the forecast, by what the head
-of each queue is worth now. So ranks never fall, and a node goes earlier only by standing in another queue.
+Within a cell the oldest goes first, as everywhere, or the youngest where that is worth less: worth rises with age until
+people have thought, and falls after. Which cell gives the next victim says the forecast, by what these two are worth
+now. So ranks never fall, and a node goes earlier only by standing in another queue.
+
+What is hardly ever asked for again goes before all that: the last page of a prompt, which the next turn fills up, and
+what a session has moved past. How rare that is, is counted; where it is not, they are as all other pages.
 
 A node knows the last request that used it: number, cell, and how far the next one must agree to continue it. That is
 written when a request's pages become a leaf; when a leaf goes, its parent takes over the later of the two.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, heapreplace
 
@@ -31,30 +36,63 @@ from unified_cache.tree.node import Node
 
 __all__ = ["AdaptiveQueues"]
 
-REORDER_REQUESTS = 32
+REORDER_REQUESTS = 4
 """Requests after which the heads of all cells are looked at anew: their worth changes as they age."""
 
 RETURNS_MAX = 16
-"""One in so many of the runs that sessions have moved past may be asked for again."""
+"""One in so many pages of a kind may be asked for again, if they are to go before others."""
+RETURNS_HALVED_AT = 4096
+"""Pages of a kind that are counted before the counts are halved: habits change."""
+YOUNG_MAX = 16
+"""Nodes of each cell, the youngest, that are known as such."""
+
+
+class Returns:
+    """Count of how often one kind of page is asked for again."""
+
+    __slots__ = ("_left", "_returned")
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._returned = 0
+
+    def leave(self) -> None:
+        """Note a page of that kind."""
+        self._left += 1
+        if self._left == RETURNS_HALVED_AT:
+            self._left >>= 1
+            self._returned >>= 1
+
+    def come_back(self) -> None:
+        """Note that one was asked for again."""
+        self._returned += 1
+
+    @property
+    def are_rare(self) -> bool:
+        """Whether hardly any is asked for again."""
+        return RETURNS_MAX * self._returned <= self._left
 
 
 class Heads:
-    """Queues of one lane by what their heads are worth: a heap whose entries are looked at again when they come up."""
+    """Ends of the queues of one lane by what they are worth: a heap whose entries are looked at again at the top.
+
+    End ``cell`` is the oldest node of a cell, end ``CELLS_COUNT + cell`` its youngest.
+    """
 
     __slots__ = ("by_worth", "listed", "reorder_at")
 
     def __init__(self) -> None:
         self.by_worth: list[tuple[float, int]] = []
-        """(worth, cell); an entry counts only if ``listed`` says the same."""
-        self.listed: list[float] = [-1.0] * CELLS_COUNT
+        """(worth, end); an entry counts only if ``listed`` says the same."""
+        self.listed: list[float] = [-1.0] * (2 * CELLS_COUNT)
         self.reorder_at = 0
         """Number of the request from which on all are looked at anew."""
 
-    def put(self, worth: float, cell: int) -> None:
-        """List a cell under what its head is worth now."""
-        if self.listed[cell] != worth:
-            self.listed[cell] = worth
-            heappush(self.by_worth, (worth, cell))
+    def put(self, worth: float, end: int) -> None:
+        """List an end under what its node is worth now."""
+        if self.listed[end] != worth:
+            self.listed[end] = worth
+            heappush(self.by_worth, (worth, end))
 
 
 class AdaptiveQueues(EvictionQueues):
@@ -65,10 +103,11 @@ class AdaptiveQueues(EvictionQueues):
         "_evicted",
         "_heads",
         "_is_adaptive",
-        "_newest",
         "_page_key_bytes",
-        "_passed_count",
-        "_returned_count",
+        "_passed",
+        "_tail_nodes",
+        "_tails",
+        "_young",
         "forecast",
     )
 
@@ -89,9 +128,14 @@ class AdaptiveQueues(EvictionQueues):
         self._capacity = tuple(capacity)
         self._evicted = [0] * len(lanes)
         self._heads = [Heads() for _ in lanes]
-        self._passed_count = 0
-        self._returned_count = 0
-        self._newest: list[Node | None] = [None] * len(lanes)
+        self._passed = Returns()
+        """Pages that sessions have moved past."""
+        self._tails = Returns()
+        """Last pages of prompts."""
+        self._tail_nodes: list[deque[Node]] = [deque() for _ in lanes]
+        """Nodes that may end with the last page of a prompt, oldest first; of lanes of Full."""
+        self._young: list[deque[Node]] = [deque(maxlen=YOUNG_MAX) for _ in range(CELLS_COUNT * len(lanes))]
+        """By cell and lane: those that became evictable last, youngest last, and some that are not any more."""
         extra = CELLS_COUNT * len(lanes)
         self._queues.extend([] for _ in range(extra))
         self._dead_counts.extend([0] * extra)
@@ -106,8 +150,12 @@ class AdaptiveQueues(EvictionQueues):
         if tree_end < prompt.pages_count:
             offset = tree_end * self._page_key_bytes
             last = forecast.recall(tree_end, prompt.tokens[offset : offset + self._page_key_bytes])
+            if last is not None and last.end == tree_end + 1:
+                self._tails.come_back()
         if last is not None and not in_session(last.cell):
             forecast.close(last.number)
+            if last.cell == PASSED:
+                self._passed.come_back()
             last = None
         if (
             last is None
@@ -121,7 +169,9 @@ class AdaptiveQueues(EvictionQueues):
                     if child.request == node.request:
                         self.pass_by(child)
         if node is not None and node.cell == PASSED:
-            self._returned_count += 1
+            self._passed.come_back()
+        if node is not None and node.end == node.asked_end == tree_end and in_session(node.cell):
+            self._tails.come_back()
         is_shared = last is None and node is not None and node.end == tree_end and SHARED <= node.cell < PASSED
         visit = forecast.begin(tree_end, prompt.pages_count, last, below_shared=is_shared)
         if is_shared and node is not None:
@@ -140,11 +190,10 @@ class AdaptiveQueues(EvictionQueues):
 
         They go first, as long as hardly any such pages are asked for again.
         """
-        self._passed_count += 1
-        if RETURNS_MAX * self._returned_count > self._passed_count:
-            return
-        node.cell = PASSED
-        self.offer_all(node)
+        self._passed.leave()
+        if self._passed.are_rare:
+            node.cell = PASSED
+            self.offer_all(node)
 
     def take_up(self, node: Node, parent: Node, visit: Visit | None) -> None:
         """Note that the pages of ``node``, after ``parent``, are those that a request has asked for last.
@@ -167,14 +216,25 @@ class AdaptiveQueues(EvictionQueues):
         while at is not parent and at.parent is not None:
             at.request, at.cell, at.asked_end = visit.number, visit.cell, node.end
             at = at.parent
-        for lane, is_adaptive in enumerate(self._is_adaptive):
-            if is_adaptive:
-                self._newest[lane] = node
+        self._tails.leave()
+        for lane in range(0, self._lanes_count, self._components_count):
+            if self._is_adaptive[lane]:
+                self._note_tail(node, lane)
         if first_turn(visit.cell) and parent.parent is not None and parent.end == visit.start:
             at = parent
             while at.parent is not None and in_session(at.cell):
                 self._share(at)
                 at = at.parent
+
+    def _note_tail(self, node: Node, lane: int) -> None:
+        """Queue a node that ends with the last page of a prompt; look at two others, so that few stale ones stay."""
+        nodes = self._tail_nodes[lane]
+        for _ in range(min(2, len(nodes))):
+            if self.ends_with_tail(nodes[0], lane):
+                nodes.rotate(-1)
+            else:
+                nodes.popleft()
+        nodes.append(node)
 
     def settle(self, node: Node, visit: Visit) -> None:
         """Note that a request has asked for all pages that end with ``node``, and no more."""
@@ -195,8 +255,7 @@ class AdaptiveQueues(EvictionQueues):
         """Return the queues that a node belongs to while it is evictable from ``lane``."""
         if not self._is_adaptive[lane]:
             return super().queue_ids(node, lane)
-        history = None if node.history is None else node.history.get(lane)
-        if history is not None and history.preferences:
+        if self._is_preferred(node, lane):
             return (Queue.PREFERRED * self._lanes_count + lane,)
         queue_id = (len(Queue) + node.cell) * self._lanes_count + lane
         if self._ages is None:
@@ -216,6 +275,10 @@ class AdaptiveQueues(EvictionQueues):
                     heappush(queue, (node.stamps[lane], self._sequence, node))
                     if queue_id >= len(Queue) * self._lanes_count and queue[0][2] is node:
                         self._heads[lane].put(self._worth(node, lane), node.cell)
+            young = self._young[node.cell * self._lanes_count + lane]
+            if not young or (young[-1] is not node and young[-1].request <= node.request):
+                young.append(node)
+                self._heads[lane].put(self._worth(node, lane), CELLS_COUNT + node.cell)
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
@@ -231,61 +294,103 @@ class AdaptiveQueues(EvictionQueues):
             oldest = self._first(Queue.AGED * self._lanes_count + lane, lane)
             if oldest is not None and oldest.stamps[lane] <= self._ages.expired():
                 return oldest
+        tail = self._next_tail(lane)
+        if tail is not None:
+            return tail
         victim = self._least(lane)
-        if victim is None:
-            return self._first(Queue.PREFERRED * self._lanes_count + lane, lane)
-        newest = self._newest[lane]
-        if newest is None or newest is victim:
-            return victim
-        is_preferred = self.queue_ids(newest, lane)[0] < len(Queue) * self._lanes_count
-        if is_preferred or not self.evictable(newest, lane):
-            return victim
-        return newest if self._worth(newest, lane) < self._worth(victim, lane) else victim
+        return self._first(Queue.PREFERRED * self._lanes_count + lane, lane) if victim is None else victim
+
+    def _next_tail(self, lane: int) -> Node | None:
+        """Return the oldest node that ends with the last page of a prompt, if such pages are not asked for again."""
+        nodes = self._tail_nodes[lane]
+        if not nodes or not self._tails.are_rare or not self._goes_by_forecast(lane):
+            return None
+        for _ in range(len(nodes)):
+            node = nodes[0]
+            if self.ends_with_tail(node, lane):
+                if self.evictable(node, lane) and not self._is_preferred(node, lane):
+                    return node
+                if not node.full_children[lane // self._components_count]:
+                    nodes.rotate(-1)
+                    continue
+            nodes.popleft()
+        return None
+
+    def ends_with_tail(self, node: Node, lane: int) -> bool:
+        """Tell whether the last page that a lane of Full holds of a node is the last one of a prompt."""
+        return not node.dead and node.start + node.held_count[lane] == node.asked_end and in_session(node.cell)
+
+    def pages_at_once(self, node: Node, lane: int, pages: int) -> int:
+        """Return how many of ``pages`` the next victim may give before another is looked for."""
+        nodes = self._tail_nodes[lane]
+        if not nodes or nodes[0] is not node or not self.ends_with_tail(node, lane):
+            return pages
+        nodes.popleft()
+        return min(pages, 1)
+
+    def _is_preferred(self, node: Node, lane: int) -> bool:
+        history = None if node.history is None else node.history.get(lane)
+        return history is not None and history.preferences > 0
 
     def _least(self, lane: int) -> Node | None:
-        """Return the head that is worth least of all cells."""
+        """Return the node that is worth least of the oldest and youngest of all cells."""
         heads = self._heads[lane]
         if heads.reorder_at <= self.forecast.now:
             self._reorder(lane)
         by_worth, listed = heads.by_worth, heads.listed
         while by_worth:
-            worth, cell = by_worth[0]
-            if listed[cell] != worth:
+            worth, end = by_worth[0]
+            if listed[end] != worth:
                 heappop(by_worth)
                 continue
-            node = self._first((len(Queue) + cell) * self._lanes_count + lane, lane)
+            node = self._at_end(end, lane)
             if node is None:
-                listed[cell] = -1.0
+                listed[end] = -1.0
                 heappop(by_worth)
                 continue
             present = self._worth(node, lane)
             if present <= worth:
                 return node
-            listed[cell] = present
-            heapreplace(by_worth, (present, cell))
+            listed[end] = present
+            heapreplace(by_worth, (present, end))
+        return None
+
+    def _at_end(self, end: int, lane: int) -> Node | None:
+        """Return the oldest or youngest node of a cell; None if there is none, or it is not known any more."""
+        if end < CELLS_COUNT:
+            return self._first((len(Queue) + end) * self._lanes_count + lane, lane)
+        cell = end - CELLS_COUNT
+        young = self._young[cell * self._lanes_count + lane]
+        while young:
+            node = young[-1]
+            if node.cell == cell and self.evictable(node, lane) and not self._is_preferred(node, lane):
+                return node
+            young.pop()
         return None
 
     def _reorder(self, lane: int) -> None:
         heads = self._heads[lane]
         heads.reorder_at = self.forecast.now + REORDER_REQUESTS
         heads.by_worth.clear()
-        for cell in range(CELLS_COUNT):
-            node = self._first((len(Queue) + cell) * self._lanes_count + lane, lane)
-            heads.listed[cell] = -1.0
+        heads.listed = [-1.0] * (2 * CELLS_COUNT)
+        for end in range(2 * CELLS_COUNT):
+            node = self._at_end(end, lane)
             if node is not None:
-                heads.put(self._worth(node, lane), cell)
+                heads.put(self._worth(node, lane), end)
+
+    def _goes_by_forecast(self, lane: int) -> bool:
+        """Tell whether there is something to go by; until then a lane is LRU."""
+        return 2 * self._evicted[lane] >= self._capacity[lane] and self.forecast.is_ready
 
     def _worth(self, node: Node, lane: int) -> float:
         """Return what a node of a lane is worth now; by lru, while there is nothing to go by, the later the more."""
-        if self._evicted[lane] < self._capacity[lane] or not self.forecast.is_ready:
-            return node.stamps[lane]
-        return self.forecast.worth(node.cell, node.request)
+        return self.forecast.worth(node.cell, node.request) if self._goes_by_forecast(lane) else node.stamps[lane]
 
     def note_evicted(self, lane: int, pages: int) -> None:
         """Note that so many pages of a lane were evicted."""
         before = self._evicted[lane]
         self._evicted[lane] = before + pages
-        if before < self._capacity[lane] <= before + pages:
+        if 2 * before < self._capacity[lane] <= 2 * (before + pages):
             self._heads[lane].reorder_at = 0
 
     def _first(self, queue_id: int, lane: int) -> Node | None:
@@ -311,8 +416,11 @@ class AdaptiveQueues(EvictionQueues):
         """Take the next victim of ``lane`` out of every queue that it heads, until it is offered again."""
         super().pass_over(node, lane)
         if self._is_adaptive[lane]:
-            if self._newest[lane] is node:
-                self._newest[lane] = None
+            young = self._young[node.cell * self._lanes_count + lane]
+            if young and young[-1] is node:
+                young.pop()
+            if self._tail_nodes[lane] and self._tail_nodes[lane][0] is node:
+                self._tail_nodes[lane].popleft()
             for queue_id in range(len(Queue) * self._lanes_count + lane, len(self._queues), self._lanes_count):
                 queue = self._queues[queue_id]
                 if queue and queue[0][2] is node:

@@ -1,7 +1,8 @@
 """Forecast of reuse: how much a page promises to be worth if it is kept, learned from requests as they come.
 
 What decides how soon a prefix is asked for again can be seen by a cache: which *turn* of its session a request is, how
-long the session paused before it, and how many pages it brings. These make its *cell*. Every request is written into
+long the session paused before it, how many pages it brings, and whether more of it is known than a first page that many
+share. These make its *cell*. Every request is written into
 a log under its cell, and closed there by the request that continues it; from the log follows for each cell and age
 
     hazard(cell, age)   requests continued at that age, per request that reached it: continued / exposed
@@ -23,10 +24,11 @@ NSDI 2020); to judge a prefix by how it is likely to be continued, of Marconi (R
 for the Era of Hybrid LLMs", MLSys 2025). Nothing here is trained: a table can be read, and boosted trees found no more
 in the same features.
 
-    cell        turns of sessions: 8 rows x 5 columns, then prefixes that sessions share, what a session has moved past,
-                and pages that nobody has asked for yet
+    cell        turns of sessions: 8 rows x 5 columns x 2 layers, then prefixes that sessions share, what a session has
+                moved past, and pages that nobody has asked for yet
     rows        first turn alone, first below a shared prefix, second after a short, middle, long pause, later likewise
     columns     new pages, of 512 tokens: 0-1, 2-3, 4-7, 8-15, 16 and more
+    layers      pages that the tree has, of 512 tokens: 0-1, more
     ages        in requests: half octaves
 
 Everything is a function of the calls: ranks of a group make the same forecast. No random choice, no transcendental
@@ -45,8 +47,10 @@ __all__ = ["CELLS_COUNT", "Forecast", "Visit"]
 
 COLUMN_TOKENS = 512
 COLUMNS = 5
+LAYERS = 2
 ROWS = 8
-SESSION_CELLS = ROWS * COLUMNS
+ROW_CELLS = COLUMNS * LAYERS
+SESSION_CELLS = ROWS * ROW_CELLS
 SHARED_CELLS = 3
 """Prefixes below which 2, 3 to 4, 5 and more sessions have begun."""
 SHARED = SESSION_CELLS
@@ -62,14 +66,25 @@ BINS = len(AGES)
 
 LOG_MAX = 65_536
 """Requests that the log remembers; when it is full, every other one is forgotten."""
-REFRESH_REQUESTS = 512
-"""Requests between two looks at the log."""
+REFRESH_REQUESTS = (64, 256)
+"""Requests between two looks at the log: at first, and when it has four times as many as the latter."""
 GHOSTS_MAX = 16_384
 """Runs remembered after they left the tree."""
 PRIOR_EVENTS = 2.0
 """Continuations that a hazard begins with: the weight of what is expected before anything was seen."""
 MARGIN_EVENTS = 4.0
-"""The same for a whole row or column."""
+"""The same for a whole row, column or layer."""
+ROW_FACTORS = (1.0, 1.0, 1.8, 1.3, 0.7, 2.8, 1.8, 1.0)
+"""Hazard of each row that is expected before anything was seen: who came back soon and often comes back."""
+MARGINS = (
+    ((1, 2), MARGIN_EVENTS),
+    ((0, 2), MARGIN_EVENTS),
+    ((2,), PRIOR_EVENTS),
+    ((0, 1), MARGIN_EVENTS),
+    ((0,), PRIOR_EVENTS),
+)
+"""Axes of (row, column, layer) to sum over, and the events that a factor begins with: rows, columns, rows by columns,
+layers, columns by layers."""
 NEIGHBOUR = 0.7
 """What an age tells of the next half octave."""
 
@@ -167,7 +182,7 @@ class Forecast:
         self._log = ReuseLog()
         self._ghosts: dict[int, Ghost] = {}
         self._mean_pause = 0.0
-        self._refresh_at = REFRESH_REQUESTS
+        self._refresh_at = REFRESH_REQUESTS[0]
         self._table: list[list[float]] = []
         self.requests_count = 0
 
@@ -196,10 +211,12 @@ class Forecast:
             self._log.close(last.number)
         new_pages = total - (start if last is None else last.end)
         column = min(max(new_pages, 1) // self._column_pages, 16).bit_length() - 1
-        cell = self._row(last, below_shared=below_shared) * COLUMNS + max(column, 0)
+        layer = int(start >= 2 * self._column_pages)
+        cell = (self._row(last, below_shared=below_shared) * COLUMNS + max(column, 0)) * LAYERS + layer
         number = self._log.open(cell)
         if self.requests_count >= self._refresh_at:
-            self._refresh_at = self.requests_count + REFRESH_REQUESTS
+            least, most = REFRESH_REQUESTS
+            self._refresh_at = self.requests_count + min(max(least, self.requests_count // 4), most)
             self._table = worths(*self._log.counts())
         return Visit(number, cell, start, total, last is not None)
 
@@ -209,8 +226,8 @@ class Forecast:
         pause = self._log.now + 1 - last.number
         mean = self._mean_pause
         self._mean_pause = mean + (pause - mean) / 64 if mean else float(pause)
-        length = 0 if pause < 0.3 * mean else 1 if pause < mean else 2
-        return 2 + length + (3 if last.cell >= 2 * COLUMNS else 0)
+        length = 0 if pause < 0.3 * mean else 1 if pause < 1.5 * mean else 2
+        return 2 + length + (0 if first_turn(last.cell) else 3)
 
     def open(self, cell: int) -> int:
         """Note a run that is no request's own, from now on; return its number."""
@@ -243,27 +260,31 @@ _PRIOR: _Floats = 0.3 / (_EDGES.astype(np.float64) + 30.0)
 def worths(ended: _Floats, spent: _Floats) -> list[list[float]]:
     """Return what a page is worth, by cell and age, from how many requests were continued and how long they waited.
 
-    A hazard is that of all cells at that age, times what row and column make of it, times what the cell itself does;
-    each of these factors begins at one and needs evidence to leave it.
+    A hazard is that of all requests at that age, times what each of ``MARGINS`` makes of what those before it leave to
+    explain; each of these factors begins at one and needs evidence to leave it.
     """
-    base = (ended.sum(axis=0) + PRIOR_EVENTS) / (spent.sum(axis=0) + PRIOR_EVENTS / _PRIOR)
-    seen, expected = _smoothed(ended), _smoothed(spent * base)
-    margin = np.ones_like(seen)
-    grid = (ROWS, COLUMNS, BINS)
-    in_grid, expected_in_grid = seen[:SESSION_CELLS].reshape(grid), expected[:SESSION_CELLS].reshape(grid)
-    by_row = (_summed(in_grid, 1) + MARGIN_EVENTS) / (_summed(expected_in_grid, 1) + MARGIN_EVENTS)
-    by_column = (_summed(in_grid, 0) + MARGIN_EVENTS) / (_summed(expected_in_grid, 0) + MARGIN_EVENTS)
-    margin[:SESSION_CELLS] = (by_row * by_column).reshape(SESSION_CELLS, BINS)
-    hazards = base * margin * (seen + PRIOR_EVENTS) / (expected * margin + PRIOR_EVENTS)
-    return _indexes(hazards)
+    in_sessions = slice(None, SESSION_CELLS)
+    known, waited = _summed(ended[in_sessions], 0), _summed(spent[in_sessions], 0)
+    base = (known + PRIOR_EVENTS) / (waited + PRIOR_EVENTS / _PRIOR)
+    grid = (ROWS, COLUMNS, LAYERS, BINS)
+    ended_grid, spent_grid = ended[in_sessions].reshape(grid), spent[in_sessions].reshape(grid)
+    by_grid = base * np.array(ROW_FACTORS).reshape(ROWS, 1, 1, 1) * np.ones(grid)
+    for axes, events in MARGINS:
+        seen, expected = ended_grid, spent_grid * by_grid
+        for axis in axes:
+            seen, expected = _summed(seen, axis), _summed(expected, axis)
+        by_grid *= (_smoothed(seen) + events) / (_smoothed(expected) + events)
+    others = slice(SESSION_CELLS, None)
+    factors = (_smoothed(ended[others]) + PRIOR_EVENTS) / (_smoothed(spent[others] * base) + PRIOR_EVENTS)
+    return _indexes(np.concatenate([by_grid.reshape(SESSION_CELLS, BINS), base * factors]))
 
 
 def _smoothed(counts: _Floats) -> _Floats:
     """Let ages speak for their neighbours, less the further they are: the sum of ``NEIGHBOUR ** distance`` of all."""
     before, after = counts.copy(), counts.copy()
     for place in range(1, BINS):
-        before[:, place] += NEIGHBOUR * before[:, place - 1]
-        after[:, BINS - 1 - place] += NEIGHBOUR * after[:, BINS - place]
+        before[..., place] += NEIGHBOUR * before[..., place - 1]
+        after[..., BINS - 1 - place] += NEIGHBOUR * after[..., BINS - place]
     return before + after - counts
 
 
@@ -288,7 +309,7 @@ def _indexes(hazards: _Floats) -> list[list[float]]:
 
 def first_turn(cell: int) -> bool:
     """Tell whether a request of that cell began a session."""
-    return cell < 2 * COLUMNS
+    return cell < 2 * ROW_CELLS
 
 
 def in_session(cell: int) -> bool:

@@ -11,7 +11,17 @@ from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
 from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast
-from unified_cache.tree.forecast import AGES, BINS, CELLS_COUNT, COLUMNS, ROWS, SESSION_CELLS, ReuseLog, worths
+from unified_cache.tree.forecast import (
+    AGES,
+    BINS,
+    CELLS_COUNT,
+    COLUMNS,
+    LAYERS,
+    ROW_FACTORS,
+    SESSION_CELLS,
+    ReuseLog,
+    worths,
+)
 from unified_cache.window import SPAN_ALL
 
 PAGES = 60
@@ -58,7 +68,7 @@ class ServedTree:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the log often, so that little has to be served before there is a forecast."""
-    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", 16)
+    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (16, 16))
     monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
     monkeypatch.setattr(adaptive_queues, "REORDER_REQUESTS", 1)
 
@@ -69,32 +79,44 @@ def test_worth_is_the_best_rate_of_reuse_of_all_times_to_keep_a_page_for() -> No
     spent = rng.integers(1, 4000, (CELLS_COUNT, BINS)).astype(np.float64)
     found = worths(ended, spent)
     widths = [*(after - first for first, after in pairwise(AGES)), AGES[-1]]
-    base = [(sum(ended[:, b]) + 2) / (sum(spent[:, b]) + 2 * (AGES[b] + 30) / 0.3) for b in range(BINS)]
-
-    def near(counts: np.ndarray[tuple[int], np.dtype[np.float64]], b: int) -> float:
-        return float(sum(counts[other] * 0.7 ** abs(other - b) for other in range(BINS)))
-
-    seen = [[near(ended[cell], b) for b in range(BINS)] for cell in range(CELLS_COUNT)]
-    expected = [[near(spent[cell] * base, b) for b in range(BINS)] for cell in range(CELLS_COUNT)]
-    for cell in (0, 7, SESSION_CELLS - 1, SESSION_CELLS, CELLS_COUNT - 1):
-        row = [row for row in range(SESSION_CELLS) if row // COLUMNS == cell // COLUMNS]
-        column = [other for other in range(ROWS * COLUMNS) if other % COLUMNS == cell % COLUMNS]
-        hazards = []
+    sessions = range(SESSION_CELLS)
+    base = [
+        (sum(ended[:SESSION_CELLS, b]) + 2) / (sum(spent[:SESSION_CELLS, b]) + 2 * (AGES[b] + 30) / 0.3)
+        for b in range(BINS)
+    ]
+    hazards = [
+        [base[b] * (ROW_FACTORS[_place(cell)[0]] if cell in sessions else 1) for b in range(BINS)]
+        for cell in range(CELLS_COUNT)
+    ]
+    for alike, events in (((0,), 4), ((1,), 4), ((0, 1), 2), ((2,), 4), ((1, 2), 2)):
+        before = [row.copy() for row in hazards]
+        for cell in sessions:
+            group = [other for other in sessions if all(_place(other)[axis] == _place(cell)[axis] for axis in alike)]
+            for b in range(BINS):
+                weights = [0.7 ** abs(other - b) for other in range(BINS)]
+                seen = sum(float(ended[i] @ weights) for i in group)
+                expected = sum(float((spent[i] * before[i]) @ weights) for i in group)
+                hazards[cell][b] *= (seen + events) / (expected + events)
+    for cell in range(SESSION_CELLS, CELLS_COUNT):
         for b in range(BINS):
-            margin = 1.0
-            for cells in (row, column) if cell < SESSION_CELLS else ():
-                margin *= (sum(seen[i][b] for i in cells) + 4) / (sum(expected[i][b] for i in cells) + 4)
-            hazards.append(base[b] * margin * (seen[cell][b] + 2) / (expected[cell][b] * margin + 2))
+            weights = [0.7 ** abs(other - b) for other in range(BINS)]
+            hazards[cell][b] *= (float(ended[cell] @ weights) + 2) / (float((spent[cell] * base) @ weights) + 2)
+    for cell in (0, 7, SESSION_CELLS - 1, SESSION_CELLS, CELLS_COUNT - 1):
         for first in range(BINS):
             best = reached = uses = kept = 0.0
             reached = 1.0
             for b in range(first, BINS):
-                lasting = 1 / (1 + hazards[b] * widths[b])
+                lasting = 1 / (1 + hazards[cell][b] * widths[b])
                 kept += reached * lasting * widths[b]
                 uses += reached * (1 - lasting)
                 reached *= lasting
                 best = max(best, uses / kept)
             assert found[cell][first] == pytest.approx(best, rel=1e-9)
+
+
+def _place(cell: int) -> tuple[int, int, int]:
+    """Return row, column and layer of a session's cell."""
+    return cell // (COLUMNS * LAYERS), cell // LAYERS % COLUMNS, cell % LAYERS
 
 
 def test_the_log_counts_what_was_continued_and_how_long_the_rest_has_waited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +210,7 @@ def test_a_request_that_a_clear_overtakes_is_continued_after_it() -> None:
     assert lock.visit.goes_on
 
 
-def test_it_is_lru_until_as_much_was_evicted_as_is_held(quick: None) -> None:
+def test_it_is_lru_until_half_as_much_was_evicted_as_is_held(quick: None) -> None:
     adaptive, lru = ServedTree(), ServedTree(EvictionPolicy.LRU)
     rng = random.Random(1)
     requests = [[rng.randrange(12), *range(rng.randrange(1, 8))] for _ in range(400)]
@@ -199,9 +221,9 @@ def test_it_is_lru_until_as_much_was_evicted_as_is_held(quick: None) -> None:
         evicted += max(0, len(adaptive.free) - before)
         queues = adaptive.tree._state.adaptive
         assert queues is not None
-        if queues._evicted[0] >= PAGES:
+        if 2 * queues._evicted[0] >= PAGES:
             return
-    raise AssertionError("never as much was evicted as is held")
+    raise AssertionError("never half as much was evicted as is held")
 
 
 def visitors(turns: int) -> list[list[int]]:
@@ -234,3 +256,34 @@ def test_pages_that_a_session_has_moved_past_go_first(quick: None) -> None:
     served.serve([1, 2, 3, 4, 6])
     assert served.held([1, 2, 3, 4, 5]) == 4, "the only page that nobody will ask for"
     assert served.held([1, 2, 3, 4, 6]) == 5
+
+
+def test_the_last_page_of_a_prompt_goes_first_while_such_pages_are_not_asked_for_again(quick: None) -> None:
+    served = ServedTree()
+    for first in range(100, 600, 5):
+        served.serve([*range(first, first + 5)])
+    prompt = [1, 2, 3, 4]
+    served.serve(prompt)
+    assert served.held(prompt) == 4
+    queues = served.tree._state.adaptive
+    assert queues is not None
+    evicted = 0
+    while queues._next_tail(0) is not None:
+        victim = served.tree.next_victim(Tier.DEVICE, 0)
+        assert victim is not None
+        assert victim.node is queues._next_tail(0)
+        assert served.tree.evict_from(victim, 3).slots[0][0].size == 1, "more than the last page went"
+        evicted += 1
+    assert evicted
+    assert served.held(prompt) == 3
+
+
+def test_last_pages_that_are_asked_for_again_do_not_go_before_others(quick: None) -> None:
+    served = ServedTree()
+    for turn in range(300):
+        served.serve([turn % 4, *range(100 * turn, 100 * turn + 5)])
+        served.serve([turn % 4, *range(100 * turn, 100 * turn + 6)])
+    queues = served.tree._state.adaptive
+    assert queues is not None
+    assert queues._goes_by_forecast(0)
+    assert queues._next_tail(0) is None
