@@ -184,8 +184,8 @@ TREE_MUTANTS = [
     Mutant(
         "the forecast decides before anything was evicted",
         "tree/adaptive_queues.py",
-        "if self._evicted[lane] < self._capacity[lane] or not",
-        "if not",
+        "return 2 * self._evicted[lane] >= self._capacity[lane] and ",
+        "return ",
         tests=FORECAST_TESTS,
     ),
     Mutant(
