@@ -3,18 +3,21 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.config import CacheConfig, EvictionPolicy
-from unified_cache.controller import LeftAlone
 from unified_cache.explain.fates import WHYS, LaneFates
 from unified_cache.explain.near import NearMatch
 from unified_cache.explain.picture import lane_line, pages_text
 from unified_cache.explain.reasons import Evicted, Happened, Reason, Unbacked, Unchanged, Why
 from unified_cache.pool import Component, Pages, Tier
 from unified_cache.window import SPAN_UNTOLD, restorable_ends, window
+
+if TYPE_CHECKING:  # the controller needs torch, and a store alone is explained without it
+    from unified_cache.controller import LeftAlone
 
 __all__ = ["ComponentExplanation", "Explainer", "Explanation", "Loss", "MissingRun", "NextPage", "TierExplanation"]
 
@@ -96,7 +99,7 @@ class Explanation:
     """Prompts of the same tokens that are known under another name."""
     remembers: str
     """How far back what has gone is remembered, in words."""
-    left_alone: tuple[LeftAlone, ...] = ()
+    left_alone: "tuple[LeftAlone, ...]" = ()
     """Pages that would not be brought up if they were asked for now, because computing them is faster."""
 
     @property
