@@ -63,26 +63,11 @@ OTHERS: Mapping[str, Mapping[str, object]] = {
         "sliding_window": 4096,
         "architectures": ["Cohere2MoeForCausalLM"],
     },
-    "longcat_flash_ngram": {
-        **LATENT,
-        "num_layers": 4,
-        "num_attention_heads": 32,
-        "architectures": ["LongcatFlashNgramForCausalLM"],
-    },
     "mistral_large_3": {
         **HEADS,
         **LATENT,
         "num_key_value_heads": 32,
         "architectures": ["MistralLarge3ForCausalLM"],
-    },
-    "nemotron-nas": {
-        "num_hidden_layers": 8,
-        "num_attention_heads": 32,
-        "block_configs": [
-            {"attention": {"no_op": number == 3, "n_heads_in_group": 8}, "ffn": {"no_op": False, "ffn_mult": 2.0}}
-            for number in range(8)
-        ],
-        "architectures": ["DeciLMForCausalLM"],
     },
     "plamo3": {
         **HEADS,
@@ -145,9 +130,7 @@ OTHERS: Mapping[str, Mapping[str, object]] = {
 
 
 TYPES_HERE: Mapping[str, str] = {
-    "longcat_flash_ngram": "longcat_flash",
     "mistral_large_3": "deepseek_v3",
-    "nemotron-nas": "llama",
     "plamo3": "llama",
     "rnj1": "llama",
 }
