@@ -4,20 +4,25 @@
     python -m benchmarks.planning beside TRACE path/to/kvcache-simulator
     python -m benchmarks.planning large
 
-Ratios of the peer are those of the second half of the trace, as it measures; ours are taken of the same half.
+``beside`` asks the peer for LRU and the best there is alone, and has both run as processes of their own, in turns; what
+it found is kept. Ratios of the peer are those of the second half of the trace, as it measures; ours are taken of the
+same half.
 """
 
 import json
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+from benchmarks.machine import machine
+from benchmarks.report import write_json
 from unified_cache.components.layouts import size_preset
 from unified_cache.config import Retention
 from unified_cache.plan.clairvoyant import FutureUses
@@ -27,7 +32,7 @@ from unified_cache.plan.hardware import HARDWARE
 from unified_cache.plan.lru_stack import LruStack
 from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
 from unified_cache.plan.tier_hits import LruHits
-from unified_cache.plan.trace_pages import Counts, TracePages
+from unified_cache.plan.trace_pages import TracePages
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
 
@@ -35,6 +40,8 @@ SEED = 17
 LARGE_PAGES = 10_000_000
 LARGE_SESSIONS = 40_000
 NEW_BLOCKS_MAX = 24
+KEPT = Path(__file__).parent / "results" / "plan_beside.json"
+ROUNDS = 5
 PEER_MODEL = "deepseek-v3.2"
 PEER_BUDGETS_GIB = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -51,37 +58,55 @@ def sweep(trace: Path) -> None:
 
 
 def beside(trace: Path, peer: Path) -> None:
-    """Ask the peer and us the same question: one tier, eight budgets, LRU and the best there is."""
-    began_s = time.perf_counter()
-    options = [
-        "--model",
-        PEER_MODEL,
-        "--budgets-gib",
-        ",".join(map(str, PEER_BUDGETS_GIB)),
-        "--format",
-        "json",
-        "--block-size",
-        "512",
-    ]
-    ran = subprocess.run(
-        [str(peer), "run", "--trace", str(trace), *options, "--no-progress"], check=True, capture_output=True, text=True
-    )
-    peer_s = time.perf_counter() - began_s
-    began_s = time.perf_counter()
-    pages = TracePages.of(iterate_trace(trace), BLOCK_TOKENS, padded=True)
-    stack, future = LruStack.of(pages), FutureUses.of(pages)
-    measured = pages.requests_count // 2
-    found: object = json.loads(ran.stdout)
-    assert isinstance(found, dict)
-    rows = []
-    for point in found["points"]:
-        blocks = point["cacheBlocks"]
-        ours = [_token_ratio(pages, ends, measured) for ends in (stack.ends(blocks), future.ends(blocks))]
-        rows.append((blocks, ours, [point["results"][name]["hitRate"] for name in ("lru", "optimal")]))
-    ours_s = time.perf_counter() - began_s
-    for blocks, ours, theirs in rows:
-        print(f"{blocks:9,} blocks  LRU {ours[0]:.4f} {theirs[0]:.4f}   best {ours[1]:.4f} {theirs[1]:.4f}")
-    print(f"ours {ours_s:.2f} s, {peer.name} {peer_s:.2f} s")
+    """Ask the peer and us the same question in turns: one tier, eight budgets, LRU and the best there is."""
+    budgets = ",".join(map(str, PEER_BUDGETS_GIB))
+    options = ["--model", PEER_MODEL, "--budgets-gib", budgets, "--policies", "lru,optimal", "--block-size", "512"]
+    theirs_command = [str(peer), "run", "--trace", str(trace), *options, "--format", "json", "--no-progress"]
+    first = _run(theirs_command)
+    blocks = [point["cacheBlocks"] for point in first.found["points"]]
+    ours_command = [sys.executable, "-m", "benchmarks.one_tier", str(trace), ",".join(map(str, blocks))]
+    theirs, ours = [], []
+    for _ in range(ROUNDS):
+        theirs.append(_run(theirs_command))
+        ours.append(_run(ours_command))
+    off = 0.0
+    for count, point, row in zip(blocks, first.found["points"], ours[0].found["ratios"], strict=True):
+        told = [point["results"][name]["hitRate"] for name in ("lru", "optimal")]
+        print(f"{count:9,} blocks  LRU {row[0]:.4f} {told[0]:.4f}   best {row[1]:.4f} {told[1]:.4f}")
+        off = max(off, *(abs(own - other) for own, other in zip(row, told, strict=True)))
+    figures = {
+        f"{name}_{unit}": statistics.median(getattr(ran, unit) for ran in runs)
+        for name, runs in (("ours", ours), ("peer", theirs))
+        for unit in ("wall_s", "cpu_s")
+    }
+    cpu_ratio = statistics.median(own.cpu_s / other.cpu_s for own, other in zip(ours, theirs, strict=True))
+    print(f"ratios differ by {off:.6f} at most; ours over the peer's processor time {cpu_ratio:.3f}; {figures}")
+    found = {
+        "peer": PEER_MODEL,
+        "rounds": ROUNDS,
+        "blocks": blocks,
+        "ratio_difference_max": off,
+        "cpu_ratio": cpu_ratio,
+    }
+    write_json({"machine": asdict(machine()), **found, **figures}, KEPT)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """Output and seconds of a process."""
+
+    found: dict[str, Any]
+    wall_s: float
+    cpu_s: float
+    """With its own children."""
+
+
+def _run(command: Sequence[str]) -> FinishedRun:
+    before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    wall_s, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return FinishedRun(found, wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 def large() -> None:
@@ -94,12 +119,6 @@ def large() -> None:
     bound = int(future.ends(10**5).sum()) / len(pages.numbers)
     print(f"{len(pages.numbers):,} pages, {pages.requests_count:,} requests in {time.perf_counter() - began_s:.0f} s")
     print(f"hits {ratios[0]:.4f} and {ratios[1]:.4f}, at most {bound:.4f}; peak {_peak_mib():.0f} MiB")
-
-
-def _token_ratio(pages: TracePages, ends: Counts, measured: int) -> float:
-    """Return the share of the tokens of the requests from ``measured`` on that was hit."""
-    tokens = np.minimum(ends * pages.page_size, pages.input_tokens)[measured:]
-    return float(tokens.sum()) / int(pages.input_tokens[measured:].sum())
 
 
 def _conversations() -> Iterator[TraceRequest]:
