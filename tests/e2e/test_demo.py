@@ -65,8 +65,7 @@ def test_the_command_prints_a_conversation_a_table_and_the_verdict(
     printed = capsys.readouterr()
     for text in ("> Where do I find a map of the harbour?", "served from", "storage", "all 5 answers are identical"):
         assert text in printed.out
-    assert "10 of 10 requests" in printed.err
-    assert printed.err.splitlines()[-1] == f"report: {out / 'index.html'}"
+    assert printed.err.splitlines() == [f"report: {out / 'index.html'}"]  # no bar where no terminal is
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "of the time it takes without a cache.</h1>" in page
     assert "All 5 answers are identical" in page

@@ -139,7 +139,7 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
 
 
 def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: CollectorRegistry) -> None:
-    settings = service_settings(None, {"storage": "memory:", "store": {"breaker_failures_max": 1}})
+    settings = service_settings(None, {"storage": "memory:", "guard": {"breaker_failures_max": 1}})
     guarded = GuardedStore.open(settings, registry)
     assert guarded.guard.breaker.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
     value = registry.get_sample_value

@@ -60,7 +60,17 @@ def test_every_name_at_the_top_is_of_one_kind() -> None:
 def test_the_flags_of_a_command_are_called_as_its_settings(section: str) -> None:
     (command,) = (each.load() for each in deferred_commands() if each.name == section)
     flags = {flag_name(each.path) for each in settings_of(SECTIONS[section])}
-    own = {"--help", "--config", "--set", "--json", "--json-file", "--report", "--print-config", "--policy"}
+    own = {
+        "--help",
+        "--config",
+        "--set",
+        "--json",
+        "--json-file",
+        "--report",
+        "--print-config",
+        "--policy",
+        "--explain",
+    }
     found = {option.opts[0] for option in command.params if option.opts[0].startswith("--")}
     assert found - flags - own == set()
     assert len(found & flags) >= 4
