@@ -134,7 +134,7 @@ class ConfigCheckCommand:
         shown = [each for each in explained if self.everything or each.source is not SettingSource.DEFAULT]
         rows = table("setting", "value", "from", "for", "meaning", left=5)
         for each in shown:
-            whom = "all that have it" if len(each.sections) > 1 else each.sections[0]
+            whom = each.sections[0] if len(each.sections) == 1 else "all that have it"
             rows.add_row(each.name, _text(each), each.place, whom, each.setting.meaning.replace("``", ""))
         if shown:
             console.print(rows)

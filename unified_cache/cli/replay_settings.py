@@ -96,7 +96,7 @@ def _one_policy(tier: str, policies: tuple[EvictionPolicy, ...]) -> EvictionPoli
 def _of_one_pool(name: str, counts: tuple[int, ...] | None, default: int) -> int:
     if counts is None:
         return default
-    if len(counts) > 1:
+    if len(counts) != 1:
         raise ConfigError(f"{name} must be one number without a model, found {list(counts)}")
     return counts[0]
 

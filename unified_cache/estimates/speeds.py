@@ -23,7 +23,7 @@ from unified_cache.transfer_policy import TransferPolicy
 
 __all__ = ["Candidates", "LoadingStats", "TransferSpeeds"]
 
-LEGS = (TransferKind.PREFETCH, TransferKind.LOAD)
+LEGS: tuple[TransferKind, ...] = (TransferKind.PREFETCH, TransferKind.LOAD)
 """Ways up to the device."""
 
 TRIAL_EVERY = 8
@@ -102,7 +102,9 @@ class TransferSpeeds:
         self._ranks = ranks
         self._declined_run = 0
         """Times in a row that all of storage was left alone."""
-        self._left_alone = {reason: dict.fromkeys(LEGS, 0) for reason in LeftAloneReason}
+        self._left_alone: dict[LeftAloneReason, dict[TransferKind, int]] = {
+            reason: dict.fromkeys(LEGS, 0) for reason in LeftAloneReason
+        }
         self.legs = {kind: TransferLeg(clock, expects=self.is_choosing) for kind in LEGS}
         self.prefill = MeasuredPrefill(clock)
 

@@ -45,12 +45,6 @@ def read_toml(path: Path) -> TomlFile:
         raise ConfigError(f"{path}: expected a file of TOML, found a directory; name the file in it")
     try:
         text = path.read_text(encoding="utf-8")
-        return TomlFile(path, loads(text), dict(_lines(text)))
-    except TOMLDecodeError as error:
-        found = _PLACE.search(str(error))
-        line = f":{found[1]}" if found is not None and found[1] else f":{text.count(chr(10)) + 1}"
-        reason = _PLACE.sub("", str(error)).strip()
-        raise ConfigError(f'{path}{line}: expected TOML, such as name = "text", found: {reason}') from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: expected TOML in UTF-8, found byte {error.object[error.start]:#04x}") from error
     except FileNotFoundError as error:
@@ -59,6 +53,13 @@ def read_toml(path: Path) -> TomlFile:
         ) from error
     except OSError as error:
         raise ConfigError(f"{path}: expected a file that can be read, found: {error.strerror}") from error
+    try:
+        return TomlFile(path, loads(text), dict(_lines(text)))
+    except TOMLDecodeError as error:
+        found = _PLACE.search(str(error))
+        line = f":{found[1]}" if found is not None and found[1] else f":{text.count(chr(10)) + 1}"
+        reason = _PLACE.sub("", str(error)).strip()
+        raise ConfigError(f'{path}{line}: expected TOML, such as name = "text", found: {reason}') from error
 
 
 def _lines(text: str) -> Iterator[tuple[SettingPath, int]]:
