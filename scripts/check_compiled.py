@@ -20,7 +20,7 @@ from scripts.compile_core import CHOICE, can_compile
 __all__ = ["unpacked"]
 
 ROOT = Path(__file__).resolve().parent.parent
-BESIDE = ("tests", "benchmarks", "traces", "proto", "pyproject.toml")
+BESIDE = ("tests", "benchmarks", "docs", "traces", "proto", "pyproject.toml")
 """What is taken along: tests find it from where they lie."""
 
 TESTS = (

@@ -122,8 +122,11 @@ class LinkedCall:
             InputError, OSError: a message of it could not be made.
         """
         failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
+        try:
+            if failed is not None:
+                raise failed
+        finally:
+            del failed  # its traceback holds this frame, which would hold it, and with it the memory lent to the call
         is_last = False
         try:
             while not is_last:

@@ -3,9 +3,10 @@
 import gc
 import socket
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 
 import grpc
 import pytest
@@ -14,7 +15,7 @@ from tests.support.service import LoopbackServer, limits_with, wait_for
 from tests.unit.service.test_requests import MANIFEST
 from tests.unit.storage_backends.remote.test_bounded import PATIENCE_S
 from tests.unit.storage_backends.remote.test_sharing import come_and_go, pages_of
-from unified_cache.errors import StorageError
+from unified_cache.errors import InputError, StorageError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -193,6 +194,34 @@ def test_an_answer_that_makes_no_sense_fails_its_call_and_ends_the_link(sent: by
         thread.join(PATIENCE_S)
     links.close()
     gc.collect()  # what was left open would be told now
+
+
+class LentForACall:
+    """Part of the messages of a call."""
+
+
+def test_a_call_that_fails_while_it_is_sent_keeps_nothing_of_what_it_was_made_of(running: LoopbackServer) -> None:
+    storage = running.client()
+    come_and_go(storage)
+    server = storage._servers[0]
+
+    def messages(lent: LentForACall) -> Iterator[bytes]:
+        yield b""
+        raise InputError(f"not to be sent: {lent}")
+
+    lent = LentForACall()
+    alive = weakref.ref(lent)
+    gc.disable()  # memory lent to a call goes back when it is over, and not some time later
+    try:
+        call = server._linked(server._clock() + PATIENCE_S)
+        assert call is not None
+        call.begin_stream(Call.PUT, messages(lent))
+        with suppress(InputError):
+            call.answer()
+        del call, lent
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_a_call_that_is_left_before_its_end_takes_its_link_along(running: LoopbackServer) -> None:
