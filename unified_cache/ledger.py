@@ -289,8 +289,7 @@ class Ledger:
         for allocator, given, duplicates in zip(self._allocators[tier], slots, inserted.duplicates, strict=True):
             allocator.keep(given[given >= 0])
             allocator.drop(duplicates)
-        if self.fates.ring is not None:
-            self.fates.note_duplicates(tier, prompt, start, slots, inserted.duplicates)
+        self.fates.note_duplicates(tier, prompt, start, slots, inserted.duplicates)
         if self.changes.is_watched:
             self.changes.note_inserted(tier, prompt, start, slots, inserted.duplicates)
         return inserted

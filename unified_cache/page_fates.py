@@ -58,3 +58,8 @@ class PageFates:
             keys = prompt.keys
             lane = len(Tier) * self._components_count + component
             self.ring.note(lane, key_digests([keys[page] for page in pages.tolist()]), cause)
+
+    def note_storage_cleared(self) -> None:
+        """Note that what was stored has been cleared since."""
+        if self.ring is not None:
+            self.ring.rename(Cause.STORED, Cause.STORE_CLEARED)

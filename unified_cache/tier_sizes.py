@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unified_cache.byte_sizes import bytes_text
 from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.pool import Component, ModelLayout
@@ -82,7 +83,7 @@ class SizedTiers:
         least = PROMPTS_MIN * typical
         if tier_bytes < least:
             raise ConfigError(
-                f"{tier}_bytes must be at least {least} ({least / 2**20:,.1f} MiB), {PROMPTS_MIN} prompts of "
+                f"{tier}_bytes must be at least {least} ({bytes_text(least)}), {PROMPTS_MIN} prompts of "
                 f"{PROMPT_TOKENS} tokens of {self.name}, found {tier_bytes}"
             )
         return tier_bytes / typical

@@ -20,7 +20,6 @@ from unified_cache.controller.layerwise import LayerProgress
 from unified_cache.controller.operation import Job, Steps
 from unified_cache.errors import RankLostError
 from unified_cache.estimates import Candidates, TransferSpeeds
-from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
@@ -176,7 +175,6 @@ class Transfers:
             with storage.clearing.clear():
                 yield job
         finally:
-            if self._ledger.fates.ring is not None:
-                self._ledger.fates.ring.rename(Cause.STORED, Cause.STORE_CLEARED)
+            self._ledger.fates.note_storage_cleared()
             self._ledger.forget_stored()
         return job.removed_count

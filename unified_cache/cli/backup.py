@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from unified_cache.byte_sizes import size_text
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import (
     TOKENS_HELP,
@@ -28,7 +29,7 @@ from unified_cache.cli.options import (
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.selection import selected
 from unified_cache.cli.storage_tables import finding_as_json, print_findings, short_name
-from unified_cache.cli.text import console_on, size_text, table
+from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
 from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.byte_sizes import parse_bytes
+from unified_cache.byte_sizes import parse_bytes, size_text
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
-from unified_cache.cli.text import console_on, example, size_text, table
+from unified_cache.cli.text import console_on, example, table
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.host_port import HostPort

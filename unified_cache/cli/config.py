@@ -9,16 +9,17 @@ from typing import Annotated
 
 import typer
 
+from unified_cache.byte_sizes import bytes_literal, size_text
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonFileOption, JsonOption
-from unified_cache.cli.text import console_on, example, size_text, table
+from unified_cache.cli.text import console_on, example, table
 from unified_cache.components.layouts import SizedLayout
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.replay.model_settings import DEVICE_BYTES, HOST_BYTES
 from unified_cache.settings.advice import warnings_about
 from unified_cache.settings.cache import EmbeddedSettings
-from unified_cache.settings.describe import ANY_NAME, Setting, bytes_literal, settings_of
+from unified_cache.settings.describe import ANY_NAME, Setting, settings_of
 from unified_cache.settings.loading import FILE_NAME, LoadedSettings, find_file, read_settings
 from unified_cache.settings.names import SECTIONS
 from unified_cache.settings.origins import SettingSource

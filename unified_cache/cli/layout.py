@@ -9,9 +9,10 @@ import typer
 from rich.table import Table
 
 from unified_cache.arguments import did_you_mean
+from unified_cache.byte_sizes import size_text
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
-from unified_cache.cli.text import console_on, size_text, table
+from unified_cache.cli.text import console_on, table
 from unified_cache.components.layouts import (
     COST_TOKENS,
     PRESET_ALIASES,

@@ -7,12 +7,13 @@ from typing import Annotated, TextIO
 
 import typer
 
+from unified_cache.byte_sizes import size_text
 from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
-from unified_cache.cli.text import console_on, printable, size_text, table
+from unified_cache.cli.text import console_on, printable, table
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable

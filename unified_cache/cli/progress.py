@@ -12,7 +12,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unified_cache.cli.text import size_text
+from unified_cache.byte_sizes import size_text
 
 __all__ = ["Tell", "objects_watched", "progress_on", "watched"]
 

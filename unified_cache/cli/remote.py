@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unified_cache.byte_sizes import size_text
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import (
     BigramsOption,
@@ -25,7 +26,7 @@ from unified_cache.cli.options import (
     TokensFileOption,
 )
 from unified_cache.cli.progress import watched
-from unified_cache.cli.text import console_on, example, size_text, table
+from unified_cache.cli.text import console_on, example, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import write_whole

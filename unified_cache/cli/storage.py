@@ -13,7 +13,7 @@ from typing import Annotated, Generic, Protocol, TypeVar
 
 import typer
 
-from unified_cache.byte_sizes import parse_bytes
+from unified_cache.byte_sizes import parse_bytes, size_text
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import IdentityOption, JsonFileOption, JsonOption, StoreArgument
 from unified_cache.cli.progress import objects_watched
@@ -26,7 +26,7 @@ from unified_cache.cli.storage_tables import (
     result_as_json,
     stat_as_json,
 )
-from unified_cache.cli.text import console_on, example, size_text
+from unified_cache.cli.text import console_on, example
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.listing import ObjectCount, count_objects, total_of
 from unified_cache.offline.reading import ReadOutcome

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
-from unified_cache.cli.text import LineConsole, console_on, size_text, table
+from unified_cache.byte_sizes import size_text
+from unified_cache.cli.text import LineConsole, console_on, table
 from unified_cache.offline.listing import ObjectCount, total_of
 from unified_cache.offline.reading import FlawedObject, ReadOutcome
 from unified_cache.offline.stores import StoredIdentity, Undescribed

@@ -8,15 +8,13 @@ from rich.console import Console, RenderableType
 from rich.style import Style
 from rich.table import Table
 
-__all__ = ["LineConsole", "console_on", "copyable", "example", "printable", "size_text", "table"]
+__all__ = ["LineConsole", "console_on", "copyable", "example", "printable", "table"]
 
 WIDTH_MIN = 128
 """Columns assumed where the output is no terminal; the tables fit."""
 
 CODE_COLUMNS = 70
 """Columns of a line of code in help, without the backslash, so that it is one line on a terminal of 80."""
-
-_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class LineConsole(Console):
@@ -55,14 +53,6 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
-
-
-def size_text(count: int) -> str:
-    """Say bytes in the largest unit that they fill: 512 B, 1.50 KiB."""
-    size, unit = float(count), 0
-    while size >= 1024 and unit < len(_BINARY_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:,.2f} {_BINARY_UNITS[unit]}" if unit else f"{count} B"
 
 
 def example(*command_lines: str) -> str:

@@ -17,9 +17,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from unified_cache.byte_sizes import size_text
 from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
-from unified_cache.cli.text import console_on, printable, size_text, table
+from unified_cache.cli.text import console_on, printable, table
 from unified_cache.errors import CacheError, ConfigError
 
 __all__ = ["TopCommand", "top_app"]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from unified_cache.byte_sizes import bytes_text
 from unified_cache.plan.evaluate import PlanPoint
 from unified_cache.plan.result import TIERS, PlanResult
 from unified_cache.plan.summary import STEP_COLUMNS, plan_notes, setting_pairs, step_cells
-from unified_cache.replay.machine import bytes_text
 from unified_cache.report.charts import BandChart, BarChart, Chart, HeatMap, Hue, Series, Unit
 from unified_cache.report.page import Page, TableSection
 

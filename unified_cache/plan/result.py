@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from unified_cache.byte_sizes import bytes_text
 from unified_cache.plan.evaluate import PlanPoint
 from unified_cache.plan.hardware import Hardware
 from unified_cache.plan.sweep import PlannedModel, TierBytes
-from unified_cache.replay.machine import bytes_text
 
 __all__ = ["STEP_BYTES", "TIERS", "Checked", "NextStep", "PlanResult", "knee", "next_steps", "recommended"]
 

@@ -1,7 +1,7 @@
 """A plan in sentences and rows, for a terminal and for the page of a report."""
 
+from unified_cache.byte_sizes import bytes_text
 from unified_cache.plan.result import NextStep, PlanResult
-from unified_cache.replay.machine import bytes_text
 
 __all__ = ["STEP_COLUMNS", "plan_notes", "setting_pairs", "step_cells"]
 

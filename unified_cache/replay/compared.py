@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from unified_cache.byte_sizes import bytes_text
 from unified_cache.errors import ConfigError
-from unified_cache.replay.machine import bytes_text
 
 __all__ = ["FigurePair", "KeptResult", "SettingPair", "compared_figures", "compared_settings", "read_result"]
 

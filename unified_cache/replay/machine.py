@@ -6,7 +6,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["PLAIN_CORE", "bytes_text", "cpu_name", "memory_bytes", "own_version"]
+__all__ = ["PLAIN_CORE", "cpu_name", "memory_bytes", "own_version"]
 
 PLAIN_CORE = "plain Python"
 """How the core of a result ran that was not compiled."""
@@ -21,16 +21,6 @@ def memory_bytes() -> int:
         with suppress(OSError, ValueError):  # no such limit, or the word "max"
             memory = min(memory, int(path.read_text(encoding="ascii")))
     return memory
-
-
-def bytes_text(count: int) -> str:
-    """Return a size in its largest binary unit: 512 B, 1.5 KiB."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.1f} {unit}" if unit != "B" else f"{count} B"
-        amount /= 1024
-    return f"{amount:,.1f} TiB"
 
 
 def own_version() -> str:

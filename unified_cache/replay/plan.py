@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from unified_cache.byte_sizes import bytes_text
 from unified_cache.config import CacheConfig, Retention
 from unified_cache.errors import ConfigError
 from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES
 from unified_cache.pool import ModelLayout, PoolSpec
-from unified_cache.replay.machine import bytes_text, memory_bytes
+from unified_cache.replay.machine import memory_bytes
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.seal import HEADER_BYTES

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from unified_cache.byte_sizes import bytes_text
 from unified_cache.pool import Tier
 from unified_cache.replay.fleet import Fleet
-from unified_cache.replay.machine import PLAIN_CORE, bytes_text, cpu_name, memory_bytes, own_version
+from unified_cache.replay.machine import PLAIN_CORE, cpu_name, memory_bytes, own_version
 from unified_cache.replay.plan import PlannedSettings, ReplayPlan, component_bytes
 from unified_cache.replay.player import Player
 from unified_cache.replay.result import ComponentUse, EngineUse, Hits, ReplayResult, TimeSeriesPoint

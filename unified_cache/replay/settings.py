@@ -3,11 +3,11 @@
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
+from unified_cache.byte_sizes import bytes_text
 from unified_cache.components import Full
 from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.pool import ModelLayout, PoolSpec
-from unified_cache.replay.machine import bytes_text
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.trace import BLOCK_TOKENS

@@ -1,6 +1,7 @@
 """The result of a replay in words and rows, for the table on a terminal and for the page of a report."""
 
-from unified_cache.replay.machine import PLAIN_CORE, bytes_text
+from unified_cache.byte_sizes import bytes_text
+from unified_cache.replay.machine import PLAIN_CORE
 from unified_cache.replay.result import ReplayResult
 
 __all__ = [

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import cast
 
+from unified_cache.byte_sizes import bytes_literal
 from unified_cache.config import CacheConfig
 from unified_cache.settings.section import Section
 from unified_cache.settings.toml import SettingPath
 
-__all__ = ["ANY_NAME", "UNSET", "Setting", "bytes_literal", "is_known", "setting_named", "settings_of"]
+__all__ = ["ANY_NAME", "UNSET", "Setting", "is_known", "setting_named", "settings_of"]
 
 ANY_NAME = "NAME"
 """In the place of a name that whoever writes the file chooses, such as that of a tenant."""
@@ -135,11 +136,3 @@ def _meaning_in_library(name: str) -> str:
 @cache
 def _library() -> _Schema:
     return _definitions(_OfLibrary.model_json_schema())["CacheConfig"]
-
-
-def bytes_literal(size: int) -> str:
-    """Return bytes as a file has them: 256MiB."""
-    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size and size % (1 << shift) == 0:
-            return f"{size >> shift}{unit}"
-    return str(size)
