@@ -22,7 +22,16 @@ from unified_cache.external.opening import OpenedStore, StoreOpening
 from unified_cache.external.registrations import Registrations
 from unified_cache.external.settings import PIECE_BYTES_MAX, ExternalConfig
 from unified_cache.external.threads import CallThreads, WorkEnd, WorkRun
-from unified_cache.external.transfer import Clock, ExternalPage, MemoryReads, PageReads, PageWrites, Piece, pieces_of
+from unified_cache.external.transfer import (
+    Clock,
+    ExternalPage,
+    MemoryReads,
+    MissingWrites,
+    PageReads,
+    PageWrites,
+    Piece,
+    pieces_of,
+)
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.common.backoff import Backoff
@@ -272,6 +281,15 @@ class ExternalStore:
         """Store pages as their rows hold them now; STORED where the page is in the store, at that level."""
         return self._transfer(
             Method.PUT, pages, lambda asked, pieces, span: PageWrites(asked, pieces, span, level), level
+        )
+
+    def put_missing(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
+        """Store the pages that the store does not have, as ``put`` does; STORED also where it says that it has a page.
+
+        The pages that it has are neither read nor made recent, and the look-up is not counted: nobody wanted them.
+        """
+        return self._transfer(
+            Method.PUT, pages, lambda asked, pieces, span: MissingWrites(asked, pieces, span, level), level
         )
 
     def touch(self, labels: Sequence[Label]) -> None:

@@ -59,8 +59,8 @@ class PageStore(Protocol):
         """Fill the rows of each page."""
         ...
 
-    def put(self, pages: Sequence[ExternalPage]) -> list[Answer]:
-        """Store each page."""
+    def put_missing(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        """Store the pages that the store does not have."""
         ...
 
     def clear(self, identity: bytes) -> bool:
@@ -140,18 +140,15 @@ class ExternalTier:
             return Restorable([], {})
         bundles = [(need, bundle) for need, bundle in wanted if bundle is not None]
         whole = [(need, bundle) for need, bundle in bundles if need.span >= SPAN_ALL]
+        tails = [(need, bundle) for need, bundle in bundles if need.span < SPAN_ALL]
+        prefixes, present = self._looked_up(keys, [bundle for _, bundle in whole], [bundle for _, bundle in tails])
         reach: dict[str, int] = {}
-        count = len(keys)
-        if whole:
-            prefixes = self._prefixes(keys, [bundle for _, bundle in whole])
-            count = min(prefixes)
-            for (need, _), pages in zip(whole, prefixes, strict=True):
-                reach.update(dict.fromkeys(need.pools, pages))
+        for (need, _), pages in zip(whole, prefixes, strict=True):
+            reach.update(dict.fromkeys(need.pools, pages))
+        count = min(prefixes, default=len(keys))
         if not count:
             return Restorable([], reach)
         ok: npt.NDArray[np.bool_] = np.ones(count, np.bool_)
-        tails = [(need, bundle) for need, bundle in bundles if need.span < SPAN_ALL]
-        present = self._present(keys[:count], [bundle for _, bundle in tails])
         for (need, _), row in zip(tails, present, strict=True):
             ends = restorable_ends([need.span], [~row], 0, count, [0])
             reach.update(dict.fromkeys(need.pools, _last(ends)))
@@ -203,9 +200,30 @@ class ExternalTier:
                 self._bundles[stored] = bundle
         return bundle
 
+    def _looked_up(
+        self, keys: Sequence[PageKey], whole: Sequence[_Bundle], tails: Sequence[_Bundle]
+    ) -> tuple[list[int], list[npt.NDArray[np.bool_]]]:
+        """Return how many pages each bundle of ``whole`` has from the start, and which of them each of ``tails`` has.
+
+        ``tails`` are looked at as far as all of ``whole`` have pages. The first pages of all are asked for by one call,
+        which is all that most chains need: calls that wait for a disk or a service cost much more than pages.
+        """
+        if not whole:
+            return [], self._present(keys, tails)
+        first, rest = keys[:PROBE_PAGES], keys[PROBE_PAGES:]
+        rows = self._present(first, [*whole, *tails])
+        prefixes, present = [_run(row) for row in rows[: len(whole)]], rows[len(whole) :]
+        if rest and min(prefixes) == len(first):
+            further = self._prefixes(rest, whole)
+            prefixes = [len(first) + run for run in further]
+            beyond = self._present(rest[: min(further)], tails)
+            present = [np.concatenate(pair) for pair in zip(present, beyond, strict=True)]
+        count = min(prefixes)
+        return prefixes, [row[:count] for row in present]
+
     def _prefixes(self, keys: Sequence[PageKey], bundles: Sequence[_Bundle]) -> list[int]:
         """Return how many pages each bundle has from the start, up to where the first of them lacks one."""
-        start, pages = 0, PROBE_PAGES
+        start, pages = 0, 4 * PROBE_PAGES
         while start < len(keys):
             part = keys[start : start + pages]
             found = [_run(row) for row in self._present(part, bundles)]
@@ -217,8 +235,8 @@ class ExternalTier:
 
     def _present(self, keys: Sequence[PageKey], bundles: Sequence[_Bundle]) -> list[npt.NDArray[np.bool_]]:
         """Ask of every page of every bundle whether it is there, in one call for each batch of pages."""
-        if not bundles:
-            return []
+        if not bundles or not keys:
+            return [np.zeros(0, np.bool_)] * len(bundles)
         labels = [Label(bundle.digest, key, bundle.pool) for bundle in bundles for key in keys]
         found = np.fromiter(map(bool, self._store.exists(labels)), np.bool_, len(labels))
         return list(found.reshape(len(bundles), len(keys)))
@@ -264,23 +282,12 @@ class ExternalTier:
         return hits
 
     def _put(self, batch: Sequence[BundlePages], bundles: Sequence[_Bundle]) -> list[list[bool]]:
-        """Store what the store lacks: sealing a page costs more than asking for it."""
-        labels = [
-            [Label(bundle.digest, key, bundle.pool) for key in part.keys]
+        """Store what the store does not have."""
+        pages = [
+            list(_pages(part, bundle, [source.rows_to_store(part.slots) for source in bundle.sources]))
             for part, bundle in zip(batch, bundles, strict=True)
         ]
-        there = _split([bool(answer) for answer in self._store.exists(list(chain.from_iterable(labels)))], labels)
-        absent = [[number for number, found in enumerate(row) if not found] for row in there]
-        pages: list[list[ExternalPage]] = []
-        for part, bundle, numbers in zip(batch, bundles, absent, strict=True):
-            slots = [part.slots[number] for number in numbers]
-            rows = [source.rows_to_store(slots) for source in bundle.sources]
-            pages.append(list(_pages(part, bundle, rows, numbers)))
-        answers = _split(self._in_batches(list(chain.from_iterable(pages)), self._store.put), pages)
-        for row, numbers, stored in zip(there, absent, answers, strict=True):
-            for number, ok in zip(numbers, stored, strict=True):
-                row[number] = ok
-        return there
+        return _split(self._in_batches(list(chain.from_iterable(pages)), self._store.put_missing), pages)
 
     def _in_batches(
         self, pages: Sequence[ExternalPage], call: Callable[[Sequence[ExternalPage]], list[Answer]]
@@ -311,15 +318,12 @@ class ExternalTier:
         return answers
 
 
-def _pages(
-    part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]], numbers: Sequence[int] | None = None
-) -> Iterable[ExternalPage]:
-    """Yield the pages of these numbers, all by default; ``rows`` are those of each pool, page by page."""
+def _pages(part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]]) -> Iterable[ExternalPage]:
+    """Yield the pages of a bundle; ``rows`` are those of each pool, page by page."""
     parents = [part.parent, *(key for key, _ in pairwise(part.keys))]
-    for place, number in enumerate(range(len(part.keys)) if numbers is None else numbers):
-        label = Label(bundle.digest, part.keys[number], bundle.pool)
-        whole = rows[0][place] if len(rows) == 1 else tuple(chain.from_iterable(row[place] for row in rows))
-        yield ExternalPage(label, parents[number], whole)
+    for number, (key, parent) in enumerate(zip(part.keys, parents, strict=True)):
+        whole = rows[0][number] if len(rows) == 1 else tuple(chain.from_iterable(row[number] for row in rows))
+        yield ExternalPage(Label(bundle.digest, key, bundle.pool), parent, whole)
 
 
 def _split(values: Sequence[bool], like: Sequence[Sequence[object]]) -> list[list[bool]]:

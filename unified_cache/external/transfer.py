@@ -27,6 +27,7 @@ __all__ = [
     "ExternalPage",
     "LandedPage",
     "MemoryReads",
+    "MissingWrites",
     "PageReads",
     "PageWrites",
     "Piece",
@@ -233,14 +234,20 @@ class PageWrites(_Transfer):
         for piece in self._pieces:
             if clock() >= until_s:
                 return
-            ios = self._ios(piece)
-            for number, io in enumerate(ios):
-                # One after the other: a page is sealed while it is in the processor's caches.
-                if not self._take_over(piece.start + number, piece.pages[number]):
-                    return
-                seal(io.buffers[0], io.label)
-            if not self._tell(store.put(ios, self._level)):
+            answers = self._put(store, piece, range(piece.start, piece.end))
+            if answers is None or not self._tell(answers):
                 return
+
+    def _put(self, store: StorageBackend, piece: Piece, numbers: Sequence[int]) -> list[Answer] | None:
+        """Put the pages of these numbers, all of one piece; None if the rows are the engine's again."""
+        pages = self._ios(piece)
+        ios = [pages[number - piece.start] for number in numbers]
+        for number, io in zip(numbers, ios, strict=True):
+            # One after the other: a page is sealed while it is in the processor's caches.
+            if not self._take_over(number, piece.pages[number - piece.start]):
+                return None
+            seal(io.buffers[0], io.label)
+        return store.put(ios, self._level)
 
     def _take_over(self, number: int, landed: LandedPage) -> bool:
         """Copy the rows of a page; False if the rows are the engine's again."""
@@ -257,3 +264,27 @@ class PageWrites(_Transfer):
                 start = end
             self.copied_bytes += landed.end - landed.start - HEADER_BYTES
         return True
+
+
+class MissingWrites(PageWrites):
+    """Ask a store which of the pages it has, and put the others: to seal a page costs more than to ask for it.
+
+    Both are one piece of work: to hand one over to a thread of ours takes longer than to ask for a prompt's pages.
+    """
+
+    __slots__ = ()
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        """Ask for all pages, then put piece by piece, as long as somebody waits and ``until_s`` has not come."""
+        there = list(map(bool, store.exists([label for label, _ in self._labels])))
+        for piece in self._pieces:
+            if clock() >= until_s:
+                return
+            numbers = range(piece.start, piece.end)
+            missing = [number for number in numbers if not there[number]]
+            stored = self._put(store, piece, missing) if missing else []
+            if stored is None:
+                return
+            answers = iter(stored)
+            if not self._tell([Answer.STORED if there[number] else next(answers) for number in numbers]):
+                return

@@ -113,6 +113,18 @@ def test_a_put_that_hangs_stores_what_the_rows_held_when_it_was_called() -> None
     store.close()
 
 
+def test_a_put_whose_look_up_hangs_ends_at_its_deadline_and_reads_no_row_afterwards() -> None:
+    backend = scripted({1: HANG})
+    store = opened(backend)
+    rows = EngineRows.holding([1])
+    assert store.put_missing(rows.pages([1])) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable == {(Method.PUT, Unavailable.LATE): 1}
+    rows.close()  # BufferError, had the store's thread a view of it
+    release(backend, store)
+    assert store.exists([label_of(1)]) == [Answer.MISS]
+    store.close()
+
+
 def test_a_look_up_that_hangs_answers_in_time() -> None:
     backend = scripted({1: HANG}, stored([1]))
     store = opened(backend)

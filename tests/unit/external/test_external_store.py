@@ -90,8 +90,23 @@ def test_calls_are_counted_by_method_and_answer(store: ExternalStore) -> None:
     assert set(counts.seconds) == {Method.PUT, Method.EXISTS, Method.GET}
 
 
+def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(store: ExternalStore) -> None:
+    store.put(EngineRows.holding([1, 4, 5]).pages([1, 4, 5]))
+    before = store.counts()
+    others = EngineRows(7)  # zeros: what is there already is not read, and stays as it is
+    others.rows(2)[0][:] = b"new" * 1000
+    assert store.put_missing(others.pages(range(7))) == [Answer.STORED] * 7
+    counts = store.counts()
+    assert counts.payload_bytes[Method.PUT] == before.payload_bytes[Method.PUT] + 4 * PAGE_BYTES
+    assert counts.answers == {(Method.PUT, Answer.STORED): 3 + 7}
+    target = EngineRows(7)
+    assert store.get(target.pages(range(7))) == [Answer.HIT] * 7
+    assert [target.payload(slot) == payload_of(slot) for slot in range(7)] == [slot in {1, 4, 5} for slot in range(7)]
+    assert target.payload(2) == others.payload(2)
+
+
 def test_no_pages_are_no_work(store: ExternalStore) -> None:
-    assert store.get([]) == store.put([]) == store.exists([]) == []
+    assert store.get([]) == store.put([]) == store.put_missing([]) == store.exists([]) == []
 
 
 def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: ExternalStore) -> None:

@@ -13,6 +13,7 @@ from unified_cache.page import PageKey
 from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers import Method
 from unified_cache.window import SPAN_ALL
 
 SLOTS = 64
@@ -23,6 +24,8 @@ class CountedStore:
 
     def __init__(self, store: ExternalStore) -> None:
         self.store = store
+        self.looks: list[int] = []
+        """Labels of each look-up."""
         self.labels_asked: list[Label] = []
         self.gets: list[int] = []
         self.puts: list[list[ExternalPage]] = []
@@ -34,6 +37,7 @@ class CountedStore:
         self.store.register(identity, layout)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        self.looks.append(len(labels))
         self.labels_asked += labels
         return [Answer.UNAVAILABLE] * len(labels) if self.is_away else self.store.exists(labels)
 
@@ -44,9 +48,9 @@ class CountedStore:
         self.gets.append(len(pages))
         return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
 
-    def put(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def put_missing(self, pages: Sequence[ExternalPage]) -> list[Answer]:
         self.puts.append(list(pages))
-        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put(pages)
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put_missing(pages)
 
     def clear(self, identity: bytes) -> bool:
         return self.store.clear(identity)
@@ -126,8 +130,7 @@ def test_what_is_stored_is_not_sealed_again(store: CountedStore) -> None:
     pools, keys = Pools(store, kv=100), chain(6)
     pools.store(keys[:4], "kv")
     assert pools.store(keys, "kv") == [True] * 6
-    assert [page.label.key for page in store.puts[1]] == keys[4:]
-    assert [page.parent for page in store.puts[1]] == keys[3:5]
+    assert store.store.counts().payload_bytes[Method.PUT] == 6 * 100
 
 
 @pytest.mark.parametrize("stored", [0, 1, 63, 64, 65, 700])
@@ -144,6 +147,27 @@ def test_a_chain_that_is_not_there_costs_a_short_look(store: CountedStore) -> No
     pools = Pools(store, kv=8)
     assert pools.tier.restorable(chain(50_000), [PoolNeed(("kv",), SPAN_ALL)]).ends == []
     assert len(store.labels_asked) == 64
+
+
+def test_all_pools_of_a_short_chain_are_looked_up_by_one_call(store: CountedStore) -> None:
+    pools, keys = Pools(store, kv=8, swa=8, state=8), chain(40)
+    for pool in ("kv", "swa", "state"):
+        pools.store(keys[:30], pool)
+    needs = [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("swa",), 4), PoolNeed(("state",), 1)]
+    assert pools.tier.restorable(keys, needs).ends == list(range(1, 31))
+    assert store.looks == [3 * 40]
+
+
+@pytest.mark.parametrize("stored", [64, 65, 320, 321, 400])
+def test_a_window_is_looked_for_as_far_as_a_long_prefix_goes(store: CountedStore, stored: int) -> None:
+    pools, keys = Pools(store, kv=8, state=8), chain(400)
+    for start in range(0, stored, SLOTS):
+        pools.store(keys[start : min(start + SLOTS, stored)], "kv")
+    for page in (2, 63, 64, 319, 320, 399):
+        pools.store(keys[page : page + 1], "state")
+    found = pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("state",), 1)])
+    assert found.ends == [end for end in (3, 64, 65, 320, 321, 400) if end <= stored]
+    assert found.reach == {"kv": stored, "state": found.ends[-1]}
 
 
 def test_a_window_is_restorable_where_its_last_pages_are(store: CountedStore) -> None:
