@@ -36,7 +36,7 @@ class EngineJob:
     record: str = ""
     """File to keep the engine's calls on its storage in."""
     raw_directory: str = ""
-    """Where to measure, beside each read, how long the same bytes take without any store; nowhere if empty."""
+    """Where to measure, beside each phase, how long the same bytes take without any store; nowhere if empty."""
 
 
 @dataclass
@@ -49,6 +49,8 @@ class JobOutcome:
     write_cpu_s: list[float] = field(default_factory=list)
     """Processor time of the whole process, the engine's own part included: on a busy machine it says more."""
     read_cpu_s: list[float] = field(default_factory=list)
+    raw_write_s: list[float] = field(default_factory=list)
+    """To copy as many bytes, take their checksum and write them to files, in one thread."""
     raw_read_s: list[float] = field(default_factory=list)
     """To read as many bytes into memory that was used before, and take their checksum, in one thread."""
     payload_bytes: int = 0

@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +19,7 @@ from sglang.srt.runtime_context import get_context
 import unified_cache
 from tests.engines.sglang import cpu, faults
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
-from tests.engines.sglang.raw_reads import raw_read_s
+from tests.engines.sglang.raw_moves import raw_read_s, raw_write_s
 from tests.engines.sglang.recording import Recording
 from tests.engines.sglang.session import EnginePrompts, EngineSession
 from tests.engines.sglang.stacks import Geometry, build_stack
@@ -139,6 +141,8 @@ class _Engine:
             before.forget()
         self.outcome.start_s = time.perf_counter() - started_s
         self._faulty = faults.OPENED[opened_count:]
+        self._payload_bytes: Counter[Method] = Counter()
+        """Moved by our store in the rounds so far."""
 
     def _write_and_detach(self) -> EngineSession:
         """Write prompts to the store that the engine has at first, read them back to the device, and detach it."""
@@ -167,13 +171,13 @@ class _Engine:
                 written = session.write()
                 outcome.write_s.append(written.seconds)
                 outcome.write_cpu_s.append(written.cpu_seconds)
+                self._measure_raw(Method.PUT, raw_write_s, outcome.raw_write_s)
                 session.forget()
             if "read" in job.phases:
                 session.overwrite()
                 found = session.read()
                 outcome.read_s.append(found.took.seconds)
-                if job.raw_directory and "unified_cache" in type(self._backend()).__module__:
-                    self._measure_raw_read()
+                self._measure_raw(Method.GET, raw_read_s, outcome.raw_read_s)
                 outcome.read_cpu_s.append(found.took.cpu_seconds)
                 outcome.restored_pages = found.restored_pages
                 outcome.recomputed &= found.recomputed
@@ -189,19 +193,25 @@ class _Engine:
     def _backend(self) -> Any:
         return self.stack.tree.cache_controller.storage_backend
 
-    def _measure_raw_read(self) -> None:
-        outcome = self.outcome
-        read_bytes = self._backend().counts().payload_bytes.get(Method.GET, 0)
-        page_bytes = max(outcome.pools.values())
-        outcome.raw_read_s.append(
-            raw_read_s(Path(self.job.raw_directory), read_bytes - outcome.payload_bytes, page_bytes)
-        )
-        outcome.payload_bytes = read_bytes
+    @property
+    def _is_ours(self) -> bool:
+        return "unified_cache" in type(self._backend()).__module__
+
+    def _measure_raw(self, method: Method, raw_s: Callable[[Path, int, int], float], kept_s: list[float]) -> None:
+        """Measure how long the bytes that our store has just moved take without it, where that is asked for."""
+        if not self.job.raw_directory or not self._is_ours:
+            return
+        moved_bytes = self._backend().counts().payload_bytes.get(method, 0)
+        page_bytes = max(self.outcome.pools.values())
+        kept_s.append(raw_s(Path(self.job.raw_directory), moved_bytes - self._payload_bytes[method], page_bytes))
+        self._payload_bytes[method] = moved_bytes
+        if method is Method.GET:
+            self.outcome.payload_bytes = moved_bytes
 
     def end(self) -> JobOutcome:
         outcome = self.outcome
         backend = self._backend()
-        if "unified_cache" in type(backend).__module__:
+        if self._is_ours:
             outcome.counts = str(backend.counts())
         alive = weakref.ref(backend)
         del backend
