@@ -2,7 +2,7 @@
 # Python 3.11 and make are all they need; the rest is installed into .venv, once.
 
 PYTHON ?= python3
-# Appended to the command of `make run`, `make soak` and `make bench`.
+# Appended to the command of `make run`, `make soak`, `make bench` and `make gpu`.
 ARGS ?=
 # Processes that share the tests: one more than two cores, since many tests wait for other processes.
 TEST_WORKERS ?= 3
@@ -44,7 +44,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run quick test test-long libraries oldest check release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench fmt proto clean help
+.PHONY: api run quick test test-long libraries oldest check release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
 
 run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
 	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
@@ -110,6 +110,9 @@ bench-vllm: $(READY)  ## measure our stores under vLLM's own manager beside its 
 
 bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+gpu: $(READY)  ## every test and benchmark that needs a CUDA device, captured graphs first; says so where there is none
+	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 api: $(READY)  ## write the API reference into build/api, from the docstrings
 	@$(BIN)/python scripts/api_reference.py build/api

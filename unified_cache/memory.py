@@ -1,5 +1,6 @@
 """The bytes of the memory tiers: the engine's device tensors, our host slabs, and copies between them."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
@@ -315,7 +316,7 @@ class GpuCopies:
     """Copies between host slabs and one GPU, on a stream beside the engine's.
 
     Pages are gathered where they lie into one of two pinned buffers, moved in one piece, and scattered where they go:
-    a few launches for each layer, however many pages. The next pages are gathered while those before them move.
+    a few launches for each layer, however many pages. While pages move, the next are gathered or the last put away.
     Callers take turns.
     """
 
@@ -327,7 +328,7 @@ class GpuCopies:
         stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types
         self._stream = stream
         size = max(STAGING_BYTES, row_bytes_max)
-        self._staged = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._staged = [pinned_bytes(size) for _ in range(2)]
         self._used = [_event() for _ in range(2)]
         """By buffer: the end of the last copy through it."""
         self._turn = 0
@@ -363,15 +364,25 @@ class GpuCopies:
     def backup(self, source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
         """Copy rows device to host; complete on return."""
         gather = self._indices(source_slots)
+        moving: deque[tuple[int, torch.Tensor, Slots]] = deque()
         for first, last, number in self._pieces(source_slots, target_slots, source.shape[1]):
             staged = self._buffer(number, last - first, source.shape[1])
             staged.copy_(source.index_select(0, gather[first:last]), non_blocking=True)
             self._used[number].record()
-            self._used[number].synchronize()
-            target.index_copy_(0, torch.from_numpy(target_slots[first:last].astype(np.int64)), staged)
+            moving.append((number, staged, target_slots[first:last]))
+            if len(moving) == len(self._staged):
+                self._scatter(*moving.popleft(), target)
+        while moving:
+            self._scatter(*moving.popleft(), target)
+
+    def _scatter(self, number: int, staged: torch.Tensor, slots: Slots, target: torch.Tensor) -> None:
+        """Copy rows from a buffer to their slots in host memory, once the GPU has filled it."""
+        self._used[number].synchronize()
+        _copy(staged, np.arange(len(slots), dtype=np.int32), target, slots)
 
     def _indices(self, slots: Slots) -> torch.Tensor:
-        return torch.from_numpy(slots.astype(np.int64)).to(self._device)
+        """Return slots as int64 on the device. From pageable memory that would wait for all copies before it."""
+        return torch.from_numpy(slots.astype(np.int64)).pin_memory().to(self._device, non_blocking=True)
 
     def _pieces(self, source_slots: Slots, target_slots: Slots, row_bytes: int) -> Iterator[tuple[int, int, int]]:
         """Yield (first, last, buffer): runs of pages that a buffer holds, once its last copy has ended."""
@@ -384,6 +395,11 @@ class GpuCopies:
 
     def _buffer(self, number: int, pages: int, row_bytes: int) -> torch.Tensor:
         return self._staged[number][: pages * row_bytes].view(pages, row_bytes)
+
+
+def pinned_bytes(size: int) -> torch.Tensor:
+    """Allocate bytes of host memory that a GPU copies from and to by itself; what they hold is left open."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 def _event() -> torch.cuda.Event:

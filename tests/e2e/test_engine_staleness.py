@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.support.exactness import is_equal, kept_by, tokens_of
+from tests.support.gpu import needs_gpu
 from tests.unit.forward.test_graph import captured
 from unified_cache.demo.engine import DemoEngine
 from unified_cache.demo.opening import TierSizes, opened
@@ -332,7 +333,7 @@ def test_a_graph_whose_translation_was_not_refilled_shows(family: str) -> None:
     assert not is_exact(talk(stale_graph, family), family)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a graph cannot be captured")
+@needs_gpu
 def test_captured_cuda_graphs_write_where_their_buffers_were_refilled_to() -> None:
     model = tiny_model(GEMMA)
     torch.nn.Module.to(model, "cuda")

@@ -49,6 +49,7 @@ class ToyEngine:
     identity: Identity = IDENTITY
     shares: Mapping[str, str] = field(default_factory=dict)
     """By pool: name of what this rank computes of the model, where ranks compute different shares."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     pools: dict[str, DevicePool] = field(init=False)
     cache: UnifiedCache = field(init=False)
     digest: bytes = field(init=False)
@@ -61,11 +62,9 @@ class ToyEngine:
             for pool in component.pools:
                 if not pool.page_bytes:
                     continue  # a logical pool: slots without bytes
-                layers = [
-                    torch.full((pages + 1, pool.page_bytes - 16), 0xDB, dtype=torch.uint8),
-                    torch.full((pages + 1, 8), 0xDB, dtype=torch.uint8).view(torch.int16),
-                    torch.full((pages + 1, 2, 4), 0xDB, dtype=torch.uint8),
-                ]
+                shapes = ((pages + 1, pool.page_bytes - 16), (pages + 1, 8), (pages + 1, 2, 4))
+                layers = [torch.full(shape, 0xDB, dtype=torch.uint8, device=self.device) for shape in shapes]
+                layers[1] = layers[1].view(torch.int16)
                 self.pools[pool.name] = DevicePool(pool, layers)
         self.cache = UnifiedCache.open(
             self.layout,
@@ -95,11 +94,10 @@ class ToyEngine:
     def write(self, component: int, slot: int, prompt: Prompt, page: int) -> None:
         """Fill a device page with what a forward pass would compute."""
         for pool in self.byte_pools(component):
-            computed = np.frombuffer(self.computed(prompt, page, pool), np.uint8)
-            offset = 0
-            for layer in self.pools[pool.name].layers:
-                layer.numpy()[slot] = computed[offset : offset + layer.shape[1]]
-                offset += layer.shape[1]
+            computed = torch.frombuffer(bytearray(self.computed(prompt, page, pool)), dtype=torch.uint8)
+            device = self.pools[pool.name]
+            for layer, part in zip(device.layers, computed.tensor_split(device.offsets[1:-1]), strict=True):
+                layer[slot].copy_(part)
 
     def write_pages(self, component: int, slots: Slots, prompt: Prompt, start: int) -> None:
         """Fill the device slots of pages from ``start`` on; -1 for those not computed."""
@@ -109,7 +107,7 @@ class ToyEngine:
 
     def rows(self, pool: PoolSpec, slots: Sequence[int]) -> npt.NDArray[np.uint8]:
         """Return the payloads of device pages, shape (pages, page_bytes)."""
-        return np.concatenate([layer.numpy()[slots] for layer in self.pools[pool.name].layers], axis=1)
+        return np.concatenate([layer[list(slots)].cpu().numpy() for layer in self.pools[pool.name].layers], axis=1)
 
     def read(self, component: int, slot: int) -> list[bytes]:
         """Return the payload of a device page in every pool of a component."""

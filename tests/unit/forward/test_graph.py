@@ -28,6 +28,7 @@ from tests.support.forward import (
     slots,
     token_locs,
 )
+from tests.support.gpu import needs_gpu
 from unified_cache.errors import CaptureError, ConfigError, InputError
 from unified_cache.forward import (
     ForwardBatch,
@@ -415,14 +416,14 @@ def test_a_replay_after_a_load_writes_to_the_new_slots_r17_r20(
     assert replay_across_a_load(make, CPU) == [666], "a stale buffer corrupts: the test is known to bite"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a graph cannot be captured")
+@needs_gpu
 def test_a_captured_cuda_graph_writes_to_the_new_slots_after_a_load_r17_r20() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     page = replay_across_a_load(lambda allocator: SwaTranslation.of(allocator, PAGE_SIZE, device), device)
     assert page == [666], "a stale buffer corrupts: the test is known to bite"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a graph cannot be captured")
+@needs_gpu
 def test_a_translation_inside_a_captured_graph_reads_the_map_as_it_was_refreshed_r20() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     allocator = diverged()
@@ -443,7 +444,7 @@ def test_a_translation_inside_a_captured_graph_reads_the_map_as_it_was_refreshed
     assert result.tolist() == [28, 29, 30, 31]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: a graph cannot be captured")
+@needs_gpu
 def test_a_map_that_changed_is_not_copied_into_a_cuda_graph() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     allocator = diverged()
