@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from unified_cache.arguments import check_kind
 from unified_cache.config import CacheConfig
@@ -15,7 +14,6 @@ from unified_cache.controller import (
     Workers,
 )
 from unified_cache.errors import InputError
-from unified_cache.explain.cached import explain
 from unified_cache.explain.explanation import Explanation
 from unified_cache.forgotten import Cause
 from unified_cache.memory import DevicePool, PageMemory, TieredMemory
@@ -119,8 +117,8 @@ class UnifiedCache(OwnedCache):
         self._enter()
         found = self._ledger.tree.match(prompt, priority)
         self._lookups.note(prompt.pages_count, found.device_end, found.host_end)
-        if self._watcher is not None:
-            self._watcher.matched(prompt, found.device_end, found.host_end)
+        for watcher in self._watchers:
+            watcher.matched(prompt, found.device_end, found.host_end)
         return found
 
     def explain(self, prompt: Prompt, *, seeks_near: bool = True) -> Explanation:
@@ -134,8 +132,7 @@ class UnifiedCache(OwnedCache):
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
-        explanation = explain(self._ledger, self.config, self._storage, self.identity, prompt, seeks_near=seeks_near)
-        return replace(explanation, left_alone=self._transfers.left_alone(prompt, explanation.end))
+        return self._explained(prompt, self._storage, seeks_near=seeks_near)
 
     def lock(self, found: Match) -> Lock:
         """Pin the device prefix of a match until ``release``; the match is dead afterwards.
@@ -146,13 +143,13 @@ class UnifiedCache(OwnedCache):
         self._enter()
         check_kind(found, Match, "a match")
         visit = self._ledger.tree.use(found, found.device_end)
-        bound_by = () if self._watcher is None else binding_components(found)
+        bound_by = binding_components(found) if self._watchers else ()
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, visit)
         self._locks.add(lock)
         if self._speeds.measures_prefill:
             self._speeds.prefill.begin(lock)
-        if self._watcher is not None:
-            self._watcher.locked(found.prompt, lock, bound_by)
+        for watcher in self._watchers:
+            watcher.locked(found.prompt, lock, bound_by)
         if lock.end:
             self._backups.reused(found.prompt.head(lock.end))
             self._back_up_due()
@@ -266,8 +263,8 @@ class UnifiedCache(OwnedCache):
         new_pages = prompt.pages_count - lock.end
         if self._speeds.measures_prefill:
             self._speeds.prefill.end(lock, lock.end * prompt.page_size, prompt.pages_count * prompt.page_size)
-        if self._watcher is not None:
-            self._watcher.inserted(lock, renewed)
+        for watcher in self._watchers:
+            watcher.inserted(lock, renewed)
         self.release(lock)
         if new_pages:
             self._backups.inserted(prompt, new_pages)
@@ -285,8 +282,8 @@ class UnifiedCache(OwnedCache):
         self._locks.discard(lock)
         if self._speeds.measures_prefill:
             self._speeds.prefill.leave(lock)
-        if self._watcher is not None:
-            self._watcher.released(lock)
+        for watcher in self._watchers:
+            watcher.released(lock)
 
     def release_windows(self, lock: Lock) -> None:
         """Let go of the windows and states that a lock pins; Full stays pinned until ``release``.

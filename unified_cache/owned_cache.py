@@ -19,10 +19,14 @@ from unified_cache.controller import (
 )
 from unified_cache.errors import ClosedError, OwnerThreadError, RankLostError, StateError, WaitTimeoutError
 from unified_cache.estimates import TransferSpeeds
+from unified_cache.explain.cached import explain
+from unified_cache.explain.explanation import Explanation
+from unified_cache.explain.short_hits import ShortHit, ShortHits
 from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.ledger import Ledger
 from unified_cache.memory import PageMemory
 from unified_cache.named_parts import storage_of
+from unified_cache.page import Prompt
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.ranks import LocalRanks, RankGroup, pools_to_store, together
 from unified_cache.recording.note import RequestWatcher
@@ -78,7 +82,10 @@ class OwnedCache:
         self._owner = threading.get_ident()
         self._closed = False
         self._lookups = LookupCounts()
-        self._watcher: RequestWatcher | None = None
+        self._recorder: RequestWatcher | None = None
+        self._short_hits = ShortHits(self._explained_by_memory, clock)
+        self._watchers: tuple[RequestWatcher, ...] = ()
+        """Those who are told of requests now."""
         self._published = PublishedStats(self._count)
 
     @property
@@ -98,7 +105,8 @@ class OwnedCache:
         over = self._controller.poll()
         self._back_up_due()
         self.changes.take_removals()
-        self._published.publish_if_due()
+        if self._published.is_due():
+            self._publish()
         return over
 
     def wait_all(self, timeout_s: float) -> list[Operation]:
@@ -111,7 +119,7 @@ class OwnedCache:
         self._enter()
         self._wait_and_back_up(timeout_s)
         over = self._controller.take_completed()
-        self._published.publish()
+        self._publish()
         return over
 
     def finish_early(self, operation: Operation) -> None:
@@ -130,7 +138,8 @@ class OwnedCache:
     def record_to(self, watcher: RequestWatcher | None) -> None:
         """Tell a watcher of every request from now on, such as one that a ``TraceRecorder`` makes; None ends that."""
         self._enter()
-        self._watcher = watcher
+        self._recorder = watcher
+        self._find_watchers()
 
     def set_write_policy(self, policy: WritePolicy) -> None:
         """Go on with another write policy; what the old one has put off is backed up now.
@@ -215,6 +224,21 @@ class OwnedCache:
         """
         return self._published.latest
 
+    def recent_explanations(self) -> tuple[ShortHit, ...]:
+        """Return the latest short hits and why they were short, the newest first; from any thread.
+
+        There are such only of times when somebody looked, see ``look_at_explanations``.
+        """
+        return self._short_hits.latest
+
+    def look_at_explanations(self) -> None:
+        """Have short hits explained for the next five seconds; from any thread.
+
+        The owner does so in ``lock``, from the ``poll`` or ``wait_all`` on that publishes its statistics next, and
+        gives it no more than a two-hundredth of its time.
+        """
+        self._short_hits.look()
+
     def reset(self) -> None:
         """Forget every prefix in memory; storage keeps its own. Ends transfers first.
 
@@ -278,6 +302,24 @@ class OwnedCache:
         self._controller.wait_all(timeout_s)
         while self._back_up_due():
             self._controller.wait_all(deadline_s - time.monotonic())
+
+    def _publish(self) -> None:
+        """Publish the figures of this moment, and look who is to be told of requests from now on."""
+        self._published.publish()
+        self._find_watchers()
+
+    def _find_watchers(self) -> None:
+        candidates = (self._recorder, self._short_hits if self._short_hits.are_wanted() else None)
+        self._watchers = tuple(watcher for watcher in candidates if watcher is not None)
+
+    def _explained(self, prompt: Prompt, storage: StorageTier | None, *, seeks_near: bool) -> Explanation:
+        explanation = explain(self._ledger, self.config, storage, self.identity, prompt, seeks_near=seeks_near)
+        return replace(explanation, left_alone=self._transfers.left_alone(prompt, explanation.end))
+
+    def _explained_by_memory(self, prompt: Prompt) -> Explanation:
+        """Explain a prompt without its store; the same tokens under other names are sought where nothing was found."""
+        found = self._ledger.tree.peek(prompt)
+        return self._explained(prompt, None, seeks_near=not found.tree_end)
 
     def _count(self) -> Stats:
         return Stats.of(self._ledger, self._controller, self._transfers, self._lookups)

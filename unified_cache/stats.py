@@ -186,7 +186,6 @@ class PublishedStats:
         """The figures published last."""
         self._due_at_s = time.monotonic() + STATS_EVERY_S
 
-    def publish_if_due(self) -> None:
-        """Publish the figures of this moment, unless the last ones are younger than ``STATS_EVERY_S``."""
-        if time.monotonic() >= self._due_at_s:
-            self.publish()
+    def is_due(self) -> bool:
+        """Tell whether the figures published last are older than ``STATS_EVERY_S``."""
+        return time.monotonic() >= self._due_at_s

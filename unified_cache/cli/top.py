@@ -112,6 +112,21 @@ class ShownTenant(TypedDict):
     stored_bytes: int
 
 
+class ShownHit(TypedDict):
+    """One short hit, and why it was short."""
+
+    at_s: float
+    pages: int
+    page_size: int
+    device: int
+    host: int
+    storage: int
+    missed: int
+    bound_by: list[str]
+    reason: str
+    picture: str
+
+
 class ShownFigures(TypedDict):
     """Figures of a live page, as far as they are shown here."""
 
@@ -124,7 +139,7 @@ class ShownFigures(TypedDict):
     slowest: list[ShownSlow]
     store: ShownStore | None
     tenants: list[ShownTenant] | None
-    explanations: list[str]
+    explanations: list[ShownHit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +255,23 @@ def _shown(figures: ShownFigures) -> RenderableType:
             sizes = (size_text(each["bytes_in_flight"]), size_text(each["stored_bytes"]))
             tenants.add_row(each["tenant"], str(each["running_calls"]), str(each["waiting_calls"]), *sizes)
         parts.append(tenants)
-    parts += [Text(printable(line)) for line in figures["explanations"]]
+    if figures["explanations"]:
+        parts += _explanations(figures["explanations"])
     return Group(*parts)
+
+
+def _explanations(hits: list[ShownHit]) -> list[RenderableType]:
+    """Return the latest short hits as a table, and the picture of the newest."""
+    shown = table("short hit", "pages", "device", "host", "storage", "missed", "why")
+    for column in shown.columns:
+        column.no_wrap = True
+    why = shown.columns[-1]
+    why.justify, why.no_wrap, why.overflow = "left", False, "fold"
+    for hit in hits:
+        counts = [f"{count:,}" for count in (hit["pages"], hit["device"], hit["host"], hit["storage"], hit["missed"])]
+        shown.add_row(time.strftime("%H:%M:%S", time.localtime(hit["at_s"])), *counts, hit["reason"])
+    picture = [Text(printable(line), no_wrap=True) for line in hits[0]["picture"].splitlines()]
+    return [shown, *picture]
 
 
 def _store_line(store: ShownStore | None) -> Text:

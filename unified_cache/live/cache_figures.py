@@ -1,9 +1,9 @@
 """Figures of a cache that an engine embeds: those that its owner has published last."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from unified_cache.controller import TransferKind
+from unified_cache.explain.short_hits import ShortHit
 from unified_cache.live.figures import (
     FoundPages,
     LaneFigures,
@@ -17,7 +17,7 @@ from unified_cache.live.figures import (
 )
 from unified_cache.stats import AttachedStore, Stats
 
-__all__ = ["CacheFigures", "NoLines", "RecentLines", "StatsPublisher", "figures_of"]
+__all__ = ["CacheFigures", "StatsPublisher", "figures_of"]
 
 
 class StatsPublisher(Protocol):
@@ -27,47 +27,41 @@ class StatsPublisher(Protocol):
         """Return the figures published last, from any thread."""
         ...
 
-
-class RecentLines(Protocol):
-    """Source of lines of text, such as explanations of short hits. Thread-safe."""
-
-    def recent(self) -> Sequence[str]:
-        """Return the latest lines, the newest first; not more than a page can show."""
+    def recent_explanations(self) -> tuple[ShortHit, ...]:
+        """Return the latest short hits, explained while somebody looked, from any thread."""
         ...
 
-
-class NoLines:
-    """Source without lines."""
-
-    __slots__ = ()
-
-    def recent(self) -> Sequence[str]:
-        """Return none."""
-        return ()
+    def look_at_explanations(self) -> None:
+        """Have short hits explained for the next seconds, from any thread."""
+        ...
 
 
 class CacheFigures:
     """Source of the figures of one cache; a ``LiveSource``."""
 
-    __slots__ = ("_explanations", "_latest", "_name", "_publisher")
+    __slots__ = ("_latest", "_name", "_publisher")
 
-    def __init__(self, name: str, publisher: StatsPublisher, explanations: RecentLines) -> None:
+    def __init__(self, name: str, publisher: StatsPublisher) -> None:
         self._name = name
         self._publisher = publisher
-        self._explanations = explanations
         self._latest: tuple[Stats, LiveFigures] | None = None
+
+    def look(self) -> None:
+        """Have the owner explain short hits for as long as somebody looks."""
+        self._publisher.look_at_explanations()
 
     def figures(self) -> LiveFigures:
         """Return the figures that the owner has published last; the same object until it publishes again."""
-        stats, lines, latest = self._publisher.published_stats(), tuple(self._explanations.recent()), self._latest
-        if latest is not None and latest[0] is stats and latest[1].explanations == lines:
+        stats, explanations = self._publisher.published_stats(), self._publisher.recent_explanations()
+        latest = self._latest
+        if latest is not None and latest[0] is stats and latest[1].explanations is explanations:
             return latest[1]
-        figures = figures_of(self._name, stats, lines)
+        figures = figures_of(self._name, stats, explanations)
         self._latest = (stats, figures)
         return figures
 
 
-def figures_of(name: str, stats: Stats, explanations: tuple[str, ...]) -> LiveFigures:
+def figures_of(name: str, stats: Stats, explanations: tuple[ShortHit, ...]) -> LiveFigures:
     """Return what the page shows of the statistics of a cache."""
     prefetched = stats.traffic[TransferKind.PREFETCH].component_pages[0]
     lookups = stats.lookups

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from unified_cache.explain.short_hits import ShortHit
+
 __all__ = [
     "FIGURES_FORMAT",
     "FoundPages",
@@ -227,8 +229,8 @@ class LiveFigures:
     """None where none is attached."""
     tenants: tuple[TenantFigures, ...] | None
     """None for a cache, which has none."""
-    explanations: tuple[str, ...]
-    """Lines that say why hits were short, the latest first."""
+    explanations: tuple[ShortHit, ...]
+    """The latest short hits and why they were short, the newest first."""
 
     def as_json(self, *, with_tenants: bool) -> dict[str, object]:
         """Return everything under stable names, for ``json.dumps``; tenants only for those who may know them."""
@@ -245,12 +247,16 @@ class LiveFigures:
             "slowest": [each.as_json() for each in self.slowest],
             "store": None if self.store is None else self.store.as_json(),
             "tenants": None if tenants is None else [each.as_json() for each in tenants],
-            "explanations": list(self.explanations),
+            "explanations": [each.as_json() for each in self.explanations],
         }
 
 
 class LiveSource(Protocol):
-    """Source of figures. Thread-safe, quick, and without effect on what it tells of."""
+    """Source of figures. Thread-safe and quick; what it tells of never waits for it."""
+
+    def look(self) -> None:
+        """Take note that somebody looks at the figures now, as often as a page is brought up to date."""
+        ...
 
     def figures(self) -> LiveFigures:
         """Return the figures of this moment, or those published last: the same object as before if nothing changed."""

@@ -5,7 +5,7 @@ with LivePage.start(cache, port=8765) as page:
     ...
 """
 
-from unified_cache.live.cache_figures import CacheFigures, NoLines, RecentLines, StatsPublisher
+from unified_cache.live.cache_figures import CacheFigures, StatsPublisher
 from unified_cache.live.door import OpenDoor, TokenDoor
 from unified_cache.live.server import LiveAddress, LiveServer
 
@@ -15,7 +15,8 @@ __all__ = ["LivePage"]
 class LivePage:
     """A page that shows what a cache holds and does, for as long as it is open. For any thread.
 
-    Its thread reads what the cache's owner publishes in ``poll``, ``wait_all`` and ``close``; it never calls the cache.
+    Its thread reads what the cache's owner publishes in ``poll``, ``wait_all`` and ``close``; it never waits for the
+    owner, which explains short hits in its own calls while somebody looks.
     """
 
     __slots__ = ("_server",)
@@ -34,7 +35,6 @@ class LivePage:
         token: str | None = None,
         name: str = "cache",
         every_s: float = 1.0,
-        explanations: RecentLines = NoLines(),
     ) -> "LivePage":
         """Serve the figures of ``cache`` at ``port`` of this machine, 0 for any; ``name`` is its title.
 
@@ -47,8 +47,7 @@ class LivePage:
             MissingExtraError: the extra ``live`` is not installed.
         """
         door = OpenDoor() if token is None else TokenDoor(token)
-        source = CacheFigures(name, cache, explanations)
-        return cls(LiveServer.open(source, LiveAddress(host, port, every_s), door))
+        return cls(LiveServer.open(CacheFigures(name, cache), LiveAddress(host, port, every_s), door))
 
     @property
     def url(self) -> str:

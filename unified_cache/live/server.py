@@ -252,6 +252,8 @@ class _Site:
         """
         while True:
             await asyncio.sleep(self._every_s if self._streams_count else 1.0)
+            if self._streams_count:
+                self._source.look()
             before, self._latest = self._latest, _Update.read(self._source, self._history)
             if self._latest.point is not None or self._latest.figures is not before.figures:
                 self._readers.send(self._latest.event)
@@ -268,6 +270,7 @@ class _Site:
     async def _figures(self, request: web.Request) -> web.Response:
         """Send the figures of this moment."""
         view = self._admitted(request)
+        self._source.look()
         if not self._streams_count:
             self._latest = _Update.read(self._source, self._history)
         return web.Response(body=self._latest.text(view), content_type="application/json")

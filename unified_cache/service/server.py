@@ -3,7 +3,7 @@
 import os
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.audit import open_audit
 from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.health import HealthService
-from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
+from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures, ShortLookups
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.metrics_listener import MetricsDoor, MetricsListener
@@ -130,8 +130,9 @@ class Service:
             _warn_of_quotas(settings, access, bytes_max, observed.metrics)
             usage = TenantUsage(stored, settings.limits.counted_pages_max, bytes_max)
             store = TieredStore(guarded.guard.breaker, HostTier(settings.host_bytes), usage, observed.metrics)
-            note = _note_taker(settings, opened)
-            cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, take_note=note)
+            lookups = ShortLookups()
+            takers = _note_takers(settings, lookups, opened)
+            cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, note_takers=takers)
             opened.callback(cache.close)
             observed.registry.register(LossCollector(store))
             timeouts = CallTimeouts(settings.limits, time.monotonic)
@@ -146,7 +147,14 @@ class Service:
             if listener is not None:
                 listener.start()
             figures = ServiceFigures(
-                f"service {settings.listen}", store, guarded, observed.metrics, scheduler, stored, cache.leased_bytes
+                name=f"service {settings.listen}",
+                store=store,
+                guarded=guarded,
+                metrics=observed.metrics,
+                scheduler=scheduler,
+                stored=stored,
+                leased_bytes=cache.leased_bytes,
+                lookups=lookups,
             )
             live = _live_server(settings, access, figures, observed.metrics)
             if live is not None:
@@ -254,12 +262,16 @@ def _metrics_listener(settings: ServiceSettings, observed: _Observed, access: _A
     return MetricsListener.open(address, observed.registry, door)
 
 
-def _note_taker(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestNote], None] | None:
+def _note_takers(
+    settings: ServiceSettings, lookups: ShortLookups, opened: ExitStack
+) -> Sequence[Callable[[RequestNote], None]]:
+    """Return who is told of look-ups: a live page and a recording, where there are such."""
+    takers = [] if settings.live.listen is None else [lookups.note]
     record = settings.record
-    if record.file is None:
-        return None
-    bounds = RecorderSettings(record.file_bytes_max, record.files_max)
-    return opened.enter_context(TraceRecorder.open(record.file, bounds)).note
+    if record.file is not None:
+        bounds = RecorderSettings(record.file_bytes_max, record.files_max)
+        takers.append(opened.enter_context(TraceRecorder.open(record.file, bounds)).note)
+    return takers
 
 
 def _live_server(

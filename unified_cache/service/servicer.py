@@ -53,7 +53,7 @@ class CacheService:
     """The request path of a server. Owns the store; closing it closes that. Thread-safe.
 
     ``ask_drain`` is called when an administrator asks the server to end; ``clock`` gives seconds and never goes back;
-    ``take_note`` is given every look-up, without waiting.
+    Each of ``note_takers`` is given every look-up, without waiting.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CacheService:
         limits: LimitSettings,
         ask_drain: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
-        take_note: Callable[[RequestNote], None] | None = None,
+        note_takers: Sequence[Callable[[RequestNote], None]] = (),
     ) -> None:
         self._limits = limits
         self._store = store
@@ -77,7 +77,7 @@ class CacheService:
         self._links = CallLinks(limits, linked, clock)
         self._methods = CallMethods({**linked.single, Call.LINK.value: self._link}, linked.streamed)
         self._ask_drain = ask_drain
-        self._take_note = take_note
+        self._note_takers = note_takers
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
         """Return what a ``grpc.Server`` is given; its options are ``LimitSettings.channel_options``."""
@@ -141,11 +141,13 @@ class CacheService:
         found = longest_prefix(
             pools, len(keys), lambda asked: self._present(call, labels(asked)), every_end=request.every_end
         )
-        if self._take_note is not None:
+        if self._note_takers:
             pages = KeyedPages(keys, registration.layout.page_size, call.tenant.encode() + registration.stored.identity)
             # The tiers of a server are asked together: what a look-up finds is storage to the engine that asks.
             bound_by = (found.bound_by,) if found.bound_by else ()
-            self._take_note(RequestNote(time.time(), pages, 0, FoundByTier(0, 0, found.end), bound_by))
+            note = RequestNote(time.time(), pages, 0, FoundByTier(0, 0, found.end), bound_by)
+            for take in self._note_takers:
+                take(note)
         reply = pb.LookupReply(end_max=found.end, bound_by=found.bound_by, pages_count=len(keys))
         if request.every_end:
             reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()

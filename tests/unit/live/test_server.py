@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from unified_cache.errors import ConfigError
+from unified_cache.explain.short_hits import ShortHit
 from unified_cache.live.door import OpenDoor, TokenDoor, View, is_loopback
 from unified_cache.live.figures import FoundPages, LiveFigures, SourceKind, TenantFigures
 from unified_cache.live.server import HEADERS, STREAMS_MAX, LiveAddress, LiveServer
+from unified_cache.recording.note import FoundByTier
 
 ANSWER_S = 20.0
 TOKEN = "a token that is long enough"
@@ -40,6 +42,9 @@ class StillSource:
 
     shown: LiveFigures = FIGURES
 
+    def look(self) -> None:
+        pass
+
     def figures(self) -> LiveFigures:
         return self.shown
 
@@ -48,8 +53,12 @@ class MovingSource:
     """Source of other figures at every moment, with ``explanation`` so often as to fill the buffers of a connection."""
 
     def __init__(self, explanation: str = "") -> None:
-        self._explanation = explanation
+        self._explanation = ShortHit(1.5, 2, 16, FoundByTier(1, 0, 0), ("full",), explanation, "")
         self._numbers = count()
+        self.looks_count = 0
+
+    def look(self) -> None:
+        self.looks_count += 1
 
     def figures(self) -> LiveFigures:
         return replace(FIGURES, operations_live=next(self._numbers), explanations=(self._explanation,))

@@ -9,6 +9,7 @@ import pytest
 from tests.sources import ROOT
 from tests.support.cluster import ask
 from unified_cache.cli.top import TOKEN_VARIABLE
+from unified_cache.explain.short_hits import ShortHit
 from unified_cache.live.door import OpenDoor, TokenDoor
 from unified_cache.live.figures import (
     FoundPages,
@@ -23,6 +24,7 @@ from unified_cache.live.figures import (
     TenantFigures,
 )
 from unified_cache.live.server import LiveAddress, LiveServer
+from unified_cache.recording.note import FoundByTier
 
 DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
 TOKEN = "a token that is long enough"
@@ -41,12 +43,19 @@ FULL = LiveFigures(
     slowest=(SlowFigures("load", "done", 5, 0.25, 1.0),),
     store=StoreFigures("open", 9, 8, 7, 6, (("get", "hit", 5),)),
     tenants=(TenantFigures("acme", 1, 2, 3, 4 << 20),),
-    explanations=("prompt of 96 pages: never computed here",),
+    explanations=(
+        ShortHit(
+            2.5, 96, 16, FoundByTier(40, 12, 5), ("full",), "full [57, 96): evicted \x1b[31m", "device: 57 pages\n  |=."
+        ),
+    ),
 )
 
 
 class FullSource:
     """Source of figures of every kind."""
+
+    def look(self) -> None:
+        pass
 
     def figures(self) -> LiveFigures:
         return FULL
@@ -61,9 +70,21 @@ def url() -> Iterator[str]:
 def test_once_shows_everything_that_the_page_does(url: str) -> None:
     said = ask("top", url, "--once")
     assert said.status == 0, said.err
-    for text in ("12,345", "50.0%", "512.00 MiB", "250.0 ms", "breaker open", "acme", "never computed", "3 under way"):
+    for text in (
+        "12,345",
+        "50.0%",
+        "512.00 MiB",
+        "250.0 ms",
+        "breaker open",
+        "acme",
+        "full [57, 96): evicted",
+        "device: 57 pages",
+        "3 under way",
+    ):
         assert text in said.out
     assert "\x1b[31m7" not in said.out, "a name commands no terminal"
+    (row,) = (line for line in said.out.splitlines() if "evicted" in line and "full" in line)
+    assert row.split()[1:6] == ["96", "40", "12", "5", "39"]
 
 
 def test_the_json_has_the_fields_of_the_document(url: str, tmp_path: Path) -> None:
