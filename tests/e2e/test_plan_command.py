@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,11 +47,34 @@ def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> Non
     html = (report / "index.html").read_text(encoding="utf-8")
     assert html.count('<td class="') >= 5
     assert found["sentence"].split(":")[0] in html
+    drawn = re.search(r'<script type="application/json" id="charts">(.*?)</script>', html, re.DOTALL)
+    assert drawn is not None
+    curves = [chart for chart in json.loads(drawn[1]) if chart["kind"] == "bands"]
+    assert [chart["position_name"] for chart in curves] == ["each device", "host memory", "storage"]
+    for chart, tier in zip(curves, ("device", "host", "storage"), strict=True):
+        assert len(chart["position_labels"]) == len(chart["positions"])
+        circles = {round(chart["positions"][number] * GIB) for number in chart["marked"]}
+        assert circles == {found["knees"][tier], found["best"][f"{tier}_bytes"]}
+
+
+def test_a_plan_for_another_policy_says_what_it_replayed_and_what_it_leaves_open() -> None:
+    sizes = ("--sweep", "device=4GiB", "--sweep", "host=0,8GiB", "--sweep", "storage=0,64GiB")
+    options = ("--limit", "60", "--model", "deepseek-v4-flash", "--policy", "adaptive", "--check", "3", "--json")
+    said = ask("plan", BUNDLED, *options, *sizes)
+    assert said.status == 0, said.err
+    found = json.loads(said.out)
+    assert found["policies"]["evict_device"] == found["policies"]["evict_host"] == "adaptive"
+    assert found["replays"] >= 2
+    assert len(found["checked"]) == 3
+    for each in found["checked"]:
+        slack = found["disorder"] + 0.005
+        assert each["planned"] - slack <= each["replayed"] <= each["planned"] + each["open"] + slack
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--set", "eviction.ttl_s=3"), "must not depend on time"),
         (("--sweep", "host=1GiB..0"), "must rise"),
         (("--sweep", "device=1MiB..1GiB"), "must be at least"),
         (("--hardware", "h1000"), "did you mean"),

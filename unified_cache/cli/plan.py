@@ -14,15 +14,19 @@ from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
 from unified_cache.cli.text import console_on, printable, table
+from unified_cache.config import EvictionPolicy
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable
 from unified_cache.plan.hardware import Hardware, hardware_named, read_hardware
-from unified_cache.plan.planner import Planner, ReplayRatio
+from unified_cache.plan.planner import Planner
+from unified_cache.plan.policy_hits import ServePlan
 from unified_cache.plan.result import TIERS, PlanResult
 from unified_cache.plan.summary import plan_notes
 from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
+from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.result import Hits
 from unified_cache.replay.trace import read_trace
 from unified_cache.settings.loading import read_settings
 from unified_cache.settings.programs import PlanChoices
@@ -36,6 +40,8 @@ PLAN_EPILOG = """**Examples**
     unified-cache plan trace.jsonl.gz --model gpt-oss-120b --sweep host=0,256GiB,1TiB --sweep storage=0..8TiB:6
 
     unified-cache plan trace.jsonl.gz --model qwen3-next --hardware ours.toml --check 2 --report out
+
+    unified-cache plan trace.jsonl.gz --model deepseek-v4-flash --policy adaptive --limit 2000
 """
 
 plan_app = typer.Typer(rich_markup_mode="markdown")
@@ -48,7 +54,8 @@ WIDTH_MIN = 100
 class PlanCommand:
     """Say what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
 
-    Distances in the LRU stack tell all sizes apart in a few passes over the trace. Beside the hit ratio stands what no
+    Distances in the LRU stack tell all sizes apart in a few passes over the trace; for other policies some sizes of
+    memory are replayed, and what that leaves open about the others is said. Beside the hit ratio stands what no
     policy could exceed with as many bytes. The hardware turns hits into time to the first token, prefill saved, money
     and wear; what is recommended costs least for a token and keeps up with the trace.
     """
@@ -63,6 +70,14 @@ class PlanCommand:
     dtype: Annotated[str | None, setting_option(PlanChoices, "dtype")] = None
     keep_tail: Annotated[int | None, setting_option(PlanChoices, "retention.tail_tokens", "TOKENS")] = None
     keep_branches: Annotated[bool | None, setting_option(PlanChoices, "retention.branches")] = None
+    policy: Annotated[
+        EvictionPolicy | None,
+        typer.Option(
+            help="What device and host memory evict first; others than lru take replays.", case_sensitive=False
+        ),
+    ] = None
+    evict_device: Annotated[EvictionPolicy | None, setting_option(PlanChoices, "eviction.device")] = None
+    evict_host: Annotated[EvictionPolicy | None, setting_option(PlanChoices, "eviction.host")] = None
     check: Annotated[int | None, setting_option(PlanChoices, "check", "N")] = None
     limit: Annotated[int | None, setting_option(PlanChoices, "limit", "N")] = None
     config: ConfigOption = None
@@ -86,7 +101,7 @@ class PlanCommand:
             choices.model,
             size_named(choices.model, page_size=choices.page_size, dtype=choices.dtype),
             choices.retention,
-            ReplayPolicies(),
+            ReplayPolicies.evicting(choices.eviction),
             choices.devices,
         )
         hardware = _hardware(choices)
@@ -98,9 +113,9 @@ class PlanCommand:
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
         check_json_file(self.json_file)
-        replay_ratio = self._replay_ratio(choices) if choices.check else None
+        serve = self._served(choices) if choices.check or not model.has_stack else None
         with watched(sys.stderr, "plan", len(sweep) + choices.check, "combinations") as tell:
-            result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, tell, choices.check, replay_ratio)
+            result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, tell, choices.check, serve)
         if not shown_as_json("plan", result.as_json(), on_stdout=self.as_json, file=self.json_file):
             print_plan(sys.stdout, result)
         if report is not None and self.report is not None:
@@ -121,18 +136,24 @@ class PlanCommand:
                 "dtype": self.dtype,
                 "retention.tail_tokens": self.keep_tail,
                 "retention.branches": self.keep_branches,
+                "eviction.device": self.evict_device or self.policy,
+                "eviction.host": self.evict_host or self.policy,
                 "check": self.check,
                 "limit": self.limit,
             }
         )
 
-    def _replay_ratio(self, choices: PlanChoices) -> ReplayRatio:
-        """Return what replays the trace in full."""
-        runner = import_with_extra("unified_cache.replay.runner", "engine", "--check")
+    def _served(self, choices: PlanChoices) -> ServePlan:
+        """Return what replays the trace."""
+        purpose = "--check, and a plan for other policies than lru"
+        fleet = import_with_extra("unified_cache.replay.fleet", "engine", purpose)
         requests = read_trace(self.trace, choices.limit)
-        return lambda settings: float(
-            runner.replay(self.trace.name, requests, settings, lambda _done, _ratio: None).token_hit_ratio
-        )
+
+        def serve(plan: ReplayPlan) -> list[Hits]:
+            hits: list[Hits] = fleet.served_hits(plan, requests)
+            return hits
+
+        return serve
 
 
 def _hardware(choices: PlanChoices) -> Hardware:

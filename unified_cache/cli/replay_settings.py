@@ -1,9 +1,10 @@
 """From the settings that users give to those of a run: a replay of plain pages, or of a model."""
 
+from dataclasses import replace
 from typing import TypeVar
 
 from unified_cache.cli.layout import size_named
-from unified_cache.config import EvictionPolicy, Prefetching
+from unified_cache.config import Prefetching
 from unified_cache.errors import ConfigError
 from unified_cache.replay.model_settings import DEVICE_BYTES, HOST_BYTES, SCALE, STORAGE_BYTES, ModelSettings
 from unified_cache.replay.policies import ReplayPolicies
@@ -75,22 +76,11 @@ def _policies(found: ReplayChoices) -> ReplayPolicies:
         ConfigError: one is in seconds, or components of a tier have different ones.
     """
     timed = Prefetching(found.prefetching.threshold_tokens, host_share=found.prefetching.host_share)
-    if found.eviction.ttl_s is not None or found.prefetching != timed:
+    if found.prefetching != timed:
         raise ConfigError(
-            "eviction.ttl_s and prefetching.patience_s must be unset in a replay, whose hits must not depend on time; "
-            "found one of them: put it into [cache]"
+            "prefetching.patience_s must be unset in a replay, whose hits must not depend on time; put it into [cache]"
         )
-    device, host = (
-        _one_policy(name, each) for name, each in (("device", found.eviction.device), ("host", found.eviction.host))
-    )
-    return ReplayPolicies(device, host, found.write, found.prefetching, found.eviction)
-
-
-def _one_policy(tier: str, policies: tuple[EvictionPolicy, ...]) -> EvictionPolicy:
-    if len(set(policies)) > 1:
-        found = ", ".join(each.value for each in policies)
-        raise ConfigError(f"eviction.{tier} must be one policy for all components of a replay, found {found}")
-    return policies[0] if policies else EvictionPolicy.LRU
+    return replace(ReplayPolicies.evicting(found.eviction), write=found.write, prefetching=found.prefetching)
 
 
 def _of_one_pool(name: str, counts: tuple[int, ...] | None, default: int) -> int:

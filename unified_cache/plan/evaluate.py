@@ -11,7 +11,7 @@ from unified_cache.plan.clairvoyant import FutureUses
 from unified_cache.plan.costs import Costs, PricedSystem
 from unified_cache.plan.resume_points import NEVER
 from unified_cache.plan.sweep import PlannedModel, TierBytes
-from unified_cache.plan.tier_hits import LruHits, TierEnds
+from unified_cache.plan.tier_hits import TierEnds, TierHits
 from unified_cache.plan.trace_pages import TracePages
 from unified_cache.replay.plan import component_bytes
 
@@ -19,6 +19,9 @@ __all__ = ["ClairvoyantBound", "Evaluator", "PlanPoint"]
 
 BOUND_SIZES = 24
 """Sizes at which the clairvoyant bound is computed; between two of them that of the larger holds."""
+
+NORMAL_95 = 1.96
+"""Half the interval of 95 %, in standard errors."""
 
 BLOCKS = 10
 """Parts of the trace whose hit ratios tell how much the whole one's could have come out otherwise."""
@@ -33,6 +36,8 @@ class PlanPoint:
     """Handed back from the device, from host memory and from storage."""
     error: float
     """Standard error of the whole ratio, from ten parts of the trace."""
+    open_ratio: float
+    """Share of the tokens that may be handed back beyond these, where others than these sizes were replayed; else 0."""
     bound_ratio: float
     """What no policy can exceed with as many bytes."""
     costs: Costs
@@ -41,6 +46,11 @@ class PlanPoint:
     def hit_ratio(self) -> float:
         """Share of the tokens handed back from anywhere."""
         return sum(self.tier_ratios)
+
+    @property
+    def uncertainty(self) -> float:
+        """Half the interval of 95 %: what another trace of its kind could have said, and what is left open."""
+        return math.hypot(NORMAL_95 * self.error, self.open_ratio)
 
 
 class ClairvoyantBound:
@@ -59,15 +69,14 @@ class ClairvoyantBound:
         pages = total_bytes // self._page_bytes
         size = next((size for size in self._sizes if size >= pages), self._sizes[-1])
         if size not in self._ratios:
-            tokens = np.minimum(self._future.ends(size) * self._trace.page_size, self._trace.input_tokens)
-            self._ratios[size] = float(tokens.sum()) / max(1, int(self._trace.input_tokens.sum()))
+            self._ratios[size] = self._trace.token_ratio(self._future.ends(size))
         return self._ratios[size]
 
 
 class Evaluator:
     """Evaluates combinations of sizes for one model, trace and system."""
 
-    def __init__(self, model: PlannedModel, hits: LruHits, priced: PricedSystem) -> None:
+    def __init__(self, model: PlannedModel, hits: TierHits, priced: PricedSystem) -> None:
         """Take parts that fit each other.
 
         Raises:
@@ -89,20 +98,17 @@ class Evaluator:
         """Evaluate one combination.
 
         Raises:
-            ConfigError: a tier is too small for the model, or its policies have no stack.
+            ConfigError: a tier is too small for the model, or the trace does not answer for the plan.
         """
         model, trace = self._model, self._hits.trace
         ends = self._hits.ends(model.settings(sizes).plan)
-        asked = int(trace.input_tokens.sum())
-        device, host, storage = (
-            float(np.minimum(each * trace.page_size, trace.input_tokens).sum()) / asked
-            for each in (ends.device, ends.host, ends.storage)
-        )
+        device, host, storage = (trace.token_ratio(each) for each in (ends.device, ends.host, ends.storage))
         on_devices = sizes.device * (1 if model.is_replicated else model.devices)
         return PlanPoint(
             sizes=sizes,
             tier_ratios=(device, host - device, storage - host),
             error=_error(trace, ends),
+            open_ratio=trace.token_ratio(ends.at_most) - storage,
             bound_ratio=self._bound.ratio(on_devices + sizes.host + sizes.storage),
             costs=self._priced.costs(trace, ends, sizes),
         )

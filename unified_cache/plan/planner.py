@@ -7,17 +7,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from unified_cache.errors import ConfigError
 from unified_cache.plan.costs import PricedSystem
 from unified_cache.plan.evaluate import Evaluator, PlanPoint
 from unified_cache.plan.hardware import Hardware
-from unified_cache.plan.result import Checked, PlanResult, next_steps, recommended
+from unified_cache.plan.policy_hits import PolicyHits, ServePlan
+from unified_cache.plan.result import Checked, PlanResult, ToldByReplays, next_steps, recommended
 from unified_cache.plan.sweep import PlannedModel, TierBytes
-from unified_cache.plan.tier_hits import LruHits
+from unified_cache.plan.tier_hits import LruHits, TierHits
 from unified_cache.plan.trace_pages import TracePages
-from unified_cache.replay.model_settings import ModelSettings
 from unified_cache.replay.trace import iterate_trace
 
-__all__ = ["CHECK_SEED", "Planner", "ReplayRatio", "Tell"]
+__all__ = ["CHECK_SEED", "Planner", "Tell"]
 
 CHECK_SEED = 17
 """Chooses the combinations that are replayed: the same ones every time."""
@@ -25,8 +28,19 @@ CHECK_SEED = 17
 Tell = Callable[[int, str], None]
 """Told how many combinations are done, and a note beside it."""
 
-ReplayRatio = Callable[[ModelSettings], float]
-"""Replays a trace in full at some settings, and returns the share of its tokens that was handed back."""
+
+@dataclass(frozen=True, slots=True)
+class FullReplays:
+    """Replays of single combinations, which a plan is held against."""
+
+    model: PlannedModel
+    trace: TracePages
+    serve: ServePlan
+
+    def ratio(self, sizes: TierBytes) -> float:
+        """Replay a combination; return the share of the tokens that was handed back."""
+        hits = self.serve(self.model.settings(sizes).plan)
+        return self.trace.token_ratio(np.array([hit.total for hit in hits], np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +53,25 @@ class Planner:
     hardware: Hardware
 
     def plan(
-        self, combinations: Sequence[TierBytes], tell: Tell, checks: int = 0, replay_ratio: ReplayRatio | None = None
+        self, combinations: Sequence[TierBytes], tell: Tell, checks: int = 0, serve: ServePlan | None = None
     ) -> PlanResult:
         """Evaluate combinations, recommend one, and replay ``checks`` of them.
 
-        Interrupted, it returns what it has, if that is any combination at all.
+        ``serve`` replays the trace: for checks, and some sizes of memory where policies have no stack. Interrupted, it
+        returns what it has, if that is any combination at all.
 
         Raises:
-            ConfigError: a tier is too small for the model, or its policies have no stack.
+            ConfigError: a tier is too small for the model, or nothing replays what has to be replayed.
             TraceError: the trace cannot be read.
             KeyboardInterrupt: no combination was evaluated by then.
         """
         began_s = time.monotonic()
         page_size = self.model.sized.layout.page_size
         pages = TracePages.of(iterate_trace(self.trace, self.limit), page_size, padded=False)
-        evaluator = Evaluator(self.model, LruHits(pages), PricedSystem.of(self.model, self.hardware))
+        by_distance = LruHits(pages)
+        by_replay = None if self.model.has_stack else self._replayed(by_distance, combinations, tell, serve)
+        hits: TierHits = by_distance if by_replay is None else by_replay
+        evaluator = Evaluator(self.model, hits, PricedSystem.of(self.model, self.hardware))
         points: list[PlanPoint] = []
         checked: list[Checked] = []
         is_complete = False
@@ -61,12 +79,13 @@ class Planner:
             for sizes in combinations:
                 points.append(evaluator.point(sizes))
                 tell(len(points), f"hit ratio {points[-1].hit_ratio:.2%}")
-            if checks and replay_ratio is not None:
-                self._check(points, checks, replay_ratio, checked, tell)
+            if checks and serve is not None:
+                self._check(points, checks, FullReplays(self.model, pages, serve), checked, tell)
             is_complete = True
         if not points:
             raise KeyboardInterrupt
         best = recommended(points)
+        steps = next_steps(best, evaluator.point)
         return PlanResult(
             trace=self.trace.name,
             model=self.model,
@@ -76,23 +95,33 @@ class Planner:
             seen_ratio=evaluator.seen_ratio,
             points=points,
             best=best,
-            steps=next_steps(best, evaluator.point),
+            steps=steps,
+            told_by=None if by_replay is None else ToldByReplays(by_replay.replays_count, by_replay.disorder),
             checked=checked,
             is_complete=is_complete,
             seconds=time.monotonic() - began_s,
         )
 
+    def _replayed(
+        self, lru: LruHits, combinations: Sequence[TierBytes], tell: Tell, serve: ServePlan | None
+    ) -> PolicyHits:
+        """Replay those sizes of memory from which the others are told.
+
+        Raises:
+            ConfigError: there is nothing that replays them.
+        """
+        if serve is None:
+            raise ConfigError("policies without a stack need replays of some sizes, found nothing to replay with")
+        hits = PolicyHits(lru, serve)
+        hits.prepare((self.model.settings(sizes).plan for sizes in combinations), lambda note: tell(0, note))
+        return hits
+
     def _check(
-        self,
-        points: Sequence[PlanPoint],
-        checks: int,
-        replay_ratio: ReplayRatio,
-        checked: list[Checked],
-        tell: Tell,
+        self, points: Sequence[PlanPoint], checks: int, replays: FullReplays, checked: list[Checked], tell: Tell
     ) -> None:
         chosen = random.Random(CHECK_SEED).sample(points, min(checks, len(points)))  # noqa: S311  # no secret
         for point in chosen:
             began_s = time.monotonic()
-            ratio = replay_ratio(self.model.settings(point.sizes))
-            checked.append(Checked(point.sizes, point.hit_ratio, ratio, time.monotonic() - began_s))
+            ratio = replays.ratio(point.sizes)
+            checked.append(Checked(point.sizes, point.hit_ratio, point.open_ratio, ratio, time.monotonic() - began_s))
             tell(len(points) + len(checked), f"replayed {ratio:.2%}, planned {point.hit_ratio:.2%}")

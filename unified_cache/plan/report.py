@@ -88,14 +88,21 @@ def _curve(result: PlanResult, tier: str) -> BandChart:
         )
         for size, point in zip(sizes, curve, strict=True)
     ]
+    marks_text = "; ".join(
+        mark if mark.startswith("knee") else f"{mark} at {bytes_text(size)}"
+        for size, mark in zip(sizes, marks, strict=True)
+        if mark
+    )
     return BandChart(
-        title=f"Share of the tokens handed back, by size of {_named(tier)}; the knee is at {bytes_text(knee)}",
+        title=f"Share of the tokens handed back, by size of {_named(tier)}; circles: {marks_text}",
         unit=Unit.RATIO,
-        position_name=f"GiB of {_named(tier)}",
+        position_name=_named(tier),
         positions=[size / GIB for size in sizes],
         position_notes=marks,
         bands=_by_tier(curve),
         bound=Series("clairvoyant", Hue.PLAIN, [point.bound_ratio for point in curve]),
+        position_labels=[bytes_text(size) for size in sizes],
+        marked=[number for number, mark in enumerate(marks) if mark],
     )
 
 

@@ -8,7 +8,17 @@ from unified_cache.plan.evaluate import PlanPoint
 from unified_cache.plan.hardware import Hardware
 from unified_cache.plan.sweep import PlannedModel, TierBytes
 
-__all__ = ["STEP_BYTES", "TIERS", "Checked", "NextStep", "PlanResult", "knee", "next_steps", "recommended"]
+__all__ = [
+    "STEP_BYTES",
+    "TIERS",
+    "Checked",
+    "NextStep",
+    "PlanResult",
+    "ToldByReplays",
+    "knee",
+    "next_steps",
+    "recommended",
+]
 
 STEP_BYTES = 64 << 30
 """The next step whose worth is told."""
@@ -32,14 +42,32 @@ class NextStep:
 
 
 @dataclass(frozen=True, slots=True)
+class ToldByReplays:
+    """Replays of some sizes of device and host memory, from which the others were told."""
+
+    count: int
+    disorder: float
+    """Largest share of the tokens by which one with more memory handed back less than one with less."""
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
     """A combination replayed in full, beside what the plan says of it."""
 
     sizes: TierBytes
     planned_ratio: float
+    open_ratio: float
+    """Share of the tokens that the plan left open beyond its ratio."""
     replayed_ratio: float
     seconds: float
     """Time of the replay."""
+
+    @property
+    def error(self) -> float:
+        """Share of the tokens by which the replay is outside of what was planned, with what was left open."""
+        return max(
+            self.planned_ratio - self.replayed_ratio, self.replayed_ratio - self.planned_ratio - self.open_ratio, 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +85,8 @@ class PlanResult:
     """In the order of their sizes."""
     best: PlanPoint
     steps: Sequence[NextStep]
+    told_by: ToldByReplays | None
+    """None where distances in a stack tell all sizes, for ``lru``."""
     checked: Sequence[Checked]
     is_complete: bool
     """False where the plan was interrupted."""
@@ -87,7 +117,7 @@ class PlanResult:
         parts = [f"{bytes_text(sizes.device)} of each device"]
         parts.append(f"{bytes_text(sizes.host)} of host memory" if sizes.host else "no host memory")
         parts.append(f"{bytes_text(sizes.storage)} of storage" if sizes.storage else "no storage")
-        ratio = f"{best.hit_ratio:.1%} of the tokens would be handed back (± {1.96 * best.error:.1%})"
+        ratio = f"{best.hit_ratio:.1%} of the tokens would be handed back (± {best.uncertainty:.1%})"
         cost = f"{best.costs.cost_per_million_tokens:.3g} per million tokens of prompts"
         keeps_up = "" if keeps_up_at(best) else "; no combination keeps up with the trace"
         return f"{', '.join(parts)}: {ratio} at {cost}{keeps_up}."
@@ -104,13 +134,21 @@ class PlanResult:
             "requests": self.requests,
             "input_tokens": self.input_tokens,
             "seen_token_ratio": self.seen_ratio,
+            "policies": self.model.policies.as_json(),
+            "replays": 0 if self.told_by is None else self.told_by.count,
+            "disorder": 0.0 if self.told_by is None else self.told_by.disorder,
             "complete": self.is_complete,
             "best": point_as_json(self.best),
             "next_64gib": {step.tier: _without_tier(step) for step in self.steps},
             "knees": self.knees(),
             "combinations": [point_as_json(point) for point in self.points],
             "checked": [
-                {**_sizes_as_json(each.sizes), "planned": each.planned_ratio, "replayed": each.replayed_ratio}
+                {
+                    **_sizes_as_json(each.sizes),
+                    "planned": each.planned_ratio,
+                    "open": each.open_ratio,
+                    "replayed": each.replayed_ratio,
+                }
                 for each in self.checked
             ],
             "hardware": self.hardware.as_json(),
@@ -171,6 +209,7 @@ def point_as_json(point: PlanPoint) -> dict[str, object]:
         "token_hit_ratio": point.hit_ratio,
         "by_tier": ratios,
         "standard_error": point.error,
+        "open_ratio": point.open_ratio,
         "clairvoyant_ratio": point.bound_ratio,
         **point.costs.as_json(),
     }

@@ -34,12 +34,21 @@ def plan_notes(result: PlanResult) -> list[str]:
         f"{step.cost_change:+.4f} per million tokens"
         for step in result.steps
     ]
+    if result.told_by is not None:
+        names = " and ".join(sorted({result.model.policies.device.value, result.model.policies.host.value}))
+        widest = max(point.open_ratio for point in result.points)
+        lines.append(
+            f"{names} is told from {result.told_by.count} replays of device and host memory: between two of them the "
+            f"smaller is shown, up to {widest * 100:.2f} points more are open, and half a point either way, since more "
+            f"memory does not always hand back more (in these replays up to {result.told_by.disorder * 100:.2f} less)"
+        )
     if len(result.model.sized.layout.components) > 1:
         lines.append("windows are followed for a cache that never evicts; --check N says how far off that is")
     if result.checked:
-        worst = max(abs(each.planned_ratio - each.replayed_ratio) for each in result.checked)
+        worst = max(each.error for each in result.checked)
         lines.append(
             f"{len(result.checked)} combinations replayed: the plan is off by {worst * 100:.2f} points at most"
+            + (", beyond what it left open" if result.told_by is not None else "")
         )
     if not result.is_complete:
         lines.append("interrupted: not all combinations were evaluated")
@@ -64,6 +73,7 @@ def setting_pairs(result: PlanResult) -> list[tuple[str, str]]:
         ("devices", f"{model.devices}, each with all of a page" if model.is_replicated else f"{model.devices}"),
         ("page", page),
         ("resumable at", kept),
+        *model.policies.rows(),
         ("hardware", hardware.name),
         ("prefill", f"{speeds} tokens/s of one device"),
         ("bus", f"{bytes_text(int(hardware.device_bytes_per_s))}/s to one device"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from unified_cache.byte_sizes import parse_bytes
 from unified_cache.components.layouts import SizedLayout
-from unified_cache.config import Retention
+from unified_cache.config import EvictionPolicy, Retention
 from unified_cache.errors import ConfigError
 from unified_cache.replay.model_settings import ModelSettings
 from unified_cache.replay.policies import ReplayPolicies
@@ -60,6 +60,11 @@ class PlannedModel:
     def is_replicated(self) -> bool:
         """Whether each rank holds all of a page, as with latent attention; else each holds its heads."""
         return all(pool.replicated for pool in self.sized.layout.components[0].pools)
+
+    @property
+    def has_stack(self) -> bool:
+        """Whether distances in a stack tell the hits of all sizes; else some of them are replayed."""
+        return {self.policies.device, self.policies.host} == {EvictionPolicy.LRU}
 
     def settings(self, sizes: TierBytes) -> ModelSettings:
         """Return the settings of a replay without bytes at these sizes, those of the device by rank.

@@ -1,6 +1,7 @@
 """Hits of one combination of tier sizes: for each request how far its prompt could be resumed, tier by tier."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,13 @@ from unified_cache.plan.resume_points import NEVER, ResumePoints, StoreFootprint
 from unified_cache.plan.trace_pages import Counts, TracePages
 from unified_cache.replay.plan import ReplayPlan, component_bytes
 
-__all__ = ["BATCH_OBJECTS", "LruHits", "Moved", "TierEnds"]
+__all__ = ["BATCH_OBJECTS", "LruHits", "Moved", "TierEnds", "TierHits"]
 
 BATCH_OBJECTS = 128
 """Objects in one call to a store, as ``unified_cache.controller.jobs`` puts them."""
+
+EVERYWHERE = NEVER + 1
+"""Pages of a memory that knows every place where prompts have parted."""
 
 PASSES_MAX = 8
 """Passes kept: each holds some 100 bytes for every run of pages asked for again."""
@@ -45,6 +49,8 @@ class TierEnds:
     device: Counts
     host: Counts
     storage: Counts
+    at_most: Counts
+    """What may be handed back in all where sizes are told from others beside them; else as ``storage``."""
     moved: Moved
 
     def hit_pages(self) -> dict[str, int]:
@@ -54,12 +60,11 @@ class TierEnds:
 
     def hit_tokens(self, trace: TracePages) -> Counts:
         """Return the tokens of each prompt that were handed back, its last block at its true length."""
-        tokens: Counts = np.minimum(self.storage * trace.page_size, trace.input_tokens)
-        return tokens
+        return trace.tokens_of(self.storage)
 
     def token_hit_ratio(self, trace: TracePages) -> float:
         """Return the share of all tokens that was handed back."""
-        return float(self.hit_tokens(trace).sum()) / max(1, int(trace.input_tokens.sum()))
+        return trace.token_ratio(self.storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,23 @@ class TracePass:
     """None for full attention alone, which can be resumed anywhere."""
 
 
+class TierHits(Protocol):
+    """Hits of a trace in tiers of any sizes."""
+
+    @property
+    def trace(self) -> TracePages:
+        """The trace, in pages of the size that the plans have which are asked about."""
+        ...
+
+    def ends(self, plan: ReplayPlan) -> TierEnds:
+        """Return the hits under a plan.
+
+        Raises:
+            ConfigError: the plan cannot be told.
+        """
+        ...
+
+
 class LruHits:
     """Hits of a trace in tiers that evict the least recently used first, of any sizes, from a few passes over it.
 
@@ -80,8 +102,13 @@ class LruHits:
 
     def __init__(self, trace: TracePages) -> None:
         """``trace`` has pages of the size that the plans have which are asked about."""
-        self.trace = trace
+        self._trace = trace
         self._passes: dict[int, TracePass] = {}
+
+    @property
+    def trace(self) -> TracePages:
+        """The trace."""
+        return self._trace
 
     def ends(self, plan: ReplayPlan) -> TierEnds:
         """Return the hits under a plan.
@@ -97,28 +124,61 @@ class LruHits:
         if resumed is None:
             device_ends, memory_ends = seen.stack.ends(device[0]), seen.stack.ends(memory[0])
         else:
-            alive = _alive(resumed, memory, self._store_bytes(plan))
+            alive = _alive(resumed, memory, self._store_bytes(plan), memory[0])
             device_ends = _last(resumed, alive & _in_memory(resumed, device))
             memory_ends = np.maximum(device_ends, _last(resumed, alive & _in_memory(resumed, memory)))
+        return self.with_storage(plan, device_ends, memory_ends)
+
+    def with_storage(self, plan: ReplayPlan, device_ends: Counts, memory_ends: Counts) -> TierEnds:
+        """Return the hits of memory, whatever its policies, with what storage adds, and what is moved for them.
+
+        A store evicts the least recently used under every plan, and is given every prompt.
+        """
+        memory = tuple(max(pair) for pair in zip(plan.device_pages, plan.host_pages, strict=True))
         total_ends = memory_ends
         if plan.storage is not None:
-            total_ends = np.maximum(memory_ends, self._stored_ends(plan, memory))
+            total_ends = np.maximum(memory_ends, self._stored_ends(plan, memory, memory[0]))
         ends = (device_ends, memory_ends, total_ends)
-        return TierEnds(*ends, self._moved(plan, seen.stack, memory, ends))
+        return TierEnds(*ends, total_ends, self._moved(plan, memory, ends))
 
-    def _check(self, plan: ReplayPlan) -> None:
-        policies = plan.policies
+    def stored_at_most(self, plan: ReplayPlan) -> Counts:
+        """Return how far prompts could be resumed from storage if memory knew every place where prompts have parted.
+
+        Windows are made at places that memory still knows, and that is what its policy says.
+        """
+        memory = tuple(max(pair) for pair in zip(plan.device_pages, plan.host_pages, strict=True))
+        return self._stored_ends(plan, memory, EVERYWHERE)
+
+    def check_trace(self, plan: ReplayPlan) -> None:
+        """Refuse a plan that this trace does not answer for, whatever it evicts.
+
+        Raises:
+            ConfigError: it has other pages, backs up at other times, or has several engines.
+        """
         if plan.layout.page_size != self.trace.page_size:
             raise ConfigError(
                 f"the pages of the trace have {self.trace.page_size} tokens, found {plan.layout.page_size}"
             )
-        if {policies.device, policies.host} != {EvictionPolicy.LRU} or policies.write is not WritePolicy.ON_CALL:
-            raise ConfigError("distances in a stack are those of lru, with prompts backed up once served")
+        if plan.policies.write is not WritePolicy.ON_CALL:
+            raise ConfigError(
+                f"a plan backs prompts up once served, found the write policy {plan.policies.write.value}"
+            )
         if plan.engines != 1:
             raise ConfigError(f"a plan is that of one engine, found {plan.engines}")
 
-    def _stored_ends(self, plan: ReplayPlan, memory: tuple[int, ...]) -> Counts:
-        """Return how far prompts could be resumed with what storage has, as far as host memory can take it."""
+    def _check(self, plan: ReplayPlan) -> None:
+        self.check_trace(plan)
+        policies = plan.policies
+        if {policies.device, policies.host} != {EvictionPolicy.LRU}:
+            raise ConfigError(
+                f"distances in a stack are those of lru, found {policies.device.value} and {policies.host.value}"
+            )
+
+    def _stored_ends(self, plan: ReplayPlan, memory: tuple[int, ...], known_pages: int) -> Counts:
+        """Return how far prompts could be resumed with what storage has, as far as host memory can take it.
+
+        Places are known to a memory of ``known_pages`` of Full.
+        """
         host_pages = plan.host_pages[0]
         seen = self._pass(plan, min(plan.device_pages[0], host_pages))
         store_bytes = self._store_bytes(plan)
@@ -129,17 +189,19 @@ class LruHits:
             return fetched
         points = seen.points
         full = (points.full < memory[0]) | (points.store_full <= store_bytes)
-        ok = full & _alive(points, memory, store_bytes) & (points.end <= host_pages)
+        ok = full & _alive(points, memory, store_bytes, known_pages) & (points.end <= host_pages)
         for lane, pages in enumerate(memory[1:]):
             in_memory = (points.lanes[lane] < pages) & (points.full_since < memory[0])
             ok &= in_memory | (points.store_lanes[lane] < store_bytes)
         return _last(points, ok)
 
-    def _moved(
-        self, plan: ReplayPlan, stack: LruStack, memory: tuple[int, ...], ends: tuple[Counts, Counts, Counts]
-    ) -> Moved:
-        """Count what is copied and read where every hit is used; Full as far as a tier lacks it, windows whole."""
+    def _moved(self, plan: ReplayPlan, memory: tuple[int, ...], ends: tuple[Counts, Counts, Counts]) -> Moved:
+        """Count what is copied and read where every hit is used; Full as far as a tier lacks it, windows whole.
+
+        A tier holds as much of Full as under lru, but at least what is resumed from it.
+        """
         device_ends, memory_ends, total_ends = ends
+        stack = self._pass(plan, plan.device_pages[0]).stack
         full_bytes, *others = (component_bytes(each) for each in plan.true_layout.components)
         spans = [each.span for each in plan.true_layout.components[1:]]
 
@@ -149,12 +211,12 @@ class LruHits:
                 missing += np.where(target > held, np.minimum(target, span), 0) * page_bytes
             return missing
 
-        held_on_device = stack.ends(plan.device_pages[0])
+        held_on_device = np.maximum(device_ends, stack.ends(plan.device_pages[0]))
         from_host = bytes_for(memory_ends, held_on_device, device_ends)
         if plan.storage is None:
             return Moved(from_host, from_host, np.zeros_like(from_host), 0)
         loaded = bytes_for(total_ends, held_on_device, device_ends)
-        fetched = bytes_for(total_ends, stack.ends(memory[0]), memory_ends)
+        fetched = bytes_for(total_ends, np.maximum(memory_ends, stack.ends(memory[0])), memory_ends)
         store_pages = self._store_bytes(plan) // _stored_bytes(plan)[0]
         cut = min(plan.device_pages[0], plan.host_pages[0])
         stored_before = self._pass(plan, cut).stack.hit_pages(min(store_pages, NEVER))
@@ -197,12 +259,12 @@ def _batch_pages(plan: ReplayPlan) -> int:
     return max(1, BATCH_OBJECTS // sum(pool.page_bytes > 0 for pool in plan.layout.components[0].pools))
 
 
-def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int) -> npt.NDArray[np.bool_]:
-    """Tell of each point whether its windows have stayed somewhere since they were made."""
+def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int, known_pages: int) -> npt.NDArray[np.bool_]:
+    """Tell of each point whether its windows were made, where a memory of ``known_pages`` knew of it, and stayed."""
     alive = points.full_ever < memory[0]
     for lane, pages in enumerate(memory[1:]):
         alive &= points.lanes_ever[lane] < pages
-    return (points.full_made < memory[0]) & (alive | (points.store_ever < store_bytes))
+    return (points.full_made < known_pages) & (alive | (points.store_ever < store_bytes))
 
 
 def _in_memory(points: ResumePoints, pages: tuple[int, ...]) -> npt.NDArray[np.bool_]:

@@ -105,6 +105,15 @@ class TracePages:
         """Pages of the longest prompt."""
         return int(self.pages_counts.max())
 
+    def tokens_of(self, ends: Counts) -> Counts:
+        """Return the tokens of so many pages of each prompt, its last block at its true length, shape (requests,)."""
+        tokens: Counts = np.minimum(ends * self.page_size, self.input_tokens)
+        return tokens
+
+    def token_ratio(self, ends: Counts) -> float:
+        """Return what share of all tokens so many pages of each prompt are."""
+        return float(self.tokens_of(ends).sum()) / max(1, int(self.input_tokens.sum()))
+
     def cut(self, pages_max: int) -> "TracePages":
         """Return the trace with every prompt cut to its first ``pages_max`` pages."""
         counts = self.pages_counts

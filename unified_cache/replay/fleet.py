@@ -1,5 +1,6 @@
 """Several engines of a replay, each with its own device and host memory, over one store or a store each."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -13,7 +14,7 @@ from unified_cache.storage_backends.memory import keys_only_storage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "served_hits"]
 
 
 class Fleet:
@@ -94,6 +95,20 @@ class Fleet:
         """
         for player in self.players:
             player.wait_all()
+
+
+def served_hits(plan: ReplayPlan, requests: Sequence[TraceRequest]) -> list[Hits]:
+    """Serve requests by caches of a plan; return the pages handed back of each.
+
+    Raises:
+        ConfigError: memory does not suffice, or the storage URL names nothing.
+        StorageError, CopyError: a transfer failed.
+
+    """
+    with Fleet.sharing(plan) as fleet:
+        hits = [fleet.serve(request) for request in requests]
+        fleet.wait_all()
+    return hits
 
 
 def _open_store(plan: ReplayPlan) -> StorageBackend | None:

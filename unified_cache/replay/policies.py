@@ -23,6 +23,19 @@ class ReplayPolicies:
     shares: EvictionConfig = field(default_factory=EvictionConfig)
     """What policies are set up with; its policies by component are not used."""
 
+    @classmethod
+    def evicting(cls, eviction: EvictionConfig) -> "ReplayPolicies":
+        """Take the policies of a cache's configuration; those of a replay are the same for all components of a tier.
+
+        Raises:
+            ConfigError: components of a tier have different policies, or pages are to go after some time.
+        """
+        if eviction.ttl_s is not None:
+            raise ConfigError(
+                "eviction.ttl_s must be unset in a replay, whose hits must not depend on time; put it into [cache]"
+            )
+        return cls(_one_policy("device", eviction.device), _one_policy("host", eviction.host), shares=eviction)
+
     def check(self, *, has_host: bool) -> None:
         """Refuse a write policy where there is nothing to write to.
 
@@ -52,3 +65,10 @@ class ReplayPolicies:
         """Return those that are not the usual ones, in words."""
         usual = ReplayPolicies().as_json()
         return [(name.replace("_", " "), str(value)) for name, value in self.as_json().items() if value != usual[name]]
+
+
+def _one_policy(tier: str, policies: tuple[EvictionPolicy, ...]) -> EvictionPolicy:
+    if len(set(policies)) > 1:
+        found = ", ".join(each.value for each in policies)
+        raise ConfigError(f"eviction.{tier} must be one policy for all components of a replay, found {found}")
+    return policies[0] if policies else EvictionPolicy.LRU

@@ -59,6 +59,10 @@ class BandChart:
     """Said beside a position where one looks closely: as many as positions, or none."""
     bands: Sequence[Series]
     bound: Series
+    position_labels: Sequence[str] = ()
+    """Written under the positions in the place of their numbers, and at equal distances; one for each, or none."""
+    marked: Sequence[int] = ()
+    """Numbers of the positions that have a point on the uppermost band, whose note is written in the page."""
 
     KIND: ClassVar = "bands"
 

@@ -27,22 +27,29 @@ function allSeries(chart) {
   return chart.kind === "bands" ? [...chart.bands, chart.bound] : chart.parts;
 }
 
+function placesOf(chart) {
+  return chart.position_labels.length ? chart.positions.map((_, at) => at) : chart.positions;
+}
+
 function datasetsOf(chart) {
   if (chart.kind === "bars") {
     return chart.parts.map((part) => ({ label: part.name, data: part.values, backgroundColor: colour(part.hue) }));
   }
   const bands = chart.bands.map((band, number) => ({
     label: band.name,
-    data: chart.positions.map((x, at) => ({ x, y: band.values[at] })),
+    data: placesOf(chart).map((x, at) => ({ x, y: band.values[at] })),
     backgroundColor: colour(band.hue),
     borderWidth: 0,
-    pointRadius: 0,
+    pointRadius: (point) => (number === chart.bands.length - 1 && chart.marked.includes(point.dataIndex) ? 6 : 0),
+    pointBackgroundColor: colour("ground"),
+    pointBorderColor: colour("ink"),
+    pointBorderWidth: 2.5,
     fill: number ? "-1" : "origin",
     stack: "bands",
   }));
   const bound = {
     label: chart.bound.name,
-    data: chart.positions.map((x, at) => ({ x, y: chart.bound.values[at] })),
+    data: placesOf(chart).map((x, at) => ({ x, y: chart.bound.values[at] })),
     borderColor: colour("ink"),
     borderWidth: 1.5,
     borderDash: [5, 4],
@@ -62,7 +69,8 @@ function byteStep(chart) {
 function titleAt(chart, index) {
   if (chart.kind === "bars") return chart.categories[index];
   const note = chart.position_notes[index];
-  return chart.position_name + " " + Math.round(chart.positions[index]).toLocaleString("en") + (note ? ", " + note : "");
+  const label = chart.position_labels[index] || Math.round(chart.positions[index]).toLocaleString("en");
+  return chart.position_name + " " + label + (note ? ", " + note : "");
 }
 
 function optionsOf(chart) {
@@ -83,8 +91,13 @@ function optionsOf(chart) {
   if (chart.unit === "bytes" && !isBands) values.ticks.stepSize = byteStep(chart);
   if (isBands) {
     positions.type = "linear";
-    positions.min = chart.positions[0];
-    positions.max = chart.positions[chart.positions.length - 1];
+    const places = placesOf(chart);
+    positions.min = places[0];
+    positions.max = places[places.length - 1];
+    if (chart.position_labels.length) {
+      positions.ticks.stepSize = 1;
+      positions.ticks.callback = (value) => chart.position_labels[value];
+    }
     positions.title = { display: true, text: chart.position_name, color: colour("soft") };
   }
   return {

@@ -28,6 +28,7 @@ def warnings_about(loaded: LoadedSettings[Section]) -> Iterator[str]:
         case PlanChoices():
             if settings.hardware != "h100" and settings.active_parameters and Path(settings.hardware).is_file():
                 yield "active_parameters does not change speeds that the hardware file has measured"
+            yield from _of_eviction(settings.eviction)
 
 
 def _of_cache(settings: EmbeddedSettings, loaded: LoadedSettings[Section]) -> Iterator[str]:

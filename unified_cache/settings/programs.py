@@ -79,6 +79,7 @@ class PlanChoices(Section):
     active_parameters: Annotated[float, Field(gt=0)] | None = None
     """Parameters that a token passes through, for the speed of prefill."""
     retention: Retained = Retention()
+    eviction: Eviction = EvictionConfig()
     check: Annotated[int, Field(ge=0)] = 0
     """Combinations that are replayed in full, to say how far off the plan is."""
     limit: Count | None = None

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -26,6 +27,7 @@ BANDS = BandChart(
     [Series("device", Hue.DEVICE, [0.1, 0.2, 0.1]), Series("host", Hue.HOST, [0.2, 0.1, 0.3])],
     Series("asked for before", Hue.PLAIN, [0.4, 0.4, 0.5]),
 )
+SIZES = replace(BANDS, position_name="host memory", position_labels=["0 B", "1 GiB", "20 GiB"], marked=[1, 2])
 BARS = BarChart("Bytes moved", Unit.BYTES, ["backup", HOSTILE], [Series("bytes", Hue.PLAIN, [3 << 30, 0])])
 
 
@@ -35,7 +37,7 @@ def page() -> Page:
         headline="36.64% of the blocks asked for were handed back.",
         lead="10 requests.",
         alarm="",
-        charts=[BANDS, BARS],
+        charts=[BANDS, BARS, SIZES],
         tables=[TableSection("By tier", ("tier", "pages"), [("device", "1,000"), ("all", "1,000")], has_total=True)],
         notes=["No payload moved."],
         settings=[("model", HOSTILE), ("a long value", "x" * 300)],
@@ -58,9 +60,11 @@ def test_a_page_holds_its_figures_and_asks_for_nothing_from_elsewhere() -> None:
     text = page().render()
     found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
     assert found is not None
-    bands, bars = json.loads(found[1])
+    bands, bars, sizes = json.loads(found[1])
     assert bands["bands"][1] == {"name": "host", "hue": "host", "values": [0.2, 0.1, 0.3]}
     assert (bars["kind"], bars["unit"], bars["parts"][0]["values"]) == ("bars", "bytes", [3 << 30, 0])
+    assert (bands["position_labels"], bands["marked"]) == ([], [])
+    assert (sizes["position_labels"], sizes["marked"]) == (["0 B", "1 GiB", "20 GiB"], [1, 2])
     assert not re.search(
         r"""(src|href)\s*=\s*["']|@import|url\(""", re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     )
@@ -86,8 +90,8 @@ def test_a_browser_draws_every_chart_and_nothing_is_wider_than_the_window(tmp_pa
     path.write_text(page().render().replace("</body>", probe), encoding="utf-8")
     dom, logged = in_browser(path, width)
     assert logged == ""
-    assert dom.count('data-is-drawn="true"') == 2
-    assert dom.count('aria-pressed="true"') == 3
+    assert dom.count('data-is-drawn="true"') == 3
+    assert dom.count('aria-pressed="true"') == 6
     widest = re.search(r'data-widest="(\d+)"', dom)
     assert widest is not None
     assert int(widest[1]) <= width
