@@ -44,6 +44,7 @@ function datasetsOf(chart) {
     pointBackgroundColor: colour("ground"),
     pointBorderColor: colour("ink"),
     pointBorderWidth: 2.5,
+    clip: false,
     fill: number ? "-1" : "origin",
     stack: "bands",
   }));
