@@ -131,7 +131,8 @@ class PolicyHits:
         """Return the ends on the device, those with host memory, and those that there may be at most."""
         below = [each for size, each in self._replayed.items() if _fits(size, memory)]
         above = [each for size, each in self._replayed.items() if _fits(memory, size)]
-        if memory not in self._known and (not below or not above or _gap(below, above) > self._gap_max):
+        is_told = below and above and (memory in self._known or _gap(below, above) <= self._gap_max)
+        if not is_told:
             below = above = [self._replay(memory, plan)]
         device = max(below, key=lambda each: each.ratios[0]).device
         host = max(below, key=lambda each: each.ratios[1]).host
@@ -154,7 +155,7 @@ class PolicyHits:
 
 
 class Brackets:
-    """What is left open about sizes of which some are known, and which one to look at next."""
+    """Bounds on the hits of sizes of which some are known; chooses the one to look at next."""
 
     def __init__(self, places: npt.NDArray[np.int64], gap_max: float) -> None:
         """``places`` has a row for each size, in which no number falls where there is more memory."""

@@ -127,6 +127,14 @@ def test_a_size_that_nobody_prepared_is_replayed_where_its_neighbours_do_not_tel
     assert hits.replays_count == before + 3, "storage needs no replay"
 
 
+def test_what_is_left_when_replays_run_out_is_replayed_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.plan.policy_hits.REPLAYS_MAX", 3)
+    hits = prepared(EvictionPolicy.FIFO, 0.0)
+    assert hits.replays_count == 3
+    plan = plan_of(EvictionPolicy.FIFO, 80, 0, 0)
+    assert TRACE.token_ratio(hits.ends(plan).storage) == replayed_ratio(plan)
+
+
 def test_what_no_replay_tells_is_refused() -> None:
     hits = PolicyHits(LruHits(TRACE), serve)
     several = ReplaySettings(engines=2, with_bytes=False).plan
