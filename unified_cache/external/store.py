@@ -245,6 +245,22 @@ class ExternalStore:
             reason = self._perform_here(opened, work, started_s)
         return self._answered(Method.EXISTS, work.answers, len(labels), reason, started_s)
 
+    def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
+        """Tell for each label, on this thread, whether the store knows from memory that it is there: HIT if so.
+
+        UNAVAILABLE are all others, and no count has them. It waits for no disk, and for nobody who does.
+        """
+        opened, unavailable = self._opening.store, [Answer.UNAVAILABLE] * len(labels)
+        if opened is None or opened.memory is None or self._closed:
+            return unavailable
+        if not self._registrations.are_taken({label.identity for label in labels}):
+            return unavailable
+        try:
+            known = opened.memory.knows(labels)
+        except CacheError:  # closed by another thread
+            return unavailable
+        return [Answer.HIT if is_known else Answer.UNAVAILABLE for is_known in known]
+
     def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
         """Fill the rows of each page; HIT where they hold exactly the page that its label names.
 

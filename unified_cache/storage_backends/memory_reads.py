@@ -35,7 +35,14 @@ class RowsPage(Protocol):
 
 @runtime_checkable
 class MemoryReader(Protocol):
-    """A store that reads pages from memory, beside what every store does."""
+    """A store that knows and reads pages from memory, beside what every store does."""
+
+    def knows(self, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether a get would find it, as far as memory alone says: of a False nothing is known.
+
+        Waits for no disk and for nobody who does; raises ClosedError alone.
+        """
+        ...
 
     def read_memory(self, pages: Sequence[RowsPage]) -> list[bool]:
         """Fill the rows of pages as far as that takes no waiting; True where they hold exactly the page of that label.

@@ -58,6 +58,19 @@ def test_pages_come_back_byte_by_byte_in_the_order_asked_for(store: ExternalStor
         assert (target.payload(slot) == payload_of(number)) is (number != 99)
 
 
+def test_what_a_store_in_a_directory_knows_from_memory_is_told_on_the_spot_and_not_counted(
+    store: ExternalStore, url: str
+) -> None:
+    assert store.put(EngineRows.holding(range(3)).pages(range(3))) == [Answer.STORED] * 3
+    counted = store.counts().answers
+    known = Answer.HIT if url.startswith(("file:", "packed:")) else Answer.UNAVAILABLE
+    assert store.exists_at_once([label_of(2), label_of(99)]) == [known, Answer.UNAVAILABLE]
+    assert store.exists_at_once([label_of(2, Identity("another"))]) == [Answer.UNAVAILABLE]
+    assert store.counts().answers == counted
+    store.close()
+    assert store.exists_at_once([label_of(2)]) == [Answer.UNAVAILABLE]
+
+
 def test_what_was_stored_outlives_the_process_s_store(tmp_path: Path) -> None:
     source, target = EngineRows.holding([1, 2]), EngineRows(2)
     url = f"packed:{tmp_path}"

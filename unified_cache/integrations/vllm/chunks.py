@@ -93,7 +93,7 @@ class ChunkTier:
         self._names = names
         self._rows = rows
         self._settings = settings
-        self._lookups = Lookups.start(self._ask)
+        self._lookups = Lookups.start(self._ask, self._is_known)
         config = MovingConfig(
             settings.load_threads,
             settings.store_threads,
@@ -255,6 +255,10 @@ class ChunkTier:
     def _submit(self, number: int, direction: Direction, chunks: Sequence[tuple[bytes, PageKey | None, int]]) -> None:
         named = tuple(MovedChunk(key, self._names.label(key), parent, int(row)) for key, parent, row in chunks)
         self._moving.submit(ChunkJob(number, direction, named))
+
+    def _is_known(self, key: bytes) -> bool:
+        """Tell whether memory alone says that the store has a chunk."""
+        return bool(self._store.exists_at_once([self._names.label(key)])[0])
 
     def _ask(self, keys: Sequence[bytes]) -> list[bool]:
         """Ask the store on the thread of look-ups; an answer of another generation is dropped by ``ask_anew``."""

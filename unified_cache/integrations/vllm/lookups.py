@@ -1,9 +1,11 @@
 """Answers of the store to look-ups, kept while a request that asked lives.
 
 vLLM looks up key by key on its scheduler's thread, the same keys again at every step until none says later. So a
-look-up never waits: new keys are gathered during a step, sent at its end, and asked for by a thread.
+look-up never waits. What the store knows from memory is answered on the spot, which saves the request a step; the other
+keys are gathered during a step, sent at its end, and asked for by a thread.
 
-    scheduler:  answer ─ gathers ─> send ─> waiting ─┐
+    scheduler:  answer ─ known? HIT
+                       └ gathers ─> send ─> waiting ─┐
     thread:                                          └─> ask the store ─> answered
     scheduler:  answer <─ applies ───────────────────────────────────────────┘
 
@@ -23,6 +25,9 @@ __all__ = ["AskStore", "ChunkAnswer", "Lookups"]
 PIECE_KEYS_MAX = 2_048
 """Keys asked for at once: answers for the first are there while the last are asked for."""
 
+KNOWN_KEYS_MAX = 128
+"""Keys that memory is asked for in one step, at 2 to 10 us each; the loads of these begin a step before the others'."""
+
 WAITING_KEYS_MAX = 1 << 20
 """Keys sent and not answered; more are misses at once."""
 
@@ -38,6 +43,10 @@ class ChunkAnswer(Enum):
 
 AskStore = Callable[[Sequence[bytes]], Iterable[bool]]
 """Asks the store for keys, on the thread of look-ups; answers in their order, and never raises."""
+
+
+IsKnown = Callable[[bytes], bool]
+"""Tells, without waiting, whether the store knows from memory to have a key; of a False nothing is known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +65,13 @@ _Answers = list[tuple[_Asked, bool]]
 class Lookups:
     """Look-ups of one tier. All methods belong to the scheduler's thread; ``start`` starts the thread that asks."""
 
-    def __init__(self, ask: AskStore) -> None:
+    def __init__(self, ask: AskStore, is_known: IsKnown) -> None:
         self._ask = ask
+        self._is_known = is_known
+        self._known_left = KNOWN_KEYS_MAX
+        """Keys that memory may still be asked for in this step."""
+        self._unknown_request = ""
+        """The last request with a key that memory did not know: what follows it is asked for with it."""
         self._asked: dict[bytes, _Asked] = {}
         self._keys: dict[str, set[bytes]] = {}
         """Keys by request."""
@@ -72,18 +86,24 @@ class Lookups:
         """Keys that the store was asked for, by its answer; LATER for those it was not, since too many waited."""
 
     @classmethod
-    def start(cls, ask: AskStore) -> "Lookups":
-        """Start look-ups that are answered by ``ask``."""
-        lookups = cls(ask)
+    def start(cls, ask: AskStore, is_known: IsKnown = lambda key: False) -> "Lookups":
+        """Start look-ups that are answered by ``ask``, and at once where ``is_known``."""
+        lookups = cls(ask, is_known)
         lookups._thread.start()
         return lookups
 
     def answer(self, key: bytes, request: str) -> ChunkAnswer:
-        """Return what is known of a key, and note that ``request`` asked; a new key is sent at the end of the step."""
+        """Return what is known of a key, and note that ``request`` asked.
+
+        A new key that memory does not know is sent at the end of the step.
+        """
         asked = self._asked.get(key)
         if asked is None:
             asked = self._asked[key] = _Asked(key)
-            if self._waiting_count + len(self._gathered) >= WAITING_KEYS_MAX:
+            if self._knows(key, request):
+                asked.answer = ChunkAnswer.HIT
+                self.answered[ChunkAnswer.HIT] += 1
+            elif self._waiting_count + len(self._gathered) >= WAITING_KEYS_MAX:
                 asked.answer = ChunkAnswer.MISS
                 self.answered[ChunkAnswer.LATER] += 1
             else:
@@ -98,6 +118,8 @@ class Lookups:
     def send(self) -> None:
         """Have the keys gathered in this step asked for."""
         self._apply()
+        self._known_left = KNOWN_KEYS_MAX
+        self._unknown_request = ""
         gathered, self._gathered = [asked for asked in self._gathered if asked.requests], []
         if not self._thread.is_alive():
             # Nobody answers any more: an engine that waited would wait for ever.
@@ -149,6 +171,16 @@ class Lookups:
         self._waiting.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _knows(self, key: bytes, request: str) -> bool:
+        """Ask memory for a key; as a rule a request whose key it does not know has no later one that it knows."""
+        if not self._known_left or request == self._unknown_request:
+            return False
+        self._known_left -= 1
+        is_known = self._is_known(key)
+        if not is_known:
+            self._unknown_request = request
+        return is_known
 
     def _apply(self) -> None:
         while True:

@@ -16,6 +16,8 @@ from pathlib import Path
 from threading import Thread
 from typing import ClassVar, cast
 
+from unified_cache.storage_backends.directory.read_queue import FileRead, ReadQueues
+
 __all__ = ["IN_MEMORY", "Disk"]
 
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
@@ -87,6 +89,11 @@ def _syscall() -> Callable[..., int] | None:
         return None
     found.restype = ctypes.c_long
     return cast("Callable[..., int]", found)
+
+
+@cache
+def _read_queues() -> ReadQueues:
+    return ReadQueues()
 
 
 def _read_first(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -179,6 +186,24 @@ class Disk:
             sync(0)
         for thread in threads:
             thread.join()
+        return outcomes
+
+    def preadv_each(self, reads: Sequence[FileRead]) -> list[int | OSError]:
+        """Read from several files that read directly, at a time where the system can; return what came of each.
+
+        That is how many bytes, or what went wrong. Like ``preadv`` each may bring less than it was asked for.
+        """
+        if len(reads) > 1:
+            try:
+                return _read_queues().read(reads)
+            except OSError:
+                pass  # one after the other, then
+        outcomes: list[int | OSError] = []
+        for fd, buffers, offset in reads:
+            try:
+                outcomes.append(self.preadv(fd, buffers, offset))
+            except OSError as error:
+                outcomes.append(error)
         return outcomes
 
     @staticmethod

@@ -24,6 +24,16 @@ class MemoryFiles:
         self._directories = directories
         self._runs = MemoryRuns(disk)
 
+    def know(self, labels: Sequence[Label]) -> list[bool]:
+        """Tell of each object whether its name, and what it names, is in memory."""
+        known: list[bool] = []
+        for label in labels:
+            fd = self._opened(label)
+            if fd >= 0:
+                close_quietly(self._disk, fd)
+            known.append(fd >= 0)
+        return known
+
     def read(self, targets: Sequence[RowsTarget], asked: Sequence[bool]) -> list[bool]:
         """Read the pages asked for; tell of each whether it is there and verified.
 

@@ -22,7 +22,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     size_of,
     storage_error,
 )
-from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES, DirectReads, is_block_aligned
+from unified_cache.storage_backends.directory.direct import DirectReads, is_block_aligned
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, is_whole
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
@@ -36,8 +36,8 @@ FILES_OPEN_MAX = 16
 pages 10 % faster: between two copies the caches would lose the code of every other step."""
 
 
-DIRECT_BYTES_MIN = 128 << 10
-"""Smaller objects that are not in memory come faster through the system's, which reads many of them at a time."""
+DIRECT_BYTES_MIN = 32 << 10
+"""Smaller objects are left to the system's memory, where the next reader finds them: what is copied is little."""
 
 
 class PageReader:
@@ -152,11 +152,11 @@ class PageReader:
         return answers
 
     def _read_directly(self, pages: Sequence[PageIO], fds: Sequence[int]) -> set[int]:
-        """Read large pages that the system does not have in memory straight into the caller's; return which came."""
-        direct: set[int] = set()
+        """Read pages that the system does not have in memory straight into the caller's; return which came."""
+        due: list[int] = []
         for number, page in enumerate(pages):
-            fd, wanted_bytes = fds[number], page_bytes(page)
-            if fd < 0 or wanted_bytes < DIRECT_BYTES_MIN or len(page.buffers) != 1 or self._direct.is_refused:
+            fd = fds[number]
+            if fd < 0 or page_bytes(page) < DIRECT_BYTES_MIN or len(page.buffers) != 1 or self._direct.is_refused:
                 continue
             if is_block_aligned(page.buffers[0]) and self._direct.is_due(fd, 0):
                 try:
@@ -164,12 +164,15 @@ class PageReader:
                 except OSError:
                     self._direct.refuse()
                     break
-                # A block more than the whole ones of the page tells whether the file is longer.
-                stride_bytes = wanted_bytes // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES + DIRECT_BLOCK_BYTES
-                if self._direct.read(fd, page.buffers, stride_bytes, 0) == wanted_bytes:
+                due.append(number)
+        direct: set[int] = set()
+        if due:
+            counts = self._direct.read_files([(fds[number], pages[number].buffers[0]) for number in due])
+            for number, count in zip(due, counts, strict=True):
+                if count == page_bytes(pages[number]):
                     direct.add(number)
                 else:
-                    self._disk.end_direct(fd)
+                    self._disk.end_direct(fds[number])
         return direct
 
     def _read_cached(self, pages: Sequence[PageIO], fds: Sequence[int]) -> Set[int]:

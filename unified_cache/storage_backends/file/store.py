@@ -207,6 +207,11 @@ class FileStorage:
             self._stamp(self._stamps.note(pages, hits))
             return hits
 
+    def knows(self, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether a file has its name, where the system has that name in memory."""
+        with self._calls:
+            return self._memory_files.know(labels)
+
     def read_memory(self, pages: Sequence[RowsPage]) -> list[bool]:
         """Read pages that the system has in memory into their rows; a page that came becomes recent.
 

@@ -223,6 +223,11 @@ class PackedStorage:
                 self._stamp(due)
             return answers
 
+    def knows(self, labels: Sequence[Label]) -> list[bool]:
+        """Tell for each label whether it has a slot, as ``exists`` does."""
+        with self._calls:
+            return [self._index.find(label) is not None for label in labels]
+
     def read_memory(self, pages: Sequence[RowsPage]) -> list[bool]:
         """Read pages that the system has in memory into their rows; a page that came becomes recent.
 

@@ -67,6 +67,63 @@ def test_a_look_up_never_waits_for_the_store(lookups: Lookups, store: AskedStore
     assert store.asked == [KEYS]
 
 
+class KnownKeys:
+    """Memory that knows some keys, and notes which it was asked for."""
+
+    def __init__(self, known: set[bytes]) -> None:
+        self.known = known
+        self.asked: list[bytes] = []
+
+    def __call__(self, key: bytes) -> bool:
+        self.asked.append(key)
+        return key in self.known
+
+
+@pytest.fixture
+def memory(store: AskedStore) -> KnownKeys:
+    return KnownKeys(set(KEYS[:2]))
+
+
+@pytest.fixture
+def quick(store: AskedStore, memory: KnownKeys) -> Iterator[Lookups]:
+    running = Lookups.start(store, memory)
+    yield running
+    store.gate.set()
+    assert running.close(TIMEOUT_S)
+
+
+def test_what_memory_knows_is_answered_on_the_spot_and_the_rest_is_asked_for(
+    quick: Lookups, store: AskedStore, memory: KnownKeys
+) -> None:
+    assert answers(quick, "a") == [ChunkAnswer.HIT] * 2 + [ChunkAnswer.LATER] * 4
+    assert quick.answered[ChunkAnswer.HIT] == 2
+    # Behind the first key of a request that memory does not know it is not asked again in that step.
+    assert memory.asked == KEYS[:3]
+    assert answered(quick, "a") == [ChunkAnswer.HIT] * 3 + [ChunkAnswer.MISS] * 3
+    assert store.asked == [KEYS[2:]]
+    assert memory.asked == KEYS[:3]
+
+
+def test_a_key_that_memory_knew_and_whose_load_failed_is_a_miss(quick: Lookups) -> None:
+    answers(quick, "a")
+    quick.miss(KEYS[:1])
+    assert answers(quick, "a")[:2] == [ChunkAnswer.MISS, ChunkAnswer.HIT]
+    quick.request_ended("a")
+    assert answers(quick, "b")[:2] == [ChunkAnswer.HIT] * 2
+
+
+def test_memory_is_asked_for_so_many_keys_in_a_step(
+    quick: Lookups, memory: KnownKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KNOWN_KEYS_MAX", 1)
+    quick.send()
+    assert answers(quick, "a", KEYS[:1]) == [ChunkAnswer.HIT]
+    assert answers(quick, "b", KEYS[1:2]) == [ChunkAnswer.LATER]
+    quick.send()
+    assert answers(quick, "c", KEYS[2:3]) == [ChunkAnswer.LATER]
+    assert memory.asked == [KEYS[0], KEYS[2]]
+
+
 def test_a_second_request_shares_the_answer(lookups: Lookups, store: AskedStore) -> None:
     answered(lookups, "a")
     assert answers(lookups, "b")[0] is ChunkAnswer.HIT

@@ -111,6 +111,16 @@ def test_pages_in_memory_come_without_a_call_that_could_wait(kind: StoreKind, ro
         assert [page.is_whole for page in pages] == [True, False, True, True, True]
 
 
+def test_pages_whose_names_are_in_memory_are_known_without_a_call_that_could_wait(kind: StoreKind, root: Path) -> None:
+    disk = WaitingForbidden()
+    with closing(kind.open(root, disk=disk)) as storage:
+        put_numbers(storage)
+        storage.remove([label(2)])
+        disk.is_strict = True
+        assert storage.knows([label(number) for number in (3, 99, 2, 0)]) == [True, False, False, True]
+        disk.is_strict = False
+
+
 @pytest.mark.parametrize("page_bytes", SIZES)
 def test_a_large_page_comes_piece_by_piece(
     kind: StoreKind, root: Path, page_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -230,6 +240,7 @@ def test_a_file_whose_name_is_not_in_memory_is_left_to_get(root: Path, reason: i
     with closing(StoreKind.FILE.open(root, disk=NamesOnDisk(reason))) as storage:
         put_numbers(storage)
         assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+        assert storage.knows([label(0)]) == [False]
         assert storage.get([sealed_page(label(0), SIZES[1])]) == [Answer.HIT]
 
 
