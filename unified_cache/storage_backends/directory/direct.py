@@ -16,13 +16,23 @@ from queue import Empty, SimpleQueue
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.read_queue import FileRead
 
-__all__ = ["DIRECT_BLOCK_BYTES", "DIRECT_PAGES_MAX", "DirectReads", "DirectWrites", "is_block_aligned"]
+__all__ = [
+    "DIRECT_BLOCK_BYTES",
+    "DIRECT_PAGES_MAX",
+    "DIRECT_WRITE_BYTES_MIN",
+    "DirectReads",
+    "DirectWrites",
+    "is_block_aligned",
+]
 
 DIRECT_BLOCK_BYTES = 4096
 """What a direct read is aligned to, in the file and in memory. Many disks take 512, a few ask for all of it."""
 
 DIRECT_PAGES_MAX = 64
 """Pages of one read; each takes two of the 1024 buffers that a call may have, and a block of a scratch."""
+
+DIRECT_WRITE_BYTES_MIN = 1 << 20
+"""Smaller objects that must be durable take as long through the page cache, where the next read then finds them."""
 
 _REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -135,6 +145,31 @@ class DirectWrites:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._is_refused = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the file system takes no direct writes."""
+        return self._is_refused
+
+    def refuse(self) -> None:
+        """Write nothing directly from now on."""
+        self._is_refused = True
+
+    def write_blocks(self, fd: int, page: memoryview, offset: int) -> int:
+        """Write the whole blocks of a page that begins on a block, at a block of a file; return how many bytes went.
+
+        ``fd`` writes directly. As for ``write_front``, it may be any part of them.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        try:
+            return self._disk.pwritev(fd, [page[: len(page) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES]], offset)
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            self._is_refused = True
+            return 0
 
     def write_front(self, fd: int, page: memoryview) -> int:
         """Write the whole blocks of a page that begins on a block, at the start of a file; return how many bytes went.

@@ -21,7 +21,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     sync_or_distrust,
     write_all,
 )
-from unified_cache.storage_backends.directory.direct import DirectWrites, is_block_aligned
+from unified_cache.storage_backends.directory.direct import DIRECT_WRITE_BYTES_MIN, DirectWrites, is_block_aligned
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
 from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.directory.syncs import BatchSyncs
@@ -33,9 +33,6 @@ from unified_cache.storage_backends.file.quota import SharedQuota
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
 __all__ = ["PageWriter"]
-
-DIRECT_BYTES_MIN = 1 << 20
-"""Smaller objects take as long through the page cache, where the next read then finds them."""
 
 _SAME_BYTES = 112
 """At the start of a sealed page: what its label and its length alone decide, see ``unified_cache.seal``."""
@@ -237,7 +234,7 @@ class PageWriter:
     def _write_content(self, draft: _Draft, *, durable: bool) -> None:
         """Write the bytes of a page, those of a large one that must be durable straight to the disk."""
         buffers = draft.page.buffers
-        if durable and draft.stored.object_bytes >= DIRECT_BYTES_MIN and len(buffers) == 1:
+        if durable and draft.stored.object_bytes >= DIRECT_WRITE_BYTES_MIN and len(buffers) == 1:
             page = buffers[0]
             count = self._direct.write_front(draft.fd, page) if is_block_aligned(page) else 0
             buffers = (page[count:],)

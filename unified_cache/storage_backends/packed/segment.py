@@ -22,7 +22,7 @@ from xxhash import xxh3_64_intdigest
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.seal import PageChecksum
 from unified_cache.storage_backends.directory.descriptors import close_quietly, distrust, read_at, write_at
-from unified_cache.storage_backends.directory.direct import DirectReads
+from unified_cache.storage_backends.directory.direct import DirectReads, DirectWrites
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.memory_runs import MemoryRuns
 from unified_cache.storage_backends.memory_reads import RowsTarget
@@ -98,6 +98,7 @@ class Segment:
     __slots__ = (
         "__weakref__",
         "_direct_fd",
+        "_direct_write_fd",
         "_disk",
         "_fd",
         "_pages_offset",
@@ -115,6 +116,8 @@ class Segment:
         self._fd = fd
         self._direct_fd = -1
         """Of the same file, for direct reads; opened with the first of them."""
+        self._direct_write_fd = -1
+        """And for direct writes."""
         self._slot_bytes = key.slot_bytes
         self._pages_offset = -(-key.slots_count * _ENTRY.size // BLOCK_BYTES) * BLOCK_BYTES
         self._syncing = Lock()
@@ -163,6 +166,13 @@ class Segment:
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""
         write_at(self._disk, self._fd, buffers, self._pages_offset + slot * self._slot_bytes)
+
+    def write_directly(self, writes: DirectWrites, slot: int, page: memoryview) -> None:
+        """Write a page of ``object_bytes`` that begins on a block, its whole blocks past the system's memory."""
+        offset = self._pages_offset + slot * self._slot_bytes
+        fd = self._direct_write_descriptor(writes)
+        count = writes.write_blocks(fd, page, offset) if fd >= 0 else 0
+        write_at(self._disk, self._fd, [page[count:]], offset + count)
 
     def enter(self, entries: Sequence[TableEntry]) -> None:
         """Say whose pages are in slots that were written. In the ascending order of slots."""
@@ -236,10 +246,10 @@ class Segment:
 
     def close(self) -> None:
         """Close the descriptor now; nobody may be using it."""
-        for fd in (self._fd, self._direct_fd):
+        for fd in (self._fd, self._direct_fd, self._direct_write_fd):
             if fd >= 0:
                 close_quietly(self._disk, fd)
-        self._fd = self._direct_fd = -1
+        self._fd = self._direct_fd = self._direct_write_fd = -1
 
     def __del__(self) -> None:
         self.close()
@@ -248,19 +258,29 @@ class Segment:
         """Return a descriptor of the same file that reads directly; -1 where there is none to be had."""
         with self._syncing:
             if self._direct_fd < 0:
-                try:
-                    # By the descriptor: whatever is under its name now, this is the file that is meant.
-                    fd = self._disk.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
-                except OSError:
-                    return -1
-                try:
-                    self._disk.begin_direct(fd)
-                except OSError:
-                    close_quietly(self._disk, fd)
-                    reads.refuse()
-                    return -1
-                self._direct_fd = fd
+                self._direct_fd = self._opened_directly(os.O_RDONLY, reads)
             return self._direct_fd
+
+    def _direct_write_descriptor(self, writes: DirectWrites) -> int:
+        """Return a descriptor of the same file that writes directly; -1 where there is none to be had."""
+        with self._syncing:
+            if self._direct_write_fd < 0 and not writes.is_refused:
+                self._direct_write_fd = self._opened_directly(os.O_WRONLY, writes)
+            return -1 if writes.is_refused else self._direct_write_fd
+
+    def _opened_directly(self, access: int, refusing: DirectReads | DirectWrites) -> int:
+        try:
+            # By the descriptor: whatever is under its name now, this is the file that is meant.
+            fd = self._disk.open(f"/proc/self/fd/{self._fd}", access | os.O_CLOEXEC)
+        except OSError:
+            return -1
+        try:
+            self._disk.begin_direct(fd)
+        except OSError:
+            close_quietly(self._disk, fd)
+            refusing.refuse()
+            return -1
+        return fd
 
     def _write_lines(self, slots: Sequence[int], lines: Sequence[bytes]) -> None:
         done = 0

@@ -27,6 +27,7 @@ from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, check_limits, parse_address
 from unified_cache.storage_backends.directory.descriptors import missing_bytes, storage_error
+from unified_cache.storage_backends.directory.direct import DIRECT_WRITE_BYTES_MIN, DirectWrites, is_block_aligned
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import UNREADABLE
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
@@ -92,6 +93,7 @@ class PackedStorage:
         self._index = index
         self._stamps = stamps
         self._cold = ColdReads(root.disk)
+        self._direct_writes = DirectWrites(root.disk)
         self._free_bytes_min = free_bytes_min
         self._slot_runs = SlotRuns(root.disk)
         self._calls = CallsInFlight(f"the packed store in {root.path}")
@@ -417,7 +419,7 @@ class PackedStorage:
         for segment_key, labels in segment_keys.items():
             batch.written.update(zip(labels, self._segments.take(segment_key, len(labels)), strict=True))
         for label, slot in batch.written.items():
-            slot.segment.write(slot.number, batch.pages[batch.fresh[label]].buffers)
+            self._write_page(slot, batch.pages[batch.fresh[label]].buffers, durable=durable)
         entries: dict[Segment, list[TableEntry]] = {}
         for label, slot in batch.written.items():
             entry = TableEntry(slot.number, label.key, batch.stamp - batch.fresh[label])
@@ -430,6 +432,15 @@ class PackedStorage:
         if durable:
             self._segments.sync(entries)
             self._sync_others(batch, entries)
+
+    def _write_page(self, slot: SegmentSlot, buffers: Sequence[memoryview], *, durable: bool) -> None:
+        """Write a page into its slot, a large one that must be durable straight to the disk."""
+        segment = slot.segment
+        is_large = segment.object_bytes >= DIRECT_WRITE_BYTES_MIN and segment.has_blocks
+        if durable and is_large and len(buffers) == 1 and is_block_aligned(buffers[0]):
+            segment.write_directly(self._direct_writes, slot.number, buffers[0])
+        else:
+            segment.write(slot.number, buffers)
 
     def _sync_others(self, batch: PutBatch, synced: Container[Segment]) -> None:
         """Sync pages that another put stored, before or meanwhile, but in ``synced``: maybe they are CACHED alone."""

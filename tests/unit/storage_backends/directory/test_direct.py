@@ -73,6 +73,14 @@ class DirectDisk(Disk):
             raise OSError(self.read_fault, os.strerror(self.read_fault))
         return os.preadv(fd, [buffers[0][:DIRECT_BLOCK_BYTES]] if self.is_short else buffers, offset)
 
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if fd not in self._direct:
+            return os.pwritev(fd, buffers, offset)
+        self.direct_writes.append(sum(map(len, buffers)))
+        if self.write_fault:
+            raise OSError(self.write_fault, os.strerror(self.write_fault))
+        return os.pwritev(fd, [buffers[0][:DIRECT_BLOCK_BYTES]] if self.is_short else buffers, offset)
+
     def preadv_each(self, reads: Sequence[FileRead]) -> list[int | OSError]:
         self.begun_together.append(len(reads))
         if self.read_fault or self.is_short or len(reads) == 1:
@@ -314,7 +322,13 @@ def file_storage(disk: DirectDisk, takes_direct_reads: None, tmp_path: Path) -> 
         yield storage
 
 
-def check_large_pages(storage: FileStorage, tmp_path: Path) -> None:
+@pytest.fixture
+def empty_storage(opening: Opening, disk: DirectDisk, tmp_path: Path) -> Iterator[Opened]:
+    with closing(opening(tmp_path / "store", disk)) as storage:
+        yield storage
+
+
+def check_large_pages(storage: Opened, tmp_path: Path) -> None:
     for _ in range(2):
         pages = [blank(label(number), LARGE_BYTES) for number in range(3)]
         assert storage.get(pages) == [Answer.HIT] * 3
@@ -325,27 +339,27 @@ def check_large_pages(storage: FileStorage, tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_short", [False, True])
 @pytest.mark.parametrize("fault", [0, errno.EINVAL])
 def test_large_pages_that_must_be_durable_are_written_directly_as_far_as_that_goes(
-    file_storage: FileStorage, disk: DirectDisk, tmp_path: Path, is_short: bool, fault: int
+    empty_storage: Opened, disk: DirectDisk, tmp_path: Path, is_short: bool, fault: int
 ) -> None:
     disk.is_short, disk.write_fault = is_short, fault
-    assert all(file_storage.put([sealed(number, LARGE_BYTES) for number in range(3)], Level.DURABLE))
+    assert all(empty_storage.put([sealed(number, LARGE_BYTES) for number in range(3)], Level.DURABLE))
     assert disk.direct_writes == [1 << 20] * (1 if fault else 3)
-    check_large_pages(file_storage, tmp_path)
+    check_large_pages(empty_storage, tmp_path)
 
 
 def test_large_pages_that_may_be_lost_are_written_into_memory(
-    file_storage: FileStorage, disk: DirectDisk, tmp_path: Path
+    empty_storage: Opened, disk: DirectDisk, tmp_path: Path
 ) -> None:
-    assert all(file_storage.put([sealed(number, LARGE_BYTES) for number in range(3)], Level.CACHED))
+    assert all(empty_storage.put([sealed(number, LARGE_BYTES) for number in range(3)], Level.CACHED))
     assert not disk.direct_writes
-    check_large_pages(file_storage, tmp_path)
+    check_large_pages(empty_storage, tmp_path)
 
 
-def test_a_direct_write_that_fails_leaves_nothing(file_storage: FileStorage, disk: DirectDisk, tmp_path: Path) -> None:
+def test_a_direct_write_that_fails_leaves_nothing(empty_storage: Opened, disk: DirectDisk, tmp_path: Path) -> None:
     disk.write_fault = errno.EIO
     with pytest.raises(StorageError):
-        file_storage.put([sealed(1, LARGE_BYTES)], Level.DURABLE)
-    assert not file_storage.exists([label(1)])[0]
+        empty_storage.put([sealed(1, LARGE_BYTES)], Level.DURABLE)
+    assert not empty_storage.exists([label(1)])[0]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > PAGE_BYTES]
 
 
