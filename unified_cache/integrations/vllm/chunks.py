@@ -29,6 +29,7 @@ from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFact
 from unified_cache.integrations.vllm.settings import OnReset, TierSettings
 from unified_cache.page import PageKey
 from unified_cache.pool import Identity, ModelLayout
+from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.removals import Removals
 
@@ -51,6 +52,10 @@ class TierStore(ChunkStore, Protocol):
 
     def register(self, identity: Identity, layout: ModelLayout) -> None:
         """Announce an identity; made up for later where the store is away."""
+        ...
+
+    def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
+        """Tell for each label whether memory alone says that a get would find it; never raises, waits for nothing."""
         ...
 
     def counts(self) -> ExternalCounts:

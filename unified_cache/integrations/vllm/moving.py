@@ -46,10 +46,6 @@ class ChunkStore(Protocol):
         """Tell for each label whether a get would find it; never raises."""
         ...
 
-    def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether memory alone says that a get would find it; never raises, waits for nothing."""
-        ...
-
     def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
         """Fill the rows of pages, verified; never raises, and returns by its deadline."""
         ...
