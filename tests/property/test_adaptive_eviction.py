@@ -77,23 +77,53 @@ class WatchedForecast:
         queues = self.tree._state.adaptive
         assert queues is not None
         oldest: dict[int, int] = {}
+        cells = {node: _cell(node, lane) for node in candidates}
         for node in candidates:
-            oldest[node.cell] = min(oldest.get(node.cell, node.stamps[lane]), node.stamps[lane])
+            oldest[cells[node]] = min(oldest.get(cells[node], node.stamps[lane]), node.stamps[lane])
         is_tail = victim is queues._next_tail(lane)
-        is_young = victim in [queues._at_end(forecast.CELLS_COUNT + victim.cell, lane)]
+        is_young = victim in [queues._at_end(queues._heads[lane].cells_count + cells[victim], lane)]
         if not is_tail and not is_young:
-            assert victim.stamps[lane] == oldest[victim.cell], "neither the oldest nor the youngest of its cell"
-        heads = [node for node in candidates if node.stamps[lane] == oldest[node.cell]]
+            assert victim.stamps[lane] == oldest[cells[victim]], "neither the oldest nor the youngest of its cell"
+        heads = [node for node in candidates if node.stamps[lane] == oldest[cells[node]]]
         if is_tail:
             assert victim.end == victim.asked_end, "more than the last page of a prompt would go"
         elif queues.forecast.is_ready and 2 * queues._evicted[lane] >= PAGES[lane]:
             self.by_forecast += 1
-            worth = {node: queues.forecast.worth(node.cell, node.request) for node in {*heads, victim}}
+            worth = {node: self._worth(node, lane) for node in {*heads, victim}}
             # Heads of one cell may have one stamp: parts of a prompt. Then any of them may stand first.
-            least = {node.cell: max(worth[other] for other in heads if other.cell == node.cell) for node in heads}
-            assert worth[victim] <= min(least.values()), "a node that is worth more went first"
+            least = {cells[node]: max(worth[other] for other in heads if cells[other] == cells[node]) for node in heads}
+            assert worth[victim] <= min(least.values()) * (1 + 1e-9), "a node that is worth more went first"
         else:
             assert victim.stamps[lane] == min(oldest.values()), "not the least recent one, and nothing to go by"
+
+    def _worth(self, node: Node, lane: int) -> float:
+        """Weigh a page of Full as the forecast does, a window by who resumes at its end, page by page."""
+        queues = self.tree._state.adaptive
+        assert queues is not None
+        forecast_worth = queues.forecast.worth(node.cell, node.request)
+        if lane == 0:
+            return forecast_worth
+        slots = node.slots[lane]
+        assert slots is not None
+        if (slots[-self.tree.components[lane].span :] < 0).any():
+            return 0.0
+        shares, held_pages = queues._shares, int((slots >= 0).sum())
+        chance = 1.0
+        if forecast.in_session(node.cell) and node.moved_past:
+            chance = shares._returned / shares._left
+        elif forecast.in_session(node.cell):
+            left = [offset for offset in range(len(shares._counts)) if node.asked_end - offset <= node.end]
+            chance = sum(shares._counts[offset] for offset in left[:held_pages]) / shares._total
+        return forecast_worth * chance * node.end**0.5 / held_pages
+
+
+def _cell(node: Node, lane: int) -> int:
+    """Tell apart windows at a prompt's end, windows before it, and those that a session has moved past."""
+    if lane == 0 or not forecast.in_session(node.cell):
+        return node.cell
+    if node.moved_past:
+        return forecast.CELLS_COUNT + forecast.SESSION_CELLS
+    return node.cell + (forecast.CELLS_COUNT if node.end != node.asked_end else 0)
 
 
 def _is_preferred(node: Node, lane: int) -> bool:

@@ -2,7 +2,8 @@
 
 Within a cell the oldest goes first, as everywhere, or the youngest where that is worth less: worth rises with age until
 people have thought, and falls after. Which cell gives the next victim says the forecast, by what these two are worth
-now. So ranks never fall, and a node goes earlier only by standing in another queue.
+now; of windows and states, see ``window_worth``. So ranks never fall, and a node goes earlier only by standing in
+another queue.
 
 What is hardly ever asked for again goes before all that: the last page of a prompt, which the next turn fills up, and
 what a session has moved past. How rare that is, is counted; where it is not, they are as all other pages.
@@ -33,6 +34,7 @@ from unified_cache.tree.forecast import (
     shared_cell,
 )
 from unified_cache.tree.node import Node
+from unified_cache.tree.window_worth import WINDOW_CELLS, ResumeShares, window_cell
 
 __all__ = ["AdaptiveQueues"]
 
@@ -76,15 +78,16 @@ class Returns:
 class Heads:
     """Ends of the queues of one lane by what they are worth: a heap whose entries are looked at again at the top.
 
-    End ``cell`` is the oldest node of a cell, end ``CELLS_COUNT + cell`` its youngest.
+    End ``cell`` is the oldest node of a cell, end ``cells_count + cell`` its youngest.
     """
 
-    __slots__ = ("by_worth", "listed", "reorder_at")
+    __slots__ = ("by_worth", "cells_count", "listed", "reorder_at")
 
-    def __init__(self) -> None:
+    def __init__(self, cells_count: int) -> None:
+        self.cells_count = cells_count
         self.by_worth: list[tuple[float, int]] = []
         """(worth, end); an entry counts only if ``listed`` says the same."""
-        self.listed: list[float] = [-1.0] * (2 * CELLS_COUNT)
+        self.listed: list[float] = [-1.0] * (2 * cells_count)
         self.reorder_at = 0
         """Number of the request from which on all are looked at anew."""
 
@@ -105,6 +108,7 @@ class AdaptiveQueues(EvictionQueues):
         "_is_adaptive",
         "_page_key_bytes",
         "_passed",
+        "_shares",
         "_tail_nodes",
         "_tails",
         "_young",
@@ -127,16 +131,17 @@ class AdaptiveQueues(EvictionQueues):
         self._is_adaptive = [eviction.policy(tier, component) is EvictionPolicy.ADAPTIVE for tier, component in lanes]
         self._capacity = tuple(capacity)
         self._evicted = [0] * len(lanes)
-        self._heads = [Heads() for _ in lanes]
+        self._heads = [Heads(WINDOW_CELLS if component else CELLS_COUNT) for _, component in lanes]
         self._passed = Returns()
         """Pages that sessions have moved past."""
         self._tails = Returns()
         """Last pages of prompts."""
+        self._shares = ResumeShares()
         self._tail_nodes: list[deque[Node]] = [deque() for _ in lanes]
         """Nodes that may end with the last page of a prompt, oldest first; of lanes of Full."""
-        self._young: list[deque[Node]] = [deque(maxlen=YOUNG_MAX) for _ in range(CELLS_COUNT * len(lanes))]
+        self._young: list[deque[Node]] = [deque(maxlen=YOUNG_MAX) for _ in range(WINDOW_CELLS * len(lanes))]
         """By cell and lane: those that became evictable last, youngest last, and some that are not any more."""
-        extra = CELLS_COUNT * len(lanes)
+        extra = WINDOW_CELLS * len(lanes)
         self._queues.extend([] for _ in range(extra))
         self._dead_counts.extend([0] * extra)
 
@@ -172,6 +177,7 @@ class AdaptiveQueues(EvictionQueues):
             self._passed.come_back()
         if node is not None and node.end == node.asked_end == tree_end and in_session(node.cell):
             self._tails.come_back()
+        self._shares.note_request(node, tree_end, None if last is None else last.end)
         is_shared = last is None and node is not None and node.end == tree_end and SHARED <= node.cell < PASSED
         visit = forecast.begin(tree_end, prompt.pages_count, last, below_shared=is_shared)
         if is_shared and node is not None:
@@ -183,6 +189,7 @@ class AdaptiveQueues(EvictionQueues):
         node.asked_end = node.asked_end + 1 if SHARED <= node.cell < PASSED else 2
         node.cell = shared_cell(node.asked_end)
         node.request = self.forecast.open(node.cell)
+        node.moved_past = False
         self.offer_all(node)
 
     def pass_by(self, node: Node) -> None:
@@ -225,6 +232,18 @@ class AdaptiveQueues(EvictionQueues):
             while at.parent is not None and in_session(at.cell):
                 self._share(at)
                 at = at.parent
+        elif visit.goes_on:
+            self._move_past(parent, visit)
+
+    def _move_past(self, node: Node, visit: Visit) -> None:
+        """Note that a session has gone on below: what is kept there is what the next request resumes from."""
+        at = node
+        while at.parent is not None and in_session(at.cell) and not at.moved_past:
+            if at.request != visit.number:
+                self._shares.note_moved_past()
+                at.moved_past = True
+                self.offer_all(at)
+            at = at.parent
 
     def _note_tail(self, node: Node, lane: int) -> None:
         """Queue a node that ends with the last page of a prompt; look at two others, so that few stale ones stay."""
@@ -241,12 +260,14 @@ class AdaptiveQueues(EvictionQueues):
         if in_session(node.cell) or node.cell >= PASSED:
             node.request, node.cell = visit.number, visit.cell
             node.asked_end = node.end
+            node.moved_past = False
             self.offer_all(node)
 
     def child_left(self, parent: Node, child: Node) -> None:
         """Have a parent take over from its child, which is evicted, the later request."""
         if child.request > parent.request and in_session(child.cell) and in_session(parent.cell):
             parent.request, parent.cell, parent.asked_end = child.request, child.cell, child.asked_end
+            parent.moved_past = False
             self.offer_all(parent)
 
     # ---- queues --------------------------------------------------------------------------------------------------
@@ -257,16 +278,22 @@ class AdaptiveQueues(EvictionQueues):
             return super().queue_ids(node, lane)
         if self._is_preferred(node, lane):
             return (Queue.PREFERRED * self._lanes_count + lane,)
-        queue_id = (len(Queue) + node.cell) * self._lanes_count + lane
+        queue_id = (len(Queue) + self._cell(node, lane)) * self._lanes_count + lane
         if self._ages is None:
             return (queue_id,)
         return queue_id, Queue.AGED * self._lanes_count + lane
+
+    def _cell(self, node: Node, lane: int) -> int:
+        """Return the cell whose queue a node belongs to in a lane."""
+        return window_cell(node) if lane % self._components_count else node.cell
 
     def offer(self, node: Node, lane: int) -> None:
         """Queue ``node`` in ``lane`` if it is evictable there and not queued yet."""
         if not self._is_adaptive[lane]:
             super().offer(node, lane)
         elif node.held_count[lane] and self.evictable(node, lane):
+            cell = self._cell(node, lane)
+            heads = self._heads[lane]
             for queue_id in self.queue_ids(node, lane):
                 if not node.queued >> queue_id & 1:
                     node.queued |= 1 << queue_id
@@ -274,11 +301,11 @@ class AdaptiveQueues(EvictionQueues):
                     queue = self._queues[queue_id]
                     heappush(queue, (node.stamps[lane], self._sequence, node))
                     if queue_id >= len(Queue) * self._lanes_count and queue[0][2] is node:
-                        self._heads[lane].put(self._worth(node, lane), node.cell)
-            young = self._young[node.cell * self._lanes_count + lane]
+                        heads.put(self._worth(node, lane), cell)
+            young = self._young[cell * self._lanes_count + lane]
             if not young or (young[-1] is not node and young[-1].request <= node.request):
                 young.append(node)
-                self._heads[lane].put(self._worth(node, lane), CELLS_COUNT + node.cell)
+                heads.put(self._worth(node, lane), heads.cells_count + cell)
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
@@ -357,13 +384,14 @@ class AdaptiveQueues(EvictionQueues):
 
     def _at_end(self, end: int, lane: int) -> Node | None:
         """Return the oldest or youngest node of a cell; None if there is none, or it is not known any more."""
-        if end < CELLS_COUNT:
+        cells_count = self._heads[lane].cells_count
+        if end < cells_count:
             return self._first((len(Queue) + end) * self._lanes_count + lane, lane)
-        cell = end - CELLS_COUNT
+        cell = end - cells_count
         young = self._young[cell * self._lanes_count + lane]
         while young:
             node = young[-1]
-            if node.cell == cell and self.evictable(node, lane) and not self._is_preferred(node, lane):
+            if self._cell(node, lane) == cell and self.evictable(node, lane) and not self._is_preferred(node, lane):
                 return node
             young.pop()
         return None
@@ -372,8 +400,8 @@ class AdaptiveQueues(EvictionQueues):
         heads = self._heads[lane]
         heads.reorder_at = self.forecast.now + REORDER_REQUESTS
         heads.by_worth.clear()
-        heads.listed = [-1.0] * (2 * CELLS_COUNT)
-        for end in range(2 * CELLS_COUNT):
+        heads.listed = [-1.0] * (2 * heads.cells_count)
+        for end in range(2 * heads.cells_count):
             node = self._at_end(end, lane)
             if node is not None:
                 heads.put(self._worth(node, lane), end)
@@ -384,7 +412,11 @@ class AdaptiveQueues(EvictionQueues):
 
     def _worth(self, node: Node, lane: int) -> float:
         """Return what a node of a lane is worth now; by lru, while there is nothing to go by, the later the more."""
-        return self.forecast.worth(node.cell, node.request) if self._goes_by_forecast(lane) else node.stamps[lane]
+        if not self._goes_by_forecast(lane):
+            return node.stamps[lane]
+        worth = self.forecast.worth(node.cell, node.request)
+        component = lane % self._components_count
+        return worth * self._shares.weigh(node, lane, self._spans[component]) if component else worth
 
     def note_evicted(self, lane: int, pages: int) -> None:
         """Note that so many pages of a lane were evicted."""
@@ -416,7 +448,7 @@ class AdaptiveQueues(EvictionQueues):
         """Take the next victim of ``lane`` out of every queue that it heads, until it is offered again."""
         super().pass_over(node, lane)
         if self._is_adaptive[lane]:
-            young = self._young[node.cell * self._lanes_count + lane]
+            young = self._young[self._cell(node, lane) * self._lanes_count + lane]
             if young and young[-1] is node:
                 young.pop()
             if self._tail_nodes[lane] and self._tail_nodes[lane][0] is node:

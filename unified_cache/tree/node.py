@@ -63,6 +63,7 @@ class Node:
         "last_child",
         "last_hole",
         "locks",
+        "moved_past",
         "parent",
         "partial_locks",
         "protection",
@@ -116,6 +117,8 @@ class Node:
         self.cell = 0
         self.asked_end = 0
         """Pages that it asked for; of a prefix that sessions share, how many have begun below it."""
+        self.moved_past = False
+        """Whether the session has gone on below, so that hardly anybody resumes from windows here."""
 
     @property
     def pages(self) -> int:

@@ -133,6 +133,7 @@ class TreeState:
         upper.request = node.request
         upper.cell = node.cell
         upper.asked_end = node.asked_end
+        upper.moved_past = node.moved_past
         if node.history is not None:
             upper.history = {lane: replace(history) for lane, history in node.history.items()}
         _split_edges(upper, node, cut)
@@ -298,6 +299,8 @@ class TreeState:
                 node.slots[lane] = held[:pages]
         for component in range(1, self.components_count):
             node.refresh_holes(component)
+        if self.adaptive is not None:
+            self.adaptive.offer_all(node)
 
 
 def _split_edges(upper: Node, lower: Node, cut: int) -> None:

@@ -1,0 +1,83 @@
+"""Hits of a hybrid model whose windows are few and whose full attention is not bounded, by what is evicted first.
+
+    python -m benchmarks.windows [TRACE]
+
+Pages of 512 tokens and windows of one page, kept at a prompt's end, before its last page and where it branches off; a
+device alone. So only windows decide how far a prompt can be resumed. Blocks handed back, of all that were asked for.
+"""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.machine import machine
+from benchmarks.report import write_json
+from unified_cache.components import Full, SlidingWindow
+from unified_cache.config import EvictionPolicy, Retention
+from unified_cache.pool import ModelLayout, PoolSpec
+from unified_cache.replay.plan import ReplayPlan
+from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.runner import replay
+from unified_cache.replay.trace import BLOCK_TOKENS, read_trace
+
+TRACE = Path(__file__).resolve().parent.parent / "traces" / "mooncake_conversation.jsonl.gz"
+RESULTS = Path(__file__).resolve().parent / "results" / "windows.json"
+WINDOWS = (100, 300, 1_000, 3_000, 100_000)
+FULL_PAGES = 200_000
+"""More than the trace has."""
+POLICIES = (EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRun:
+    """One size of the windows' lane, and what goes first."""
+
+    windows: int
+    policy: EvictionPolicy
+    storage_bytes: None = None
+
+    @property
+    def plan(self) -> ReplayPlan:
+        """Plan of the run: prompts padded to whole blocks."""
+        full, swa = PoolSpec("full", 1), PoolSpec("swa", 1)
+        layout = ModelLayout(BLOCK_TOKENS, (Full((full,)), SlidingWindow(BLOCK_TOKENS, BLOCK_TOKENS, (swa,))))
+        return ReplayPlan(
+            subject="benchmarks.windows",
+            layout=layout,
+            true_layout=layout,
+            device_pages=(FULL_PAGES, self.windows),
+            host_pages=(0, 0),
+            storage=None,
+            storage_bytes=None,
+            retention=Retention(tail_tokens=2 * BLOCK_TOKENS),
+            padded=True,
+            with_bytes=False,
+            policies=ReplayPolicies(device=self.policy),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """Return size and policy."""
+        return {"windows": self.windows, "policy": self.policy.value}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the same in words."""
+        return [("windows", f"{self.windows:,}"), ("policy", self.policy.value)]
+
+
+def main() -> None:
+    """Print and keep a row for each size."""
+    trace = Path(sys.argv[1]) if len(sys.argv) > 1 else TRACE
+    requests = list(read_trace(trace))
+    rows: list[dict[str, object]] = []
+    for windows in WINDOWS:
+        row: dict[str, object] = {"windows": windows}
+        for policy in POLICIES:
+            result = replay(trace.name, requests, WindowRun(windows, policy), lambda _done, _ratio: None)
+            row[policy.value] = round(result.hits.total / result.pages, 4)
+        rows.append(row)
+        sys.stdout.write("  ".join(f"{name} {value}" for name, value in row.items()) + "\n")
+    write_json({"trace": trace.name, "requests": len(requests), "machine": asdict(machine()), "rows": rows}, RESULTS)
+
+
+if __name__ == "__main__":
+    main()
