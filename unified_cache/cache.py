@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 
-from unified_cache.arguments import check_kind
+from unified_cache.arguments import check_kind, check_text
 from unified_cache.config import CacheConfig
 from unified_cache.controller import (
     LayerwiseLoad,
@@ -98,15 +98,20 @@ class UnifiedCache(OwnedCache):
 
     # ---- asking ----------------------------------------------------------------------------------------------
 
-    def prompt(self, tokens: TokensLike, namespace: Namespace = DEFAULT_NAMESPACE) -> Prompt:
+    def prompt(
+        self, tokens: TokensLike, namespace: Namespace = DEFAULT_NAMESPACE, session: str | None = None
+    ) -> Prompt:
         """Convert token ids once; whole pages only, a partial tail is never cached.
+
+        ``session`` names the session whose request it is, for ``session_ended`` and ``session_returns``.
 
         Raises:
             TokenError: not a flat run of integers in [0, 2**31).
+            InputError: ``session`` is neither text nor None.
         """
         if namespace is not DEFAULT_NAMESPACE and self.changes.names_namespaces:
             self.changes.note_namespace(namespace)
-        return Prompt.of(tokens, self.layout.page_size, namespace)
+        return Prompt.of(tokens, self.layout.page_size, namespace, session)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest prefix that can be resumed from the device, and from device and host.
@@ -259,6 +264,8 @@ class UnifiedCache(OwnedCache):
         tree.check_lock(lock)
         self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority, lock.visit)
         renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE, lock.visit)
+        if prompt.session is None:
+            renewed.session = lock.session
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end
         if self._speeds.measures_prefill:
@@ -313,6 +320,37 @@ class UnifiedCache(OwnedCache):
         """Take a preference back. Once more, or after ``reset``, changes nothing."""
         self._enter()
         self._ledger.tree.unprefer(preference)
+
+    def session_ended(self, session: str) -> bool:
+        """Say that a session goes on no more; tell whether anything of the prompt that it gave back last is held.
+
+        Under ``EvictionPolicy.ADAPTIVE`` what no other session shares goes first then, unless more than one in sixteen
+        of those said to have ended are asked for again. Other policies go on as they were. A name that was never heard
+        changes nothing.
+
+        Raises:
+            InputError: ``session`` is no text.
+        """
+        self._enter()
+        check_text("the name of a session", session)
+        return self._ledger.tree.session_ended(session)
+
+    def session_returns(self, session: str, within_s: float) -> bool:
+        """Say that a session comes back within some seconds: after the call of a tool, say; whatever the policy.
+
+        The prompt that it gave back last is preferred (see ``prefer``) on the device and the host, until its next
+        request is locked or the time is over. Tells whether anything is preferred now: nothing is where nothing of it
+        is known or held, where it is more than preferences may cover, and on several ranks, whose clocks differ.
+
+        Raises:
+            InputError: ``session`` is no text, or ``within_s`` no positive number of seconds.
+        """
+        self._enter()
+        check_text("the name of a session", session)
+        check_kind(within_s, int | float, "within_s as a number of seconds")
+        if not 0 < within_s < math.inf:
+            raise InputError(f"within_s must be a positive number of seconds from now, found {within_s}")
+        return self._ranks.size == 1 and self._ledger.tree.session_returns(session, within_s)
 
     # ---- moving ----------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ The tree decides what is evicted and the allocators count; the ledger keeps them
 allocates a slot.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
@@ -46,6 +47,7 @@ class Ledger:
         capacity: Sequence[Sequence[int]],
         eviction: EvictionConfig = EvictionConfig(),
         forgotten: ForgottenPages | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take ``capacity[tier][component]`` pages; ``forgotten`` remembers what becomes of pages that are not kept.
 
@@ -56,7 +58,7 @@ class Ledger:
             if len(pages) != len(layout.components):
                 raise ConfigError(f"expected pages for {len(layout.components)} components, found {len(pages)}")
         self.layout = layout
-        self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity, forgotten=forgotten)
+        self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity, clock, forgotten)
         self.fates = PageFates(self.tree, forgotten, has_host=bool(capacity[Tier.HOST][0]))
         """Notes what becomes of pages that are not kept."""
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]

@@ -60,7 +60,7 @@ class OwnedCache:
     ) -> None:
         """Take parts that fit each other; ``UnifiedCache.open`` puts them together.
 
-        Transfers are timed and bounded by ``clock``, in seconds.
+        Transfers are timed and bounded by ``clock``, in seconds; so are sessions that come back, and the time to live.
         """
         self.layout = layout
         self.config = config
@@ -68,7 +68,7 @@ class OwnedCache:
         self._memory = memory
         self._storage: StorageTier | None = None
         forgotten = ForgottenPages(config.forgotten_pages_max) if config.forgotten_pages_max else None
-        self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction, forgotten)
+        self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction, forgotten, clock)
         self.changes = self._ledger.changes
         """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
         self._ranks = ranks

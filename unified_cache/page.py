@@ -142,9 +142,11 @@ class Prompt:
         first, tokens 7   [3    3] [9    5]
     """
 
-    __slots__ = ("_keys", "first", "page_size", "pages_count", "seed", "tokens")
+    __slots__ = ("_keys", "first", "page_size", "pages_count", "seed", "session", "tokens")
 
-    def __init__(self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"") -> None:
+    def __init__(
+        self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"", session: str | None = None
+    ) -> None:
         """Take whole pages of encoded tokens; ``Prompt.of`` takes what users have."""
         self.tokens = tokens
         """Whole pages only, int32 little-endian; of bigrams the second tokens."""
@@ -154,23 +156,33 @@ class Prompt:
         self.seed = seed
         """Digest of the namespace; it stands before the first page in the key chain."""
         self.pages_count = len(tokens) // (page_size * TOKEN_BYTES)
+        self.session = session
+        """Name that the engine gives the session whose request this is; None where it gives none. No part of a key."""
         self._keys: tuple[PageKey, ...] | None = None
 
     @classmethod
-    def of(cls, tokens: TokensLike, page_size: int, namespace: Namespace = DEFAULT_NAMESPACE) -> "Prompt":
+    def of(
+        cls,
+        tokens: TokensLike,
+        page_size: int,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        session: str | None = None,
+    ) -> "Prompt":
         """Convert token ids; the caller may reuse its array.
 
         Raises:
             TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
-            InputError: ``namespace`` is none.
+            InputError: ``namespace`` is none, or ``session`` is neither text nor None.
         """
+        if session is not None:
+            check_text("the name of a session", session)
         if namespace is DEFAULT_NAMESPACE:
-            return cls(encode_tokens(tokens, page_size), page_size, b"")
+            return cls(encode_tokens(tokens, page_size), page_size, b"", session=session)
         check_kind(namespace, Namespace, "a Namespace")
         ahead = int(namespace.bigrams)
         encoded = encode_tokens(tokens, page_size, ahead)
         cut = ahead * TOKEN_BYTES
-        return cls(encoded[cut:], page_size, namespace.seed, encoded[:cut])
+        return cls(encoded[cut:], page_size, namespace.seed, encoded[:cut], session)
 
     @classmethod
     def below(cls, root: bytes, tokens: bytes, page_size: int) -> "Prompt":
@@ -188,7 +200,7 @@ class Prompt:
         if pages_count >= self.pages_count:
             return self
         tokens = self.tokens[: pages_count * self.page_size * TOKEN_BYTES]
-        head = Prompt(tokens, self.page_size, self.seed, self.first)
+        head = Prompt(tokens, self.page_size, self.seed, self.first, self.session)
         if self._keys is not None:
             head._keys = self._keys[:pages_count]
         return head

@@ -4,6 +4,8 @@ from scripts.mutants.mutant import Mutant
 
 __all__ = ["TREE_MUTANTS"]
 
+WINDOW_TESTS = ("tests/unit/core/test_window_worth.py",)
+SESSION_TESTS = ("tests/unit/core/test_sessions.py",)
 FORECAST_TESTS = ("tests/unit/core/test_forecast.py", "tests/property/test_adaptive_eviction.py")
 
 TREE_MUTANTS = [
@@ -191,9 +193,37 @@ TREE_MUTANTS = [
     Mutant(
         "what is worth most goes first",
         "tree/adaptive_queues.py",
-        "        return self.forecast.worth(node.cell, node.request)",
-        "        return -self.forecast.worth(node.cell, node.request)",
+        "        worth = self.forecast.worth(node.cell, node.request)",
+        "        worth = -self.forecast.worth(node.cell, node.request)",
         tests=FORECAST_TESTS,
+    ),
+    Mutant(
+        "a window is weighed as if every session resumed at it",
+        "tree/window_worth.py",
+        "        return resumed / held_pages * sqrt(node.end)",
+        "        return 1 / held_pages * sqrt(node.end)",
+        tests=WINDOW_TESTS,
+    ),
+    Mutant(
+        "ends that a session has gone on from wait like others",
+        "tree/adaptive_queues.py",
+        "                at.moved_past = True\n",
+        "",
+        tests=WINDOW_TESTS,
+    ),
+    Mutant(
+        "what is kept for a session is kept after its time",
+        "tree/sessions.py",
+        "if not expected.said_s <= now_s < expected.lapses_s",
+        "if not expected.said_s <= now_s",
+        tests=SESSION_TESTS,
+    ),
+    Mutant(
+        "a session that has ended is not told from others",
+        "tree/adaptive_queues.py",
+        "            at.cell = ENDED\n",
+        "",
+        tests=SESSION_TESTS,
     ),
     Mutant(
         "a run that has left the tree is not remembered",

@@ -1,11 +1,13 @@
 """Eviction by forecast, against a naive search of the whole tree at every victim."""
 
+import math
 import random
 
 import numpy as np
 import pytest
 
 from tests.support.budget import examples
+from tests.support.clock import ManualClock
 from tests.support.components import toy_components
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
@@ -25,7 +27,8 @@ class WatchedForecast:
         self.rng = random.Random(seed)
         config = EvictionConfig(device=(EvictionPolicy.ADAPTIVE,) * len(spans), preferred_share=0.3)
         pages = PAGES[: len(spans)]
-        self.tree = RadixTree(toy_components(spans), 1, config, (pages, (0,) * len(spans)))
+        self.clock = ManualClock()
+        self.tree = RadixTree(toy_components(spans), 1, config, (pages, (0,) * len(spans)), self.clock)
         self.components = len(spans)
         self.slots_count = 0
         self.held = [0] * len(spans)
@@ -38,7 +41,7 @@ class WatchedForecast:
         return np.arange(self.slots_count - count + 1, self.slots_count + 1, dtype=np.int32)
 
     def begin(self, tokens: list[int]) -> None:
-        prompt = Prompt.of(tokens, 1)
+        prompt = Prompt.of(tokens, 1, session=f"s{self.rng.randrange(5)}" if self.rng.random() < 0.5 else None)
         found = self.tree.match(prompt)
         visit = self.tree.use(found, found.device_end)
         self.locks.append((prompt, self.tree.lock(found, found.device_end, Tier.DEVICE, visit)))
@@ -52,6 +55,16 @@ class WatchedForecast:
             for component, slots in enumerate(given):
                 self.held[component] += len(slots) - len(inserted.duplicates[component])
         self.tree.unlock(lock)
+
+    def hint(self) -> None:
+        """Say something of a session, true or not, at times by a clock that jumps."""
+        session, what = f"s{self.rng.randrange(6)}", self.rng.random()
+        if what < 0.05:
+            self.clock.now_s += self.rng.choice([0.0, 1.0, 50.0, -3.0])
+        if what < 0.1:
+            self.tree.session_ended(session)
+        elif what < 0.2:
+            self.tree.session_returns(session, self.rng.choice([0.5, 20.0]))
 
     def evict(self, component: int) -> bool:
         """Evict a page, and see that no other was worth less; tell whether there was any."""
@@ -114,7 +127,7 @@ class WatchedForecast:
         elif forecast.in_session(node.cell):
             left = [offset for offset in range(len(shares._counts)) if node.asked_end - offset <= node.end]
             chance = sum(shares._counts[offset] for offset in left[:held_pages]) / shares._total
-        return forecast_worth * chance * node.end**0.5 / held_pages
+        return forecast_worth * chance * math.sqrt(node.end) / held_pages
 
 
 def _cell(node: Node, lane: int) -> int:
@@ -164,6 +177,7 @@ def test_every_victim_is_worth_least_of_the_oldest_of_each_cell(
                 preferences += [] if made is None else [made]
             elif preferences:
                 watched.tree.unprefer(preferences.pop())
+            watched.hint()
             for component in range(len(spans)):
                 while watched.held[component] > PAGES[component] and watched.evict(component):
                     pass

@@ -22,6 +22,7 @@ from unified_cache.pool import Tier
 from unified_cache.tree.eviction_queues import EvictionQueues, Queue
 from unified_cache.tree.forecast import (
     CELLS_COUNT,
+    ENDED,
     PASSED,
     SHARED,
     UNASKED,
@@ -103,6 +104,7 @@ class AdaptiveQueues(EvictionQueues):
 
     __slots__ = (
         "_capacity",
+        "_ended",
         "_evicted",
         "_heads",
         "_is_adaptive",
@@ -136,6 +138,8 @@ class AdaptiveQueues(EvictionQueues):
         """Pages that sessions have moved past."""
         self._tails = Returns()
         """Last pages of prompts."""
+        self._ended = Returns()
+        """Pages of sessions that are said to have ended."""
         self._shares = ResumeShares()
         self._tail_nodes: list[deque[Node]] = [deque() for _ in lanes]
         """Nodes that may end with the last page of a prompt, oldest first; of lanes of Full."""
@@ -159,8 +163,7 @@ class AdaptiveQueues(EvictionQueues):
                 self._tails.come_back()
         if last is not None and not in_session(last.cell):
             forecast.close(last.number)
-            if last.cell == PASSED:
-                self._passed.come_back()
+            self._come_back(last.cell)
             last = None
         if (
             last is None
@@ -173,8 +176,8 @@ class AdaptiveQueues(EvictionQueues):
                 for child in node.children.values():
                     if child.request == node.request:
                         self.pass_by(child)
-        if node is not None and node.cell == PASSED:
-            self._passed.come_back()
+        if node is not None:
+            self._come_back(node.cell)
         if node is not None and node.end == node.asked_end == tree_end and in_session(node.cell):
             self._tails.come_back()
         self._shares.note_request(node, tree_end, None if last is None else last.end)
@@ -184,6 +187,13 @@ class AdaptiveQueues(EvictionQueues):
             forecast.close(node.request)
             self._share(node)
         return visit
+
+    def _come_back(self, cell: int) -> None:
+        """Note that pages of a cell are asked for; of some that is not expected."""
+        if cell == PASSED:
+            self._passed.come_back()
+        elif cell == ENDED:
+            self._ended.come_back()
 
     def _share(self, node: Node) -> None:
         node.asked_end = node.asked_end + 1 if SHARED <= node.cell < PASSED else 2
@@ -201,6 +211,18 @@ class AdaptiveQueues(EvictionQueues):
         if self._passed.are_rare:
             node.cell = PASSED
             self.offer_all(node)
+
+    def end_session(self, node: Node) -> None:
+        """Note that the session whose last prompt ends with ``node`` does not go on.
+
+        What it alone has used goes first, as long as hardly any of what is said to have ended is asked for again.
+        """
+        self._ended.leave()
+        at = node
+        while self._ended.are_rare and at.parent is not None and in_session(at.cell):
+            at.cell = ENDED
+            self.offer_all(at)
+            at = at.parent
 
     def take_up(self, node: Node, parent: Node, visit: Visit | None) -> None:
         """Note that the pages of ``node``, after ``parent``, are those that a request has asked for last.
@@ -229,7 +251,7 @@ class AdaptiveQueues(EvictionQueues):
                 self._note_tail(node, lane)
         if first_turn(visit.cell) and parent.parent is not None and parent.end == visit.start:
             at = parent
-            while at.parent is not None and in_session(at.cell):
+            while at.parent is not None and (in_session(at.cell) or at.cell == ENDED):
                 self._share(at)
                 at = at.parent
         elif visit.goes_on:

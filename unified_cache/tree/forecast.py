@@ -25,7 +25,7 @@ for the Era of Hybrid LLMs", MLSys 2025). Nothing here is trained: a table can b
 in the same features.
 
     cell        turns of sessions: 8 rows x 5 columns x 2 layers, then prefixes that sessions share, what a session has
-                moved past, and pages that nobody has asked for yet
+                moved past, pages that nobody has asked for yet, and sessions that have ended
     rows        first turn alone, first below a shared prefix, second after a short, middle, long pause, later likewise
     columns     new pages, of 512 tokens: 0-1, 2-3, 4-7, 8-15, 16 and more
     layers      pages that the tree has, of 512 tokens: 0-1, more
@@ -58,7 +58,9 @@ PASSED = SHARED + SHARED_CELLS
 """What a session has moved past: pages of an earlier request that the next one did not agree with."""
 UNASKED = PASSED + 1
 """Pages that came from storage and that nobody has asked for yet."""
-CELLS_COUNT = UNASKED + 1
+ENDED = UNASKED + 1
+"""What only a session has used of which the engine says that it has ended."""
+CELLS_COUNT = ENDED + 1
 
 AGES = (0, 1, *(edge << octave for octave in range(13) for edge in (2, 3)))
 """First age of each bin, in requests: half octaves."""
@@ -198,7 +200,7 @@ class Forecast:
 
     def worth(self, cell: int, number: int) -> float:
         """Return what a page is worth that request ``number`` used last; only once the forecast is ready."""
-        if cell == PASSED:
+        if cell in (PASSED, ENDED):
             return 0.0
         return self._table[cell][bisect_right(AGES, self._log.now - number) - 1]
 

@@ -34,6 +34,8 @@ class Lock:
     released: bool = False
     visit: Visit | None = None
     """What the forecast made of the request; it goes on to the lock that ``insert`` returns."""
+    session: str | None = None
+    """Session whose request has it; see ``Prompt.session``."""
 
     def pins(self, component: int) -> bool:
         """Tell whether any page is pinned for a component."""

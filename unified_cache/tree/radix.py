@@ -31,6 +31,7 @@ from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference, Preferences
 from unified_cache.tree.room import evictable_mask, fitting_end
 from unified_cache.tree.runs import HeldRun, held_runs
+from unified_cache.tree.sessions import SessionHints
 from unified_cache.tree.state import Freed, TreeState
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -55,6 +56,7 @@ class RadixTree:
         "_locks",
         "_preferences",
         "_preferred_max",
+        "_sessions",
         "_state",
         "_transfers",
         "components",
@@ -72,8 +74,8 @@ class RadixTree:
     ) -> None:
         """Make an empty tree. ``capacity[tier][component]`` pages bound the preferences; without, all are declined.
 
-        ``clock`` gives seconds; it is asked only where ``eviction`` has a time to live. ``forgotten`` remembers what is
-        evicted and cleared.
+        ``clock`` gives seconds; it is asked only where ``eviction`` has a time to live, or a session comes back.
+        ``forgotten`` remembers what is evicted and cleared.
 
         Raises:
             ConfigError: ``eviction`` names policies for more components than there are.
@@ -93,6 +95,7 @@ class RadixTree:
         """What was learned of requests; a ``clear`` leaves it, since those that it overtakes go on to use it."""
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
+        self._sessions = SessionHints(self._state, self._preferences, clock)
         self._locks: dict[Lock, None] = {}
         self._transfers: dict[Transfer, None] = {}
         """Transfers in flight. ``check`` counts pins from scratch from them and from ``_locks``."""
@@ -142,6 +145,8 @@ class RadixTree:
             node = node.parent
         if node is not None:
             self._state.queues.use(node)
+        if found.prompt.session is not None:
+            self._sessions.note_arrival(found.prompt.session)
         adaptive = self._state.adaptive
         return None if adaptive is None else adaptive.arrive(found.prompt, found.path, found.tree_end)
 
@@ -160,6 +165,24 @@ class RadixTree:
     def unprefer(self, preference: Preference) -> None:
         """Take a preference back. Once more, or after ``clear``, changes nothing."""
         self._preferences.unprefer(preference)
+
+    def session_ended(self, session: str) -> bool:
+        """Expect no more of a session; tell whether anything of its last prompt is held.
+
+        Where pages go by the forecast, what only this session has used goes first.
+        """
+        node = self._sessions.note_ended(session)
+        if node is not None and self._state.adaptive is not None:
+            self._state.adaptive.end_session(node)
+        return node is not None
+
+    def session_returns(self, session: str, within_s: float) -> bool:
+        """Have the last prompt of a session go last until its next request, for ``within_s`` at most.
+
+        Tells whether anything of it is preferred now, see ``prefer``: not if nothing of it is known or held, or more
+        than preferences may cover.
+        """
+        return self._sessions.expect(session, within_s)
 
     def cut(self, found: Match, end: int) -> Prompt | None:
         """Cut the node in which ``end`` pages of a match end, so that its two parts are used and evicted by themselves.
@@ -199,6 +222,7 @@ class RadixTree:
             InputError: the tree does not hold ``end`` pages of that prompt.
         """
         held = lock(self._state, self._node(found, end), end, tier, visit)
+        held.session = found.prompt.session
         self._locks[held] = None
         return held
 
@@ -232,6 +256,8 @@ class RadixTree:
             LockError: released already, or another tree's.
         """
         self.check_lock(held)
+        if held.session is not None and held.end and held.tree is self._state:
+            self._sessions.note_end(held.session, held.node)
         unlock(held)
         self._locks.pop(held, None)
 
@@ -268,10 +294,12 @@ class RadixTree:
 
     def evict(self, tier: Tier, component: int, pages: int) -> Freed:
         """Give up to ``pages`` slots of a component back, in the order of its policy; see ``tree.evict``."""
+        self._sessions.lapse()
         return eviction.evict(self._state, tier, component, pages)
 
     def next_victim(self, tier: Tier, component: int) -> eviction.Victim | None:
         """Return what ``evict`` would take from next; None if locks pin everything. It is one until the next change."""
+        self._sessions.lapse()
         return eviction.next_victim(self._state, tier, component)
 
     def evict_from(self, victim: eviction.Victim, pages: int) -> Freed:
@@ -377,6 +405,7 @@ class RadixTree:
             freed.unmapped.extend(freed.slots[0])
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
+        self._sessions = SessionHints(self._state, self._preferences, self._clock)
         self._locks.clear()
         self._transfers.clear()
         return freed
@@ -389,6 +418,7 @@ class RadixTree:
         out = self.locks_out()
         if locks is not None:
             assert {held for held in locks if held.tree is self._state} == set(out), "other locks are out"
+        assert self._preferences.live.issuperset(self._sessions.preferences_out()), "kept for a session, not preferred"
         return check(self._state, out, list(self._transfers), self._preferences)
 
     def arriving(self, prompt: Prompt) -> list[Pages]:

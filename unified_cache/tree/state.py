@@ -276,6 +276,7 @@ class TreeState:
             if parent.last_child is node:
                 parent.last_child = None
             node.dead = True
+            node.key = node.digests = b""  # who still knows the node should not keep its tokens in memory
             self.queues.forget(node)
             node = parent
         if node.parent is None and not node.children and self.roots.get(node.key) is node:

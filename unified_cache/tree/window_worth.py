@@ -1,4 +1,4 @@
-"""What windows and states are worth: which of the ends that a request leaves is the one its session goes on from.
+"""Worth of windows and states: which of the ends that a request leaves is the one its session goes on from.
 
 A page of Full is used by whoever gets that far; a window only by who resumes at its very end. So what the forecast
 makes of a session is shared out between the ends that its last request left, the prompt's own and those of its tail:
