@@ -7,8 +7,9 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import ask
+from unified_cache.cli.trace_pictures import BAR_COLUMNS
 from unified_cache.replay.trace import TraceRequest, read_trace
-from unified_cache.replay.trace_figures import TraceFigures
+from unified_cache.replay.trace_figures import TOLD_BLOCKS, TraceFigures
 from unified_cache.replay.trace_sessions import cut_sessions, in_blocks_of, sessions_of
 
 TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
@@ -58,6 +59,13 @@ def test_reuse_distances_say_what_an_lru_cache_hits() -> None:
         assert hits == sum(figures.reuse_distances[:power])
 
 
+def test_whoever_watches_is_told_how_many_blocks_are_counted() -> None:
+    request = request_of(0, *range(1_000))
+    told: list[int] = []
+    TraceFigures.of([request] * 140, told.append)
+    assert told == [TOLD_BLOCKS, 2 * TOLD_BLOCKS]
+
+
 def test_a_part_of_a_trace_has_whole_sessions_the_same_for_the_same_seed(tmp_path: Path) -> None:
     target = tmp_path / "part.jsonl.gz"
     assert ask("trace", "cut", TRACE, target, "--share", "0.2", "--seed", "7").status == 0
@@ -86,6 +94,10 @@ def test_info_says_the_figures_as_a_table_as_json_and_as_a_page(tmp_path: Path) 
     said = ask("trace", "info", TRACE, "--report", tmp_path / "out")
     assert said.status == 0, said.err
     assert "had been asked for before" in said.out
+    figures = TraceFigures.of(read_trace(TRACE))
+    for counts in (figures.reuse_distances, figures.popularity, figures.session_requests):
+        bars = [line for line in said.out.splitlines() if "█" in line and f"{max(counts):,}" in line]
+        assert any(line.count("█") == BAR_COLUMNS for line in bars), "the largest count has the longest bar"
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert all(title in page for title in ("reuse distance", "popularity", "Sessions, by their requests"))
     found = json.loads(ask("trace", "info", TRACE, "--json").out)

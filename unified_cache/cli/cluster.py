@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.byte_sizes import parse_bytes, size_text
+from unified_cache.byte_sizes import size_text
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
 from unified_cache.cli.text import console_on, example, table
 from unified_cache.cluster.directory import ClusterDirectory, ClusterState
 from unified_cache.cluster.event_log import EventLog
@@ -21,6 +22,8 @@ from unified_cache.cluster.local import ClusterPlan
 from unified_cache.cluster.restarts import ProcessPhase
 from unified_cache.cluster.supervisor import end_supervisor, start_supervisor, supervise
 from unified_cache.errors import CacheError
+from unified_cache.settings.loading import read_settings
+from unified_cache.settings.mooncake import ClusterChoices
 from unified_cache.storage_backends.mooncake.admin import MasterAdmin
 
 __all__ = ["DownCommand", "StatusCommand", "UpCommand", "cluster_app"]
@@ -49,14 +52,7 @@ def default_directory() -> Path:
     return Path(home) / "unified-cache" / "cluster"
 
 
-DirectoryOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir",
-        metavar="DIR",
-        help="State and logs; one cluster in each. Default: ~/.local/state/unified-cache/cluster.",
-    ),
-]
+DirectoryOption = Annotated[Path | None, setting_option(ClusterChoices, "dir", "DIR")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +62,11 @@ class UpCommand:
     A supervisor process owns the cluster and stays. It restarts processes that die; all of them die with it.
     """
 
-    nodes: Annotated[int, typer.Option(metavar="N", help="Storage nodes.")] = 3
-    segment_bytes: Annotated[
-        str, typer.Option(metavar="BYTES", help="Memory of each node, as in 64MiB; taken as it fills.")
-    ] = "256MiB"
+    nodes: Annotated[int | None, setting_option(ClusterChoices, "nodes", "N")] = None
+    segment_bytes: Annotated[str | None, setting_option(ClusterChoices, "segment_bytes")] = None
     directory: DirectoryOption = None
+    config: ConfigOption = None
+    assigned: SetOption = None
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay until Ctrl-C, and log here.")] = False
 
     def run(self) -> None:
@@ -80,8 +76,10 @@ class UpCommand:
             ConfigError: the plan cannot be, a cluster runs there already, or Mooncake is not installed.
             StorageError: the cluster does not start.
         """
-        plan = ClusterPlan(self.nodes, parse_bytes("--segment-bytes", self.segment_bytes))
-        directory = ClusterDirectory.create(self.directory or default_directory())
+        flags = given_flags({"nodes": self.nodes, "segment_bytes": self.segment_bytes, "dir": self.directory})
+        found = read_settings(ClusterChoices, self.config, flags, self.assigned or ()).settings
+        plan = ClusterPlan(found.nodes, found.segment_bytes)
+        directory = ClusterDirectory.create(found.dir or default_directory())
         if self.foreground:
             supervise(plan, directory, EventLog(sys.stderr, time.time), _print_url)
             return
@@ -98,6 +96,7 @@ class StatusCommand:
     """Show a cluster's processes, and whether its master serves and counts on each node. Fails unless all is well."""
 
     directory: DirectoryOption = None
+    config: ConfigOption = None
     as_json: JsonOption = False
     json_file: JsonFileOption = None
 
@@ -108,7 +107,7 @@ class StatusCommand:
             ConfigError: the directory is not this user's alone.
             CacheError: no cluster runs there, or not all of it is well.
         """
-        directory = ClusterDirectory.at(self.directory or default_directory())
+        directory = ClusterDirectory.at(_directory(self.directory, self.config))
         supervised = directory.is_supervised
         state = directory.read()
         if state is None or not supervised:
@@ -133,6 +132,7 @@ class DownCommand:
     """End a cluster. All its pages are lost; its logs stay."""
 
     directory: DirectoryOption = None
+    config: ConfigOption = None
 
     def run(self) -> None:
         """End it, or say that there is none.
@@ -141,11 +141,20 @@ class DownCommand:
             ConfigError: the directory is not this user's alone.
             CacheError: it does not end.
         """
-        directory = ClusterDirectory.at(self.directory or default_directory())
+        directory = ClusterDirectory.at(_directory(self.directory, self.config))
         ended = end_supervisor(directory)
         console_on(sys.stdout).print_line(
             f"{'the cluster has ended' if ended else 'no cluster runs'} in {directory.path}"
         )
+
+
+def _directory(named: Path | None, file: Path | None) -> Path:
+    """Return where a cluster keeps its state: as an option says, a variable, a file, or the usual place.
+
+    Raises:
+        ConfigError: the file of settings makes no sense.
+    """
+    return read_settings(ClusterChoices, file, given_flags({"dir": named})).settings.dir or default_directory()
 
 
 def _print_url(url: str) -> None:

@@ -9,11 +9,14 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.byte_sizes import parse_bytes
+from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.host_port import HostPort, free_ports
-from unified_cache.cluster.node import NodeSettings, Transport
+from unified_cache.cluster.node import NodeSettings
 from unified_cache.cluster.production import run_node
+from unified_cache.errors import ConfigError
+from unified_cache.settings.loading import read_settings
+from unified_cache.settings.mooncake import NodeChoices, Transport
 from unified_cache.storage_backends.mooncake.hosts import check_resolves, source_host
 from unified_cache.storage_backends.mooncake.native import master_program
 
@@ -36,22 +39,15 @@ class NodeCommand:
     The node is ready when a page has travelled to it and back from another process. Its pages are lost when it ends.
     """
 
-    master: Annotated[str, typer.Option(metavar="HOST:PORT", help="RPC address of the master.")]
-    segment_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Memory to give, as in 64GiB; taken as it fills.")]
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="Where others reach this node. Default: the interface towards the master."),
-    ] = None
-    port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65535, help="Part of the node's name; 0 draws one.")
-    ] = 0
-    protocol: Annotated[Transport, typer.Option(help="What carries pages.")] = Transport.TCP
-    wait_s: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, max=3600, help="How long to wait for the master at the start.")
-    ] = 3.0
-    ready_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file that exists while the node is ready.")
-    ] = None
+    master: Annotated[str | None, setting_option(NodeChoices, "master", "HOST:PORT")] = None
+    segment_bytes: Annotated[str | None, setting_option(NodeChoices, "segment_bytes")] = None
+    host: Annotated[str | None, setting_option(NodeChoices, "host", "HOST")] = None
+    port: Annotated[int | None, setting_option(NodeChoices, "port", "PORT")] = None
+    protocol: Annotated[Transport | None, setting_option(NodeChoices, "protocol")] = None
+    wait_s: Annotated[float | None, setting_option(NodeChoices, "wait_s", "SECONDS")] = None
+    ready_file: Annotated[Path | None, setting_option(NodeChoices, "ready_file", "FILE")] = None
+    config: ConfigOption = None
+    assigned: SetOption = None
 
     def run(self) -> None:
         """Run until a signal.
@@ -60,15 +56,31 @@ class NodeCommand:
             ConfigError: an option cannot be, or Mooncake is not installed.
             StorageError: no master, or others do not reach the node, or it died.
         """
-        master = HostPort.parse("--master", self.master)
+        found = read_settings(NodeChoices, self.config, self._flags(), self.assigned or ()).settings
+        if found.master is None or found.segment_bytes is None:
+            lacking = "--master" if found.master is None else "--segment-bytes"
+            raise ConfigError(f"{lacking} must be given, or stand in [node] of unified-cache.toml; found neither")
+        master = HostPort.parse("--master", found.master)
         check_resolves("--master", master.host)
-        host = self.host or source_host(master.host, master.port)
+        host = found.host or source_host(master.host, master.port)
         check_resolves("--host", host)
         master_program()  # for what it checks
-        port = self.port or free_ports(1, random.SystemRandom())[0]
-        segment_bytes = parse_bytes("--segment-bytes", self.segment_bytes)
-        settings = NodeSettings(master, segment_bytes, HostPort(host, port), self.protocol)
-        run_node(settings, self.wait_s, self.ready_file, EventLog(sys.stderr, time.time))
+        port = found.port or free_ports(1, random.SystemRandom())[0]
+        settings = NodeSettings(master, found.segment_bytes, HostPort(host, port), found.protocol)
+        run_node(settings, found.wait_s, found.ready_file, EventLog(sys.stderr, time.time))
+
+    def _flags(self) -> dict[str, object]:
+        return given_flags(
+            {
+                "master": self.master,
+                "segment_bytes": self.segment_bytes,
+                "host": self.host,
+                "port": self.port,
+                "protocol": self.protocol,
+                "wait_s": self.wait_s,
+                "ready_file": self.ready_file,
+            }
+        )
 
 
 node_app.command("node", epilog=NODE_EPILOG)(NodeCommand)

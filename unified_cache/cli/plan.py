@@ -14,6 +14,7 @@ from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
 from unified_cache.cli.text import console_on, printable, table
+from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
@@ -27,7 +28,6 @@ from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.result import Hits
-from unified_cache.replay.trace import read_trace
 from unified_cache.settings.loading import read_settings
 from unified_cache.settings.programs import PlanChoices
 
@@ -82,7 +82,7 @@ class PlanCommand:
     limit: Annotated[int | None, setting_option(PlanChoices, "limit", "N")] = None
     config: ConfigOption = None
     assigned: SetOption = None
-    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page with pictures there.")] = None
+    report: Annotated[Path | None, setting_option(PlanChoices, "report", "DIR")] = None
     as_json: JsonOption = False
     json_file: JsonFileOption = None
 
@@ -108,18 +108,19 @@ class PlanCommand:
         sweep = combinations(parse_sweeps(choices.sweep))
         for sizes in sweep:
             _ = model.settings(sizes)  # what does not fit is refused before the trace is read
-        report = None if self.report is None else import_with_extra("unified_cache.plan.report", "report", "--report")
-        if self.report is not None:
-            self.report.mkdir(parents=True, exist_ok=True)
-            check_writable(self.report)
+        report, directory = None, choices.report
+        if directory is not None:
+            report = import_with_extra("unified_cache.plan.report", "report", "--report")
+            directory.mkdir(parents=True, exist_ok=True)
+            check_writable(directory)
         check_json_file(self.json_file)
         serve = self._served(choices) if choices.check or not model.has_stack else None
         with watched(sys.stderr, "plan", len(sweep) + choices.check, "combinations") as tell:
             result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, tell, choices.check, serve)
         if not shown_as_json("plan", result.as_json(), on_stdout=self.as_json, file=self.json_file):
             print_plan(sys.stdout, result)
-        if report is not None and self.report is not None:
-            page: Path = report.write_plan_report(result, self.report)
+        if report is not None and directory is not None:
+            page: Path = report.write_plan_report(result, directory)
             sys.stderr.write(f"report: {page}\n")
         if not result.is_complete:
             raise KeyboardInterrupt(f"plan had {len(result.points):,} of {len(sweep):,} combinations, shown above")
@@ -139,6 +140,7 @@ class PlanCommand:
                 "eviction.device": self.evict_device or self.policy,
                 "eviction.host": self.evict_host or self.policy,
                 "check": self.check,
+                "report": self.report,
                 "limit": self.limit,
             }
         )
@@ -147,7 +149,7 @@ class PlanCommand:
         """Return what replays the trace."""
         purpose = "--check, and a plan for other policies than lru"
         fleet = import_with_extra("unified_cache.replay.fleet", "engine", purpose)
-        requests = read_trace(self.trace, choices.limit)
+        requests = read_watched(self.trace, choices.limit)
 
         def serve(plan: ReplayPlan) -> list[Hits]:
             hits: list[Hits] = fleet.served_hits(plan, requests)

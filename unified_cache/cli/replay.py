@@ -17,18 +17,16 @@ from unified_cache.cli.progress import progress_on
 from unified_cache.cli.replay_settings import replay_settings
 from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
 from unified_cache.cli.table import print_result
+from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy, WritePolicy
 from unified_cache.errors import CacheError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable
 from unified_cache.replay.summary import headline
-from unified_cache.replay.trace import read_trace
 from unified_cache.settings.loading import read_settings
 from unified_cache.settings.programs import ReplayChoices
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from unified_cache.replay.result import ReplayResult
 
 __all__ = ["ReplayCommand", "replay_app"]
@@ -96,16 +94,8 @@ class ReplayCommand:
     moves_bytes: Annotated[bool | None, setting_option(ReplayChoices, "bytes")] = None
     config: ConfigOption = None
     assigned: SetOption = None
-    explain: Annotated[
-        bool | None,
-        typer.Option(
-            "--explain/--no-explain",
-            help="Break missed tokens down by reason and component. [default: with --report]",
-        ),
-    ] = None
-    report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a page and a picture of hits over time there.")
-    ] = None
+    explain: Annotated[bool | None, setting_option(ReplayChoices, "explain")] = None
+    report: Annotated[Path | None, setting_option(ReplayChoices, "report", "DIR")] = None
     as_json: JsonOption = False
     json_file: JsonFileOption = None
 
@@ -119,18 +109,22 @@ class ReplayCommand:
 
         """
         loaded = read_settings(ReplayChoices, self.config, self._flags(), self.assigned or ())
-        explains = self.report is not None if self.explain is None else self.explain
-        settings = replace(replay_settings(loaded), explains=explains)
-        requests = read_trace(self.trace, loaded.settings.limit)
+        explain, directory = loaded.settings.explain, loaded.settings.report
+        settings = replace(replay_settings(loaded), explains=directory is not None if explain is None else explain)
+        requests = read_watched(self.trace, loaded.settings.limit)
         runner = import_with_extra("unified_cache.replay.runner", "engine", "replay")
-        report = None if self.report is None else import_with_extra("unified_cache.replay.report", "report", "--report")
-        if self.report is not None:
-            self.report.mkdir(parents=True, exist_ok=True)
-            check_writable(self.report)
+        report = None
+        if directory is not None:
+            report = import_with_extra("unified_cache.replay.report", "report", "--report")
+            directory.mkdir(parents=True, exist_ok=True)
+            check_writable(directory)
         check_json_file(self.json_file)
         with progress_on(sys.stderr, len(requests) * (2 if settings.plan.compares_private_stores else 1)) as watch:
             result: ReplayResult = runner.replay(self.trace.name, requests, settings, watch)
-        self._show(result, report)
+        self._show(result)
+        if report is not None and directory is not None:
+            page: Path = report.write_report(result, directory)
+            sys.stderr.write(f"report: {page}\n")
         if result.wrong_pages or result.leaked_slots:
             raise CacheError(
                 f"{result.wrong_pages} of {result.pages_verified} pages handed back held wrong bytes, "
@@ -161,16 +155,15 @@ class ReplayCommand:
                 "engines": self.engines,
                 "limit": self.limit,
                 "bytes": self.moves_bytes,
+                "explain": self.explain,
+                "report": self.report,
             }
         )
 
-    def _show(self, result: "ReplayResult", report: "ModuleType | None") -> None:
+    def _show(self, result: "ReplayResult") -> None:
         value = {"headline": headline(result), **result.as_json()}
         if not shown_as_json("replay", value, on_stdout=self.as_json, file=self.json_file):
             print_result(sys.stdout, result)
-        if report is not None and self.report is not None:
-            page: Path = report.write_report(result, self.report)
-            sys.stderr.write(f"report: {page}\n")
 
 
 replay_app.command("replay", epilog=REPLAY_EPILOG)(ReplayCommand)

@@ -14,10 +14,12 @@ from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example, table
+from unified_cache.cli.trace_pictures import trace_pictures
+from unified_cache.cli.traces import read_watched
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable, write_whole
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
+from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.replay.trace_figures import TraceFigures
 from unified_cache.replay.trace_sessions import cut_sessions, in_blocks_of
 
@@ -69,7 +71,9 @@ class TraceInfoCommand:
             pages = import_with_extra("unified_cache.replay.trace_report", "report", "--report")
             self.report.mkdir(parents=True, exist_ok=True)
             check_writable(self.report)
-        figures = TraceFigures.of(_read(self.trace))
+        requests = read_watched(self.trace)
+        with watched(sys.stderr, "count", sum(len(each.hash_ids) for each in requests), "blocks") as tell:
+            figures = TraceFigures.of(requests, lambda count: tell(count, ""))
         if not shown_as_json("trace info", figures.as_json(), on_stdout=self.as_json, file=self.json_file):
             shown = table("", self.trace.name)
             for name, value in figures.rows():
@@ -77,6 +81,8 @@ class TraceInfoCommand:
             console = console_on(sys.stdout)
             console.print_line(figures.headline)
             console.print(shown)
+            for picture in trace_pictures(figures):
+                console.print(picture)
         if pages is not None and self.report is not None:
             path: Path = pages.write_trace_report(self.trace.name, figures, self.report)
             sys.stderr.write(f"report: {path}\n")
@@ -103,7 +109,7 @@ class TraceCutCommand:
             OSError: the target cannot be written; it is as it was.
         """
         check_writable(self.target.parent)
-        requests = _read(self.trace, self.limit)
+        requests = read_watched(self.trace, self.limit)
         chosen = cut_sessions(requests, self.share, self.seed)
         _write(self.target, chosen)
         value = {"target": str(self.target), "read_requests": len(requests), "requests": len(chosen)}
@@ -130,17 +136,11 @@ class TraceConvertCommand:
             OSError: the target cannot be written; it is as it was.
         """
         check_writable(self.target.parent)
-        converted = in_blocks_of(_read(self.trace), self.block_tokens)
+        converted = in_blocks_of(read_watched(self.trace), self.block_tokens)
         _write(self.target, converted)
         value = {"target": str(self.target), "requests": len(converted), "block_tokens": self.block_tokens}
         if not shown_as_json("trace convert", value, on_stdout=self.as_json, file=self.json_file):
             sys.stdout.write(f"{len(converted)} requests in blocks of {self.block_tokens} tokens\n")
-
-
-def _read(path: Path, limit: int | None = None) -> list[TraceRequest]:
-    """Read a trace, and show how far it is."""
-    with watched(sys.stderr, "read", limit, "requests") as tell:
-        return read_trace(path, limit, lambda count: tell(count, ""))
 
 
 def _write(target: Path, requests: Sequence[TraceRequest]) -> None:

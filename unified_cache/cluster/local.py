@@ -18,8 +18,9 @@ from pathlib import Path
 from unified_cache.cluster.child import Child
 from unified_cache.cluster.host_port import LOOPBACK, HostPort, free_ports
 from unified_cache.cluster.master import Master, MasterSettings
-from unified_cache.cluster.node import NodeSettings, Transport, check_round_trip, check_segment, start_node
+from unified_cache.cluster.node import NodeSettings, check_round_trip, check_segment, start_node
 from unified_cache.errors import ConfigError
+from unified_cache.settings.mooncake import Transport
 from unified_cache.storage_backends.mooncake.native import master_program
 
 __all__ = ["NODES_MAX", "ClusterPlan", "LocalCluster"]

@@ -4,22 +4,15 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from unified_cache.cluster.child import PYTHON, Child
 from unified_cache.cluster.host_port import HostPort
 from unified_cache.errors import ConfigError
+from unified_cache.settings.mooncake import Transport
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 
-__all__ = ["NodeSettings", "Transport", "check_round_trip", "check_segment", "start_node"]
-
-
-class Transport(Enum):
-    """Protocol that carries pages between nodes."""
-
-    TCP = "tcp"
-    RDMA = "rdma"
+__all__ = ["NodeSettings", "check_round_trip", "check_segment", "start_node"]
 
 
 @dataclass(frozen=True, slots=True)

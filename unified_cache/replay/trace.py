@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, TraceError
 
-__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "TraceRequest", "iterate_trace", "read_trace"]
+__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "TraceRequest", "iterate_trace", "read_trace", "untold"]
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for; as the Mooncake trace release says."""

@@ -1,13 +1,17 @@
 """Figures of a trace: how much of it repeats, how soon, how often, and in which sessions."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from unified_cache.replay.trace import TraceRequest
+from unified_cache.replay.trace import TraceRequest, untold
 from unified_cache.replay.trace_sessions import sessions_of
 
-__all__ = ["TraceFigures"]
+__all__ = ["TraceFigures", "power_text"]
+
+TOLD_BLOCKS = 65_536
+"""Blocks between two times that whoever watches is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,10 @@ class TraceFigures:
             f"in {self.sessions:,} sessions of {self.requests:,} requests."
         )
 
+    def lru_ratios(self) -> list[float]:
+        """Return the share of all blocks that an LRU cache hits which holds as many as each reuse distance's span."""
+        return [hits / self.blocks for hits in accumulate(self.reuse_distances)]
+
     def rows(self) -> list[tuple[str, str]]:
         """Return the figures in words: names and values."""
         return [
@@ -63,8 +71,11 @@ class TraceFigures:
         ]
 
     @classmethod
-    def of(cls, requests: Sequence[TraceRequest]) -> "TraceFigures":
-        """Count a trace; its blocks are used in the order of its requests. Costs n log n of its blocks."""
+    def of(cls, requests: Sequence[TraceRequest], tell: Callable[[int], None] = untold) -> "TraceFigures":
+        """Count a trace; its blocks are used in the order of its requests. Costs n log n of its blocks.
+
+        ``tell`` is told every now and then how many blocks were counted.
+        """
         uses = [block for request in requests for block in request.hash_ids]
         counts = Counter(uses)
         sessions = Counter(sessions_of(requests))
@@ -76,7 +87,7 @@ class TraceFigures:
             output_tokens=sum(request.output_length for request in requests),
             blocks=len(uses),
             different_blocks=len(counts),
-            reuse_distances=_by_powers(_distances(uses)),
+            reuse_distances=_by_powers(_distances(uses, tell)),
             popularity=_by_powers([count for count in counts.values() for _ in range(count)]),
             session_requests=_by_powers(list(sessions.values())),
         )
@@ -99,7 +110,13 @@ class TraceFigures:
         }
 
 
-def _distances(uses: Sequence[int]) -> list[int]:
+def power_text(power: int) -> str:
+    """Say what a histogram counts at a power of two: 1, 2 to 3, 4 to 7."""
+    first, last = 1 << power, (1 << power + 1) - 1
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
+def _distances(uses: Sequence[int], tell: Callable[[int], None]) -> list[int]:
     """Return, for each use of a block again, how many blocks were used since its last use, itself included.
 
     A tree of sums (Fenwick) over positions has a one where a block was used last.
@@ -114,6 +131,8 @@ def _distances(uses: Sequence[int]) -> list[int]:
             _add(tree, before, -1)
         _add(tree, at, 1)
         last[block] = at
+        if not at % TOLD_BLOCKS:
+            tell(at)
     return distances
 
 

@@ -1,9 +1,10 @@
 """The page of a trace: how much of it repeats, how soon, how often, and in which sessions."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
-from unified_cache.replay.trace_figures import TraceFigures
+from unified_cache.replay.trace_figures import TraceFigures, power_text
 from unified_cache.report.charts import BarChart, Hue, Series, Unit
 from unified_cache.report.page import Page, TableSection
 
@@ -36,21 +37,14 @@ def write_trace_report(name: str, figures: TraceFigures, directory: Path) -> Pat
 
 def _bars(title: str, name: str, counts: Sequence[int]) -> BarChart:
     return BarChart(
-        title, Unit.COUNT, [_span(power) for power in range(len(counts))], [Series(name, Hue.PLAIN, counts)]
+        title, Unit.COUNT, [power_text(power) for power in range(len(counts))], [Series(name, Hue.PLAIN, counts)]
     )
-
-
-def _span(power: int) -> str:
-    first, last = 1 << power, (1 << power + 1) - 1
-    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
 def _curve(figures: TraceFigures) -> list[tuple[str, ...]]:
     """Return what an LRU cache of so many blocks hits."""
-    rows: list[tuple[str, ...]] = []
-    uses = 0
-    for power, count in enumerate(figures.reuse_distances):
-        uses += count
-        share = uses / figures.blocks if figures.blocks else 0.0
-        rows.append((f"{(1 << power + 1) - 1:,}", f"{uses:,}", f"{share:.2%}"))
-    return rows
+    uses = accumulate(figures.reuse_distances)
+    return [
+        (f"{(1 << power + 1) - 1:,}", f"{count:,}", f"{share:.2%}")
+        for power, (count, share) in enumerate(zip(uses, figures.lru_ratios(), strict=True))
+    ]

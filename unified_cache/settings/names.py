@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from unified_cache.arguments import did_you_mean
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import is_known, settings_of
+from unified_cache.settings.mooncake import ClusterChoices, NodeChoices
 from unified_cache.settings.programs import PlanChoices, ReplayChoices
 from unified_cache.settings.section import Section
 from unified_cache.settings.service import ServiceSettings
@@ -30,6 +31,8 @@ SECTIONS: Mapping[str, type[Section]] = {
     "serve": ServiceSettings,
     "replay": ReplayChoices,
     "plan": PlanChoices,
+    "node": NodeChoices,
+    "cluster": ClusterChoices,
 }
 """Sections of the file: each has the settings of one command, or of a cache that an engine embeds."""
 
@@ -50,7 +53,7 @@ FILE_VARIABLE = f"{PREFIX}CONFIG"
 NESTED = "__"
 
 OTHERS = re.compile(
-    r"UNIFIED_CACHE_(CONFIG|CLUSTER_DIR|LIVE_TOKEN|COMPILE|(TEST|SGLANG|VLLM)_\w+"
+    r"UNIFIED_CACHE_(CONFIG|LIVE_TOKEN|COMPILE|(TEST|SGLANG|VLLM)_\w+"
     # Links that Kubernetes puts into every pod where a Service is called unified-cache.
     r"|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )

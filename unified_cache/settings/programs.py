@@ -1,5 +1,6 @@
 """Settings of a replay and of a plan; sizes, store and policies are named as those of a cache."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -56,6 +57,10 @@ class ReplayChoices(Section):
     """Engines that take the requests in turn, each with tiers of its own, over one store."""
     limit: Count | None = None
     """The trace's first N requests only."""
+    explain: bool | None = None
+    """Break missed tokens down by reason and component; with a report if unset."""
+    report: Path | None = None
+    """Write a page with pictures into this directory."""
     bytes: bool = True
     """Move and verify payloads; without them the same hits at full speed, for sizing."""
 
@@ -82,5 +87,7 @@ class PlanChoices(Section):
     eviction: Eviction = EvictionConfig()
     check: Annotated[int, Field(ge=0)] = 0
     """Combinations that are replayed in full, to say how far off the plan is."""
+    report: Path | None = None
+    """Write a page with pictures into this directory."""
     limit: Count | None = None
     """The trace's first N requests only."""

@@ -12,8 +12,9 @@ from unified_cache.cluster.directory import ClusterDirectory, ClusterState, Memb
 from unified_cache.cluster.event_log import EventLog
 from unified_cache.cluster.host_port import LOOPBACK, HostPort, claim, free_ports
 from unified_cache.cluster.local import NODES_MAX, ClusterPlan
-from unified_cache.cluster.node import NodeSettings, Transport
+from unified_cache.cluster.node import NodeSettings
 from unified_cache.errors import ConfigError
+from unified_cache.settings.mooncake import Transport
 from unified_cache.storage_backends.mooncake.hosts import check_resolves, source_host
 
 MIB = 1 << 20
