@@ -17,12 +17,13 @@ subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()", "unified
 
 
 def test_an_orphan_of_this_run_is_found_and_those_of_others_are_not() -> None:
-    environment = {**os.environ, SESSION_VARIABLE: "mine"}
+    mine = f"mine of {os.getpid()}"  # two runs on one machine must not take each other's orphans for their own
+    environment = {**os.environ, SESSION_VARIABLE: mine}
     with subprocess.Popen([sys.executable, "-c", ORPHANED], stdin=subprocess.PIPE, env=environment) as parent:
         assert parent.wait(TIMEOUT_S) == 0
-        assert wait_until(lambda: len(processes_of("mine")) == 1, TIMEOUT_S)
+        assert wait_until(lambda: len(processes_of(mine)) == 1, TIMEOUT_S)
         assert processes_of("others") == []
-        found = processes_of("mine")
+        found = processes_of(mine)
         assert parent.stdin is not None
         parent.stdin.close()
         assert all_end(found)
