@@ -45,7 +45,9 @@ class CacheCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with the figures published last."""
         stats, name = self._source.published_stats(), self._cache_name
-        pages, evicted, lookups, matched, operations, live, quarantined, moved, answers, flawed, left, timed = _empty()
+        pages, evicted, lookups, matched, operations, live, quarantined, moved, answers, flawed, left, timed, regret = (
+            _empty()
+        )
         for held in stats.occupancy:
             where = [name, held.tier.name.lower(), held.component]
             for state, count in (
@@ -78,15 +80,9 @@ class CacheCollector:
         for (method, answer), count in stats.storage_answers.items():
             answers.add_metric([name, method.value, answer.value], count)
         flawed.add_metric([name], stats.flawed_pages)
-        for why, tokens in (
-            ("computing_is_faster", stats.loading.left_alone_tokens),
-            ("past_deadline", stats.loading.past_deadline_tokens),
-        ):
-            for kind, count in tokens.items():
-                left.add_metric([name, kind.value, why], count)
-        for kind, leg in stats.loading.legs.items():
-            for which, seconds in (("expected", leg.expected_s), ("taken", leg.taken_s), ("off", leg.off_s)):
-                timed.add_metric([name, kind.value, which], seconds)
+        _add_loading(stats, name, left, timed)
+        if stats.lru is not None:
+            regret.add_metric([name], stats.lru.regret_pages)
         yield from (
             pages,
             evicted,
@@ -100,7 +96,21 @@ class CacheCollector:
             flawed,
             left,
             timed,
+            regret,
         )
+
+
+def _add_loading(stats: Stats, name: str, left: CounterMetricFamily, timed: CounterMetricFamily) -> None:
+    """Add what was computed in the place of being loaded, and what loads took."""
+    for why, tokens in (
+        ("computing_is_faster", stats.loading.left_alone_tokens),
+        ("past_deadline", stats.loading.past_deadline_tokens),
+    ):
+        for kind, count in tokens.items():
+            left.add_metric([name, kind.value, why], count)
+    for kind, leg in stats.loading.legs.items():
+        for which, seconds in (("expected", leg.expected_s), ("taken", leg.taken_s), ("off", leg.off_s)):
+            timed.add_metric([name, kind.value, which], seconds)
 
 
 def _empty() -> tuple[
@@ -116,6 +126,7 @@ def _empty() -> tuple[
     CounterMetricFamily,
     CounterMetricFamily,
     CounterMetricFamily,
+    GaugeMetricFamily,
 ]:
     """Return the metrics in the order in which ``collect`` fills them."""
     return (
@@ -154,5 +165,10 @@ def _empty() -> tuple[
             f"{PREFIX}_timed_transfer_seconds",
             "Time of transfers that something was expected of: expected, taken, and by how much that was off.",
             labels=["cache", "kind", "which"],
+        ),
+        GaugeMetricFamily(
+            f"{PREFIX}_regret_pages",
+            "Hits that lru would have had more than adaptive eviction, as its shadow tells; negative where fewer.",
+            labels=["cache"],
         ),
     )

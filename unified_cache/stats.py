@@ -15,6 +15,7 @@ from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.traffic import Traffic
 from unified_cache.transfers import Transfers
+from unified_cache.tree import LruComparison
 
 __all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats"]
 
@@ -130,6 +131,8 @@ class Stats:
     """What was computed because loading it would have taken longer, and what loads took against what was expected."""
     slowest: tuple[SlowOperation, ...]
     """Slowest operations of the last five to ten minutes, the slowest first."""
+    lru: LruComparison | None
+    """Hits beside those that lru would have had, told by its shadow; None where no policy is adaptive."""
 
     @property
     def operations_failed(self) -> int:
@@ -167,6 +170,7 @@ class Stats:
             store=None if storage is None else AttachedStore.of(storage),
             loading=transfers.speeds.stats(),
             slowest=controller.slowest.latest(),
+            lru=ledger.tree.compared_with_lru(),
         )
 
 

@@ -186,15 +186,15 @@ TREE_MUTANTS = [
     Mutant(
         "the forecast decides before anything was evicted",
         "tree/adaptive_queues.py",
-        "return 2 * self._evicted[lane] >= self._capacity[lane] and ",
-        "return ",
+        "return self._trusts and 2 * self._evicted[lane] >= self._capacity[lane]",
+        "return self._trusts",
         tests=FORECAST_TESTS,
     ),
     Mutant(
         "what is worth most goes first",
-        "tree/adaptive_queues.py",
-        "        worth = self.forecast.worth(node.cell, node.request)",
-        "        worth = -self.forecast.worth(node.cell, node.request)",
+        "tree/forecast.py",
+        "        return self._table[cell][bisect_right(AGES, self._log.now - number) - 1]",
+        "        return -self._table[cell][bisect_right(AGES, self._log.now - number) - 1]",
         tests=FORECAST_TESTS,
     ),
     Mutant(

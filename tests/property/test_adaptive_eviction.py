@@ -12,7 +12,7 @@ from tests.support.components import toy_components
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
-from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast
+from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast, shadow_lru
 from unified_cache.tree.node import Node
 from unified_cache.window import SPAN_ALL
 
@@ -70,7 +70,7 @@ class WatchedForecast:
         """Evict a page, and see that no other was worth less; tell whether there was any."""
         queues = self.tree._state.adaptive
         assert queues is not None
-        queues._heads[component].reorder_at = 0
+        queues._order_anew()
         victim = self.tree.next_victim(Tier.DEVICE, component)
         if victim is None:
             return False
@@ -100,7 +100,8 @@ class WatchedForecast:
         heads = [node for node in candidates if node.stamps[lane] == oldest[cells[node]]]
         if is_tail:
             assert victim.end == victim.asked_end, "more than the last page of a prompt would go"
-        elif queues.forecast.is_ready and 2 * queues._evicted[lane] >= PAGES[lane]:
+        elif queues._goes_by_forecast(lane):
+            assert 2 * queues._evicted[lane] >= PAGES[lane]
             self.by_forecast += 1
             worth = {node: self._worth(node, lane) for node in {*heads, victim}}
             # Heads of one cell may have one stamp: parts of a prompt. Then any of them may stand first.
@@ -152,6 +153,9 @@ def test_every_victim_is_worth_least_of_the_oldest_of_each_cell(
     monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
     monkeypatch.setattr(forecast, "GHOSTS_MAX", 8)
     monkeypatch.setattr(forecast, "LOG_MAX", 64)
+    monkeypatch.setattr(forecast, "DEVIATIONS", -1e9)  # whatever is seen counts as a difference
+    monkeypatch.setattr(forecast, "EXPECTED_MIN", 1e-9)
+    monkeypatch.setattr(shadow_lru, "LEAD_DEVIATIONS", 10**6)
     monkeypatch.setattr(adaptive_queues, "REORDER_REQUESTS", 1)
     for seed in range(examples(4, 60)):
         watched = WatchedForecast(spans, seed)

@@ -11,6 +11,7 @@ from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
 from unified_cache.tree.runs import HeldRun
+from unified_cache.tree.shadow_lru import LruComparison
 from unified_cache.tree.state import Freed
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -21,6 +22,7 @@ __all__ = [
     "HeldRun",
     "Inserted",
     "Lock",
+    "LruComparison",
     "Match",
     "Preference",
     "Published",

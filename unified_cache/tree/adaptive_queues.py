@@ -1,9 +1,9 @@
 """Eviction queues of lanes that go by the forecast: a queue for each cell, and LRU until there is something to go by.
 
-Within a cell the oldest goes first, as everywhere, or the youngest where that is worth less: worth rises with age until
-people have thought, and falls after. Which cell gives the next victim says the forecast, by what these two are worth
-now; of windows and states, see ``window_worth``. So ranks never fall, and a node goes earlier only by standing in
-another queue.
+Within a cell the oldest goes first, as everywhere, or the youngest where that is worth less: worth rises with age
+until people have thought, and falls after. Which cell gives the next victim says the forecast, by what these two are
+worth now; of windows and states, see ``window_worth``. Where requests do not differ, or a shadow of LRU is ahead, all
+cells go by their oldest: that is LRU. So ranks never fall, and a node goes earlier only by standing in another queue.
 
 What is hardly ever asked for again goes before all that: the last page of a prompt, which the next turn fills up, and
 what a session has moved past. How rare that is, is counted; where it is not, they are as all other pages.
@@ -23,6 +23,7 @@ from unified_cache.tree.eviction_queues import EvictionQueues, Queue
 from unified_cache.tree.forecast import (
     CELLS_COUNT,
     ENDED,
+    NO_NODE,
     PASSED,
     SHARED,
     UNASKED,
@@ -35,17 +36,24 @@ from unified_cache.tree.forecast import (
     shared_cell,
 )
 from unified_cache.tree.node import Node
+from unified_cache.tree.shadow_lru import ShadowLru
 from unified_cache.tree.window_worth import WINDOW_CELLS, ResumeShares, window_cell
 
 __all__ = ["AdaptiveQueues"]
 
 REORDER_REQUESTS = 4
-"""Requests after which the heads of all cells are looked at anew: their worth changes as they age."""
+"""Requests after which the worth of all ends is looked up anew: it changes as they age."""
+LOOK_REQUESTS = 32
+"""Requests after which the nodes at the ends are looked for anew; meanwhile only the one that goes next is."""
 
 RETURNS_MAX = 16
 """One in so many pages of a kind may be asked for again, if they are to go before others."""
 RETURNS_HALVED_AT = 4096
 """Pages of a kind that are counted before the counts are halved: habits change."""
+NEVER = 1 << 62
+"""Number of a request that never comes."""
+_FIRST = len(Queue)
+"""First queue of a lane that is a cell's."""
 YOUNG_MAX = 16
 """Nodes of each cell, the youngest, that are known as such."""
 
@@ -77,26 +85,33 @@ class Returns:
 
 
 class Heads:
-    """Ends of the queues of one lane by what they are worth: a heap whose entries are looked at again at the top.
+    """Ends of the queues of one lane, and what they were worth when they were looked at last.
 
     End ``cell`` is the oldest node of a cell, end ``cells_count + cell`` its youngest.
     """
 
-    __slots__ = ("by_worth", "cells_count", "listed", "reorder_at")
+    __slots__ = ("cells_count", "look_at", "nodes", "reorder_at", "worths")
 
     def __init__(self, cells_count: int) -> None:
         self.cells_count = cells_count
-        self.by_worth: list[tuple[float, int]] = []
-        """(worth, end); an entry counts only if ``listed`` says the same."""
-        self.listed: list[float] = [-1.0] * (2 * cells_count)
+        self.nodes: list[Node | None] = [None] * (2 * cells_count)
+        """Nodes at the ends, as far as is known: one may be evictable no more."""
+        self.worths: list[float] = [NO_NODE] * (2 * cells_count)
+        """What they are worth; less than it was once and others' only until ``reorder_at``."""
         self.reorder_at = 0
-        """Number of the request from which on all are looked at anew."""
+        """Number of the request from which on their worth is looked up anew."""
+        self.look_at = 0
+        """Number of the request from which on the nodes are looked for anew."""
 
-    def put(self, worth: float, end: int) -> None:
-        """List an end under what its node is worth now."""
-        if self.listed[end] != worth:
-            self.listed[end] = worth
-            heappush(self.by_worth, (worth, end))
+    def put(self, node: Node, worth: float, end: int) -> None:
+        """Note the node at an end, and what it is worth now."""
+        self.nodes[end] = node
+        self.worths[end] = worth
+
+    def leave(self, end: int) -> None:
+        """Note that there is no node at an end."""
+        self.nodes[end] = None
+        self.worths[end] = NO_NODE
 
 
 class AdaptiveQueues(EvictionQueues):
@@ -110,11 +125,14 @@ class AdaptiveQueues(EvictionQueues):
         "_is_adaptive",
         "_page_key_bytes",
         "_passed",
+        "_same_queues",
         "_shares",
         "_tail_nodes",
         "_tails",
+        "_trusts",
         "_young",
         "forecast",
+        "shadow",
     )
 
     def __init__(
@@ -124,11 +142,15 @@ class AdaptiveQueues(EvictionQueues):
         time: Callable[[], float],
         capacity: Sequence[int],
         forecast: Forecast,
+        shadow: ShadowLru,
         page_key_bytes: int,
     ) -> None:
         super().__init__(spans, eviction, time)
         lanes = [(tier, component) for tier in Tier for component in range(len(spans))]
         self.forecast = forecast
+        self.shadow = shadow
+        self._trusts = False
+        """Whether there is a forecast, and LRU not ahead of it."""
         self._page_key_bytes = page_key_bytes
         self._is_adaptive = [eviction.policy(tier, component) is EvictionPolicy.ADAPTIVE for tier, component in lanes]
         self._capacity = tuple(capacity)
@@ -148,6 +170,8 @@ class AdaptiveQueues(EvictionQueues):
         extra = WINDOW_CELLS * len(lanes)
         self._queues.extend([] for _ in range(extra))
         self._dead_counts.extend([0] * extra)
+        self._same_queues: dict[int, int] = {}
+        """Values of ``Node.queued``, each once: as numbers of their own they take 48 bytes a node."""
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -155,23 +179,14 @@ class AdaptiveQueues(EvictionQueues):
         """Note that a request takes up a prompt, of which the tree has ``tree_end`` pages on ``path``."""
         forecast = self.forecast
         node = path[-1] if path else None
-        last: Ghost | None = None
-        if tree_end < prompt.pages_count:
-            offset = tree_end * self._page_key_bytes
-            last = forecast.recall(tree_end, prompt.tokens[offset : offset + self._page_key_bytes])
-            if last is not None and last.end == tree_end + 1:
-                self._tails.come_back()
-        if last is not None and not in_session(last.cell):
-            forecast.close(last.number)
-            self._come_back(last.cell)
-            last = None
+        last, gone = self._recall(prompt, tree_end)
         if (
             last is None
             and node is not None
             and in_session(node.cell)
             and goes_on(tree_end, node.start, node.asked_end)
         ):
-            last = Ghost(node.request, node.cell, node.asked_end)
+            last = Ghost(node.request, node.cell, node.asked_end, node.used, node.end)
             if tree_end == node.end:
                 for child in node.children.values():
                     if child.request == node.request:
@@ -183,10 +198,40 @@ class AdaptiveQueues(EvictionQueues):
         self._shares.note_request(node, tree_end, None if last is None else last.end)
         is_shared = last is None and node is not None and node.end == tree_end and SHARED <= node.cell < PASSED
         visit = forecast.begin(tree_end, prompt.pages_count, last, below_shared=is_shared)
+        self.shadow.arrive(visit.number, path, tree_end, gone, prompt.pages_count)
+        trusts = forecast.is_ready and not self.shadow.is_ahead
+        if trusts is not self._trusts:
+            self._trusts = trusts
+            self._order_anew()
         if is_shared and node is not None:
             forecast.close(node.request)
             self._share(node)
         return visit
+
+    def _recall(self, prompt: Prompt, start: int) -> tuple[Ghost | None, list[tuple[int, int]]]:
+        """Take back what is remembered of a prompt's pages from ``start`` on, which have left the tree.
+
+        Returns the last request of the session that they belong to, if there is one, and by whom they were used last:
+        runs of (request, pages), each after the one before.
+        """
+        forecast, page_key_bytes, total = self.forecast, self._page_key_bytes, prompt.pages_count
+        gone: list[tuple[int, int]] = []
+        at = start
+        while at < total:
+            offset = at * page_key_bytes
+            ghost = forecast.recall(at, prompt.tokens[offset : offset + page_key_bytes])
+            if ghost is None:
+                break
+            if in_session(ghost.cell):
+                if ghost.end == at + 1:
+                    self._tails.come_back()
+                gone.append((ghost.used, min(ghost.end - self._tails.are_rare, total) - at))
+                return ghost, gone
+            forecast.close(ghost.number)
+            self._come_back(ghost.cell)
+            gone.append((ghost.used, min(ghost.run_end, total) - at))
+            at = ghost.run_end
+        return None, gone
 
     def _come_back(self, cell: int) -> None:
         """Note that pages of a cell are asked for; of some that is not expected."""
@@ -235,16 +280,20 @@ class AdaptiveQueues(EvictionQueues):
                 first = first.parent
             ghost = self.forecast.recall(first.start, first.key[: self._page_key_bytes])
             if ghost is None:
-                ghost = Ghost(self.forecast.open(UNASKED), UNASKED, node.end)
+                ghost = Ghost(self.forecast.open(UNASKED), UNASKED, node.end, 0, node.end)
             at = node
             while at is not parent and at.parent is not None:
-                at.request, at.cell, at.asked_end = ghost
+                at.request, at.cell, at.asked_end = ghost.number, ghost.cell, ghost.end
+                at.used = -ghost.used
                 at = at.parent
             return
         at = node
         while at is not parent and at.parent is not None:
             at.request, at.cell, at.asked_end = visit.number, visit.cell, node.end
+            at.used = visit.number
             at = at.parent
+        if node.end > visit.end:
+            self.shadow.extend(self.forecast.now, node.end - max(parent.end, visit.end))
         self._tails.leave()
         for lane in range(0, self._lanes_count, self._components_count):
             if self._is_adaptive[lane]:
@@ -300,7 +349,7 @@ class AdaptiveQueues(EvictionQueues):
             return super().queue_ids(node, lane)
         if self._is_preferred(node, lane):
             return (Queue.PREFERRED * self._lanes_count + lane,)
-        queue_id = (len(Queue) + self._cell(node, lane)) * self._lanes_count + lane
+        queue_id = (_FIRST + self._cell(node, lane)) * self._lanes_count + lane
         if self._ages is None:
             return (queue_id,)
         return queue_id, Queue.AGED * self._lanes_count + lane
@@ -315,19 +364,29 @@ class AdaptiveQueues(EvictionQueues):
             super().offer(node, lane)
         elif node.held_count[lane] and self.evictable(node, lane):
             cell = self._cell(node, lane)
-            heads = self._heads[lane]
-            for queue_id in self.queue_ids(node, lane):
-                if not node.queued >> queue_id & 1:
-                    node.queued |= 1 << queue_id
-                    self._sequence += 1
-                    queue = self._queues[queue_id]
-                    heappush(queue, (node.stamps[lane], self._sequence, node))
-                    if queue_id >= len(Queue) * self._lanes_count and queue[0][2] is node:
-                        heads.put(self._worth(node, lane), cell)
+            if node.history is None and self._ages is None:
+                self._enqueue(node, lane, (_FIRST + cell) * self._lanes_count + lane)
+            else:
+                for queue_id in self.queue_ids(node, lane):
+                    self._enqueue(node, lane, queue_id)
             young = self._young[cell * self._lanes_count + lane]
             if not young or (young[-1] is not node and young[-1].request <= node.request):
                 young.append(node)
-                heads.put(self._worth(node, lane), heads.cells_count + cell)
+                if self._goes_by_forecast(lane):
+                    heads = self._heads[lane]
+                    heads.put(node, self._worth(node, lane), heads.cells_count + cell)
+
+    def _enqueue(self, node: Node, lane: int, queue_id: int) -> None:
+        """Put a node into a queue, unless it is there."""
+        if node.queued >> queue_id & 1:
+            return
+        queued = node.queued | 1 << queue_id
+        node.queued = self._same_queues.setdefault(queued, queued)
+        self._sequence += 1
+        queue = self._queues[queue_id]
+        heappush(queue, (node.stamps[lane], self._sequence, node))
+        if queue[0][2] is node and queue_id >= _FIRST * self._lanes_count:
+            self._heads[lane].put(node, self._worth(node, lane), self._cell(node, lane))
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
@@ -386,29 +445,26 @@ class AdaptiveQueues(EvictionQueues):
         heads = self._heads[lane]
         if heads.reorder_at <= self.forecast.now:
             self._reorder(lane)
-        by_worth, listed = heads.by_worth, heads.listed
-        while by_worth:
-            worth, end = by_worth[0]
-            if listed[end] != worth:
-                heappop(by_worth)
-                continue
+        worths = heads.worths
+        while True:
+            least = min(worths)
+            if least == NO_NODE:
+                return None
+            end = worths.index(least)
             node = self._at_end(end, lane)
             if node is None:
-                listed[end] = -1.0
-                heappop(by_worth)
+                heads.leave(end)
                 continue
             present = self._worth(node, lane)
-            if present <= worth:
+            heads.put(node, present, end)
+            if present <= least:
                 return node
-            listed[end] = present
-            heapreplace(by_worth, (present, end))
-        return None
 
     def _at_end(self, end: int, lane: int) -> Node | None:
         """Return the oldest or youngest node of a cell; None if there is none, or it is not known any more."""
         cells_count = self._heads[lane].cells_count
         if end < cells_count:
-            return self._first((len(Queue) + end) * self._lanes_count + lane, lane)
+            return self._first((_FIRST + end) * self._lanes_count + lane, lane)
         cell = end - cells_count
         young = self._young[cell * self._lanes_count + lane]
         while young:
@@ -419,18 +475,35 @@ class AdaptiveQueues(EvictionQueues):
         return None
 
     def _reorder(self, lane: int) -> None:
-        heads = self._heads[lane]
-        heads.reorder_at = self.forecast.now + REORDER_REQUESTS
-        heads.by_worth.clear()
-        heads.listed = [-1.0] * (2 * heads.cells_count)
-        for end in range(2 * heads.cells_count):
-            node = self._at_end(end, lane)
-            if node is not None:
-                heads.put(self._worth(node, lane), end)
+        """Look at what nodes are worth now, which changes as they age; all ends anew where the order has changed."""
+        heads, forecast = self._heads[lane], self.forecast
+        by_forecast = self._goes_by_forecast(lane)
+        heads.reorder_at = forecast.now + REORDER_REQUESTS if by_forecast else NEVER
+        if forecast.now >= heads.look_at or not by_forecast:
+            heads.look_at = forecast.now + LOOK_REQUESTS
+            for end in range(2 * heads.cells_count if by_forecast else heads.cells_count):
+                node = self._at_end(end, lane)
+                if node is not None:
+                    heads.put(node, self._worth(node, lane), end)
+                else:
+                    heads.leave(end)
+            if not by_forecast:
+                for end in range(heads.cells_count, 2 * heads.cells_count):
+                    heads.leave(end)
+            return
+        if lane % self._components_count:
+            heads.worths = [NO_NODE if node is None else self._worth(node, lane) for node in heads.nodes]
+        else:
+            heads.worths = forecast.worths_of(heads.nodes)
+
+    def _order_anew(self) -> None:
+        """Have all lanes look at all ends anew."""
+        for heads in self._heads:
+            heads.reorder_at = heads.look_at = 0
 
     def _goes_by_forecast(self, lane: int) -> bool:
         """Tell whether there is something to go by; until then a lane is LRU."""
-        return 2 * self._evicted[lane] >= self._capacity[lane] and self.forecast.is_ready
+        return self._trusts and 2 * self._evicted[lane] >= self._capacity[lane]
 
     def _worth(self, node: Node, lane: int) -> float:
         """Return what a node of a lane is worth now; by lru, while there is nothing to go by, the later the more."""
@@ -445,7 +518,7 @@ class AdaptiveQueues(EvictionQueues):
         before = self._evicted[lane]
         self._evicted[lane] = before + pages
         if 2 * before < self._capacity[lane] <= 2 * (before + pages):
-            self._heads[lane].reorder_at = 0
+            self._heads[lane].reorder_at = self._heads[lane].look_at = 0
 
     def _first(self, queue_id: int, lane: int) -> Node | None:
         """Return the node at the head of a queue, after moving stale entries before it to their places."""
@@ -454,7 +527,7 @@ class AdaptiveQueues(EvictionQueues):
         queue = self._queues[queue_id]
         while queue:
             stamp, _, node = queue[0]
-            if not self.evictable(node, lane) or queue_id not in self.queue_ids(node, lane):
+            if not self.evictable(node, lane) or not self._belongs(node, lane, queue_id):
                 heappop(queue)
                 node.queued ^= 1 << queue_id
                 if node.dead:
@@ -466,6 +539,12 @@ class AdaptiveQueues(EvictionQueues):
             heapreplace(queue, (node.stamps[lane], self._sequence, node))
         return None
 
+    def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
+        """Tell whether an evictable node belongs to a queue."""
+        if node.history is None and self._ages is None:
+            return queue_id == (_FIRST + self._cell(node, lane)) * self._lanes_count + lane
+        return queue_id in self.queue_ids(node, lane)
+
     def pass_over(self, node: Node, lane: int) -> None:
         """Take the next victim of ``lane`` out of every queue that it heads, until it is offered again."""
         super().pass_over(node, lane)
@@ -475,7 +554,7 @@ class AdaptiveQueues(EvictionQueues):
                 young.pop()
             if self._tail_nodes[lane] and self._tail_nodes[lane][0] is node:
                 self._tail_nodes[lane].popleft()
-            for queue_id in range(len(Queue) * self._lanes_count + lane, len(self._queues), self._lanes_count):
+            for queue_id in range(_FIRST * self._lanes_count + lane, len(self._queues), self._lanes_count):
                 queue = self._queues[queue_id]
                 if queue and queue[0][2] is node:
                     heappop(queue)

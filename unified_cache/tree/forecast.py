@@ -33,17 +33,23 @@ in the same features.
 
 Everything is a function of the calls: ranks of a group make the same forecast. No random choice, no transcendental
 function, no sum whose order is left to the machine.
+
+Where requests do not differ by more than luck explains, there is no forecast, and lru is right: see ``tells_apart``.
 """
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
+from math import sqrt
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["CELLS_COUNT", "Forecast", "Visit"]
+from unified_cache.tree.node import Node
+
+__all__ = ["CELLS_COUNT", "NO_NODE", "Forecast", "Visit"]
 
 COLUMN_TOKENS = 512
 COLUMNS = 5
@@ -56,6 +62,8 @@ SHARED_CELLS = 3
 SHARED = SESSION_CELLS
 PASSED = SHARED + SHARED_CELLS
 """What a session has moved past: pages of an earlier request that the next one did not agree with."""
+NO_NODE = float("inf")
+"""Worth of a place where no node stands."""
 UNASKED = PASSED + 1
 """Pages that came from storage and that nobody has asked for yet."""
 ENDED = UNASKED + 1
@@ -87,6 +95,10 @@ MARGINS = (
 )
 """Axes of (row, column, layer) to sum over, and the events that a factor begins with: rows, columns, rows by columns,
 layers, columns by layers."""
+EXPECTED_MIN = 5.0
+"""Continuations that luck would bring to a cell or an age, for what it has brought to be compared: as is usual."""
+DEVIATIONS = 2.0
+"""Standard deviations beyond luck from which on requests are taken to differ."""
 NEIGHBOUR = 0.7
 """What an age tells of the next half octave."""
 
@@ -113,7 +125,11 @@ class Ghost(NamedTuple):
     number: int
     cell: int
     end: int
-    """Pages that it asked for."""
+    """Pages that it asked for; of a prefix that sessions share, how many have begun below it."""
+    used: int
+    """Number of the last request that used the run, whatever it ended with."""
+    run_end: int
+    """Where the run ended that left the tree."""
 
 
 class ReuseLog:
@@ -195,14 +211,19 @@ class Forecast:
 
     @property
     def is_ready(self) -> bool:
-        """Whether enough has been seen to tell what pages are worth."""
+        """Whether enough has been seen to tell what pages are worth, and they differ by more than luck explains."""
         return bool(self._table)
 
     def worth(self, cell: int, number: int) -> float:
         """Return what a page is worth that request ``number`` used last; only once the forecast is ready."""
-        if cell in (PASSED, ENDED):
-            return 0.0
         return self._table[cell][bisect_right(AGES, self._log.now - number) - 1]
+
+    def worths_of(self, nodes: Sequence[Node | None]) -> list[float]:
+        """Return what each of these nodes is worth now; infinity where there is none."""
+        table, now = self._table, self._log.now
+        return [
+            NO_NODE if node is None else table[node.cell][bisect_right(AGES, now - node.request) - 1] for node in nodes
+        ]
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -219,7 +240,8 @@ class Forecast:
         if self.requests_count >= self._refresh_at:
             least, most = REFRESH_REQUESTS
             self._refresh_at = self.requests_count + min(max(least, self.requests_count // 4), most)
-            self._table = worths(*self._log.counts())
+            ended, spent = self._log.counts()
+            self._table = worths(ended, spent) if tells_apart(ended, spent) else []
         return Visit(number, cell, start, total, last is not None)
 
     def _row(self, last: Ghost | None, *, below_shared: bool) -> int:
@@ -278,7 +300,37 @@ def worths(ended: _Floats, spent: _Floats) -> list[list[float]]:
         by_grid *= (_smoothed(seen) + events) / (_smoothed(expected) + events)
     others = slice(SESSION_CELLS, None)
     factors = (_smoothed(ended[others]) + PRIOR_EVENTS) / (_smoothed(spent[others] * base) + PRIOR_EVENTS)
-    return _indexes(np.concatenate([by_grid.reshape(SESSION_CELLS, BINS), base * factors]))
+    hazards = np.concatenate([by_grid.reshape(SESSION_CELLS, BINS), base * factors])
+    hazards[PASSED] = hazards[ENDED] = 0.0
+    return _indexes(hazards)
+
+
+def tells_apart(ended: _Floats, spent: _Floats) -> bool:
+    """Tell whether requests differ by cell, or come back the likelier the older they are, beyond what luck explains.
+
+    Where they do not, the oldest is worth least, whatever its cell, and lru is right. Pearson's test against hazards
+    that are the same in all cells and never rise, on those cells and ages of which five continuations are expected.
+    """
+    base = _never_rising(_summed(ended, 0)[0], _summed(spent, 0)[0])
+    expected = spent * base
+    chi_squared = count = 0.0
+    for axis in (0, 1):
+        for seen, awaited in zip(_summed(ended, axis).flat, _summed(expected, axis).flat, strict=True):
+            if awaited >= EXPECTED_MIN:
+                chi_squared += float((seen - awaited) ** 2 / awaited)
+                count += 1
+    return chi_squared - count > DEVIATIONS * sqrt(2 * count)
+
+
+def _never_rising(ended: _Floats, spent: _Floats) -> _Floats:
+    """Return the hazards by age that fit best of those that never rise: neighbours that do are made one."""
+    runs: list[list[float]] = []
+    for seen, waited in zip(ended.tolist(), spent.tolist(), strict=True):
+        runs.append([seen, waited, 1])
+        while len(runs) > 1 and runs[-1][0] * runs[-2][1] > runs[-2][0] * runs[-1][1]:
+            later, before = runs.pop(), runs.pop()
+            runs.append([before[0] + later[0], before[1] + later[1], before[2] + later[2]])
+    return np.array([seen / waited if waited else 0.0 for seen, waited, bins in runs for _ in range(int(bins))])
 
 
 def _smoothed(counts: _Floats) -> _Floats:

@@ -72,6 +72,7 @@ class Node:
         "slots",
         "stamps",
         "start",
+        "used",
     )
 
     def __init__(self, key: bytes, start: int, end: int, parent: "Node | None", components_count: int) -> None:
@@ -113,10 +114,12 @@ class Node:
         self.digests: PageDigests = b""
         """Digests of the pages; empty where nothing is to be remembered of them."""
         self.request = 0
-        """Number of the last request that used the pages; see ``forecast``, as the two below."""
+        """Number of the last request that ended with the pages; see ``forecast``, as the two below."""
         self.cell = 0
         self.asked_end = 0
         """Pages that it asked for; of a prefix that sessions share, how many have begun below it."""
+        self.used = 0
+        """Number of the last request that used the pages; negative if storage brought them since: ``shadow_lru``."""
         self.moved_past = False
         """Whether the session has gone on below, so that hardly anybody resumes from windows here."""
 

@@ -32,6 +32,7 @@ from unified_cache.tree.preferences import Preference, Preferences
 from unified_cache.tree.room import evictable_mask, fitting_end
 from unified_cache.tree.runs import HeldRun, held_runs
 from unified_cache.tree.sessions import SessionHints
+from unified_cache.tree.shadow_lru import LruComparison, ShadowLru
 from unified_cache.tree.state import Freed, TreeState
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -57,6 +58,7 @@ class RadixTree:
         "_preferences",
         "_preferred_max",
         "_sessions",
+        "_shadow",
         "_state",
         "_transfers",
         "components",
@@ -93,6 +95,8 @@ class RadixTree:
         kinds = [eviction.policy(tier, number) for tier in Tier for number in range(len(components))]
         self._forecast = Forecast(page_size) if EvictionPolicy.ADAPTIVE in kinds else None
         """What was learned of requests; a ``clear`` leaves it, since those that it overtakes go on to use it."""
+        self._shadow = ShadowLru(max(room[0], room[len(components)]))
+        """What lru would have hit; only where there is a forecast."""
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._sessions = SessionHints(self._state, self._preferences, clock)
@@ -107,7 +111,9 @@ class RadixTree:
             queues = EvictionQueues(spans, self._eviction, self._clock)
         else:
             page_key_bytes = self.page_size * TOKEN_BYTES
-            queues = AdaptiveQueues(spans, self._eviction, self._clock, self._capacity, self._forecast, page_key_bytes)
+            queues = AdaptiveQueues(
+                spans, self._eviction, self._clock, self._capacity, self._forecast, self._shadow, page_key_bytes
+            )
         return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
@@ -149,6 +155,10 @@ class RadixTree:
             self._sessions.note_arrival(found.prompt.session)
         adaptive = self._state.adaptive
         return None if adaptive is None else adaptive.arrive(found.prompt, found.path, found.tree_end)
+
+    def compared_with_lru(self) -> LruComparison | None:
+        """Return what requests found, and what they would have found under lru; None where no lane is adaptive."""
+        return None if self._forecast is None else self._shadow.compared()
 
     def prefer(self, found: Match, end: int, tier: Tier) -> Preference | None:
         """Have the first ``end`` pages of a match on ``tier`` go last: when nothing else is left in their lane.
@@ -403,6 +413,7 @@ class RadixTree:
                         self._forgotten.note(lane, digests_where(node.digests, held >= 0), Cause.RESET)
         if self._state.mapped is not None:
             freed.unmapped.extend(freed.slots[0])
+        self._shadow.clear()
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._sessions = SessionHints(self._state, self._preferences, self._clock)

@@ -133,6 +133,7 @@ class TreeState:
         upper.request = node.request
         upper.cell = node.cell
         upper.asked_end = node.asked_end
+        upper.used = node.used
         upper.moved_past = node.moved_past
         if node.history is not None:
             upper.history = {lane: replace(history) for lane, history in node.history.items()}
@@ -154,8 +155,10 @@ class TreeState:
     def split_for(self, node: Node, end: int, visit: Visit | None) -> Node:
         """Cut ``node`` where a request ends; return the upper part. The rest is passed by, if its session goes on."""
         upper = self.split(node, end - node.start)
-        if self.adaptive is not None and visit is not None and visit.goes_on and end == visit.start:
-            self.adaptive.pass_by(node)
+        if self.adaptive is not None and visit is not None:
+            upper.used = visit.number
+            if visit.goes_on and end == visit.start:
+                self.adaptive.pass_by(node)
         return upper
 
     def fill(
@@ -288,7 +291,8 @@ class TreeState:
         assert self.adaptive is not None
         offset = (end - node.start) * self.page_key_bytes
         page = node.key[offset : offset + self.page_key_bytes]
-        self.adaptive.forecast.remember(end, page, Ghost(node.request, node.cell, node.asked_end))
+        ghost = Ghost(node.request, node.cell, node.asked_end, abs(node.used), node.end)
+        self.adaptive.forecast.remember(end, page, ghost)
 
     def _truncate(self, node: Node, end: int) -> None:
         pages = end - node.start

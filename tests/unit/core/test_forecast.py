@@ -101,7 +101,7 @@ def test_worth_is_the_best_rate_of_reuse_of_all_times_to_keep_a_page_for() -> No
         for b in range(BINS):
             weights = [0.7 ** abs(other - b) for other in range(BINS)]
             hazards[cell][b] *= (float(ended[cell] @ weights) + 2) / (float((spent[cell] * base) @ weights) + 2)
-    for cell in (0, 7, SESSION_CELLS - 1, SESSION_CELLS, CELLS_COUNT - 1):
+    for cell in (0, 7, SESSION_CELLS - 1, SESSION_CELLS, forecast.UNASKED):
         for first in range(BINS):
             best = reached = uses = kept = 0.0
             reached = 1.0
@@ -226,8 +226,11 @@ def test_it_is_lru_until_half_as_much_was_evicted_as_is_held(quick: None) -> Non
     raise AssertionError("never half as much was evicted as is held")
 
 
-def visitors(turns: int) -> list[list[int]]:
-    """Sessions that come back after eight others, and between them long prompts that never do."""
+def visitors(turns: int, kept_pages: int = 4) -> list[list[int]]:
+    """Sessions that come back after eight others, and between them long prompts that never do.
+
+    They come back with so many of their four pages, and others.
+    """
     requests: list[list[int]] = []
     for turn in range(turns):
         session = 1000 * (turn // 4) + 100 * (turn % 4)
@@ -235,7 +238,7 @@ def visitors(turns: int) -> list[list[int]]:
         requests += [[50_000 + 100 * turn + 10 * other + page for page in range(9)] for other in range(3)]
         if turn >= 4:
             session = 1000 * ((turn - 4) // 4) + 100 * (turn % 4)
-            requests.append([session + page for page in range(6)])
+            requests.append([session + (page if page < kept_pages else page + 50) for page in range(6)])
     return requests
 
 
@@ -260,8 +263,8 @@ def test_pages_that_a_session_has_moved_past_go_first(quick: None) -> None:
 
 def test_the_last_page_of_a_prompt_goes_first_while_such_pages_are_not_asked_for_again(quick: None) -> None:
     served = ServedTree()
-    for first in range(100, 600, 5):
-        served.serve([*range(first, first + 5)])
+    for tokens in visitors(200, kept_pages=3):
+        served.serve(tokens)
     prompt = [1, 2, 3, 4]
     served.serve(prompt)
     assert served.held(prompt) == 4

@@ -1,0 +1,51 @@
+"""Adaptive eviction on ten kinds of made-up traffic: never much worse than lru, whose hits its shadow tells."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.generated_traces import KINDS, REQUESTS, generated_trace
+from benchmarks.policies import LOST_MAX, SHARES, ComparedHits, compared_hits
+
+SHORT_REQUESTS = 2_000
+TOLD_ERROR_MAX = 0.03
+"""Part of lru's hits by which its shadow may be off: what it takes to come back may not."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trace_is_the_same_each_time_and_another_with_another_seed(kind: str) -> None:
+    trace = generated_trace(kind, 200)
+    assert trace == generated_trace(kind, 200)
+    if kind != "loops":
+        assert trace != generated_trace(kind, 200, seed=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adaptive_keeps_lrus_hits_on_short_traces(kind: str) -> None:
+    check(compared_hits(kind, generated_trace(kind, SHORT_REQUESTS), 0.1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_adaptive_never_loses_more_than_half_a_percent_of_lrus_hits(kind: str, share: float) -> None:
+    check(compared_hits(kind, generated_trace(kind, REQUESTS), share))
+
+
+def test_where_documents_are_asked_for_alike_adaptive_is_lru() -> None:
+    found = compared_hits("uniform", generated_trace("uniform", SHORT_REQUESTS), 0.2)
+    assert 0 < found.lru == found.adaptive < found.clairvoyant
+
+
+def test_adaptive_keeps_what_scans_and_loops_cost_lru() -> None:
+    scans = compared_hits("scans", generated_trace("scans", SHORT_REQUESTS), 0.1)
+    assert scans.lost < -0.2
+    loops = compared_hits("loops", generated_trace("loops", SHORT_REQUESTS), 0.1)
+    assert loops.lru == 0 < loops.adaptive
+
+
+def check(found: ComparedHits) -> None:
+    assert found.lost <= LOST_MAX, found
+    assert found.adaptive <= found.clairvoyant, found
+    off = replace(found, adaptive=found.lru_told).lost
+    assert abs(off) <= TOLD_ERROR_MAX, found
