@@ -19,12 +19,14 @@ from unified_cache.cli.traces import read_watched
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable, write_whole
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, is_of_lmcache
 from unified_cache.replay.trace_figures import TraceFigures
 from unified_cache.replay.trace_sessions import cut_sessions, in_blocks_of
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from unified_cache.replay.lmcache_trace import LmcacheTrace
 
 __all__ = ["TraceConvertCommand", "TraceCutCommand", "TraceInfoCommand", "trace_app"]
 
@@ -35,7 +37,12 @@ TRACE_EPILOG = """**Examples**
     unified-cache trace cut recording.jsonl.gz part.jsonl.gz --share 0.1
 
     unified-cache trace convert recording.jsonl.gz mooncake.jsonl.gz
+
+    unified-cache trace convert lmcache-trace.lct mooncake.jsonl.gz
 """
+
+LMCACHE_CHUNK_TOKENS = 256
+"""Tokens of a chunk, unless LMCache was told otherwise."""
 
 trace_app = typer.Typer(
     name="trace",
@@ -119,11 +126,14 @@ class TraceCutCommand:
 
 @dataclass(frozen=True, slots=True)
 class TraceConvertCommand:
-    """Write a recording as a plain Mooncake trace, as other tools read it: larger blocks, numbered from 0."""
+    """Write a recording, ours or LMCache's, as a plain Mooncake trace: larger blocks, numbered from 0."""
 
-    trace: TraceArgument
+    trace: Annotated[Path, typer.Argument(help="Recording, trace in the Mooncake format, or LMCache's .lct.")]
     target: TargetArgument
     block_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a block.")] = BLOCK_TOKENS
+    chunk_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Tokens of a chunk, which recordings of LMCache do not say.")
+    ] = LMCACHE_CHUNK_TOKENS
     as_json: JsonOption = False
     json_file: JsonFileOption = None
 
@@ -133,14 +143,28 @@ class TraceConvertCommand:
         Raises:
             TraceError: it is no trace.
             ConfigError: its blocks do not make up whole ones of this size.
+            MissingExtraError: it is LMCache's, and the extra ``events`` is not installed.
             OSError: the target cannot be written; it is as it was.
         """
         check_writable(self.target.parent)
-        converted = in_blocks_of(read_watched(self.trace), self.block_tokens)
+        requests = (
+            _read_lmcache(self.trace, self.chunk_tokens) if is_of_lmcache(self.trace) else read_watched(self.trace)
+        )
+        converted = in_blocks_of(requests, self.block_tokens)
         _write(self.target, converted)
         value = {"target": str(self.target), "requests": len(converted), "block_tokens": self.block_tokens}
         if not shown_as_json("trace convert", value, on_stdout=self.as_json, file=self.json_file):
             sys.stdout.write(f"{len(converted)} requests in blocks of {self.block_tokens} tokens\n")
+
+
+def _read_lmcache(path: Path, chunk_tokens: int) -> list[TraceRequest]:
+    """Read the look-ups of a recording of LMCache, show how far it is, and say where it was cut off."""
+    lmcache = import_with_extra("unified_cache.replay.lmcache_trace", "events", "reading a recording of LMCache")
+    with watched(sys.stderr, "read", None, "requests") as tell:
+        found: LmcacheTrace = lmcache.read_lmcache_trace(path, chunk_tokens, lambda count: tell(count, ""))
+    if not found.is_whole:
+        sys.stderr.write(f"{path} ends within a record: what came before it was read\n")
+    return found.requests
 
 
 def _write(target: Path, requests: Sequence[TraceRequest]) -> None:

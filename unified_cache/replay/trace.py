@@ -43,6 +43,9 @@ TOLD_REQUESTS = 256
 LINE_BYTES_MAX = 64 * 1024 * 1024
 """Longest line read: bounds memory where a file is no trace at all. A prompt of a billion tokens needs less."""
 
+_LMCACHE_MAGIC = b"LMCT"
+_LMCACHE_HEAD_BYTES = 64
+"""What a recording of LMCache begins with: a length, and a header that soon says what it is."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _OFFSETS = np.arange(BLOCK_TOKENS, dtype=np.int32)
 _FOUND_CHARACTERS_MAX = 60
@@ -70,6 +73,16 @@ class TraceRequest:
         tokens = np.empty((len(self.hash_ids), size), np.int32)
         np.add(np.array(self.hash_ids, np.int32)[:, None] * size, offsets, out=tokens)
         return tokens.reshape(-1)
+
+
+def is_of_lmcache(path: Path) -> bool:
+    """Tell whether a file begins as LMCache's recordings do, which ``trace convert`` reads; False if unreadable."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_LMCACHE_HEAD_BYTES)
+    except OSError:
+        return False
+    return head.startswith(b"\0") and _LMCACHE_MAGIC in head
 
 
 def untold(_requests_count: int) -> None:
@@ -129,6 +142,10 @@ def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, found {limit}")
+    if is_of_lmcache(path):
+        raise TraceError(
+            f"{path}: expected a trace, found a recording of LMCache: unified-cache trace convert it first"
+        )
     count = 0
     for place, line in _lines(path):
         yield _request_of(line, place)
