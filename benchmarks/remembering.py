@@ -3,8 +3,8 @@
 python -m benchmarks.remembering [ROUNDS]
 
 Two caches serve the same requests without bytes, batch by batch in turns, so that both see the same machine. What is
-printed is the median of the ratios of all batches but the first ones, before memory is full, and as a reference the
-same of two caches that remember nothing.
+printed is the median of the ratios of all batches but the first ones, before memory is full, the requests that the
+cache without memory serves in a second of the processor, and as a reference the same of two that remember nothing.
 """
 
 import gc
@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from unified_cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers
@@ -61,9 +62,19 @@ def served_s(player: Player, requests: Sequence[TraceRequest]) -> float:
     return time.thread_time() - started_s
 
 
-def ratios(settings: ReplaySettings, requests: Sequence[TraceRequest], pages: int) -> list[float]:
-    """Return the time with so many pages remembered over the time with none, batch by batch."""
+class Compared(NamedTuple):
+    """Times of two caches that serve the same batches, without the first ones."""
+
+    ratio: float
+    """Median of the time with pages remembered over the time with none."""
+    requests_rate: float
+    """Requests by second of the processor where none are remembered."""
+
+
+def compared(settings: ReplaySettings, requests: Sequence[TraceRequest], pages: int) -> Compared:
+    """Serve with so many pages remembered, and with none, batch by batch."""
     found: list[float] = []
+    plain_s: list[float] = []
     with opened(settings, 0) as plain, opened(settings, pages) as remembering:
         gc.collect()
         gc.freeze()
@@ -74,10 +85,13 @@ def ratios(settings: ReplaySettings, requests: Sequence[TraceRequest], pages: in
                 order = (plain, remembering) if len(found) % 2 else (remembering, plain)
                 times = {player: served_s(player, batch) for player in order}
                 found.append(times[remembering] / times[plain])
+                plain_s.append(times[plain])
         finally:
             gc.enable()
             gc.unfreeze()
-    return found[int(len(found) * WARM_SHARE) :]
+    first = int(len(found) * WARM_SHARE)
+    counted = len(requests[first * BATCH_REQUESTS :])
+    return Compared(statistics.median(found[first:]), counted / sum(plain_s[first:]))
 
 
 def main(rounds: int) -> None:
@@ -85,9 +99,13 @@ def main(rounds: int) -> None:
     requests = read_trace(TRACE, REQUESTS)
     for name, settings in SIZES.items():
         for words, pages in (("remembering over not", PAGES), ("not over not", 0)):
-            each = [statistics.median(ratios(settings, requests, pages)) for _ in range(rounds)]
+            each = [compared(settings, requests, pages) for _ in range(rounds)]
+            seen = [one.ratio for one in each]
+            rate = statistics.median(one.requests_rate for one in each)
             print(
-                f"{name}, {words}: median {statistics.median(each):.3f}, {min(each):.3f} to {max(each):.3f}", flush=True
+                f"{name}, {words}: median {statistics.median(seen):.3f}, {min(seen):.3f} to {max(seen):.3f}; "
+                f"{rate:,.0f} requests/s",
+                flush=True,
             )
 
 

@@ -184,10 +184,11 @@ class ForgottenPages:
         times = np.repeat(np.array(times_of_parts, np.float64), lengths)
         kept = min(len(digests), self.pages_max)
         self._count += len(digests)
-        places = np.arange(self._count - kept, self._count) % self.pages_max
-        self._digests[places] = digests[-kept:]
-        self._codes[places] = codes[-kept:]
-        self._noted_s[places] = times[-kept:]
+        start = (self._count - kept) % self.pages_max
+        whole = min(kept, self.pages_max - start)
+        for ring, noted in ((self._digests, digests), (self._codes, codes), (self._noted_s, times)):
+            ring[start : start + whole] = noted[len(noted) - kept : len(noted) - kept + whole]
+            ring[: kept - whole] = noted[len(noted) - kept + whole :]
 
     def _sort(self) -> None:
         """Sort the ring by digest, what was noted later behind what was noted before."""

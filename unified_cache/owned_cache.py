@@ -105,8 +105,7 @@ class OwnedCache:
         over = self._controller.poll()
         self._back_up_due()
         self.changes.take_removals()
-        if self._published.is_due():
-            self._publish()
+        self._publish_if_due()
         return over
 
     def wait_all(self, timeout_s: float) -> list[Operation]:
@@ -116,10 +115,18 @@ class OwnedCache:
             WaitTimeoutError: some still are after ``timeout_s``; they go on, and ``poll`` returns them.
             RankLostError: as ``poll``.
         """
-        self._enter()
-        self._wait_and_back_up(timeout_s)
-        over = self._controller.take_completed()
+        over = self._wait_until_over(timeout_s)
         self._publish()
+        return over
+
+    def settle(self, timeout_s: float) -> list[Operation]:
+        """Wait as ``wait_all`` does, and publish figures as seldom as ``poll``: for who waits at every request.
+
+        Raises:
+            WaitTimeoutError, RankLostError: as ``wait_all``.
+        """
+        over = self._wait_until_over(timeout_s)
+        self._publish_if_due()
         return over
 
     def finish_early(self, operation: Operation) -> None:
@@ -218,7 +225,7 @@ class OwnedCache:
         return self._count()
 
     def published_stats(self) -> Stats:
-        """Return the figures that ``poll``, ``wait_all`` or ``close`` has published last; from any thread.
+        """Return the figures that ``poll``, ``wait_all``, ``settle`` or ``close`` has published last; from any thread.
 
         While the owner polls they are a little more than a second old at most. They are one moment's, and a value.
         """
@@ -296,6 +303,11 @@ class OwnedCache:
         if self._closed:
             raise ClosedError("the cache is closed")
 
+    def _wait_until_over(self, timeout_s: float) -> list[Operation]:
+        self._enter()
+        self._wait_and_back_up(timeout_s)
+        return self._controller.take_completed()
+
     def _wait_and_back_up(self, timeout_s: float) -> None:
         """Wait until no transfer is under way, starting the backups that are due as there is room for them."""
         deadline_s = time.monotonic() + timeout_s
@@ -307,6 +319,10 @@ class OwnedCache:
         """Publish the figures of this moment, and look who is to be told of requests from now on."""
         self._published.publish()
         self._find_watchers()
+
+    def _publish_if_due(self) -> None:
+        if self._published.is_due():
+            self._publish()
 
     def _find_watchers(self) -> None:
         candidates = (self._recorder, self._short_hits if self._short_hits.are_wanted() else None)

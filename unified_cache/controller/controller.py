@@ -272,19 +272,23 @@ class Controller:
         now_s = self._clock()
         ours = [self._readiness(operation, now_s) for operation in live]
         try:
-            bits = self._ranks.agree(np.array([has_time, *(bit for readiness in ours for bit in readiness)], np.bool_))
-            agreed = [Readiness(*row) for row in bits[1:].reshape(len(live), -1).tolist()]
+            has_all_time, agreed = self._agreed(ours, has_time=has_time)
             failures = self._failures(live, agreed)
         except RankLostError as error:
             # What is left is to give back what they hold, and nobody waits for that.
             self._fail_all(error)
             has_all_time, agreed, failures = has_time, ours, {}
-        else:
-            has_all_time = bool(bits[0])
         for operation, readiness in zip(live, agreed, strict=True):
             self._advance(operation, readiness, failures.get(operation))
         self._wake()
         return has_all_time
+
+    def _agreed(self, ours: list[Readiness], *, has_time: bool) -> tuple[bool, list[Readiness]]:
+        """Return whether all ranks have time, and the readiness of each operation on all of them."""
+        if self._ranks.size == 1:
+            return has_time, ours
+        bits = self._ranks.agree(np.array([has_time, *(bit for readiness in ours for bit in readiness)], np.bool_))
+        return bool(bits[0]), [Readiness(*row) for row in bits[1:].reshape(len(ours), -1).tolist()]
 
     def _readiness(self, operation: Operation, now_s: float) -> Readiness:
         error = self._ended.get(operation)

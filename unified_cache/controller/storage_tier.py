@@ -40,7 +40,12 @@ class AnswerCounts:
 
     def add(self, method: Method, answers: Sequence[Answer]) -> None:
         """Count the answers of one call."""
-        found = [(answer, count) for answer in Answer if (count := answers.count(answer))]
+        found: list[tuple[Answer, int]] = []
+        rest = list(answers)
+        while rest:
+            others = [answer for answer in rest if answer is not rest[0]]  # counted so, no Enum is compared or hashed
+            found.append((rest[0], len(rest) - len(others)))
+            rest = others
         with self._guard:
             for answer, count in found:
                 self._counts[method, answer] = self._counts.get((method, answer), 0) + count

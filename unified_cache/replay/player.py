@@ -164,8 +164,8 @@ class Player:
 
         """
         if started is None and self._pending is None and self._backs_up_itself:
-            return  # nothing is under way, and waiting would count all statistics
-        ended = self.cache.wait_all(SETTLE_TIMEOUT_S)
+            return  # nothing is under way
+        ended = self.cache.settle(SETTLE_TIMEOUT_S)
         for operation in (started, self._pending, *ended):
             if operation is not None and operation.error is not None:
                 raise operation.error

@@ -19,7 +19,7 @@ from unified_cache.pool import Pages, Tier
 from unified_cache.tree.match import Match, path_slots
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
-from unified_cache.window import restorable_ends, window_counts
+from unified_cache.window import restorable_ends, window, window_counts
 
 __all__ = ["evictable_mask", "fitting_end"]
 
@@ -28,11 +28,11 @@ def fitting_end(tree: TreeState, found: Match, source: Tier, target: Tier, avail
     """Return the longest end that a match can be resumed at from ``source`` for which ``target`` has room; else 0.
 
     From the host means from host and device together. ``available_pages[c]`` are free or evictable on the target.
-    Linear in pages.
+    Linear in pages, unless there is room for all of the windows.
     """
     view, end = (ON_DEVICE, found.device_end) if source is Tier.DEVICE else (ANYWHERE, found.host_end)
-    if not end:
-        return 0
+    if all(end - window(end, span) <= room for span, room in zip(tree.spans, available_pages, strict=True)):
+        return end
     components = tree.components_count
     fits = restorable_ends(tree.spans, _holes(tree, found.path, view, end), 0, end, [0] * components)
     for component, available in enumerate(available_pages):

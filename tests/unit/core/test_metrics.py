@@ -1,6 +1,7 @@
 """Figures and log lines of an embedded cache: what it found, moved, evicted and gave up."""
 
 import logging
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,27 @@ class UnreachableStorage(MemoryStorage):
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         raise StorageError("the disk is gone", retryable=False)
+
+
+def test_a_cache_that_settles_publishes_as_seldom_as_one_that_polls_and_one_that_waits_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("unified_cache.stats.STATS_EVERY_S", math.inf)
+    cache = engine().cache
+    opened = cache.published_stats()
+    cache.match(cache.prompt(tokens(4)))
+    cache.poll()
+    cache.settle(1)
+    assert cache.published_stats() is opened
+    cache.wait_all(1)
+    assert cache.published_stats().lookups.count == opened.lookups.count + 1
+
+
+def test_settling_returns_what_is_over_as_waiting_does() -> None:
+    toy = engine()
+    backup = toy.cache.backup(serve(toy, 4))
+    assert toy.cache.settle(1) == [backup]
+    assert toy.cache.settle(1) == []
 
 
 def test_lookups_count_pages_by_where_they_were() -> None:
