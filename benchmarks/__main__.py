@@ -20,6 +20,7 @@ from rich.console import Console
 from benchmarks.compare import KeptRun, compare_runs, print_compared, record_compared
 from benchmarks.components import components_figures
 from benchmarks.copies import copies_figures
+from benchmarks.depth import depth_figures
 from benchmarks.files import files_figures
 from benchmarks.guard import guard_figures
 from benchmarks.keys import keys_figures
@@ -46,6 +47,7 @@ SECTIONS: dict[str, Section] = {
     "copies": copies_figures,
     "files": files_figures,
     "rows": rows_figures,
+    "depth": depth_figures,
     "guard": guard_figures,
     "ttft": ttft_figures,
     "transfer": transfer_figures,

@@ -24,6 +24,7 @@ class Effort:
     durable_rounds: int
     ttft_rounds: int
     mooncake_rounds: int
+    depth_rounds: int
 
 
 FULL = Effort(
@@ -38,6 +39,7 @@ FULL = Effort(
     durable_rounds=5,
     ttft_rounds=5,
     mooncake_rounds=25,
+    depth_rounds=7,
 )
 
 QUICK = Effort(
@@ -52,6 +54,7 @@ QUICK = Effort(
     durable_rounds=1,
     ttft_rounds=3,
     mooncake_rounds=5,
+    depth_rounds=2,
 )
 
 
