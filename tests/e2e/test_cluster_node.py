@@ -174,7 +174,7 @@ def test_a_port_that_is_taken_is_refused(cluster: LocalCluster, nobody: HostPort
         (("--master", "localhost"), "--master must be HOST:PORT as in 10.0.0.1:50051, found 'localhost'"),
         (("--segment-bytes", "16777215"), "a segment must have at least 16777216 bytes (16MiB)"),
         (("--segment-bytes", "1024TiB"), "all memory of this machine, found "),
-        (("--port", "65536"), "less than or equal to 65535"),
+        (("--port", "65536"), "--port must be at most 65535, found 65536"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: tuple[str, ...], reason: str, nobody: HostPort) -> None:

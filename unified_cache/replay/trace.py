@@ -76,8 +76,13 @@ class TraceRequest:
 
 
 def is_of_lmcache(path: Path) -> bool:
-    """Tell whether a file begins as LMCache's recordings do, which ``trace convert`` reads; False if unreadable."""
+    """Tell whether a file begins as LMCache's recordings do, which ``trace convert`` reads; False if unreadable.
+
+    Of a pipe, too, since what is read from it is gone.
+    """
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             head = file.read(_LMCACHE_HEAD_BYTES)
     except OSError:

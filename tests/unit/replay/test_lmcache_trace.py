@@ -1,6 +1,9 @@
 """Recordings of LMCache: one that its own recorder has written (0.5.6; two ranks, two groups), and bad ones."""
 
+import json
+import os
 import struct
+import threading
 from pathlib import Path
 
 import msgspec
@@ -122,3 +125,13 @@ def test_convert_writes_a_plain_trace_of_lmcaches_recording_and_says_where_it_wa
     cut = written(tmp_path, RECORDED.read_bytes()[:-5])
     said = ask("trace", "convert", cut, target)
     assert (said.status, "ends within a record" in said.err) == (0, True)
+
+
+def test_a_trace_that_comes_through_a_pipe_is_read_from_its_beginning(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    line = json.dumps({"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [3]})
+    writer = threading.Thread(target=pipe.write_text, args=(line,), daemon=True)
+    writer.start()
+    assert [request.hash_ids for request in read_trace(pipe)] == [(3,)]
+    writer.join(10)
