@@ -80,10 +80,11 @@ class ResumeShares:
     def weigh(self, node: Node, lane: int, span: int) -> float:
         """Return what each window page of a node in ``lane`` is worth, of what the forecast says of its request.
 
-        A window is ``span`` pages. One that has lost a page of these is worth nothing.
+        A window is ``span`` pages. One that has lost a page of these is worth nothing, nor is one that the lane does
+        not hold any more, which a queue may not know yet: a window of the host that only the device has has no hole.
         """
         pages, held_pages = node.end - node.start, node.held_count[lane]
-        if pages - node.last_hole[lane] < min(span, pages):
+        if not held_pages or pages - node.last_hole[lane] < min(span, pages):
             return 0.0
         resumed = 1.0
         if in_session(node.cell):

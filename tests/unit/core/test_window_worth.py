@@ -145,3 +145,9 @@ def test_what_a_window_saves_counts_by_its_root() -> None:
     shares = ResumeShares()
     short, long = (shares.weigh(node_of(cell=0, pages=pages), WINDOW_LANE, 1) for pages in (4, 64))
     assert long == pytest.approx(4 * short)
+
+
+def test_a_window_that_its_tier_does_not_hold_any_more_is_worth_nothing() -> None:
+    gone = node_of(cell=forecast.SHARED, pages=1)
+    gone.held_count[WINDOW_LANE] = 0
+    assert ResumeShares().weigh(gone, WINDOW_LANE, 1) == 0
