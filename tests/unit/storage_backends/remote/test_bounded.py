@@ -182,8 +182,9 @@ def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_una
     for number in range(20):
         assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
     answers = storage.get([blank_page(label(number)) for number in range(20)])
-    assert 3 <= answers.count(Answer.HIT) == store.gets_count <= 5
-    assert answers.count(Answer.UNAVAILABLE) == 20 - store.gets_count
+    hits = answers.count(Answer.HIT)
+    assert 3 <= hits <= store.gets_count <= 5, "the store may be asked for one whose answer nobody waits for any more"
+    assert answers.count(Answer.UNAVAILABLE) == 20 - hits
     storage.close()
     running.stop()
 
