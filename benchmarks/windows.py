@@ -6,6 +6,7 @@ Pages of 512 tokens and windows of one page, kept at a prompt's end, before its 
 device alone. So only windows decide how far a prompt can be resumed. Blocks handed back, of all that were asked for.
 """
 
+import argparse
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,7 +67,9 @@ class WindowRun:
 
 def main() -> None:
     """Print and keep a row for each size."""
-    trace = Path(sys.argv[1]) if len(sys.argv) > 1 else TRACE
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.windows", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("trace", nargs="?", type=Path, default=TRACE, help="trace to replay; default: the bundled one")
+    trace: Path = parser.parse_args().trace
     requests = list(read_trace(trace))
     rows: list[dict[str, object]] = []
     for windows in WINDOWS:

@@ -26,7 +26,7 @@ PIECE_KEYS_MAX = 2_048
 """Keys asked for at once: answers for the first are there while the last are asked for."""
 
 KNOWN_KEYS_MAX = 128
-"""Keys that memory is asked for in one step, at 2 to 10 us each; the loads of these begin a step before the others'."""
+"""Keys that memory is asked for in one step, on the scheduler's thread; their loads begin a step before the others'."""
 
 WAITING_KEYS_MAX = 1 << 20
 """Keys sent and not answered; more are misses at once."""
