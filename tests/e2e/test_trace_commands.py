@@ -16,13 +16,13 @@ TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
 
 
-def request_of(at: int, *blocks: int) -> TraceRequest:
-    return TraceRequest(at, 512 * len(blocks), 10, blocks)
+def request_of(at: int, *blocks: int, tail_tokens: int = 512) -> TraceRequest:
+    return TraceRequest(at, 512 * (len(blocks) - 1) + tail_tokens, 10, blocks)
 
 
 TURNS = [
     request_of(0, 1, 2, 3),
-    request_of(1000, 7, 8),
+    request_of(1000, 7, 8, tail_tokens=200),
     request_of(2000, 1, 2, 4, 5),  # goes on after the first one's whole blocks, 1 and 2
     request_of(3000, 1, 2, 4, 6),
     request_of(4000, 9),
@@ -32,6 +32,47 @@ TURNS = [
 
 def test_a_request_that_begins_with_an_earlier_prompt_continues_its_session() -> None:
     assert sessions_of(TURNS) == [0, 1, 0, 0, 2, 1]
+
+
+SYSTEM = (1, 2)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        pytest.param([(3, 4, 5), (6, 7), (8, 9, 10)], id="different whole blocks follow"),
+        pytest.param([(3,), (4, 5), (6, 7, 8)], id="a short question came first"),
+        pytest.param([(4, 5), (6, 7, 8), (3,)], id="a short question came last"),
+    ],
+)
+def test_requests_that_share_a_system_prompt_alone_are_sessions_of_their_own(prompts: list[tuple[int, ...]]) -> None:
+    first = [request_of(at, *SYSTEM, *prompt) for at, prompt in enumerate(prompts)]
+    assert sessions_of(first) == [0, 1, 2]
+    turns = [request_of(10 + at, *SYSTEM, *prompt[:-1], 50 + at, 60 + at) for at, prompt in enumerate(prompts)]
+    followed = [at for at, prompt in enumerate(prompts) if len(prompt) > 1]
+    assert [sessions_of([*first, *turns])[3 + at] for at in followed] == followed
+
+
+def test_short_questions_after_a_system_prompt_are_sessions_of_their_own() -> None:
+    questions = [request_of(at, *SYSTEM, 3 + at, tail_tokens=tokens) for at, tokens in enumerate((300, 200, 400, 250))]
+    assert sessions_of(questions) == [0, 1, 2, 3]
+
+
+def test_turns_within_one_block_are_one_session() -> None:
+    turns = [request_of(at, *SYSTEM, 3 + at, tail_tokens=tokens) for at, tokens in enumerate((100, 250, 400))]
+    asked_twice = [turns[0], *turns, request_of(9, *SYSTEM, 8, 9)]
+    assert sessions_of(asked_twice) == [0, 0, 0, 0, 0]
+
+
+def test_the_sessions_of_a_trace_under_one_system_prompt_are_told_apart() -> None:
+    requests = read_trace(TRACE)
+    assert {request.hash_ids[0] for request in requests} == {0}, "all of them begin alike"
+    by_session: dict[int, list[TraceRequest]] = {}
+    for session, request in zip(sessions_of(requests), requests, strict=True):
+        by_session.setdefault(session, []).append(request)
+    assert max(map(len, by_session.values())) < len(requests) // 20
+    for turns in by_session.values():
+        assert len(turns) == 1 or len({turn.hash_ids[:2] for turn in turns}) == 1
 
 
 def test_the_figures_of_a_trace_are_those_counted_by_hand() -> None:
