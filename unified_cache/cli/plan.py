@@ -23,7 +23,7 @@ from unified_cache.plan.hardware import Hardware, hardware_named, read_hardware
 from unified_cache.plan.planner import Planner
 from unified_cache.plan.policy_hits import ServePlan
 from unified_cache.plan.result import TIERS, PlanResult
-from unified_cache.plan.summary import plan_notes
+from unified_cache.plan.summary import plan_notes, step_notes
 from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.policies import ReplayPolicies
@@ -188,7 +188,7 @@ def print_plan(stream: TextIO, result: PlanResult) -> None:
                 ", ".join(marks),
             )
         console.print(rows)
-    for line in plan_notes(result):
+    for line in (*plan_notes(result), *step_notes(result)):
         console.print_line(line)
 
 

@@ -3,14 +3,14 @@
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.plan.result import NextStep, PlanResult
 
-__all__ = ["STEP_COLUMNS", "plan_notes", "setting_pairs", "step_cells"]
+__all__ = ["STEP_COLUMNS", "plan_notes", "setting_pairs", "step_cells", "step_notes"]
 
 STEP_COLUMNS = ("tier", "tokens handed back", "hours of prefill saved", "cost per million tokens")
 """Of ``step_cells``."""
 
 
 def plan_notes(result: PlanResult) -> list[str]:
-    """Say what the best combination moves and saves, what more would bring, and how far off replays were."""
+    """Say what the best combination moves and saves, and how far off replays were."""
     best = result.best
     costs = best.costs
     lines = [
@@ -29,11 +29,6 @@ def plan_notes(result: PlanResult) -> list[str]:
         lines.append(
             f"drives are written {bytes_text(int(costs.written_per_day))} a day at the rate of the trace: {worn}"
         )
-    lines += [
-        f"64 GiB more of {step.tier}: {step.hit_ratio_gain * 100:+.2f} points, "
-        f"{step.cost_change:+.4f} per million tokens"
-        for step in result.steps
-    ]
     if result.told_by is not None:
         names = " and ".join(sorted({result.model.policies.device.value, result.model.policies.host.value}))
         widest = max(point.open_ratio for point in result.points)
@@ -53,6 +48,15 @@ def plan_notes(result: PlanResult) -> list[str]:
     if not result.is_complete:
         lines.append("interrupted: not all combinations were evaluated")
     return lines
+
+
+def step_notes(result: PlanResult) -> list[str]:
+    """Say what 64 GiB more of each tier would bring."""
+    return [
+        f"64 GiB more of {step.tier}: {step.hit_ratio_gain * 100:+.2f} points, "
+        f"{step.cost_change:+.4f} per million tokens"
+        for step in result.steps
+    ]
 
 
 def step_cells(step: NextStep) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ const TICKS = { ...UNITS, ratio: (value) => Math.round(100 * value) + "%", milli
 
 const BAR_HEIGHT_PX = 44;
 const TICKS_MAX = 6;
+const NARROW_PX = 560;
+const LINE_CHARACTERS = 20;
+const WORD_PART = new RegExp(".{1," + LINE_CHARACTERS + "}", "g");
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
@@ -67,6 +70,17 @@ function byteStep(chart) {
   return 2 ** Math.ceil(Math.log2(Math.max(1, ...totals) / TICKS_MAX));
 }
 
+// Names beside bars take half of a narrow chart at most, and are broken into lines there, or their beginning is cut.
+function linesOf(name) {
+  const lines = [""];
+  for (const word of name.split(" ").flatMap((each) => each.match(WORD_PART) || [])) {
+    const line = lines[lines.length - 1];
+    if (line && line.length + 1 + word.length > LINE_CHARACTERS) lines.push(word);
+    else lines[lines.length - 1] = line ? line + " " + word : word;
+  }
+  return lines;
+}
+
 function titleAt(chart, index) {
   if (chart.kind === "bars") return chart.categories[index];
   const note = chart.position_notes[index];
@@ -90,6 +104,12 @@ function optionsOf(chart) {
     ticks: { color: colour(isBands ? "soft" : "ink"), maxRotation: 0, autoSkipPadding: 20 },
   };
   if (chart.unit === "bytes" && !isBands) values.ticks.stepSize = byteStep(chart);
+  if (!isBands) {
+    positions.ticks.callback = function (value) {
+      const name = this.getLabelForValue(value);
+      return this.chart.width < NARROW_PX ? linesOf(name) : name;
+    };
+  }
   if (isBands) {
     positions.type = "linear";
     const places = placesOf(chart);

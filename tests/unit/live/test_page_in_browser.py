@@ -1,12 +1,11 @@
 """The live page in a real browser: its figures are those of the cache, it is for everybody, and it does not grow."""
 
 import asyncio
-import gzip
 import json
 
 import pytest
 
-from tests.sources import ROOT
+from tests.support.accessibility import check_usable_by_everybody
 from tests.support.browser import BrowserTab, browser_tab, needs_browser
 from tests.support.live import RunningReplay, running_replay
 from unified_cache.explain.short_hits import SHORT_HITS_MAX, ShortHit
@@ -15,9 +14,6 @@ from unified_cache.live.page import LivePage
 from unified_cache.recording.note import FoundByTier
 
 pytestmark = needs_browser
-
-AXE = ROOT / "tests" / "support" / "axe-4.10.3.min.js.gz"
-"""axe-core, under the Mozilla Public License 2.0."""
 
 TOKEN = "a token that is long enough"
 SHOWN = """(() => {
@@ -127,28 +123,13 @@ def test_the_numbers_on_the_page_are_those_of_the_cache_while_a_replay_runs() ->
 
 def test_everybody_can_use_the_page_at_any_width_in_light_and_dark() -> None:
     async def look(replay: RunningReplay) -> None:
-        axe = gzip.decompress(AXE.read_bytes()).decode()
         replay.foreign = HITS
         with LivePage.start(replay, name="a replay", every_s=0.1) as page:
             async with browser_tab() as tab:
                 await tab.visit(page.url)
                 await tab.wait_for(f"{EXPLAINED} == {len(HITS)}")
                 await tab.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
-                await tab.evaluate(axe)
-                for scheme in ("light", "dark"):
-                    await tab.prefer(scheme)
-                    for width in (400, 1600):
-                        await tab.resize(width)
-                        found = await tab.evaluate("axe.run().then((found) => JSON.stringify(found.violations))")
-                        serious = [
-                            (each["id"], [node["html"] for node in each["nodes"]])
-                            for each in json.loads(found)
-                            if each["impact"] in ("serious", "critical")
-                        ]
-                        assert serious == [], f"{scheme} at {width} px"
-                        assert await tab.evaluate("document.documentElement.scrollWidth") <= width
-                grounds = [await ground_in(tab, scheme) for scheme in ("light", "dark")]
-                assert grounds[0] != grounds[1]
+                await check_usable_by_everybody(tab)
                 assert await tab.evaluate("document.querySelectorAll('img').length") == 0
                 assert "onerror" in await tab.evaluate("document.getElementById('explanations').textContent")
                 outside = (
@@ -158,11 +139,6 @@ def test_everybody_can_use_the_page_at_any_width_in_light_and_dark() -> None:
 
     with running_replay() as replay:
         asyncio.run(look(replay))
-
-
-async def ground_in(tab: BrowserTab, scheme: str) -> str:
-    await tab.prefer(scheme)
-    return str(await tab.evaluate("getComputedStyle(document.body).backgroundColor"))
 
 
 def test_an_explanation_that_is_unfolded_stays_so_while_new_ones_come() -> None:
