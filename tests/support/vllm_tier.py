@@ -84,10 +84,6 @@ class DictChunks:
         chunks.gate.set()
         return chunks
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Look up."""
-        return [Answer.HIT if label in self.held else Answer.MISS for label in labels]
-
     def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
         """Fill the rows of what is held."""
         self._begin("get", len(pages))
@@ -101,13 +97,13 @@ class DictChunks:
             answers.append(Answer.MISS if found is None else Answer.HIT)
         return answers
 
-    def put(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
-        """Hold copies of rows."""
+    def put_missing(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
+        """Hold copies of the rows that are not held."""
         self._begin("put", len(pages))
         if self.away:
             return [Answer.UNAVAILABLE] * len(pages)
         for page in pages:
-            self.held[page.label] = bytes(page.rows[0])
+            self.held.setdefault(page.label, bytes(page.rows[0]))
         return [Answer.STORED] * len(pages)
 
     def touch(self, labels: Sequence[Label]) -> None:

@@ -54,6 +54,10 @@ class TierStore(ChunkStore, Protocol):
         """Announce an identity; made up for later where the store is away."""
         ...
 
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Tell for each label whether a get would find it; never raises, and returns by its deadline."""
+        ...
+
     def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether memory alone says that a get would find it; never raises, waits for nothing."""
         ...

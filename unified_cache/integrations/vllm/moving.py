@@ -42,16 +42,12 @@ TOUCHES_MAX = 64
 class ChunkStore(Protocol):
     """The store under the tier: as much of ``ExternalStore`` as moving needs."""
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether a get would find it; never raises."""
-        ...
-
     def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
         """Fill the rows of pages, verified; never raises, and returns by its deadline."""
         ...
 
-    def put(self, pages: Sequence[ExternalPage], level: Level = ...) -> list[Answer]:
-        """Store pages from their rows; never raises, and returns by its deadline."""
+    def put_missing(self, pages: Sequence[ExternalPage], level: Level = ...) -> list[Answer]:
+        """Store from their rows the pages that the store does not have; never raises, and returns by its deadline."""
         ...
 
     def touch(self, labels: Sequence[Label]) -> None:
@@ -330,21 +326,11 @@ class Moving:
         try:
             if piece.run.job.direction is Direction.LOAD:
                 return self._store.get(pages)
-            return self._put_missing(pages)
+            return self._store.put_missing(pages, self._config.level)
         finally:
             for page in pages:
                 for row in page.rows:
                     row.release()
-
-    def _put_missing(self, pages: list[ExternalPage]) -> list[Answer]:
-        """Put what the store does not have: a look is cheaper than to copy and seal a page that is there."""
-        answers = [Answer.STORED if found else found for found in self._store.exists([page.label for page in pages])]
-        missing = [number for number, answer in enumerate(answers) if not answer]
-        if missing:
-            stored = self._store.put([pages[number] for number in missing], self._config.level)
-            for number, answer in zip(missing, stored, strict=True):
-                answers[number] = answer
-        return answers
 
     def _end(self, piece: _Piece, answers: Sequence[Answer] | None) -> None:
         """Note the outcome of a piece; with the last one the job has ended. Under the lock."""

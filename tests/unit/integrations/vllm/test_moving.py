@@ -5,11 +5,14 @@ import pytest
 
 from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, DictChunks, HostMemory, offload_key
 from unified_cache.cluster.child import wait_until
+from unified_cache.external import ExternalStore
 from unified_cache.integrations.vllm import moving as module
 from unified_cache.integrations.vllm.moving import ChunkJob, Direction, JobEnd, MovedChunk, Moving, MovingConfig
 from unified_cache.integrations.vllm.names import ChunkNames
 from unified_cache.integrations.vllm.settings import TierSettings
+from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.wrappers import Method
 
 ROWS = 16
 NAMES = ChunkNames.of(FACTS, ROW)
@@ -77,11 +80,18 @@ def test_a_load_that_failed_in_part_says_which_chunks_came(memory: HostMemory, m
     assert end.answers == (Answer.HIT, Answer.MISS, Answer.HIT)
 
 
-def test_a_page_that_the_store_has_is_not_put_again(memory: HostMemory, moving: Moving, store: DictChunks) -> None:
-    stored(memory, moving, 1)
-    store.calls.clear()
-    stored(memory, moving, 1, 2)
-    assert store.calls == [("put", 1)]
+def test_a_page_that_the_store_has_is_neither_copied_nor_put_again(memory: HostMemory) -> None:
+    rows = memory.rows()
+    with ExternalStore.opened_by(MemoryStorage) as external:
+        external.register(NAMES.identity, NAMES.layout)
+        moving = Moving.start(external, rows, CONFIG)
+        stored(memory, moving, 1)
+        stored(memory, moving, 1, 2)
+        counts = external.counts()
+        assert moving.close(TIMEOUT_S)
+    assert counts.payload_bytes == {Method.PUT: 2 * ROW.payload_bytes}
+    assert counts.answers == {(Method.PUT, Answer.STORED): 3}
+    rows.release()
 
 
 def test_a_load_overtakes_stores_between_two_pieces(
