@@ -68,7 +68,7 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "landing memory of a late call is lent again",
-        "external/store.py",
+        "external/calls.py",
         "if run.call is None or run.call.returned:",
         "if True:",
         EXTERNAL_TESTS,

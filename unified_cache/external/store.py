@@ -13,15 +13,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from threading import Lock
 from types import TracebackType
-from typing import Protocol
 
 from unified_cache.errors import CacheError, ConfigError
+from unified_cache.external.calls import StoreCalls
 from unified_cache.external.counts import CallCounts, ExternalCounts, StoreState, Unavailable
 from unified_cache.external.landing import LandingMemory, Span
 from unified_cache.external.opening import OpenedStore, StoreOpening
 from unified_cache.external.registrations import Registrations
 from unified_cache.external.settings import PIECE_BYTES_MAX, ExternalConfig
-from unified_cache.external.threads import CallThreads, WorkEnd, WorkRun
 from unified_cache.external.transfer import (
     Clock,
     ExternalPage,
@@ -32,6 +31,7 @@ from unified_cache.external.transfer import (
     Piece,
     pieces_of,
 )
+from unified_cache.external.work import LabelWork, SingleCall, TouchWork
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.common.backoff import Backoff
@@ -45,107 +45,8 @@ __all__ = ["ExternalStore"]
 
 logger = logging.getLogger(__name__)
 
-LOOKUP_LABELS_MAX = 1024
-"""Labels of one call to the store, which takes some 10 us for each where they are files."""
-
 CLOSE_S_MIN = 0.2
 """Given to the store itself to close, also where calls have taken all the time."""
-
-_REASONS = {WorkEnd.LATE: Unavailable.LATE, WorkEnd.BUSY: Unavailable.BUSY, WorkEnd.CLOSED: Unavailable.CLOSED}
-
-
-class LabelledWork(Protocol):
-    """Work of one call, page by page or label by label."""
-
-    answers: list[Answer]
-    """Answers of the store so far, in order."""
-
-    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
-        """Ask the store, part by part, as long as ``until_s`` has not come; raises as the store does."""
-        ...
-
-    def let_go(self) -> None:
-        """Let go of the engine's memory, now and for good."""
-        ...
-
-
-class _LabelWork:
-    """Work that names objects and moves none."""
-
-    __slots__ = ("_ask", "_labels", "answers")
-
-    def __init__(self, labels: Sequence[Label], ask: Callable[[Sequence[Label]], list[Answer]]) -> None:
-        self._labels = labels
-        self._ask = ask
-        self.answers: list[Answer] = []
-
-    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
-        for start in range(0, len(self._labels), LOOKUP_LABELS_MAX):
-            if clock() >= until_s:
-                return
-            self.answers += self._ask(self._labels[start : start + LOOKUP_LABELS_MAX])
-
-    def let_go(self) -> None:
-        """Do nothing: labels are not the engine's memory."""
-
-
-class _TouchWork:
-    """Labels to be touched, the last of them first, so that the first are the most recent in the end."""
-
-    __slots__ = ("_labels", "_touch", "answers", "touched_count")
-
-    def __init__(self, labels: Sequence[Label], touch: Callable[[Sequence[Label]], None]) -> None:
-        self._labels = labels
-        self._touch = touch
-        self.answers: list[Answer] = []
-        self.touched_count = 0
-
-    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
-        for end in range(len(self._labels), 0, -LOOKUP_LABELS_MAX):
-            if clock() >= until_s:
-                return
-            part = self._labels[max(end - LOOKUP_LABELS_MAX, 0) : end]
-            self._touch(part)
-            self.touched_count += len(part)
-
-    def let_go(self) -> None:
-        """Do nothing: labels are not the engine's memory."""
-
-
-class _SingleCall:
-    """One call that has no answers for pages."""
-
-    __slots__ = ("_call", "answers")
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-        self.answers: list[Answer] = []
-
-    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
-        self._call()
-
-    def let_go(self) -> None:
-        """Do nothing: it holds no memory of the engine's."""
-
-
-class _Errand:
-    """Work on a thread of ours, for identities that the store is to know first."""
-
-    __slots__ = ("_announce", "_let_go", "_work", "is_announced")
-
-    def __init__(self, announce: Callable[[], None], work: Callable[[], None], let_go: Callable[[], None]) -> None:
-        self._announce = announce
-        self._work = work
-        self._let_go = let_go
-        self.is_announced = False
-
-    def run(self) -> None:
-        self._announce()
-        self.is_announced = True
-        self._work()
-
-    def let_go(self) -> None:
-        self._let_go()
 
 
 class ExternalStore:
@@ -164,9 +65,9 @@ class ExternalStore:
         self._landing = landing
         self._config = config
         self._clock = clock
-        self._threads = CallThreads(guard.calls_max, clock)
         self._registrations = Registrations(Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max), clock)
         self._counts = CallCounts()
+        self._calls = StoreCalls(self._registrations, landing, self._counts, config, clock)
         self._feed: RemovalFeed | None = None
         self._subscribing = Lock()
         self._closing = Lock()
@@ -227,7 +128,7 @@ class ExternalStore:
         started_s = self._clock()
         opened = self._reached(identities)
         if opened is not None:
-            self._perform(opened, identities, _LabelWork((), opened.guard.breaker.exists), started_s)
+            self._calls.make(opened, identities, LabelWork((), opened.guard.breaker.exists), started_s)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
@@ -238,11 +139,11 @@ class ExternalStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(Method.EXISTS, [], len(labels), self._absence(), started_s)
-        work = _LabelWork(labels, opened.guard.breaker.exists)
+        work = LabelWork(labels, opened.guard.breaker.exists)
         if opened.capability.exists_costs_io or not self._registrations.are_taken(identities):
-            reason = self._perform(opened, identities, work, started_s)
+            reason = self._calls.make(opened, identities, work, started_s)
         else:
-            reason = self._perform_here(opened, work, started_s)
+            reason = self._calls.make_here(opened, work, started_s)
         return self._answered(Method.EXISTS, work.answers, len(labels), reason, started_s)
 
     def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
@@ -283,7 +184,7 @@ class ExternalStore:
         if opened is None or opened.memory is None or self._closed or not self._registrations.are_taken(identities):
             return [Answer.UNAVAILABLE] * len(pages)
         work = MemoryReads(opened.memory, pages)
-        self._perform_here(opened, work, started_s)
+        self._calls.make_here(opened, work, started_s)
         if work.hits_count:
             self._counts.add_bytes(Method.GET, work.read_bytes)
             self._counts.add(Method.GET, [Answer.HIT] * work.hits_count, self._clock() - started_s)
@@ -318,8 +219,8 @@ class ExternalStore:
         reason: Unavailable | None = self._absence()
         touched = 0
         if opened is not None:
-            work = _TouchWork(labels, opened.guard.breaker.touch)
-            reason = self._perform(opened, identities, work, started_s)
+            work = TouchWork(labels, opened.guard.breaker.touch)
+            reason = self._calls.make(opened, identities, work, started_s)
             touched = work.touched_count
         if reason is not None:
             self._counts.add_reason(Method.TOUCH, reason, len(labels) - touched)
@@ -332,8 +233,8 @@ class ExternalStore:
         if opened is None:
             return False
         cleared: list[int] = []
-        work = _SingleCall(lambda: cleared.append(opened.guard.breaker.clear(identity)))
-        return self._perform(opened, (), work, started_s) is None and bool(cleared)
+        work = SingleCall(lambda: cleared.append(opened.guard.breaker.clear(identity)))
+        return self._calls.make(opened, (), work, started_s) is None and bool(cleared)
 
     def take_removals(self) -> Removals | None:
         """Return what the store has let go since the last call; None if it does not tell, or is not there.
@@ -354,7 +255,7 @@ class ExternalStore:
         return self._counts.copy(
             StoreState(
                 {} if opened is None else opened.verified.flaws_count,
-                self._threads.lost_count,
+                self._calls.late_now_count,
                 self._landing.bytes_max,
                 self._landing.quarantined_bytes(),
                 None if opened is None else opened.guard.breaker.state,
@@ -366,7 +267,7 @@ class ExternalStore:
 
     def wait_for_late_calls(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until the store has returned from every late call; tell whether it has."""
-        return self._threads.wait_for_lost(timeout_s)
+        return self._calls.wait_for_late(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Answer UNAVAILABLE from now on, let calls under way end, and close the store; wait ``timeout_s`` at most.
@@ -380,7 +281,7 @@ class ExternalStore:
             self._closed = True
             bound_s = self._config.guard.deadline_s if timeout_s is None else timeout_s
             until_s = self._clock() + bound_s
-            self._threads.close(bound_s)
+            self._calls.close(bound_s)
             with self._subscribing:
                 if self._feed is not None:
                     self._feed.close()
@@ -430,62 +331,9 @@ class ExternalStore:
         if span is None:
             return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)
         work = make(pages, pieces, span)
-        reason = self._perform(opened, identities, work, started_s, span)
+        reason = self._calls.make(opened, identities, work, started_s, span)
         self._counts.add_bytes(method, work.copied_bytes)
         return self._answered(method, work.answers, len(pages), reason, started_s)
-
-    def _perform(
-        self,
-        opened: OpenedStore,
-        identities: Collection[bytes],
-        work: LabelledWork,
-        started_s: float,
-        span: Span | None = None,
-    ) -> Unavailable | None:
-        """Have work done and wait for it; return why it did not come to its end. Takes the span back."""
-        store, clock = opened.guard.breaker, self._clock
-        errand = _Errand(
-            lambda: self._registrations.announce(store, identities, self._landing.whole),
-            lambda: work.run(store, started_s + self._config.call_timeout_s, clock),
-            work.let_go,
-        )
-        run = WorkRun(errand, opened.guard)
-        try:
-            self._threads.run(run, max(0.0, started_s + opened.guard.deadline.deadline_s - clock()))
-        finally:
-            if span is not None:
-                self._settle(span, run)
-        return self._reason(run, errand)
-
-    def _perform_here(self, opened: OpenedStore, work: LabelledWork, started_s: float) -> Unavailable | None:
-        """Have work done on the caller's thread, which waits for memory alone, and needs none of its own."""
-        until_s = started_s + self._config.call_timeout_s
-        errand = _Errand(lambda: None, lambda: work.run(opened.guard.breaker, until_s, self._clock), work.let_go)
-        run = WorkRun(errand, opened.guard)
-        run.run()
-        return self._reason(run, errand)
-
-    def _reason(self, run: WorkRun, errand: "_Errand") -> Unavailable | None:
-        """Say why work that nobody waits for any more did not come to its end; None if it did."""
-        if run.error:
-            self._counts.last_error = run.error
-        if run.end is not WorkEnd.DONE:
-            if run.end is WorkEnd.LATE:
-                self._counts.add_late()
-            return _REASONS[run.end]
-        if run.call is not None:  # late by the store's own word, or just as its caller looked
-            self._counts.add_late()
-            return Unavailable.LATE
-        if run.error:
-            return Unavailable.FAILED if errand.is_announced else Unavailable.UNREGISTERED
-        return None
-
-    def _settle(self, span: Span, run: WorkRun) -> None:
-        """Take a span back, at once or when the store has returned."""
-        if run.call is None or run.call.returned:
-            self._landing.give_back(span)
-        else:
-            self._landing.quarantine(span, run.call)
 
     def _answered(
         self, method: Method, answers: list[Answer], count: int, reason: Unavailable | None, started_s: float
