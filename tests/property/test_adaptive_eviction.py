@@ -71,7 +71,10 @@ class WatchedForecast:
         queues = self.tree._state.adaptive
         assert queues is not None
         queues._order_anew()
+        self.tree._sessions.lapse()
+        foreseen = queues.peek_victim(component)
         victim = self.tree.next_victim(Tier.DEVICE, component)
+        assert (None if foreseen is None else foreseen[0]) is (None if victim is None else victim.node)
         if victim is None:
             return False
         self.all_victims += 1

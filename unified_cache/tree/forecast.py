@@ -49,7 +49,7 @@ import xxhash
 
 from unified_cache.tree.node import Node
 
-__all__ = ["CELLS_COUNT", "NO_NODE", "Forecast", "Visit"]
+__all__ = ["CELLS_COUNT", "NO_NODE", "Forecast", "LogLook", "Visit"]
 
 COLUMN_TOKENS = 512
 COLUMNS = 5
@@ -132,6 +132,28 @@ class Ghost(NamedTuple):
     """Where the run ended that left the tree."""
 
 
+class LogLook:
+    """What a look at the log has found; nothing of it changes later."""
+
+    __slots__ = ("_ended", "_spent", "table")
+
+    def __init__(self, ended: _Floats, spent: _Floats, table: list[list[float]]) -> None:
+        self._ended = ended
+        self._spent = spent
+        self.table = table
+        """Worth by cell and age; empty where requests differ by no more than luck explains."""
+
+    @property
+    def requests(self) -> list[int]:
+        """Requests of each cell: all but the latest of all have been of age zero for one."""
+        return [int(count) for count in self._spent[:, 0]]
+
+    @property
+    def continued(self) -> list[int]:
+        """Those of them that were continued."""
+        return [int(count) for count in _summed(self._ended, 1)[:, 0]]
+
+
 class ReuseLog:
     """Log of requests by cell, and of the age at which each was continued."""
 
@@ -193,7 +215,7 @@ class ReuseLog:
 class Forecast:
     """Tells requests that continue others, and what pages are worth by the request that used them last."""
 
-    __slots__ = ("_column_pages", "_ghosts", "_log", "_mean_pause", "_refresh_at", "_table", "requests_count")
+    __slots__ = ("_column_pages", "_ghosts", "_log", "_mean_pause", "_refresh_at", "_table", "look", "requests_count")
 
     def __init__(self, page_size: int) -> None:
         self._column_pages = max(1, COLUMN_TOKENS // page_size)
@@ -202,6 +224,8 @@ class Forecast:
         self._mean_pause = 0.0
         self._refresh_at = REFRESH_REQUESTS[0]
         self._table: list[list[float]] = []
+        self.look = LogLook(np.zeros((CELLS_COUNT, BINS)), np.zeros((CELLS_COUNT, BINS)), self._table)
+        """What the latest look at the log has found, for those who ask."""
         self.requests_count = 0
 
     @property
@@ -213,6 +237,11 @@ class Forecast:
     def is_ready(self) -> bool:
         """Whether enough has been seen to tell what pages are worth, and they differ by more than luck explains."""
         return bool(self._table)
+
+    @property
+    def column_pages(self) -> int:
+        """Pages by which columns and layers count."""
+        return self._column_pages
 
     def worth(self, cell: int, number: int) -> float:
         """Return what a page is worth that request ``number`` used last; only once the forecast is ready."""
@@ -242,6 +271,7 @@ class Forecast:
             self._refresh_at = self.requests_count + min(max(least, self.requests_count // 4), most)
             ended, spent = self._log.counts()
             self._table = worths(ended, spent) if tells_apart(ended, spent) else []
+            self.look = LogLook(ended, spent, self._table)
         return Visit(number, cell, start, total, last is not None)
 
     def _row(self, last: Ghost | None, *, below_shared: bool) -> int:

@@ -12,11 +12,11 @@ from unified_cache.page import TOKEN_BYTES
 from unified_cache.page_digests import DIGEST_BYTES, chained_digests, digests_where, root_digest
 from unified_cache.pool import Slots
 from unified_cache.slots import MapChange
-from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.forecast import Ghost, Visit
 from unified_cache.tree.node import ANYWHERE, Node
 from unified_cache.tree.page_counts import PageCounts
+from unified_cache.tree.readable_queues import ReadableQueues
 
 __all__ = ["Freed", "TreeState"]
 
@@ -84,7 +84,7 @@ class TreeState:
         self.queues = queues
         self.forgotten = forgotten
         """Remembers what is evicted; None where nothing does."""
-        self.adaptive = queues if isinstance(queues, AdaptiveQueues) else None
+        self.adaptive = queues if isinstance(queues, ReadableQueues) else None
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
 
