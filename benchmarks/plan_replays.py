@@ -25,10 +25,10 @@ from unified_cache.config import Retention
 from unified_cache.plan.result import TIERS
 from unified_cache.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
 from unified_cache.plan.tier_hits import LruHits
-from unified_cache.plan.trace_pages import TracePages
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.runner import replay
 from unified_cache.replay.trace import read_trace
+from unified_cache.replay.trace_pages import TracePages
 
 __all__ = ["KEPT", "TRACE", "sampled_combinations"]
 

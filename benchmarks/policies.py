@@ -25,10 +25,10 @@ from unified_cache.components import Full
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.ledger import Ledger
 from unified_cache.page import Prompt
-from unified_cache.plan.clairvoyant import FutureUses
-from unified_cache.plan.trace_pages import TracePages
 from unified_cache.pool import ModelLayout, PoolSpec, Tier
+from unified_cache.replay.clairvoyant import FutureUses
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.replay.trace_pages import TracePages
 
 __all__ = ["ComparedHits", "TreeEngine", "compared_hits"]
 

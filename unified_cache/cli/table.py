@@ -9,10 +9,12 @@ from unified_cache.replay.summary import (
     COMPONENT_COLUMNS,
     MISS_COLUMNS,
     PREFIX_COLUMNS,
+    REGRET_COLUMNS,
     component_rows,
     headline,
     miss_rows,
     prefix_rows,
+    regret_rows,
     tier_rows,
     verdict,
 )
@@ -43,6 +45,7 @@ def print_result(stream: TextIO, result: ReplayResult) -> None:
     for rows, columns, text_columns in (
         (miss_rows(result), MISS_COLUMNS, 2),
         (prefix_rows(result), PREFIX_COLUMNS, 3),
+        (regret_rows(result), REGRET_COLUMNS, 2),
     ):
         if rows:
             misses = table(*columns, left=text_columns)

@@ -14,7 +14,7 @@ import numpy as np
 from unified_cache.plan.hardware import GIB, MONTH_HOURS, Hardware
 from unified_cache.plan.sweep import PlannedModel, TierBytes
 from unified_cache.plan.tier_hits import TierEnds
-from unified_cache.plan.trace_pages import Counts, Floats, TracePages
+from unified_cache.replay.trace_pages import Counts, Floats, TracePages
 
 __all__ = ["Costs", "PricedSystem", "queue_ends"]
 

@@ -7,13 +7,13 @@ from itertools import pairwise
 import numpy as np
 
 from unified_cache.errors import ConfigError
-from unified_cache.plan.clairvoyant import FutureUses
 from unified_cache.plan.costs import Costs, PricedSystem
 from unified_cache.plan.resume_points import NEVER
 from unified_cache.plan.sweep import PlannedModel, TierBytes
 from unified_cache.plan.tier_hits import TierEnds, TierHits
-from unified_cache.plan.trace_pages import TracePages
+from unified_cache.replay.clairvoyant import FutureUses
 from unified_cache.replay.plan import component_bytes
+from unified_cache.replay.trace_pages import TracePages
 
 __all__ = ["ClairvoyantBound", "Evaluator", "PlanPoint"]
 

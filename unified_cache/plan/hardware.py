@@ -18,7 +18,7 @@ import numpy as np
 from unified_cache.arguments import did_you_mean
 from unified_cache.byte_sizes import parse_bytes
 from unified_cache.errors import ConfigError
-from unified_cache.plan.trace_pages import Counts, Floats
+from unified_cache.replay.trace_pages import Counts, Floats
 
 __all__ = ["ACTIVE_PARAMETERS", "HARDWARE", "Hardware", "hardware_named", "read_hardware"]
 

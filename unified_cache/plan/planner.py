@@ -17,8 +17,8 @@ from unified_cache.plan.policy_hits import PolicyHits, ServePlan
 from unified_cache.plan.result import Checked, PlanResult, ToldByReplays, next_steps, recommended
 from unified_cache.plan.sweep import PlannedModel, TierBytes
 from unified_cache.plan.tier_hits import LruHits, TierHits
-from unified_cache.plan.trace_pages import TracePages
 from unified_cache.replay.trace import iterate_trace
+from unified_cache.replay.trace_pages import TracePages
 
 __all__ = ["CHECK_SEED", "Planner", "Tell"]
 

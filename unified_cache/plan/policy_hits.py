@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.plan.tier_hits import LruHits, TierEnds
-from unified_cache.plan.trace_pages import Counts, Floats, TracePages
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.result import Hits
+from unified_cache.replay.trace_pages import Counts, Floats, TracePages
 
 __all__ = ["GAP_MAX", "REPLAYS_MAX", "PolicyHits", "ServePlan"]
 

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.config import Retention
-from unified_cache.plan.lru_stack import Fenwick, LruStack
-from unified_cache.plan.trace_pages import Counts, Numbers, TracePages
+from unified_cache.replay.lru_stack import Fenwick, LruStack
+from unified_cache.replay.trace_pages import Counts, Numbers, TracePages
 from unified_cache.window import needed_pages, restorable_ends, window
 
 __all__ = ["NEVER", "ResumePoints", "StoreFootprint"]

@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from unified_cache.config import EvictionPolicy, WritePolicy
 from unified_cache.errors import ConfigError
-from unified_cache.plan.lru_stack import LruStack
 from unified_cache.plan.resume_points import NEVER, ResumePoints, StoreFootprint
-from unified_cache.plan.trace_pages import Counts, TracePages
+from unified_cache.replay.lru_stack import LruStack
 from unified_cache.replay.plan import ReplayPlan, component_bytes
+from unified_cache.replay.trace_pages import Counts, TracePages
 
 __all__ = ["BATCH_OBJECTS", "LruHits", "Moved", "TierEnds", "TierHits"]
 

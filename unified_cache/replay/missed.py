@@ -7,6 +7,7 @@ Every token that a request asks for and the cache does not hand back is counted 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from unified_cache.explain.explanation import Explanation
 from unified_cache.explain.reasons import Why, why_text
@@ -91,6 +92,10 @@ class MissedTokens:
         }
 
 
+_MissedRuns: TypeAlias = tuple[tuple[int, int, MissReason], ...]
+"""Tokens [start, end) that one request missed, and the reason."""
+
+
 @dataclass(slots=True)
 class _Loss:
     times: int = 0
@@ -103,7 +108,7 @@ class MissCounter:
     def __init__(self, full: str) -> None:
         """Count; ``full`` is the name of the first component."""
         self._full = full
-        self._by_request: list[Counter[MissReason]] = []
+        self._by_request: list[_MissedRuns] = []
         self._asked: list[int] = []
         self._lost: dict[tuple[str, int, MissReason], _Loss] = {}
 
@@ -113,21 +118,30 @@ class MissCounter:
         ``explanation`` is that of its prompt when nothing more was to come; ``is_cut`` says that the prompt was cut to
         what the device holds.
         """
-        missed: Counter[MissReason] = Counter()
+        missed: list[tuple[int, int, MissReason]] = []
         digests = b""
         for start, end, reason in self._runs(prompt, hit_end, explanation, is_cut=is_cut):
-            count = (tokens if end is None else min(end * prompt.page_size, tokens)) - start * prompt.page_size
+            first = start * prompt.page_size
+            after = tokens if end is None else min(end * prompt.page_size, tokens)
+            count = after - first
             if count <= 0:
                 continue
-            missed[reason] += count
+            missed.append((first, after, reason))
             if reason.why not in _FIRST_TIMES and end is not None:
                 digests = digests or prompt_digests(prompt)
                 last = digests[(end - 1) * DIGEST_BYTES : end * DIGEST_BYTES].hex()
                 loss = self._lost.setdefault((last, end, reason), _Loss())
                 loss.times += 1
                 loss.tokens += count
-        self._by_request.append(missed)
+        self._by_request.append(tuple(missed))
         self._asked.append(tokens)
+
+    def between(self, request: int, start: int, end: int) -> Counter[MissReason]:
+        """Return the tokens [start, end) that a request missed, by reason."""
+        found: Counter[MissReason] = Counter()
+        for first, after, reason in self._by_request[request]:
+            found[reason] += max(min(after, end) - max(first, start), 0)
+        return +found
 
     def missed(self, step: int) -> MissedTokens:
         """Sum up all that was counted, and windows of ``step`` requests each."""
@@ -158,8 +172,9 @@ class MissCounter:
         yield prompt.pages_count, None, MissReason(self._full, Why.TOO_LONG if is_cut else Why.PART_OF_PAGE)
 
 
-def _summed(counts: Sequence[Counter[MissReason]]) -> Counter[MissReason]:
+def _summed(requests: Sequence[_MissedRuns]) -> Counter[MissReason]:
     total: Counter[MissReason] = Counter()
-    for each in counts:
-        total.update(each)
+    for runs in requests:
+        for first, after, reason in runs:
+            total[reason] += after - first
     return total

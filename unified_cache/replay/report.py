@@ -1,23 +1,27 @@
 """A replay as a page: the hit ratio over the run, by engine and by component. Needs the extra ``report``."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.replay.missed import MissedTokens, MissReason
+from unified_cache.replay.references import References
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.summary import (
     COLUMNS,
     COMPONENT_COLUMNS,
     MISS_COLUMNS,
     PREFIX_COLUMNS,
+    REGRET_COLUMNS,
     component_rows,
     headline,
     miss_rows,
     prefix_rows,
     present_tiers,
+    regret_rows,
     setting_rows,
     tier_rows,
     verdict,
@@ -77,6 +81,13 @@ def _miss_tables(result: ReplayResult) -> list[TableSection]:
     """Return what was missed, by reason and by prefix, as far as there is anything."""
     sections = [
         TableSection("Missed tokens, by reason", MISS_COLUMNS, miss_rows(result), text_columns=2, has_total=True),
+        TableSection(
+            "Missed tokens that lru and the best policy would have had",
+            REGRET_COLUMNS,
+            regret_rows(result),
+            text_columns=2,
+            has_total=True,
+        ),
         TableSection("Prefixes whose loss cost most tokens", PREFIX_COLUMNS, prefix_rows(result), text_columns=3),
     ]
     return [section for section in sections if section.rows]
@@ -85,6 +96,8 @@ def _miss_tables(result: ReplayResult) -> list[TableSection]:
 def _charts(result: ReplayResult) -> list[Chart]:
     tiers = present_tiers(result)
     charts: list[Chart] = [_over_the_run(result, tiers)]
+    if result.references is not None:
+        charts.append(_beside_references(result, result.references))
     if result.missed is not None and result.missed.total:
         charts.append(_missed_over_the_run(result, result.missed))
     if len(result.engines) > 1:
@@ -124,6 +137,19 @@ def _over_the_run(result: ReplayResult, tiers: Sequence[str]) -> BandChart:
     ]
     bound = Series("asked for before", Hue.PLAIN, _ratios([window.seen_pages for window in series], asked))
     return _run_chart("Share of the blocks handed back, over the run", result, bands, bound)
+
+
+def _beside_references(result: ReplayResult, references: References) -> BandChart:
+    """Return the smoothed share of the blocks that was handed back, and would have been by each reference."""
+    series = result.series
+    asked = [window.pages for window in series]
+    lru, best = references.lru, references.clairvoyant
+    ran = Series("handed back", Hue.FIRST, _ratios([window.hits.total for window in series], asked))
+    bound = Series(f"best possible with {best.capacity_pages:,} pages", Hue.PLAIN, _ratios(best.series, asked))
+    chart = _run_chart("Share of the blocks handed back, beside lru and the best policy", result, [ran], bound)
+    return replace(
+        chart, lines=[Series(f"lru with {lru.capacity_pages:,} pages", Hue.SECOND, _ratios(lru.series, asked))]
+    )
 
 
 def _missed_over_the_run(result: ReplayResult, missed: MissedTokens) -> BandChart:

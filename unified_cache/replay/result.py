@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from unified_cache.replay.missed import MissedTokens
 from unified_cache.replay.plan import PlannedSettings
+from unified_cache.replay.references import References
 
 __all__ = ["ComponentUse", "EngineUse", "Hits", "ReplayResult", "TimeSeriesPoint"]
 
@@ -113,6 +114,8 @@ class ReplayResult:
     hit_tokens: int
     missed: MissedTokens | None
     """Missed tokens by reason; None where nobody asked for that."""
+    references: References | None
+    """Hits of lru and of the clairvoyant policy; None where nobody asked for reasons, and as ``references_of`` says."""
     pages_verified: int
     """Pages handed back whose every byte was compared with the oracle."""
     wrong_pages: int
@@ -185,6 +188,12 @@ class ReplayResult:
             "flawed_pages": self.flawed_pages,
             "bytes_moved": self.bytes_moved,
             "missed": None if self.missed is None else self.missed.as_json(),
+            "references": None
+            if self.references is None
+            else {
+                "lru": self.references.lru.as_json(self._blocks),
+                "clairvoyant": self.references.clairvoyant.as_json(self._blocks),
+            },
             "engines": [
                 {"requests": engine.requests, "pages": engine.pages, "hit_pages": engine.hits.by_tier()}
                 for engine in self.engines

@@ -18,6 +18,7 @@ from unified_cache.replay.fleet import Fleet
 from unified_cache.replay.machine import PLAIN_CORE, cpu_name, memory_bytes, own_version
 from unified_cache.replay.plan import PlannedSettings, ReplayPlan, component_bytes
 from unified_cache.replay.player import Player
+from unified_cache.replay.references import references_of
 from unified_cache.replay.result import ComponentUse, EngineUse, Hits, ReplayResult, TimeSeriesPoint
 from unified_cache.replay.trace import TraceRequest
 from unified_cache.tree import compiled
@@ -55,7 +56,11 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
         verified = sum(player.pages_verified for player in fleet.players)
         wrong = sum(player.wrong_pages for player in fleet.players)
         store_bytes = fleet.store_bytes
-        missed = None if fleet.misses is None else fleet.misses.missed(_window_requests(requests))
+        misses = fleet.misses
+    step = _window_requests(requests)
+    references = None
+    if misses is not None:
+        references = references_of(requests, plan, store_bytes, served.hit_tokens, misses, step)
     apart = None
     if plan.compares_private_stores:
         with Fleet.private(plan, store_bytes) as rivals:
@@ -71,8 +76,9 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
         engines=served.by_engine(plan.engines),
         components=components,
         input_tokens=sum(request.input_length for request in requests),
-        hit_tokens=served.hit_tokens,
-        missed=missed,
+        hit_tokens=sum(served.hit_tokens),
+        missed=None if misses is None else misses.missed(step),
+        references=references,
         pages_verified=verified,
         wrong_pages=wrong,
         leaked_slots=sum(occupancy.out for each in stats for occupancy in each.occupancy),
@@ -92,7 +98,8 @@ class _Served:
         """Asked for."""
         self.seen_pages: list[int] = []
         """Asked for, in a prefix that another request asked for before."""
-        self.hit_tokens = 0
+        self.hit_tokens: list[int] = []
+        """Handed back, last blocks at their true length."""
 
     @property
     def hits(self) -> Hits:
@@ -124,7 +131,7 @@ def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], wat
         )
         asked += served.pages[-1]
         handed += hit.total
-        served.hit_tokens += min(hit.total * plan.layout.page_size, request.input_length)
+        served.hit_tokens.append(min(hit.total * plan.layout.page_size, request.input_length))
         watch(len(served.by_request), handed / asked if asked else 0.0)
     fleet.wait_all()
     return served

@@ -1,5 +1,7 @@
 """The result of a replay in words and rows, for the table on a terminal and for the page of a report."""
 
+from collections.abc import Iterable
+
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.replay.machine import PLAIN_CORE
 from unified_cache.replay.result import ReplayResult
@@ -9,11 +11,14 @@ __all__ = [
     "COMPONENT_COLUMNS",
     "MISS_COLUMNS",
     "PREFIX_COLUMNS",
+    "REGRET_COLUMNS",
     "component_rows",
     "headline",
     "miss_rows",
     "prefix_rows",
     "present_tiers",
+    "reference_text",
+    "regret_rows",
     "setting_rows",
     "spare_rows",
     "tier_rows",
@@ -31,6 +36,9 @@ MISS_COLUMNS = ("missed because", "component", "tokens", "of missed", "of asked"
 
 PREFIX_COLUMNS = ("prefix", "missed because", "component", "pages", "times", "tokens")
 """Of ``prefix_rows``; the first three are text, the others are numbers."""
+
+REGRET_COLUMNS = ("missed because", "component", "tokens lru had", "of asked", "tokens best had", "of asked")
+"""Of ``regret_rows``; the first two are text, the others are numbers."""
 
 
 def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
@@ -95,6 +103,41 @@ def prefix_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     ]
 
 
+def regret_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """Return a row for each reason for which tokens were missed that a reference would have had, and what is left.
+
+    What was handed back and a reference would not have had is taken off below; none where there are no references.
+    """
+    references = result.references
+    if references is None or not result.input_tokens:
+        return []
+    both = (references.lru, references.clairvoyant)
+    reasons = sorted({*both[0].regret, *both[1].regret}, key=lambda each: -both[1].regret.get(each, 0))
+
+    def cells(counts: Iterable[int]) -> list[str]:
+        return [text for count in counts for text in (f"{count:,}", f"{count / result.input_tokens:.2%}")]
+
+    rows = [(each.text, each.component, *cells(one.regret.get(each, 0) for one in both)) for each in reasons]
+    rows.append(("handed back, and not by these", "", *cells(-one.gained_tokens for one in both)))
+    rows.append(("all", "", *cells(one.hit_tokens - result.hit_tokens for one in both)))
+    return rows
+
+
+def reference_text(result: ReplayResult) -> str:
+    """Say what the references would have handed back, and with how much memory; empty where there are none."""
+    references = result.references
+    if references is None or not result.pages:
+        return ""
+    lru, best = references.lru, references.clairvoyant
+    alone = "" if len(result.components) == 1 else "; full attention alone, as if no window were ever short"
+    each = " of each engine" if len(result.engines) > 1 else ""
+    return (
+        f"lru with {lru.capacity_pages:,} pages{each}, as many as the largest tier, would have handed back "
+        f"{lru.hit_pages / result.pages:.2%} of the blocks; who knows every later request, with the "
+        f"{best.capacity_pages:,} of all tiers, {best.hit_pages / result.pages:.2%}{alone}"
+    )
+
+
 def present_tiers(result: ReplayResult) -> list[str]:
     """Return the tiers that the run had, fastest first."""
     plan = result.settings.plan
@@ -143,6 +186,8 @@ def verdict(result: ReplayResult) -> list[str]:
         f"{result.token_hit_ratio:.2%} of the tokens; a cache that never evicts, empty at first: "
         f"{result.seen_ratio:.2%} of the blocks",
     ]
+    if result.references is not None:
+        lines.append(reference_text(result))
     apart = result.block_hit_ratio_apart
     if apart is not None:
         lines.append(

@@ -47,7 +47,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class BandChart:
-    """Bands stacked over positions along a line, and a line above them that they cannot pass."""
+    """Bands stacked over positions along a line, a line above them that they cannot pass, and others across them."""
 
     title: str
     unit: Unit
@@ -63,6 +63,8 @@ class BandChart:
     """Written under the positions in the place of their numbers, and at equal distances; one for each, or none."""
     marked: Sequence[int] = ()
     """Numbers of the positions that have a point on the uppermost band, whose note is written in the page."""
+    lines: Sequence[Series] = ()
+    """Drawn across the bands, to be held against them."""
 
     KIND: ClassVar = "bands"
 

@@ -10,14 +10,14 @@ from unified_cache.components.layouts import size_preset
 from unified_cache.config import EvictionPolicy, Retention
 from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
 from unified_cache.errors import ConfigError, TraceError
-from unified_cache.plan.lru_stack import LruStack
 from unified_cache.plan.tier_hits import BATCH_OBJECTS, LruHits
-from unified_cache.plan.trace_pages import TracePages
+from unified_cache.replay.lru_stack import LruStack
 from unified_cache.replay.model_settings import ModelSettings
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.runner import replay
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
+from unified_cache.replay.trace_pages import TracePages
 from unified_cache.seal import HEADER_BYTES
 
 GIB = 1 << 30

@@ -15,8 +15,8 @@ from unified_cache.plan.hardware import HARDWARE, hardware_named, read_hardware
 from unified_cache.plan.result import knee, next_steps, recommended
 from unified_cache.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
 from unified_cache.plan.tier_hits import LruHits
-from unified_cache.plan.trace_pages import TracePages
 from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.trace_pages import TracePages
 
 GIB = 1 << 30
 LLAMA = PlannedModel("llama", size_preset("llama-3.1-8b", page_size=64), Retention(), ReplayPolicies(), devices=2)

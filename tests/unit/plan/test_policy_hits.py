@@ -16,13 +16,13 @@ from unified_cache.errors import ConfigError
 from unified_cache.plan.policy_hits import REPLAYS_MAX, Brackets, PolicyHits
 from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
 from unified_cache.plan.tier_hits import LruHits
-from unified_cache.plan.trace_pages import TracePages
 from unified_cache.replay.fleet import served_hits
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.result import Hits
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import read_trace
+from unified_cache.replay.trace_pages import TracePages
 from unified_cache.seal import HEADER_BYTES
 
 BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_cache.plan.trace_pages import Counts, Numbers, TracePages
+from unified_cache.replay.trace_pages import Counts, Numbers, TracePages
 
 __all__ = ["Fenwick", "LruStack"]
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from unified_cache.plan.trace_pages import Counts, TracePages
+from unified_cache.replay.trace_pages import Counts, TracePages
 
 __all__ = ["FutureUses"]
 

@@ -1,0 +1,114 @@
+"""References of a replay: lru's are what lru hands back, nobody passes the best, and regret has a miss's reasons."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.unit.replay.test_missed import ROOMY, SIZES, asking, run, sessions
+from unified_cache.config import EvictionPolicy
+from unified_cache.explain.reasons import Why
+from unified_cache.replay import references
+from unified_cache.replay.references import References
+from unified_cache.replay.report import page_of
+from unified_cache.replay.result import ReplayResult
+from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.summary import reference_text, regret_rows
+from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.report.charts import BandChart
+
+COMPARED = {name: settings for name, settings in SIZES.items() if name != "engines"}
+ALONE = dataclasses.replace(ROOMY, device_pages=40)
+
+
+def references_in(result: ReplayResult) -> References:
+    assert result.references is not None
+    return result.references
+
+
+def under(settings: ReplaySettings, policy: EvictionPolicy) -> ReplaySettings:
+    return dataclasses.replace(settings, policies=dataclasses.replace(settings.policies, device=policy, host=policy))
+
+
+@pytest.mark.parametrize("settings", COMPARED.values(), ids=COMPARED)
+@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.FIFO, EvictionPolicy.ADAPTIVE])
+def test_regret_and_gains_make_up_the_difference_and_nobody_passes_the_best(
+    settings: ReplaySettings, policy: EvictionPolicy
+) -> None:
+    result = run(sessions(12, 4), under(settings, policy))
+    both = references_in(result)
+    assert result.missed is not None
+    for reference in (both.lru, both.clairvoyant):
+        assert reference.regret_tokens - reference.gained_tokens == reference.hit_tokens - result.hit_tokens
+        assert sum(reference.series) == reference.hit_pages
+        assert len(reference.series) == len(result.series)
+        for reason, tokens in reference.regret.items():
+            assert 0 < tokens <= result.missed.by_reason[reason]
+    assert both.clairvoyant.hit_pages >= max(result.hits.total, both.lru.hit_pages)
+
+
+@pytest.mark.parametrize("name", ["device", "host", "small pages", "large pages", "short device"])
+def test_what_lru_would_have_is_what_lru_has(name: str) -> None:
+    settings = under(dataclasses.replace(SIZES[name], storage=None, storage_bytes=None), EvictionPolicy.LRU)
+    result = run(sessions(12, 4), settings)
+    lru = references_in(result).lru
+    assert list(lru.series) == [point.hits.total for point in result.series]
+    assert (lru.hit_tokens, lru.regret, lru.gained_tokens) == (result.hit_tokens, {}, 0)
+
+
+def test_the_engines_of_a_replay_are_held_against_one_cache_each() -> None:
+    result = run(sessions(12, 4), dataclasses.replace(ALONE, engines=3))
+    lru = references_in(result).lru
+    assert (lru.hit_tokens, lru.regret) == (result.hit_tokens, {})
+    assert "of each engine" in reference_text(result)
+
+
+def test_regret_names_what_the_policy_has_evicted() -> None:
+    kept = asking(*range(10))
+    requests = [
+        kept,
+        *(each for number in range(1, 4) for each in (asking(*range(100 * number, 100 * number + 16)), kept)),
+    ]
+    result = run(requests, under(ALONE, EvictionPolicy.FIFO))
+    lru = references_in(result).lru
+    assert {reason.why: tokens for reason, tokens in lru.regret.items()} == {Why.EVICTED: 2 * BLOCK_TOKENS}, (
+        "what came first went first"
+    )
+    assert lru.gained_tokens == 0
+    *rows, total = regret_rows(result)
+    assert rows[0][:3] == ("evicted", "full", "1,024")
+    assert total[2] == "1,024"
+
+
+def test_what_cannot_be_compared_has_no_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = sessions(6, 3)
+    assert run(requests, SIZES["engines"]).references is None, "engines that share a store"
+    assert run(requests, dataclasses.replace(ALONE, explains=False)).references is None, "nobody asked"
+    recorded = [TraceRequest(0, 256, 1, (1, 2), block_tokens=128)]
+    assert run(recorded, dataclasses.replace(ALONE, page_size=128)).references is None
+    monkeypatch.setattr(references, "PAGES_MAX", 10)
+    result = run(requests, ALONE)
+    assert result.references is None, "too long a trace"
+    assert (regret_rows(result), reference_text(result)) == ([], "")
+
+
+def test_requests_are_compared_in_the_order_in_which_they_were_served() -> None:
+    requests = [dataclasses.replace(request, timestamp=-number) for number, request in enumerate(sessions(12, 3))]
+    result = run(requests, ALONE)
+    assert references_in(result).lru.hit_tokens == result.hit_tokens
+
+
+def test_the_page_shows_lru_and_the_best_over_the_run_and_the_regret() -> None:
+    result = run(sessions(12, 4), under(SIZES["host"], EvictionPolicy.FIFO))
+    page = page_of(result)
+    chart = page.charts[1]
+    assert isinstance(chart, BandChart)
+    assert [line.name for line in chart.lines] == ["lru with 90 pages"]
+    assert chart.bound.name == "best possible with 120 pages"
+    assert all(best >= 0 for best in chart.bound.values)
+    assert "Missed tokens that lru and the best policy would have had" in [table.title for table in page.tables]
+    assert any("lru with 90 pages, as many as the largest tier" in note for note in page.notes)
+    said = json.loads(json.dumps(result.as_json()))["references"]
+    assert said.keys() == {"lru", "clairvoyant"}
+    assert said["lru"]["capacity_pages"] == 90
+    assert said["lru"]["regret_tokens"] == sum(each["tokens"] for each in said["lru"]["regret"])
