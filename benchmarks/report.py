@@ -1,7 +1,7 @@
 """A run's figures as a table for people and as JSON for comparing runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import Calibration, Machine
+from benchmarks.machine import Calibration, Machine, machine
 from benchmarks.measure import Comparison, Figure
 
-__all__ = ["FULL_RUN", "BenchmarkRun", "misses", "print_run", "record", "write_json"]
+__all__ = ["FULL_RUN", "BenchmarkRun", "keep_rows", "misses", "print_run", "record", "write_json"]
 
 FULL_RUN = Path(__file__).resolve().parent / "results" / "full.json"
 """Figures of the last full run."""
@@ -67,6 +67,13 @@ def write_json(found: dict[str, object], path: Path) -> None:
     """Write what ``record`` returned to a file; directories are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def keep_rows(rows: Sequence[Mapping[str, object]], path: Path, key: Sequence[str]) -> None:
+    """Put rows into a file of rows, in the place of those with the same values under ``key``, after the others."""
+    kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    found = {tuple(row[name] for name in key): row for row in (*kept, *rows)}
+    write_json({"machine": asdict(machine()), "rows": list(found.values())}, path)
 
 
 def print_run(run: BenchmarkRun, console: Console) -> None:

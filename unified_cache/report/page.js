@@ -59,6 +59,7 @@ function datasetsOf(chart) {
     pointRadius: 0,
     fill: false,
     stack: line.name,
+    order: -1, // above the bands
   }));
   const bound = {
     label: chart.bound.name,

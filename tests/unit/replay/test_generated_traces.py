@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.generated_traces import KINDS, REQUESTS, generated_trace
 from benchmarks.policies import LOST_MAX, SHARES, ComparedHits, compared_hits
+from benchmarks.policy_tiers import tiered_runs
 
 SHORT_REQUESTS = 2_000
 TOLD_ERROR_MAX = 0.03
@@ -49,3 +50,10 @@ def check(found: ComparedHits) -> None:
     assert found.adaptive <= found.clairvoyant, found
     off = replace(found, adaptive=found.lru_told).lost
     assert abs(off) <= TOLD_ERROR_MAX, found
+
+
+@pytest.mark.parametrize("kind", ["zipf", "loops", "retrieval"])
+def test_in_three_tiers_adaptive_keeps_lrus_hits_and_moves_no_more(kind: str) -> None:
+    lru, adaptive = tiered_runs(kind, generated_trace(kind, 600))
+    assert adaptive.hits >= (1 - LOST_MAX) * lru.hits
+    assert adaptive.moved <= lru.moved
