@@ -133,7 +133,7 @@ class Ghost(NamedTuple):
 
 
 class LogLook:
-    """What a look at the log has found; nothing of it changes later."""
+    """Findings of one look at the log; nothing of them changes later."""
 
     __slots__ = ("_ended", "_spent", "table")
 
@@ -225,7 +225,7 @@ class Forecast:
         self._refresh_at = REFRESH_REQUESTS[0]
         self._table: list[list[float]] = []
         self.look = LogLook(np.zeros((CELLS_COUNT, BINS)), np.zeros((CELLS_COUNT, BINS)), self._table)
-        """What the latest look at the log has found, for those who ask."""
+        """Findings of the latest look at the log, for those who ask."""
         self.requests_count = 0
 
     @property

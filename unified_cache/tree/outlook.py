@@ -21,7 +21,7 @@ __all__ = [
 
 
 class Guide(Enum):
-    """What a lane under adaptive eviction goes by at present."""
+    """Order that a lane under adaptive eviction goes by at present."""
 
     FORECAST = "forecast"
     UNTOLD = "untold"
@@ -96,7 +96,7 @@ class NextVictim:
 
 @dataclass(frozen=True, slots=True)
 class LaneOutlook:
-    """What the forecast says of a prompt's pages in one lane."""
+    """Forecast of a prompt's pages in one lane, and the node that goes next there."""
 
     tier: Tier
     component: int
@@ -109,7 +109,7 @@ class LaneOutlook:
 
 @dataclass(frozen=True, slots=True)
 class LaneGuide:
-    """What one lane goes by."""
+    """Order that one lane goes by."""
 
     tier: Tier
     component: int

@@ -128,7 +128,7 @@ def test_table_page_and_json_tell_of_the_same_tokens() -> None:
     assert [each["digest"] for each in told["prefixes"]] == [row[0] for row in prefix_rows(result)]
     assert miss_rows(result)[-1][:3] == ("all", "", f"{missed.total:,}")
     page = page_of(result)
-    chart = page.charts[1]
+    chart = page.charts[2]
     assert isinstance(chart, BandChart)
     summed = [sum(values) for values in zip(*(each.values for each in chart.bands), strict=True)]
     assert chart.bound.values == pytest.approx(summed)
