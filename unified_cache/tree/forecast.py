@@ -145,8 +145,8 @@ class LogLook:
 
     @property
     def requests(self) -> list[int]:
-        """Requests of each cell: all but the latest of all have been of age zero for one."""
-        return [int(count) for count in self._spent[:, 0]]
+        """Requests of each cell but the latest of all: each was continued at age zero, or has passed through it."""
+        return [int(count) for count in self._spent[:, 0] + self._ended[:, 0]]
 
     @property
     def continued(self) -> list[int]:

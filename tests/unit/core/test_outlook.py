@@ -152,12 +152,12 @@ def test_the_text_and_the_json_of_an_explanation_say_the_outlook(soon: None) -> 
     served.serve([1, 2, 3])
     explanation = served.explain([1, 2, 3, 4])
     text = str(explanation)
-    assert "device full goes by the forecast" in text
+    assert "device toy0 goes by the forecast" in text
     assert "[0, 3)  first turn, 2 to 3 new tokens, fewer than 2 known, in the latest request, worth " in text
     assert "next to go: [" in text
     (said,) = json.loads(json.dumps(explanation.as_json()))["forecast"]
     assert said["tier"] == "device"
-    assert said["component"] == "full"
+    assert said["component"] == "toy0"
     assert said["guide"] == "forecast"
     assert said["pages"][0].keys() == {"start", "end", "cell", "age_requests", "index"}
     assert said["next"].keys() == {"start", "end", "cell", "age_requests", "index", "is_of_prompt", "reason"}
