@@ -311,7 +311,7 @@ class Ledger:
         return self._moving(self.tree.begin(found, end, source, target), target, found.prompt)
 
     def saving(self, found: Match, end: int) -> "AbstractContextManager[TierTransfer | None]":
-        """Pin and allocate as ``moving`` to the host, for a copy that is over before anything else happens.
+        """Pin and allocate as ``moving`` to the host, for a copy that cannot wait for others.
 
         What another transfer is bringing there is copied too, since only what stands on a prefix can be published.
         """
@@ -557,3 +557,14 @@ class HostReservation:
         self._ledger.insert(prompt, start, slots, self._tier)
         for component, given in enumerate(slots):
             self._reserved[component] = np.setdiff1d(self._reserved[component], given[given >= 0])
+
+    @contextmanager
+    def parted(self, slots: Sequence[Slots]) -> "Iterator[HostReservation]":
+        """Move some of the slots, by component, into a reservation of their own; what is left of it goes back."""
+        own = list(slots)
+        self._reserved[:] = [np.setdiff1d(held, moved) for held, moved in zip(self._reserved, own, strict=True)]
+        try:
+            yield HostReservation(self._ledger, self._tier, own)
+        finally:
+            for component, left in enumerate(own):
+                self._ledger.free(self._tier, component, left)

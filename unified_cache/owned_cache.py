@@ -140,6 +140,7 @@ class OwnedCache:
         Its slots are given back once no worker and no store uses them any more.
         """
         self._enter()
+        self._transfers.tails.leave(operation)
         return self._controller.cancel(operation)
 
     def record_to(self, watcher: RequestWatcher | None) -> None:
@@ -192,6 +193,7 @@ class OwnedCache:
             return []
         tier = self._storage
         self._storage = self._transfers.storage = None
+        self._transfers.tails.leave_all()
         self._controller.stop_all()
         self._controller.try_wait_all(self.config.close_timeout_s)  # the store is closed once it has returned
         self._ledger.follow_storage(None, {})

@@ -105,6 +105,26 @@ class FetchPlanner:
         pinned one of what could be evicted; the windows of ``known_end`` stay pinned too, so that a prefetch that fails
         takes nothing away.
         """
+        known_end = missing.known_end
+        fits, rooms = self._fitting(missing, ends)
+        end, left_alone = self._worth(missing, fits, left_s)
+        length = end - known_end
+        if not length:
+            return FetchPlan(known_end, copies=False, reads=missing.reads([])), left_alone
+        left = [int(room[length - 1]) for room in rooms]
+        # An early end costs what a whole one gains little by; only where one is to be expected windows are read for it.
+        is_early = not self._speeds.is_choosing or left_s < math.inf
+        between = self._ends_between(missing, ends[: length - 1], end, left) if is_early else []
+        return FetchPlan(end, missing.copies(end), missing.reads([end, *between])), left_alone
+
+    def longest(self, missing: MissingPages, ends: Pages) -> FetchPlan:
+        """Choose the last of ``ends`` that the host has room for, whatever is faster, and no window of another."""
+        end = missing.known_end + last_end(self._fitting(missing, ends)[0])
+        reads = missing.reads([end] if end > missing.known_end else [])
+        return FetchPlan(end, copies=False, reads=reads)
+
+    def _fitting(self, missing: MissingPages, ends: Pages) -> tuple[Pages, list[PageNumbers]]:
+        """Return which of ``ends`` the host has room for, and by component the room that each of them leaves."""
         known_end, full_end = missing.known_end, missing.full_end
         numbers = np.arange(known_end + 1, known_end + 1 + len(ends))
         anchors = np.minimum(numbers, full_end)
@@ -120,15 +140,7 @@ class FetchPlanner:
                 fits &= reads <= self.host_pages_left
             rooms.append(room - reads - window_counts(pinned | missing.to_copy[component][:full_end], span)[anchors])
             fits &= rooms[component] >= 0
-        end, left_alone = self._worth(missing, fits, left_s)
-        length = end - known_end
-        if not length:
-            return FetchPlan(known_end, copies=False, reads=missing.reads([])), left_alone
-        left = [int(room[length - 1]) for room in rooms]
-        # An early end costs what a whole one gains little by; only where one is to be expected windows are read for it.
-        is_early = not self._speeds.is_choosing or left_s < math.inf
-        between = self._ends_between(missing, ends[: length - 1], end, left) if is_early else []
-        return FetchPlan(end, missing.copies(end), missing.reads([end, *between])), left_alone
+        return fits, rooms
 
     def _worth(self, missing: MissingPages, fits: Pages, left_s: float) -> tuple[int, LeftAlone | None]:
         """Choose one of the ends that fit, and tell what is left alone for that."""

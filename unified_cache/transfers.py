@@ -24,9 +24,11 @@ from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
+from unified_cache.prefetch_steps import PrefetchSteps
 from unified_cache.prefetches import Prefetches
 from unified_cache.ranks import LocalRanks, RankGroup, held_by_all
 from unified_cache.storage_backends.protocol import Level
+from unified_cache.tails import Tails
 from unified_cache.traffic import TrafficCounts
 from unified_cache.window import window
 
@@ -45,6 +47,7 @@ class Transfers:
         "prefetches",
         "speeds",
         "storage",
+        "tails",
         "traffic",
     )
 
@@ -70,7 +73,9 @@ class Transfers:
         """Where backups go on to; None for nowhere."""
         self.traffic = TrafficCounts(ledger.layout)
         self.backups = Backups(ledger, memory, owners, ranks, self.traffic)
-        self.prefetches = Prefetches(ledger, memory, host_pages_max, ranks, self.traffic, speeds)
+        shared = PrefetchSteps(ledger, memory, host_pages_max, ranks, self.traffic, speeds)
+        self.prefetches = Prefetches(shared)
+        self.tails = Tails(shared)
         self.speeds = speeds
 
     def backup(self, prompt: Prompt, level: Level) -> Steps:

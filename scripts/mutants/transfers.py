@@ -103,9 +103,33 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "the budget of prefetches leaks",
-        "prefetches.py",
+        "prefetch_steps.py",
         "self.planner.host_pages_left += pages",
         "self.planner.host_pages_left += 0",
+    ),
+    Mutant(
+        "a tail that was joined waits for its head for ever",
+        "tails.py",
+        """        finally:
+            operation.followers.discard(tail)
+
+    def _fetch""",
+        """        finally:
+            pass
+
+    def _fetch""",
+    ),
+    Mutant(
+        "a tail has landed before the window of its end",
+        "tails.py",
+        "if not all(mask.all() for mask in windows):",
+        "if not all(mask.any() for mask in windows if len(mask) > 10**6):",
+    ),
+    Mutant(
+        "of a joined tail both operations own the slots",
+        "ledger.py",
+        "self._reserved[:] = [",
+        "_ = [",
     ),
     Mutant(
         "two prefetches read one page",

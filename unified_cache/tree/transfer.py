@@ -45,7 +45,7 @@ class Transfer:
     target: Lock
     wanted: list[Wanted]
     at_once: bool
-    """Whether it ends before anything else happens to the tree: it marks nothing, and leaves no page to others."""
+    """Whether it cannot wait for others: it leaves no page to them, and marks none, so both may bring one."""
     parts: tuple[PageCopies, ...] = field(default=())
     """Pages in flight: empty until ``expect``, and again after ``publish`` or ``release``."""
 

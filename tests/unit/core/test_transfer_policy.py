@@ -335,7 +335,8 @@ def test_the_blocks_of_the_document_on_policies_run(capsys: pytest.CaptureFixtur
     engine = learned(slow_engine())
     named: dict[str, object] = {"cache": engine.cache, "prompt": conversation(engine.cache, 16)}
     text = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
-    blocks = [block.text for block in code_blocks(text) if block.language == "python" and "session" not in block.text]
+    blocks = [block.text for block in code_blocks(text) if block.language == "python" and "left_alone" in block.text]
+    blocks.insert(0, next(block.text for block in code_blocks(text) if "PrefillCurve(" in block.text))
     assert len(blocks) == 2
     for block in blocks:
         exec(block, named)

@@ -14,16 +14,19 @@
 from unified_cache.extras import needs_extra
 
 with needs_extra("transformers", "unified_cache.integrations.transformers"):
+    from unified_cache.integrations.transformers.head_start import HeadStart
     from unified_cache.integrations.transformers.layer_rows import LayerRows, LayerState, layer_state
     from unified_cache.integrations.transformers.model import Completion, Generation, PrefixCachedModel, greedy
     from unified_cache.integrations.transformers.pages import DevicePages, KeptState, Strand
-    from unified_cache.integrations.transformers.prefix import PrefixRestore, Reused, Stage
+    from unified_cache.integrations.transformers.prefix import PrefixRestore, Reused
     from unified_cache.integrations.transformers.sequence import Sequence
+    from unified_cache.integrations.transformers.stage import Stage
 
 __all__ = [
     "Completion",
     "DevicePages",
     "Generation",
+    "HeadStart",
     "KeptState",
     "LayerRows",
     "LayerState",

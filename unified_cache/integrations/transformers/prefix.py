@@ -2,29 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 from unified_cache.cache import UnifiedCache
 from unified_cache.controller import Operation, OperationState
+from unified_cache.integrations.transformers.head_start import HeadStart
+from unified_cache.integrations.transformers.stage import Stage
 from unified_cache.page import Prompt
 from unified_cache.tree import Lock
 
-__all__ = ["PrefixRestore", "Reused", "Stage"]
-
-
-class Stage(Enum):
-    """Stage of a request after its last step."""
-
-    FETCH = "fetch"
-    """Storage is being read; nothing to do but step again later."""
-    LOAD = "load"
-    """Host memory is being copied to the device; the same."""
-    RESTORE = "restore"
-    """The prefix that is reused is in the model's own cache object."""
-    COMPUTE = "compute"
-    """A chunk of the prompt was computed."""
-    READY = "ready"
-    """The prompt is computed and its pages are kept; ``logits`` say what follows."""
+__all__ = ["PrefixRestore", "Reused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +30,16 @@ class Reused:
 class PrefixRestore:
     """Brings the longest prefix of a prompt that any tier holds to the device, and counts the tokens of each tier."""
 
-    __slots__ = ("_asked", "_cache", "_operation", "_pages_count", "ends", "lock", "reused")
+    __slots__ = ("_asked", "_cache", "_head", "_operation", "_pages_count", "ends", "lock", "reused")
 
-    def __init__(self, cache: UnifiedCache, prompt: Prompt, tokens_count: int) -> None:
-        """Ask for no more than leaves one of ``tokens_count`` tokens to compute: its logits are the answer."""
+    def __init__(self, cache: UnifiedCache, prompt: Prompt, tokens_count: int, head: HeadStart | None = None) -> None:
+        """Ask for no more than leaves one of ``tokens_count`` tokens to compute: its logits are the answer.
+
+        With a ``head`` that is computed while storage is read.
+        """
         self._cache = cache
         self._asked = prompt.head((tokens_count - 1) // prompt.page_size)
+        self._head = head
         self._pages_count = prompt.pages_count
         self._operation: Operation | None = None
         self.lock: Lock | None = None
@@ -63,7 +53,9 @@ class PrefixRestore:
         cache, asked = self._cache, self._asked
         at_first = cache.match(asked)
         on_device, in_memory = at_first.device_end, at_first.host_end
-        if in_memory < asked.pages_count:
+        if in_memory < asked.pages_count and self._head is not None:
+            yield from self._head.steps(asked)
+        elif in_memory < asked.pages_count:
             yield from self._awaiting(cache.prefetch(asked), Stage.FETCH)
         found = cache.match(asked)
         if found.host_end > found.device_end:
@@ -73,7 +65,15 @@ class PrefixRestore:
         self.lock = cache.lock(found)
         end = self.lock.end
         device, memory = min(on_device, end), min(in_memory, end)
-        self.reused = Reused(*(count * asked.page_size for count in (device, memory - device, end - memory)))
+        stored = max(0, end - memory - self._drop_head())
+        self.reused = Reused(*(count * asked.page_size for count in (device, memory - device, stored)))
+
+    def _drop_head(self) -> int:
+        """Let go of the head, which the lock on the prefix pins by now; return the pages that were computed of it."""
+        if self._head is None:
+            return 0
+        self._head.abort()
+        return self._head.computed_pages
 
     def _awaiting(self, operation: Operation | None, stage: Stage) -> Iterator[Stage]:
         """Yield while a transfer is under way. What one does not bring that fails or was declined is computed."""
@@ -84,6 +84,7 @@ class PrefixRestore:
 
     def abort(self) -> None:
         """Cancel what moves and release what is pinned. Twice is once."""
+        self._drop_head()
         if self._operation is not None:
             self._cache.cancel(self._operation)
             self._operation = None
