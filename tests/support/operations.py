@@ -41,7 +41,8 @@ class Stepped:
     def run_last(self) -> None:
         """Run the job that came last."""
         operation, job = self.waiting.pop()
-        self.ended.append((operation, run_job(job)))
+        error = run_job(job)
+        self.ended.append((operation, error))
 
     def finished(self, timeout_s: float) -> list[Finished]:
         ended, self.ended = self.ended, []

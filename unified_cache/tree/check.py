@@ -193,10 +193,10 @@ def _check_holes(tree: TreeState, node: Node, component: int) -> None:
 
 
 def _check_marks(tree: TreeState, transfers: Sequence[Transfer]) -> None:
-    """Compare the pages marked as arriving with what transfers bring, each page by one."""
+    """Compare the pages marked as arriving with what transfers bring, each page by one; those at once mark nothing."""
     expected: dict[tuple[int, int], list[int]] = {}
     for transfer in transfers:
-        for part in transfer.parts:
+        for part in () if transfer.at_once else transfer.parts:
             lane = int(transfer.target.tier) * tree.components_count + part.component
             for node, first, last in nodes_of_pages(transfer.target.node, part.pages):
                 expected.setdefault((id(node), lane), []).extend((part.pages[first:last] - node.start).tolist())

@@ -374,7 +374,7 @@ class RadixTree:
     def begin(self, found: Match, end: int, source: Tier, target: Tier, *, at_once: bool = False) -> Transfer:
         """Pin ``end`` pages of a match on both tiers and say what ``target`` lacks. The match is dead afterwards.
 
-        ``at_once`` says that nothing else happens to the tree until it is released.
+        ``at_once`` says that it can wait for no other transfer, see ``Transfer.at_once``.
 
         Raises:
             StaleMatchError, InputError: as ``lock``.

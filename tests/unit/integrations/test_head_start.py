@@ -139,6 +139,18 @@ def test_a_prompt_whose_tail_fails_is_computed(family: str, failing_get: int) ->
         check_exact(engine, family, request)
 
 
+def test_a_request_does_not_wait_for_a_store_that_hangs() -> None:
+    store = GatedStorage()
+    with overlapping(LLAMA, store) as engine:
+        store.gate = Semaphore(0)
+        request = engine.start(tokens_for(LLAMA))
+        while request.step() is not Stage.READY:
+            pass
+        assert request.reused == Reused()
+        store.gate.release(10**6)
+        check_exact(engine, LLAMA, request)
+
+
 @every_family
 def test_a_prompt_without_room_for_its_head_is_exact(family: str) -> None:
     store = GatedStorage()

@@ -46,8 +46,8 @@ class MeetingPlace:
     def note_landed(self, landed: LandedTail | None, now_s: float) -> None:
         """Note how much has come by now; None before anything is read."""
         self._now_s = now_s
+        self._began_s = now_s if self._began_s is None else self._began_s
         if landed is not None:
-            self._began_s = now_s if self._began_s is None else self._began_s
             self._landed_pages = landed.end - landed.start
 
     def pages_ahead(self, gap: int) -> int:
