@@ -270,6 +270,7 @@ class ServerLinks:
             link = self._offered(timeout_s)
         except grpc.RpcError as error:
             is_away = isinstance(error, grpc.Call) and error.code() in _AWAY
+            error.__traceback__ = None  # a call that is its own error would keep what its caller was lent
         finally:
             with self._guard:
                 self._is_offering = False

@@ -224,6 +224,28 @@ def test_a_call_that_fails_while_it_is_sent_keeps_nothing_of_what_it_was_made_of
         gc.enable()
 
 
+def test_a_link_that_cannot_be_made_keeps_nothing_of_the_call_that_it_was_for() -> None:
+    running = LoopbackServer.start(MemoryStorage())
+    storage = running.client()
+    come_and_go(storage)
+    server = storage._servers[0]
+    running.stop()
+
+    def call_with(lent: LentForACall) -> None:
+        assert server._linked(server._clock() + PATIENCE_S) is None, lent
+
+    lent = LentForACall()
+    alive = weakref.ref(lent)
+    gc.disable()  # memory lent to a call goes back when it is over, and not some time later
+    try:
+        call_with(lent)
+        del lent
+        assert alive() is None
+    finally:
+        gc.enable()
+    storage.close()
+
+
 def test_a_call_that_is_left_before_its_end_takes_its_link_along(running: LoopbackServer) -> None:
     storage = running.client()
     come_and_go(storage)
