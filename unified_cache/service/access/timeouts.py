@@ -66,12 +66,13 @@ class TimedCall:
         Raises:
             Refused: the call was cut off, or its client has gone: whatever is still to be done for it is in vain.
         """
+        self._check_uncut()  # gRPC tells of it a little later
         if not self._context.is_active():
             raise Refused(grpc.StatusCode.CANCELLED, "the call is over")
         self.late_s = min(self._clock() + self._limits.stream_idle_s, self._ends_s)
 
     def _check_uncut(self) -> None:
-        """Tell a call that was cut off from one that its client has ended: gRPC ends the messages of either."""
+        """Tell a call that was cut off here from one that its client has ended: to gRPC both have been cancelled."""
         if self.why_cut:
             raise Refused(grpc.StatusCode.CANCELLED, self.why_cut)
 
