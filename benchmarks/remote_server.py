@@ -20,6 +20,7 @@ from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.wire.calls import PART_BYTES
 
 __all__ = ["BARE_GET", "BARE_PUT", "TCP_GET", "TCP_PUT", "ListeningPorts", "serve"]
@@ -139,7 +140,7 @@ def _listening(limits: LimitSettings, bare: BareServicer) -> tuple[int, grpc.Ser
     everyone = OpenGate()
     # No room in the store: what is measured is the way to the server's memory, not a store.
     usage = TenantUsage(everyone, limits.counted_pages_max, None)
-    store = TieredStore(MemoryStorage(0), HostTier(HOST_BYTES), usage, everyone)
+    store = TieredStore(VerifiedStorage(MemoryStorage(0)), HostTier(HOST_BYTES), usage, everyone)
     service = CacheService(store, everyone, everyone, limits, lambda: None)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
     server.add_generic_rpc_handlers((service.rpc_methods(), bare.methods()))

@@ -24,6 +24,7 @@ from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.wire.calls import Call
 from unified_cache.wire.links import LinkSocket, framed
 from unified_cache.wire.parts import decoded
@@ -66,7 +67,7 @@ class Requests:
         limits = limits_with(pages_max=64, tokens_max=1024, identities_max=8)
         self._notes = Notes()
         usage = TenantUsage(CappedQuota(1 << 20), limits.counted_pages_max, None)
-        store = TieredStore(MemoryStorage(1 << 20), HostTier(1 << 20), usage, self._notes)
+        store = TieredStore(VerifiedStorage(MemoryStorage(1 << 20)), HostTier(1 << 20), usage, self._notes)
         self._service = CacheService(store, TokenGate(), self._notes, limits, lambda: None)
         self._answers = {call: self._answer_of(call) for call in Call}
 
@@ -194,7 +195,7 @@ class Links:
         limits = limits_with(pages_max=64, tokens_max=1024, identities_max=8, stream_idle_s=0.05)
         self._notes = Notes()
         usage = TenantUsage(CappedQuota(1 << 20), limits.counted_pages_max, None)
-        store = TieredStore(MemoryStorage(1 << 20), HostTier(1 << 20), usage, self._notes)
+        store = TieredStore(VerifiedStorage(MemoryStorage(1 << 20)), HostTier(1 << 20), usage, self._notes)
         self._links = CacheService(store, TokenGate(), self._notes, limits, lambda: None)._links
 
     def take(self, content: bytes) -> None:

@@ -24,6 +24,7 @@ from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
+from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.wire.calls import Call
 
 THREADS = 24
@@ -170,7 +171,7 @@ class LoopbackServer:
         gate, notes, usage = TokenGate(), Notes(), usage or CappedQuota()
         drains: list[None] = []
         counted = TenantUsage(usage, limits.counted_pages_max, store.capability().bytes_max)
-        tiered = TieredStore(store, HostTier(host_bytes), counted, notes)
+        tiered = TieredStore(VerifiedStorage(store), HostTier(host_bytes), counted, notes)
         service = CacheService(tiered, gate, notes, limits, lambda: drains.append(None), clock or time.monotonic)
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
         server.add_generic_rpc_handlers((service.rpc_methods(),))

@@ -94,11 +94,11 @@ class StoreCalls:
         return self._reason(run, errand)
 
     def make_here(self, opened: OpenedStore, work: LabelledWork, started_s: float) -> Unavailable | None:
-        """Have work done on the caller's thread, which waits for memory alone, and needs none of its own."""
+        """Have work done on the caller's thread, by a store that returns by itself; no thread and memory of ours."""
         until_s = started_s + self._call_timeout_s
         errand = _Errand(lambda: None, lambda: work.run(opened.guard.breaker, until_s, self._clock), work.let_go)
         run = WorkRun(errand, opened.guard)
-        run.run()
+        self._threads.run_here(run)
         return self._reason(run, errand)
 
     def wait_for_late(self, timeout_s: float) -> bool:

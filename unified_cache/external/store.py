@@ -17,17 +17,21 @@ from types import TracebackType
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.external.calls import StoreCalls
 from unified_cache.external.counts import CallCounts, ExternalCounts, StoreState, Unavailable
-from unified_cache.external.landing import LandingMemory, Span
+from unified_cache.external.landing import LandingMemory
 from unified_cache.external.opening import OpenedStore, StoreOpening
 from unified_cache.external.registrations import Registrations
 from unified_cache.external.settings import PIECE_BYTES_MAX, ExternalConfig
 from unified_cache.external.transfer import (
+    AT_ONCE_BYTES_MAX,
     Clock,
+    DirectPassage,
     ExternalPage,
+    LandingPassage,
     MemoryReads,
     MissingWrites,
     PageReads,
     PageWrites,
+    Passage,
     Piece,
     pieces_of,
 )
@@ -54,7 +58,8 @@ class ExternalStore:
 
     ``exists``, ``get``, ``put`` and ``touch`` raise nothing: a page that cannot be had or stored is an answer, and
     ``counts`` knows the reason. Each returns by its deadline. A store that hangs is left alone with landing memory of
-    ours, and from then on nothing reads or writes the engine's rows. A store that is away is opened later, by the calls
+    ours, and from then on nothing reads or writes the engine's rows; one that returns by itself is called on its
+    caller's thread and given the rows, see ``Capability.bounded``. A store that is away is opened later, by the calls
     that come meanwhile, and then told what was registered. Any thread may call, several at a time.
     """
 
@@ -140,10 +145,11 @@ class ExternalStore:
         if opened is None:
             return self._answered(Method.EXISTS, [], len(labels), self._absence(), started_s)
         work = LabelWork(labels, opened.guard.breaker.exists)
-        if opened.capability.exists_costs_io or not self._registrations.are_taken(identities):
-            reason = self._calls.make(opened, identities, work, started_s)
-        else:
+        asks_nobody = not opened.capability.exists_costs_io and self._registrations.are_taken(identities)
+        if asks_nobody or self._may_be_in_place(opened, identities):
             reason = self._calls.make_here(opened, work, started_s)
+        else:
+            reason = self._calls.make(opened, identities, work, started_s)
         return self._answered(Method.EXISTS, work.answers, len(labels), reason, started_s)
 
     def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
@@ -196,9 +202,7 @@ class ExternalStore:
 
     def put(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, at that level."""
-        return self._transfer(
-            Method.PUT, pages, lambda asked, pieces, span: PageWrites(asked, pieces, span, level), level
-        )
+        return self._transfer(Method.PUT, pages, lambda pieces, passage: PageWrites(pieces, passage, level), level)
 
     def put_missing(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
         """Store the pages that the store does not have, as ``put`` does; STORED also where it says that it has a page.
@@ -206,7 +210,7 @@ class ExternalStore:
         The pages that it has are neither read nor made recent, and the look-up is not counted: nobody wanted them.
         """
         return self._transfer(
-            Method.PUT, pages, lambda asked, pieces, span: MissingWrites(asked, pieces, span, level), level
+            Method.PUT, pages, lambda pieces, passage: MissingWrites(pages, pieces, passage, level), level
         )
 
     def touch(self, labels: Sequence[Label]) -> None:
@@ -220,7 +224,10 @@ class ExternalStore:
         touched = 0
         if opened is not None:
             work = TouchWork(labels, opened.guard.breaker.touch)
-            reason = self._calls.make(opened, identities, work, started_s)
+            if self._may_be_in_place(opened, identities):
+                reason = self._calls.make_here(opened, work, started_s)
+            else:
+                reason = self._calls.make(opened, identities, work, started_s)
             touched = work.touched_count
         if reason is not None:
             self._counts.add_reason(Method.TOUCH, reason, len(labels) - touched)
@@ -273,7 +280,8 @@ class ExternalStore:
         """Answer UNAVAILABLE from now on, let calls under way end, and close the store; wait ``timeout_s`` at most.
 
         ``timeout_s`` is the deadline unless given. After it no view of an engine's memory is left, whatever the store
-        does. Landing memory that it may still write goes when it has returned.
+        does, but of callers that are still in a store that returns by itself. Landing memory that another may still
+        write goes when it has returned.
         """
         with self._closing:
             if self._closed:
@@ -323,17 +331,32 @@ class ExternalStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), started_s)
-        # A page that is put is sealed before the next is copied; one that was not in memory is waited for anyway.
-        is_in_caches = method is Method.GET and opened.memory is None
-        call_bytes = opened.capability.call_bytes if is_in_caches else PIECE_BYTES_MAX
-        pieces = pieces_of(pages, self._config.piece_bytes_for(call_bytes, is_durable=level is Level.DURABLE))
+        if self._may_be_in_place(opened, identities):
+            # Nothing is left to do with what has come; what is put is sealed before any of its piece is sent.
+            is_cut = method is Method.PUT or self._config.piece_bytes is not None
+            piece_bytes = self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX
+            direct = make(pieces_of(pages, piece_bytes), DirectPassage(pages))
+            reason = self._calls.make_here(opened, direct, started_s)
+            self._counts.add_bytes(method, direct.copied_bytes)
+            return self._answered(method, direct.answers, len(pages), reason, started_s)
+        pieces = pieces_of(pages, self._piece_bytes(opened, method, level))
         span = self._landing.lend(max(piece.span_bytes for piece in pieces), opened.guard.deadline.deadline_s)
         if span is None:
             return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)
-        work = make(pages, pieces, span)
+        work = make(pieces, LandingPassage(pages, span))
         reason = self._calls.make(opened, identities, work, started_s, span)
         self._counts.add_bytes(method, work.copied_bytes)
         return self._answered(method, work.answers, len(pages), reason, started_s)
+
+    def _may_be_in_place(self, opened: OpenedStore, identities: Collection[bytes]) -> bool:
+        """Tell whether the store may be called on its caller's thread and be given rows: it returns by itself."""
+        return opened.capability.bounded and self._registrations.are_taken(identities)
+
+    def _piece_bytes(self, opened: OpenedStore, method: Method, level: Level) -> int:
+        # A page that is put is sealed before the next is copied; one that was not in memory is waited for anyway.
+        is_in_caches = method is Method.GET and opened.memory is None
+        call_bytes = opened.capability.call_bytes if is_in_caches else PIECE_BYTES_MAX
+        return self._config.piece_bytes_for(call_bytes, is_durable=level is Level.DURABLE)
 
     def _answered(
         self, method: Method, answers: list[Answer], count: int, reason: Unavailable | None, started_s: float
@@ -350,4 +373,4 @@ class ExternalStore:
         return told
 
 
-_MakeTransfer = Callable[[Sequence[ExternalPage], Sequence[Piece], Span], PageReads | PageWrites]
+_MakeTransfer = Callable[[Sequence[Piece], Passage], PageReads | PageWrites]

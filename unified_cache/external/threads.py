@@ -11,6 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from queue import SimpleQueue
 from threading import Condition, Lock, Thread
+from traceback import format_exception
 from typing import Protocol
 
 from unified_cache.errors import CacheError, CallInFlight, StorageTimeoutError
@@ -85,7 +86,8 @@ class WorkRun:
             self.error = str(error)
         except BaseException as error:  # the edge: a panic of a native library is no Exception
             self.error = f"{type(error).__name__}: {error}"
-            logger.exception("a store raised what it should not")
+            # Not the error itself: whoever keeps what was logged would keep its frames, and with them the pages.
+            logger.error("a store raised what it should not: %s", "".join(format_exception(error)))
 
 
 class CallThreads:
@@ -144,6 +146,20 @@ class CallThreads:
                 self._callers_count -= 1
                 self._changed.notify_all()
 
+    def run_here(self, run: WorkRun) -> None:
+        """Do work on the caller's own thread, where every call of it returns by itself."""
+        with self._changed:
+            if self._closed:
+                run.end = WorkEnd.CLOSED
+                return
+            self._callers_count += 1
+        try:
+            run.run()
+        finally:
+            with self._changed:
+                self._callers_count -= 1
+                self._changed.notify_all()
+
     def wait_for_lost(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until no thread is lost; tell whether none is."""
         with self._changed:
@@ -152,7 +168,8 @@ class CallThreads:
     def close(self, timeout_s: float) -> None:
         """Begin nothing any more; let callers finish for ``timeout_s``, then send them away.
 
-        After it no caller waits. Threads end when the store returns to them.
+        After it no caller waits, but those on their own threads that a store is to return to by itself. Threads of ours
+        end when the store returns to them.
         """
         until_s = self._clock() + timeout_s
         with self._changed:

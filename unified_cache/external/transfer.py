@@ -6,12 +6,13 @@
 What moves here runs on a thread that may be late, so it holds the engine's rows only while it copies. ``let_go`` takes
 them away: it waits for a copy under way and nothing else, and from then on no row is read or written.
 
-What a store has in memory does not come this way: see ``ExternalStore.get_at_once``.
+What a store has in memory does not come this way: see ``ExternalStore.get_at_once``. Nor does what a bounded store
+moves, see ``Capability.bounded``: it is never late, so it is given the rows themselves.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +20,21 @@ import numpy.typing as npt
 from unified_cache.external.landing import Span
 from unified_cache.external.loan import RowsLoan
 from unified_cache.page import PageKey
-from unified_cache.seal import HEADER_BYTES, Label, seal
-from unified_cache.storage_backends.memory_reads import MemoryReader
+from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.storage_backends.memory_reads import MemoryReader, targets_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 
 __all__ = [
+    "AT_ONCE_BYTES_MAX",
+    "DirectPassage",
     "ExternalPage",
     "LandedPage",
+    "LandingPassage",
     "MemoryReads",
     "MissingWrites",
     "PageReads",
     "PageWrites",
+    "Passage",
     "Piece",
     "pieces_of",
 ]
@@ -90,6 +95,11 @@ class Piece(NamedTuple):
 def _payload_bytes(page: ExternalPage) -> int:
     """Return the bytes of a page's rows."""
     return page.rows[0].nbytes if len(page.rows) == 1 else sum([row.nbytes for row in page.rows])
+
+
+def _as_bytes(row: memoryview) -> memoryview:
+    """Return a row as bytes, whatever its owner keeps there."""
+    return row if row.format == "B" and row.ndim == 1 else row.cast("B")
 
 
 def _parts_of(pages: Sequence[ExternalPage], part_bytes: int) -> Iterator[Sequence[ExternalPage]]:
@@ -153,54 +163,70 @@ class MemoryReads:
         """Do nothing: whoever owns the rows is here, and nobody else has them."""
 
 
-class _Transfer:
-    """Pages of one call and the landing memory that they pass through."""
+class Passage(Protocol):
+    """Way of the pages of one call between a store and an engine's rows."""
 
-    __slots__ = ("_bytes", "_labels", "_loan", "_pieces", "_view", "answers", "copied_bytes")
+    copied_bytes: int
+    """Payload that has passed so far."""
 
-    def __init__(self, pages: Sequence[ExternalPage], pieces: Sequence[Piece], span: Span) -> None:
+    def pages_in(self, piece: Piece) -> list[PageIO]:
+        """Return the pages of a piece as the store fills or reads them."""
+        ...
+
+    def take_over(self, number: int, landed: LandedPage) -> bool:
+        """Have the rows of a page where the store reads them; False if the rows are the engine's again."""
+        ...
+
+    def hand_over(self, piece: Piece, answers: Sequence[Answer]) -> bool:
+        """Have the hits of a piece in their rows; False if the rows are the engine's again."""
+        ...
+
+    def let_go(self) -> None:
+        """Let go of the engine's rows, now and for good."""
+        ...
+
+
+class LandingPassage:
+    """Way through landing memory, for a store that may be late: rows are touched while they are copied alone."""
+
+    __slots__ = ("_bytes", "_loan", "_pages", "_view", "copied_bytes")
+
+    def __init__(self, pages: Sequence[ExternalPage], span: Span) -> None:
         self._loan = RowsLoan([page.rows for page in pages])
-        self._labels = [(page.label, page.parent) for page in pages]
-        self._pieces = pieces
+        self._pages = [(page.label, page.parent) for page in pages]
         self._view = span.view
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(span.view, np.uint8)
-        self.answers: list[Answer] = []
-        """Of the pages that the store was asked for so far, in order."""
         self.copied_bytes = 0
-        """Payload that was copied so far."""
 
     def let_go(self) -> None:
         """Let go of the engine's rows, now and for good; wait for a copy under way."""
         self._loan.take_back()
 
-    def _ios(self, piece: Piece) -> list[PageIO]:
-        labels = self._labels[piece.start : piece.end]
+    def pages_in(self, piece: Piece) -> list[PageIO]:
+        """Return the pages of a piece in landing memory."""
+        named = self._pages[piece.start : piece.end]
         return [
             PageIO(label, parent, (self._view[landed.start : landed.end],))
-            for (label, parent), landed in zip(labels, piece.pages, strict=True)
+            for (label, parent), landed in zip(named, piece.pages, strict=True)
         ]
 
-    def _tell(self, answers: Sequence[Answer]) -> bool:
-        """Keep the answers of a piece; tell whether it makes sense to go on: not with a store that answers nothing."""
-        self.answers += answers
-        return any(answer is not Answer.UNAVAILABLE for answer in answers)
+    def take_over(self, number: int, landed: LandedPage) -> bool:
+        """Copy the rows of a page; False if the rows are the engine's again."""
+        with self._loan.guard:
+            if self._loan.is_over:
+                return False
+            start = landed.start + HEADER_BYTES
+            for row in self._loan.rows_of(number):
+                end = start + row.nbytes
+                if row.nbytes < SMALL_ROW_BYTES and row.format == "B" and row.ndim == 1:
+                    self._view[start:end] = row
+                else:
+                    np.copyto(self._bytes[start:end], np.frombuffer(row, np.uint8))
+                start = end
+            self.copied_bytes += landed.end - landed.start - HEADER_BYTES
+        return True
 
-
-class PageReads(_Transfer):
-    """Read pages of a store, verified below, and copy those that were hits into the engine's rows."""
-
-    __slots__ = ()
-
-    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
-        """Read piece by piece, as long as somebody waits and ``until_s`` has not come."""
-        for piece in self._pieces:
-            if clock() >= until_s:
-                return
-            answers = store.get(self._ios(piece))
-            if not self._hand_over(piece, answers) or not self._tell(answers):
-                return
-
-    def _hand_over(self, piece: Piece, answers: Sequence[Answer]) -> bool:
+    def hand_over(self, piece: Piece, answers: Sequence[Answer]) -> bool:
         """Copy the hits of a piece into their rows; False if the rows are the engine's again."""
         with self._loan.guard:
             if self._loan.is_over:
@@ -220,13 +246,90 @@ class PageReads(_Transfer):
         return True
 
 
+class DirectPassage:
+    """No way at all: a bounded store reads and fills the rows themselves, while whoever owns them waits for it.
+
+    On the owner's own thread, so nobody else is given the rows meanwhile; and the store uses none of them afterwards.
+    """
+
+    __slots__ = ("_pages", "copied_bytes")
+
+    def __init__(self, pages: Sequence[ExternalPage]) -> None:
+        self._pages = pages
+        self.copied_bytes = 0
+
+    def let_go(self) -> None:
+        """Let go of the engine's rows."""
+        self._pages = ()
+
+    def pages_in(self, piece: Piece) -> list[PageIO]:
+        """Return the pages of a piece: their rows, behind memory for a header."""
+        pages = self._pages[piece.start : piece.end]
+        return [
+            PageIO(page.label, page.parent, tuple(map(_as_bytes, target.buffers)))
+            for page, target in zip(pages, targets_of(pages), strict=True)
+        ]
+
+    def take_over(self, number: int, landed: LandedPage) -> bool:
+        """Count the rows of a page, which are where the store reads them."""
+        self.copied_bytes += landed.end - landed.start - HEADER_BYTES
+        return True
+
+    def hand_over(self, piece: Piece, answers: Sequence[Answer]) -> bool:
+        """Count the hits of a piece, which are in their rows."""
+        hits = [answer is Answer.HIT for answer in answers]
+        self.copied_bytes += sum(page.end - page.start - HEADER_BYTES for page in compress(piece.pages, hits))
+        return True
+
+
+class _Transfer:
+    """Pages of one call, and their way."""
+
+    __slots__ = ("_passage", "_pieces", "answers")
+
+    def __init__(self, pieces: Sequence[Piece], passage: Passage) -> None:
+        self._pieces = pieces
+        self._passage = passage
+        self.answers: list[Answer] = []
+        """Of the pages that the store was asked for so far, in order."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """Payload that has passed so far."""
+        return self._passage.copied_bytes
+
+    def let_go(self) -> None:
+        """Let go of the engine's rows, now and for good; wait for a copy under way."""
+        self._passage.let_go()
+
+    def _tell(self, answers: Sequence[Answer]) -> bool:
+        """Keep the answers of a piece; tell whether it makes sense to go on: not with a store that answers nothing."""
+        self.answers += answers
+        return any(answer is not Answer.UNAVAILABLE for answer in answers)
+
+
+class PageReads(_Transfer):
+    """Read pages of a store, verified below, into the engine's rows."""
+
+    __slots__ = ()
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        """Read piece by piece, as long as somebody waits and ``until_s`` has not come."""
+        for piece in self._pieces:
+            if clock() >= until_s:
+                return
+            answers = store.get(self._passage.pages_in(piece))
+            if not self._passage.hand_over(piece, answers) or not self._tell(answers):
+                return
+
+
 class PageWrites(_Transfer):
-    """Copy pages out of the engine's rows, seal them and put them into a store."""
+    """Seal pages of the engine's rows and put them into a store."""
 
     __slots__ = ("_level",)
 
-    def __init__(self, pages: Sequence[ExternalPage], pieces: Sequence[Piece], span: Span, level: Level) -> None:
-        super().__init__(pages, pieces, span)
+    def __init__(self, pieces: Sequence[Piece], passage: Passage, level: Level) -> None:
+        super().__init__(pieces, passage)
         self._level = level
 
     def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
@@ -240,30 +343,14 @@ class PageWrites(_Transfer):
 
     def _put(self, store: StorageBackend, piece: Piece, numbers: Sequence[int]) -> list[Answer] | None:
         """Put the pages of these numbers, all of one piece; None if the rows are the engine's again."""
-        pages = self._ios(piece)
+        pages = self._passage.pages_in(piece)
         ios = [pages[number - piece.start] for number in numbers]
         for number, io in zip(numbers, ios, strict=True):
             # One after the other: a page is sealed while it is in the processor's caches.
-            if not self._take_over(number, piece.pages[number - piece.start]):
+            if not self._passage.take_over(number, piece.pages[number - piece.start]):
                 return None
-            seal(io.buffers[0], io.label)
+            seal_buffers(io.buffers, io.label)
         return store.put(ios, self._level)
-
-    def _take_over(self, number: int, landed: LandedPage) -> bool:
-        """Copy the rows of a page; False if the rows are the engine's again."""
-        with self._loan.guard:
-            if self._loan.is_over:
-                return False
-            start = landed.start + HEADER_BYTES
-            for row in self._loan.rows_of(number):
-                end = start + row.nbytes
-                if row.nbytes < SMALL_ROW_BYTES and row.format == "B" and row.ndim == 1:
-                    self._view[start:end] = row
-                else:
-                    np.copyto(self._bytes[start:end], np.frombuffer(row, np.uint8))
-                start = end
-            self.copied_bytes += landed.end - landed.start - HEADER_BYTES
-        return True
 
 
 class MissingWrites(PageWrites):
@@ -272,11 +359,15 @@ class MissingWrites(PageWrites):
     Both are one piece of work: to hand one over to a thread of ours takes longer than to ask for a prompt's pages.
     """
 
-    __slots__ = ()
+    __slots__ = ("_labels",)
+
+    def __init__(self, pages: Sequence[ExternalPage], pieces: Sequence[Piece], passage: Passage, level: Level) -> None:
+        super().__init__(pieces, passage, level)
+        self._labels = [page.label for page in pages]
 
     def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
         """Ask for all pages, then put piece by piece, as long as somebody waits and ``until_s`` has not come."""
-        there = list(map(bool, store.exists([label for label, _ in self._labels])))
+        there = list(map(bool, store.exists(self._labels)))
         for piece in self._pieces:
             if clock() >= until_s:
                 return

@@ -83,8 +83,8 @@ class Capability:
     """Whether ``exists``, ``get``, ``put`` and ``touch`` return by themselves, and use no buffer afterwards.
 
     Within ``call_s_max`` for every ``call_bytes`` of the batch; where that is 0, without waiting for anything but
-    memory. Such a store may read straight into memory that is another's once the call is over. Any other one needs a
-    deadline around it, and memory to be late in.
+    memory. Such a store is called on its caller's thread and given memory that is another's once the call is over. Any
+    other one needs a deadline around it, and memory to be late in.
     """
 
 

@@ -17,7 +17,7 @@ from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 __all__ = ["SUMMED_BYTES_MIN", "VerifiedStorage", "summed"]
 
 SUMMED_BYTES_MIN = 4 << 20
-"""Pages below it are in the processor's caches when they have been read: a checksum taken meanwhile gains nothing."""
+"""Calls below it are in the processor's caches when they have been read: a checksum taken meanwhile gains nothing."""
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class VerifiedStorage:
     """Answer FLAWED for a page that does not verify, remove it from the wrapped store, and count it by its flaw.
 
-    It reads every payload byte once more, at the speed of xxh3, and copies none: piece by piece while the page is read
-    where the page is large and the store takes the checksum along, otherwise after it. It owns the wrapped backend:
+    It reads every payload byte once more, at the speed of xxh3, and copies none: piece by piece while pages are read
+    where a call is large and the store takes checksums along, otherwise after it. It owns the wrapped backend:
     closing it closes that. Thread-safe where the backend is.
     """
 
@@ -80,7 +80,7 @@ class VerifiedStorage:
     def _get(self, pages: Sequence[PageIO], asked_bytes: int) -> list[Answer]:
         is_summed = asked_bytes >= SUMMED_BYTES_MIN
         if is_summed:
-            pages = [summed(page) for page in pages]
+            pages = [page._replace(checksum=PageChecksum()) for page in pages]
         hits = self._backend.get(pages)
         flaws: dict[int, Flaw] = {}
         for number, page in enumerate(pages):

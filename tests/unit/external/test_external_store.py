@@ -229,9 +229,9 @@ def test_a_layout_whose_pages_do_not_fit_is_refused_by_name() -> None:
         store.register(IDENTITY, layout)
 
 
-def test_a_page_larger_than_all_landing_memory_is_unavailable() -> None:
+def test_a_page_larger_than_all_landing_memory_is_unavailable(tmp_path: Path) -> None:
     rows = memoryview(bytearray(9000))
-    with ExternalStore.open("memory:", ExternalConfig(piece_bytes=1, landing_bytes=8192)) as store:
+    with ExternalStore.open(f"file:{tmp_path / 'store'}", ExternalConfig(piece_bytes=1, landing_bytes=8192)) as store:
         store.register(IDENTITY, LAYOUT)
         page = ExternalPage(label_of(1), None, (rows,))
         assert store.put([page]) == [Answer.UNAVAILABLE]

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from tests.support.sglang_names import (
 from unified_cache.errors import ConfigError
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, PageIO, StorageBackend
 
 SLOTS = 32
 EXTRA = {"backend_name": "ours", "module_path": "m", "class_name": "c", "interface_v1": 1, "revision": "r1"}
@@ -344,6 +345,9 @@ RELEASED = threading.Event()
 
 class HangingStore(MemoryStorage):
     """A store whose reads hang until the test lets them go."""
+
+    def capability(self) -> Capability:
+        return replace(super().capability(), bounded=False)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         RELEASED.wait(60)

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from io import StringIO
@@ -19,6 +19,7 @@ from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import (
@@ -29,10 +30,13 @@ from unified_cache.service.operations.metrics import (
 )
 from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, MetricsDoor, MetricsListener
 from unified_cache.service.store.guarded import GuardedStore
+from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.pages import charged_bytes
+from unified_cache.service.store.tiered import TieredStore
 from unified_cache.settings.addresses import ListenAddress
 from unified_cache.settings.loading import service_settings
-from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.wrappers import DeadlineStorage
 from unified_cache.testing.storage_contract import label, sealed_page
 from unified_cache.wire.calls import Call
 
@@ -146,6 +150,30 @@ def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: Collec
     assert value("unified_cache_storage_calls_total", {"store": "memory", "method": "put"}) == 1
     assert value(f"{PREFIX}_store_breaker", {"state": "closed"}) == 1
     guarded.guard.breaker.close()
+
+
+def test_a_read_of_many_pages_is_handed_over_once_and_verified_by_the_mib(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = GuardedStore.open(service_settings(None, {"storage": "memory:"}), registry)
+    pages = [sealed_page(label(number), 1 << 20) for number in range(4)]
+    assert guarded.guard.breaker.put(pages, Level.CACHED) == [Answer.STORED] * 4
+    handed_over: list[int] = []
+    get = DeadlineStorage.get
+
+    def counted(storage: DeadlineStorage, asked: Sequence[PageIO]) -> list[Answer]:
+        handed_over.append(len(asked))
+        return get(storage, asked)
+
+    monkeypatch.setattr(DeadlineStorage, "get", counted)
+    usage = TenantUsage(StoredBytes(service_settings(None, {}).quota), 100, None)
+    store = TieredStore(guarded.guard.breaker, HostTier(0), usage, metrics_in(CollectorRegistry()))
+    read = store.read("acme", [page.label for page in pages], [1 << 20] * 4)
+    assert [each.answer for each in read] == [Answer.HIT] * 4
+    assert handed_over == [4]
+    gets = registry.get_sample_value("unified_cache_storage_calls_total", {"store": "memory", "method": "get"})
+    assert gets == 4
+    store.close()
 
 
 @pytest.mark.parametrize("kind", ["file", "packed"])

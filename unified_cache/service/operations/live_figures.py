@@ -185,7 +185,7 @@ class ServiceFigures:
             refused_calls=guard.breaker.refused_count,
             retried_calls=guard.retry.retries_count,
             stuck_calls=len(guard.deadline.stuck_calls()),
-            flawed_pages=sum(self.store.flaws_count.values()),
+            flawed_pages=sum(self.guarded.verified.flaws_count.values()),
             answers=tuple(
                 (method, key.partition(" ")[2], count)
                 for method, answers in (("look-up", counts), ("put", puts))

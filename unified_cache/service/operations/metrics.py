@@ -9,7 +9,6 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from unified_cache.seal import Flaw
 from unified_cache.service.access.callers import AuditEntry
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
@@ -186,18 +185,13 @@ class UsageCollector:
 
 
 class LossCollector:
-    """Counters, read from the store on demand, of pages that were lost: flawed in the store, evicted from memory."""
+    """Counters, read from both tiers on demand, of pages that went without being asked for."""
 
     def __init__(self, store: TieredStore) -> None:
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        """Yield counters of pages that did not verify, by flaw, and of pages evicted from memory."""
-        flawed = CounterMetricFamily(f"{_PREFIX}_flawed_pages", "Pages that did not verify.", None, ["flaw"])
-        counts = self._store.flaws_count
-        for flaw in Flaw:
-            flawed.add_metric([flaw.name.lower()], counts.get(flaw, 0))
-        yield flawed
+        """Yield counters of pages evicted from memory, and of those that tenants had above their shares."""
         evictions = CounterMetricFamily(f"{_PREFIX}_host_evictions", "Pages that left memory for others.")
         evictions.add_metric([], self._store.host.evicted_count)
         yield evictions

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from unified_cache.seal import Flaw
 from unified_cache.settings.service import ServiceSettings
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 
@@ -22,9 +24,14 @@ _PREFIX = "unified_cache_service_store"
 
 @dataclass(frozen=True, slots=True)
 class GuardedStore:
-    """A store and the guard around it; closing ``guard.breaker`` closes both. A collector of what they count."""
+    """A store, verified and guarded; closing ``guard.breaker`` closes it. A collector of what all of them count.
+
+    Innermost first: the store, its counts, verification, the guard. A store may ask for gets of a MiB, so that pages
+    are verified while they are in the caches; the guard hands all of them over to another thread by one call.
+    """
 
     backend: StorageBackend
+    verified: VerifiedStorage
     guard: StorageGuard
 
     @classmethod
@@ -38,7 +45,8 @@ class GuardedStore:
         backend = open_storage(settings.storage, bytes_max=settings.storage_bytes)
         capability = declared_capability(backend)
         metered = MeteredStorage(backend, StorageMetrics(registry), capability.name)
-        guarded = cls(backend, StorageGuard.around(metered, capability, settings.guard))
+        verified = VerifiedStorage(metered)
+        guarded = cls(backend, verified, StorageGuard.around(verified, capability, settings.guard))
         registry.register(guarded)
         return guarded
 
@@ -63,6 +71,11 @@ class GuardedStore:
             declined.add_metric([], counts.declined_count)
         yield evictions
         yield declined
+        flawed = CounterMetricFamily("unified_cache_service_flawed_pages", "Pages that did not verify.", None, ["flaw"])
+        counts_by_flaw = self.verified.flaws_count
+        for flaw in Flaw:
+            flawed.add_metric([flaw.name.lower()], counts_by_flaw.get(flaw, 0))
+        yield flawed
 
 
 def _count(name: str, text: str, count: int) -> CounterMetricFamily:

@@ -13,15 +13,15 @@ import grpc
 from unified_cache.errors import InputError, StorageError, StorageFullError
 from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Flaw, Label
+from unified_cache.seal import Label
 from unified_cache.service.access.callers import Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.pages import HeldPage, blank_page
+from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
-from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.wire.calls import RETRY_AFTER
 
 __all__ = ["ArrivedPage", "FoundTier", "KeptTier", "PageRead", "TieredStore"]
@@ -87,11 +87,11 @@ class ArrivedPage(NamedTuple):
 class TieredStore:
     """Read through and write through a host tier. A store that fails costs misses, and pages that stay in memory.
 
-    Owns the store, and verifies what it returns. Thread-safe.
+    Owns the store, which verifies what it returns, see ``GuardedStore``. Thread-safe.
     """
 
     def __init__(self, store: StorageBackend, host: HostTier, usage: TenantUsage, observer: Observer) -> None:
-        self._store = VerifiedStorage(store)
+        self._store = store
         self._host = host
         self._usage = usage
         self._observer = observer
@@ -266,18 +266,13 @@ class TieredStore:
         Raises:
             StorageError: the store failed.
         """
-        catalog = self._store.catalog()
+        catalog = catalog_in(self._store)
         return [] if catalog is None else [each for each in catalog.manifests().values() if each is not None]
 
     @property
     def outgrown_count(self) -> int:
         """Pages removed so far because their tenants had more than their shares of the store."""
         return self._outgrown_count
-
-    @property
-    def flaws_count(self) -> dict[Flaw, int]:
-        """Pages of the store that did not verify, by what was wrong with them."""
-        return self._store.flaws_count
 
     def is_durable(self) -> bool:
         """Tell whether the store honours DURABLE."""

@@ -1,7 +1,8 @@
-"""A stream of pages, landed straight in the buffers that they were asked for with."""
+"""A stream of pages, landed straight in the buffers that they were asked for with, and added to their checksums."""
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from unified_cache.errors import InputError
 from unified_cache.storage_backends.protocol import Answer, PageIO
@@ -12,8 +13,25 @@ from unified_cache.wire.sharing import SharedSlice
 __all__ = ["ScatterReader"]
 
 
+LANDED_BYTES = 1 << 20
+"""Copied out of shared memory at a time: added to checksums while it is in the processor's caches."""
+
+
+class LandingPiece(NamedTuple):
+    """Bytes of one page that have come, or are about to."""
+
+    number: int
+    """Of the page."""
+    start: int
+    """Place in the page."""
+    buffer: memoryview
+
+
 class ScatterReader:
-    """Fill pages in the order asked for. Content is copied once, from the message or the window into the page."""
+    """Fill pages in the order asked for. Content is copied once, from the message or the window into the page.
+
+    Where a page has a checksum, what has come of it is added at once, while whoever sends goes on with the next part.
+    """
 
     def __init__(self, pages: Sequence[PageIO], window: SharedSlice | None = None) -> None:
         self.hits: list[Answer | None] = [None] * len(pages)
@@ -22,8 +40,8 @@ class ScatterReader:
         self._window = window
         self._answered_count = 0
         self._offset = 0
-        self._coming: deque[tuple[int, memoryview | None]] = deque()
-        """Buffers to fill, by page, and None after the last of each page."""
+        self._coming: deque[LandingPiece | int] = deque()
+        """Buffers to fill, and after the last of each page its number."""
 
     def take(self, part: Chunk) -> None:
         """Copy a part.
@@ -42,26 +60,30 @@ class ScatterReader:
             number = self._answered_count
             self._answered_count += 1
             if hit:
-                self._coming.extend((number, buffer) for buffer in self._pages[number].buffers)
-                self._coming.append((number, None))
+                start = 0
+                for buffer in self._pages[number].buffers:
+                    self._coming.append(LandingPiece(number, start, buffer))
+                    start += len(buffer)
+                self._coming.append(number)
             else:
                 self.hits[number] = read_answer(part.reasons[index] if part.reasons else 0)
         self._copy(part)
 
     def _copy(self, part: Chunk) -> None:
-        pieces: list[memoryview] = []
+        pieces: list[LandingPiece] = []
         whole: list[int] = []
         offset = self._offset
         while self._coming:
-            number, buffer = self._coming[0]
-            if buffer is None:
-                whole.append(number)
+            coming = self._coming[0]
+            if isinstance(coming, int):
+                whole.append(coming)
             else:
-                piece = buffer[: part.end - offset]
-                pieces.append(piece)
+                piece = coming.buffer[: part.end - offset]
+                pieces.append(coming._replace(buffer=piece))
                 offset += len(piece)
-                if len(piece) < len(buffer):
-                    self._coming[0] = (number, buffer[len(piece) :])
+                if len(piece) < len(coming.buffer):
+                    rest = coming.buffer[len(piece) :]
+                    self._coming[0] = LandingPiece(coming.number, coming.start + len(piece), rest)
                     break
             self._coming.popleft()
         if offset < part.end:
@@ -71,12 +93,28 @@ class ScatterReader:
         for number in whole:
             self.hits[number] = Answer.HIT
 
-    def _land(self, part: Chunk, pieces: list[memoryview]) -> None:
+    def _land(self, part: Chunk, pieces: Sequence[LandingPiece]) -> None:
         if part.shared_bytes and self._window is not None:
-            self._window.read_into(pieces, part.offset)
+            self._land_shared(self._window, part.offset, pieces)
             return
         start = 0
         for piece in pieces:
-            end = start + len(piece)
-            piece[:] = part.content[start:end]
+            end = start + len(piece.buffer)
+            piece.buffer[:] = part.content[start:end]
             start = end
+        self._add(pieces)
+
+    def _land_shared(self, window: SharedSlice, offset: int, pieces: Sequence[LandingPiece]) -> None:
+        first = landed_bytes = 0
+        for end, piece in enumerate(pieces, 1):
+            landed_bytes += len(piece.buffer)
+            if landed_bytes >= LANDED_BYTES or end == len(pieces):
+                window.read_into([each.buffer for each in pieces[first:end]], offset)
+                self._add(pieces[first:end])
+                first, offset, landed_bytes = end, offset + landed_bytes, 0
+
+    def _add(self, pieces: Sequence[LandingPiece]) -> None:
+        for number, start, buffer in pieces:
+            checksum = self._pages[number].checksum
+            if checksum is not None:
+                checksum.add(start, (buffer,))

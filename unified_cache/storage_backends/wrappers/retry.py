@@ -118,25 +118,28 @@ class RetryStorage:
         answers = [Answer.UNAVAILABLE] * len(items)
         parts = [range(len(items))]
         failed: dict[range, StorageError] = {}
-        for failures_count in range(self._rounds_max):
-            if failures_count:
-                self._sleep(self._pauses.pause_s(failures_count) * self._rng.uniform(0.5, 1.0))
-                parts = [half for part in failed for half in _halves(part)]
-                failed = {}
-            for part in parts:
+        try:
+            for failures_count in range(self._rounds_max):
                 if failures_count:
-                    with self._guard:
-                        self._retries_count += 1
-                try:
-                    answers[part.start : part.stop] = ask(items[part.start : part.stop])
-                except StorageError as error:
-                    if not error.retryable or isinstance(error, StorageTimeoutError):
-                        raise
-                    failed[part] = error
-            if not failed:
-                return answers
-        self._abandon(failed, len(items))
-        return answers
+                    self._sleep(self._pauses.pause_s(failures_count) * self._rng.uniform(0.5, 1.0))
+                    parts = [half for part in failed for half in _halves(part)]
+                    failed = {}
+                for part in parts:
+                    if failures_count:
+                        with self._guard:
+                            self._retries_count += 1
+                    try:
+                        answers[part.start : part.stop] = ask(items[part.start : part.stop])
+                    except StorageError as error:
+                        if not error.retryable or isinstance(error, StorageTimeoutError):
+                            raise
+                        failed[part] = error
+                if not failed:
+                    return answers
+            self._abandon(failed, len(items))
+            return answers
+        finally:
+            failed.clear()  # tracebacks hold this frame, which would hold them, and with them the caller's pages
 
     def _abandon(self, failed: Mapping[range, StorageError], asked_count: int) -> None:
         abandoned_count = sum(map(len, failed))

@@ -15,7 +15,7 @@ from tests.support.service import LoopbackServer, limits_with
 from unified_cache.components import Full
 from unified_cache.errors import StorageError
 from unified_cache.pool import ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.seal import HEADER_BYTES, Label, PageChecksum, verify_buffers
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -199,6 +199,25 @@ def test_while_a_region_is_offered_other_calls_send_their_pages_in_the_stream(tm
     sharing = RegionSharing(offer, ManualClock(), tmp_path)
     assert sharing.lend(1, REGION_BYTES_MIN, 5.0) is not None
     assert meanwhile == [None]
+
+
+@pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
+@pytest.mark.parametrize("cuts", [(), (100, HEADER_BYTES, 3_000_000)], ids=["one buffer", "rows"])
+def test_a_page_is_added_to_its_checksum_as_it_lands(shares_memory: bool, cuts: tuple[int, ...]) -> None:
+    running = LoopbackServer.start(MemoryStorage(), limits_with(regions_max=4 if shares_memory else 0))
+    storage = running.client()
+    storage.register(manifest_of(MODEL, LARGE), {})
+    labels = [Label(MODEL.digest(LARGE), label(number).key, "kv") for number in range(3)]
+    stored = [sealed_page(each, LARGE_BYTES) for each in labels]
+    assert storage.put(stored, Level.CACHED) == [Answer.STORED] * 3
+    found = [blank_page(each, LARGE_BYTES, cuts)._replace(checksum=PageChecksum()) for each in labels]
+    assert storage.get(found) == [Answer.HIT] * 3
+    for page, source in zip(found, stored, strict=True):
+        assert page.checksum is not None
+        assert page.checksum.of(LARGE_BYTES) == int.from_bytes(source.buffers[0][112:120], "little")
+        assert verify_buffers(page.buffers, page.label, page.checksum) is None
+    storage.close()
+    running.stop()
 
 
 def test_the_client_says_that_it_is_bounded() -> None:

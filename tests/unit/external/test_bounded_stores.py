@@ -1,0 +1,162 @@
+"""Stores that return by themselves are called on their caller's thread and given the engine's rows themselves."""
+
+import gc
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from threading import Event, Thread, get_ident
+
+import pytest
+
+from tests.support.external import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
+from tests.support.service import LoopbackServer, limits_with
+from tests.support.wrappers import PATIENCE_S
+from unified_cache.config import GuardConfig
+from unified_cache.errors import StorageError
+from unified_cache.external import ExternalConfig, ExternalPage, ExternalStore, Unavailable
+from unified_cache.external.landing import LandingMemory
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
+from unified_cache.storage_backends.wrappers import Method
+
+NUMBERS = range(5)
+CONFIG = ExternalConfig(landing_bytes=1 << 20)
+
+
+@pytest.fixture
+def landing(monkeypatch: pytest.MonkeyPatch) -> LandingMemory:
+    """Return the landing memory of the stores that are opened from now on."""
+    memory = LandingMemory.allocate(CONFIG.landing_bytes)
+    monkeypatch.setattr(LandingMemory, "allocate", lambda *given: memory)
+    return memory
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Leave cycles of references as they are, so that what is held by one shows."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class ThreadNotingStore(MemoryStorage):
+    """A bounded store that notes on which threads it is called, and hangs or fails where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+        self.hangs, self.may_go_on = Event(), Event()
+        self.fails = False
+
+    def capability(self) -> Capability:
+        return replace(super().capability(), exists_costs_io=True)
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        self.threads.add(get_ident())
+        return super().exists(labels)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        self.threads.add(get_ident())
+        return super().put(pages, level)
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        self.threads.add(get_ident())
+        super().touch(labels)
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        self.threads.add(get_ident())
+        if self.fails:
+            raise StorageError("told to", retryable=True)
+        if self.may_go_on.is_set() or not self.hangs.is_set():
+            return super().get(pages)
+        self.hangs.clear()
+        assert self.may_go_on.wait(PATIENCE_S)
+        return super().get(pages)
+
+
+def opened(backend: MemoryStorage, config: ExternalConfig = CONFIG) -> ExternalStore:
+    store = ExternalStore.opened_by(lambda: backend, config)
+    store.register(IDENTITY, LAYOUT)
+    return store
+
+
+@pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
+def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(
+    shares_memory: bool, landing: LandingMemory
+) -> None:
+    server = LoopbackServer.start(MemoryStorage(), limits_with(regions_max=4 if shares_memory else 0))
+    with ExternalStore.open(f"grpc://{server.address}", CONFIG) as store:
+        store.register(IDENTITY, LAYOUT)
+        rows = EngineRows.holding(NUMBERS)
+        assert store.put(rows.pages(NUMBERS)) == [Answer.STORED] * len(NUMBERS)
+        order = [3, 99, 0, 4]
+        target = EngineRows(len(order))
+        hit = Answer.HIT
+        assert store.get(target.pages(order)) == [hit, Answer.MISS, hit, hit]
+        assert [target.payload(slot) == payload_of(number) for slot, number in enumerate(order)] == [
+            True,
+            False,
+            True,
+            True,
+        ]
+        assert store.counts().payload_bytes == {Method.PUT: 5 * PAGE_BYTES, Method.GET: 3 * PAGE_BYTES}
+        rows.close()
+        target.close()
+        assert not any(landing.whole)
+    server.stop()
+
+
+def test_a_bounded_store_is_called_on_the_thread_that_asks() -> None:
+    backend = ThreadNotingStore()
+    with opened(backend) as store:
+        rows = EngineRows.holding(NUMBERS)
+        backend.threads.clear()
+        store.put(rows.pages(NUMBERS))
+        store.put_missing(rows.pages(NUMBERS))
+        labels = [label_of(number) for number in NUMBERS]
+        assert store.exists(labels) == store.get(rows.pages(NUMBERS)) == [Answer.HIT] * len(NUMBERS)
+        store.touch(labels)
+        assert backend.threads == {get_ident()}
+
+
+def test_rows_of_any_format_are_bytes_to_the_store(landing: LandingMemory) -> None:
+    payload = payload_of(1)
+    rows = memoryview(bytearray(payload)).cast("H")
+    with opened(MemoryStorage()) as store:
+        assert store.put([ExternalPage(label_of(1), None, (rows,))]) == [Answer.STORED]
+        target = memoryview(bytearray(PAGE_BYTES)).cast("H")
+        assert store.get([ExternalPage(label_of(1), None, (target,))]) == [Answer.HIT]
+        assert target.tobytes() == payload
+    assert not any(landing.whole)
+
+
+def test_a_get_that_fails_leaves_no_view_of_the_rows(no_collection: None) -> None:
+    backend = ThreadNotingStore()
+    store = opened(backend, ExternalConfig(guard=GuardConfig(retry_rounds_max=2, retry_pause_s=0.001)))
+    backend.fails = True
+    rows = EngineRows(1)
+    assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
+    assert store.counts().unavailable == {(Method.GET, Unavailable.FAILED): 1}
+    rows.close()  # BufferError, had anybody a view of it
+    store.close()
+
+
+def test_close_waits_no_longer_than_it_was_told_for_a_caller_in_a_store() -> None:
+    backend = ThreadNotingStore()
+    store = opened(backend)
+    rows = EngineRows.holding([1])
+    store.put(rows.pages([1]))
+    backend.hangs.set()
+    answers: list[Answer] = []
+    caller = Thread(target=lambda: answers.extend(store.get(rows.pages([1]))))
+    caller.start()
+    while backend.hangs.is_set():
+        threading.Event().wait(0.001)
+    store.close(0.0)
+    assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
+    assert not answers
+    backend.may_go_on.set()
+    caller.join(PATIENCE_S)
+    assert answers == [Answer.HIT]
+    rows.close()
