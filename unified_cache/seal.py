@@ -84,10 +84,13 @@ class PageChecksum:
     them by the time it is there. One thread at a time.
     """
 
-    __slots__ = ("_end", "_hash")
+    __slots__ = ("_digest", "_end", "_stream")
 
     def __init__(self) -> None:
-        self._hash = xxh3_64()
+        self._digest = 0
+        """Of a page that was added at once."""
+        self._stream: xxh3_64 | None = None
+        """Of one that was added piece by piece; it costs several times what a small page does."""
         self._end = 0
         """Bytes of the page added so far, header included; -1 once some were left out."""
 
@@ -97,18 +100,26 @@ class PageChecksum:
         In order and without a gap, the header too. A ``start`` of 0 begins anew: what is read again counts again.
         """
         if not start:
-            self._hash.reset()
+            self._stream = xxh3_64()
             self._end = 0
-        elif start != self._end:
+        elif start != self._end or self._stream is None:
             self._end = -1
             return
         for piece in _payload(pieces, HEADER_BYTES - start):
-            self._hash.update(piece)
+            self._stream.update(piece)
         self._end += sum(map(len, pieces))
+
+    def add_all(self, buffers: Sequence[memoryview]) -> None:
+        """Add the whole page, which is in place now; what was added before counts no more."""
+        self._stream = None
+        self._digest = checksum_of(_payload(buffers))
+        self._end = sum(map(len, buffers))
 
     def of(self, page_bytes: int) -> int | None:
         """Return the checksum of the payload of a page of that length; None unless just so much was added."""
-        return self._hash.intdigest() if self._end == page_bytes else None
+        if self._end != page_bytes:
+            return None
+        return self._digest if self._stream is None else self._stream.intdigest()
 
 
 def seal(page: memoryview, label: Label) -> None:

@@ -21,8 +21,8 @@ STORAGE_MUTANTS = [
     Mutant(
         "a page that is read again is added to what was read before",
         "seal.py",
-        "            self._hash.reset()\n            self._end = 0\n",
-        "            self._end = 0\n",
+        "            self._stream = xxh3_64()\n            self._end = 0\n",
+        "            self._stream = self._stream or xxh3_64()\n            self._end = 0\n",
         tests=("tests/unit/core/test_seal.py",),
     ),
     Mutant(

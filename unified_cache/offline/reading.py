@@ -57,7 +57,7 @@ def read_verified(storage: StorageReader, pages: Sequence[PageIO]) -> list[ReadO
     Raises:
         StorageError: the store fails in a way that may pass; asking again later may succeed.
     """
-    asked = [summed(page) for page in pages]
+    asked = summed(pages)
     try:
         answers = storage.get(asked)
     except StorageError as error:

@@ -17,7 +17,7 @@ from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 __all__ = ["SUMMED_BYTES_MIN", "VerifiedStorage", "summed"]
 
 SUMMED_BYTES_MIN = 4 << 20
-"""Calls below it are in the processor's caches when they have been read: a checksum taken meanwhile gains nothing."""
+"""Pages of a call for less are in the processor's caches when it returns: checksums taken meanwhile gain nothing."""
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class VerifiedStorage:
     """Answer FLAWED for a page that does not verify, remove it from the wrapped store, and count it by its flaw.
 
-    It reads every payload byte once more, at the speed of xxh3, and copies none: piece by piece while pages are read
-    where a call is large and the store takes checksums along, otherwise after it. It owns the wrapped backend:
+    It reads every payload byte once more, at the speed of xxh3, and copies none: while pages are read where there are
+    many bytes of them and the store takes the checksums along, otherwise after it. It owns the wrapped backend:
     closing it closes that. Thread-safe where the backend is.
     """
 
@@ -80,7 +80,7 @@ class VerifiedStorage:
     def _get(self, pages: Sequence[PageIO], asked_bytes: int) -> list[Answer]:
         is_summed = asked_bytes >= SUMMED_BYTES_MIN
         if is_summed:
-            pages = [page._replace(checksum=PageChecksum()) for page in pages]
+            pages = summed(pages)
         hits = self._backend.get(pages)
         flaws: dict[int, Flaw] = {}
         for number, page in enumerate(pages):
@@ -134,6 +134,6 @@ class VerifiedStorage:
         self._backend.close()
 
 
-def summed(page: PageIO) -> PageIO:
-    """Give a large page a new checksum for its store to add to, and a small one none, whatever it had."""
-    return page._replace(checksum=PageChecksum() if page_bytes(page) >= SUMMED_BYTES_MIN else None)
+def summed(pages: Sequence[PageIO]) -> list[PageIO]:
+    """Give each page a new checksum for its store to add to, whatever it had."""
+    return [PageIO(label, parent, buffers, PageChecksum()) for label, parent, buffers, _ in pages]

@@ -148,6 +148,8 @@ def read_all(
     if wanted_bytes < LED_BYTES_MIN and len(buffers) < BUFFERS_MAX:
         count = disk.readv(fd, (*buffers, BEYOND))
         if count >= wanted_bytes or not count:
+            if checksum is not None and count == wanted_bytes:
+                checksum.add_all(buffers)
             return count == wanted_bytes
     is_filled = _fill(disk, fd, buffers, 0, checksum, first_bytes=LEAD_BYTES)
     return is_filled and not disk.preadv(fd, [BEYOND], wanted_bytes)
@@ -177,7 +179,10 @@ def read_at(
     One call does it, as a rule. With a ``checksum`` it is one for every ``PIECE_BYTES``, which are added to it before
     the next are read.
     """
-    if checksum is None and disk.preadv(fd, buffers[:BUFFERS_MAX], offset) == wanted_bytes:
+    is_one_piece = checksum is None or wanted_bytes < 2 * PIECE_BYTES
+    if is_one_piece and disk.preadv(fd, buffers[:BUFFERS_MAX], offset) == wanted_bytes:
+        if checksum is not None:
+            checksum.add_all(buffers)
         return True
     return _fill(disk, fd, buffers, offset, checksum, first_bytes=PIECE_BYTES)
 

@@ -10,13 +10,13 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import ClassVar, cast
 
-from unified_cache.storage_backends.directory.read_queue import FileRead, ReadQueues
+from unified_cache.storage_backends.directory.read_queue import FileRead, FileReads, ReadQueues
 
 __all__ = ["IN_MEMORY", "Disk"]
 
@@ -188,23 +188,25 @@ class Disk:
             thread.join()
         return outcomes
 
-    def preadv_each(self, reads: Sequence[FileRead]) -> list[int | OSError]:
-        """Read from several files that read directly, at a time where the system can; return what came of each.
+    def preadv_each(self, reads: Iterable[FileRead], depth: int) -> FileReads:
+        """Read from files that read directly, ``depth`` at a time where the system can; yield reads as they end.
 
-        That is how many bytes, or what went wrong. Like ``preadv`` each may bring less than it was asked for.
+        Each comes with the bytes that were read, which like those of ``preadv`` may be less than it was asked for, or
+        with what went wrong. The next are taken when there is room for them.
         """
-        if len(reads) > 1:
+        try:
+            return _read_queues().read(reads, depth)
+        except OSError:
+            return self._preadv_in_turn(reads)
+
+    def _preadv_in_turn(self, reads: Iterable[FileRead]) -> FileReads:
+        for read in reads:
+            outcome: int | OSError
             try:
-                return _read_queues().read(reads)
-            except OSError:
-                pass  # one after the other, then
-        outcomes: list[int | OSError] = []
-        for fd, buffers, offset in reads:
-            try:
-                outcomes.append(self.preadv(fd, buffers, offset))
+                outcome = self.preadv(read.fd, read.buffers, read.offset)
             except OSError as error:
-                outcomes.append(error)
-        return outcomes
+                outcome = error
+            yield read, outcome
 
     @staticmethod
     def has_cached(fd: int, start: int, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""Queues of the kernel (io_submit(2)): direct reads of several files that are begun by one call and awaited together.
+"""Queues of the kernel (io_submit(2)): direct reads that are begun by few calls, and go on while others are awaited.
 
 A disk takes as long for sixteen small reads as for a few, and a call for each costs the processor more than the read.
 Linux has these queues since 2.6, and lets containers use them. Only direct reads go on while others are begun.
@@ -10,15 +10,19 @@ import os
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cache
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, cast
 
-__all__ = ["QUEUE_READS_MAX", "FileRead", "ReadQueues"]
+__all__ = ["QUEUE_READS_MAX", "FileRead", "FileReads", "ReadQueues"]
 
 QUEUE_READS_MAX = 64
 """Reads that a queue has room for."""
+
+_GROUPS_COUNT = 4
+"""Reads under way are topped up by so much of the depth at a time: a call for each would cost the processor more."""
 
 _IOCB = struct.Struct("=QIIHhiQQqQII")
 """One read, see io_submit(2): its number, key and flags, operation, priority, file, buffers and how many, offset."""
@@ -32,10 +36,16 @@ _EVENT = struct.Struct("=QQqq")
 class FileRead(NamedTuple):
     """One read of a file that is open for direct reads."""
 
+    number: int
+    """By which the caller knows it."""
     fd: int
     buffers: tuple[memoryview, ...]
     """Writable, each of whole blocks and on a block."""
     offset: int
+
+
+FileReads = Generator[tuple[FileRead, int | OSError], None, None]
+"""Reads as they end, each with the bytes that came or what went wrong. Closing it waits for those under way."""
 
 
 class _Calls(NamedTuple):
@@ -75,85 +85,94 @@ def _error() -> OSError:
 class _ReadQueue:
     """One queue of the kernel. For one thread at a time; a forked child has none of its parent's."""
 
-    __slots__ = ("_call", "_calls", "_context")
+    __slots__ = ("_call", "_calls", "_context", "_events", "_process", "_under_way")
 
     def __init__(self, calls: _Calls) -> None:
         """Raises OSError where the system gives no queue."""
         self._calls = calls
         self._call = _syscall()
         self._context = 0
+        self._events = array("B", bytes(_EVENT.size * QUEUE_READS_MAX))
+        self._under_way: dict[int, FileRead] = {}
+        self._process = os.getpid()
         context = array("Q", [0])
         if self._call(calls.setup, QUEUE_READS_MAX, context.buffer_info()[0], 0, 0, 0):
             raise _error()
         self._context = context[0]
 
-    def read(self, reads: Sequence[FileRead]) -> list[int | OSError]:
-        """Begin all reads, at most ``QUEUE_READS_MAX``, wait for them, return the bytes that came or what went wrong.
+    @property
+    def is_own(self) -> bool:
+        """Whether it is of this process, and not of the one that forked it."""
+        return self._process == os.getpid()
+
+    @property
+    def under_way_count(self) -> int:
+        """Reads that were begun and have not been awaited."""
+        return len(self._under_way)
+
+    def begin(self, reads: Sequence[FileRead]) -> list[tuple[FileRead, OSError]]:
+        """Begin reads that there is room for; return those that the kernel does not take, and why."""
+        tags = [tag for tag in range(QUEUE_READS_MAX) if tag not in self._under_way][: len(reads)]
+        pointers, *memory = _iocbs_of(reads, tags)
+        refused: list[tuple[FileRead, OSError]] = []
+        done_count = 0
+        while done_count < len(reads):
+            place = pointers.buffer_info()[0] + done_count * pointers.itemsize
+            count = self._call(self._calls.submit, self._context, len(reads) - done_count, place, 0, 0)
+            if count > 0:
+                end = done_count + count
+                self._under_way.update(zip(tags[done_count:end], reads[done_count:end], strict=True))
+                done_count = end
+            else:
+                refused.append((reads[done_count], _error()))
+                done_count += 1
+        del memory  # the kernel has copied it
+        return refused
+
+    def outcomes(self, count_min: int) -> list[tuple[FileRead, int | OSError]]:
+        """Wait until so many reads have ended; return each that has, with the bytes that came or what went wrong.
 
         Raises:
-            OSError: the kernel does not take them. None is under way.
+            OSError: the kernel does not tell.
         """
-        vectors = array("Q")
-        for read in reads:
-            for buffer in read.buffers:
-                vectors.append(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
-                vectors.append(buffer.nbytes)
-        iocbs = array("B", bytes(_IOCB.size * len(reads)))
-        address, first = vectors.buffer_info()[0], iocbs.buffer_info()[0]
-        for number, (fd, buffers, offset) in enumerate(reads):
-            place = number * _IOCB.size
-            _IOCB.pack_into(iocbs, place, number, 0, 0, _PREADV, 0, fd, address, len(buffers), offset, 0, 0, 0)
-            address += 2 * vectors.itemsize * len(buffers)
-        pointers = array("Q", [first + number * _IOCB.size for number in range(len(reads))])
-        try:
-            begun_count = self._begin(pointers)
-            outcomes = self._outcomes(len(reads), begun_count)
-        except BaseException:
-            # The disk may still fill buffers, and who owns them is about to get them back: this waits for it.
-            self.close()
-            raise
-        return outcomes
+        place = self._events.buffer_info()[0]
+        count = 0
+        while count <= 0:
+            count = self._call(self._calls.getevents, self._context, count_min, QUEUE_READS_MAX, place, 0)
+            if count < 0:
+                error = _error()
+                if error.errno != errno.EINTR:
+                    raise error
+        ended: list[tuple[FileRead, int | OSError]] = []
+        for each in range(count):
+            tag, _, result, _ = _EVENT.unpack_from(self._events, each * _EVENT.size)
+            ended.append((self._under_way.pop(tag), result if result >= 0 else OSError(-result, os.strerror(-result))))
+        return ended
 
     def close(self) -> None:
         """Let the queue go; waits for what is under way."""
         context, self._context = self._context, 0
-        if context:
+        if context and self.is_own:
             self._call(self._calls.destroy, context, 0, 0, 0, 0)
 
     def __del__(self) -> None:
         self.close()
 
-    def _begin(self, pointers: "array[int]") -> int:
-        """Begin reads; return how many were begun."""
-        begun_count = 0
-        while begun_count < len(pointers):
-            place = pointers.buffer_info()[0] + begun_count * pointers.itemsize
-            count = self._call(self._calls.submit, self._context, len(pointers) - begun_count, place, 0, 0)
-            if count <= 0:
-                if not begun_count:
-                    raise _error()
-                break
-            begun_count += count
-        return begun_count
 
-    def _outcomes(self, reads_count: int, begun_count: int) -> list[int | OSError]:
-        """Wait for the first ``begun_count`` reads; of the others nothing came."""
-        outcomes: list[int | OSError] = [0] * reads_count
-        events = array("B", bytes(_EVENT.size * begun_count))
-        left_count = begun_count
-        while left_count:
-            place = events.buffer_info()[0]
-            count = self._call(self._calls.getevents, self._context, left_count, left_count, place, 0)
-            if count < 0:
-                error = _error()
-                if error.errno != errno.EINTR:
-                    raise error
-                continue
-            for each in range(count):
-                number, _, result, _ = _EVENT.unpack_from(events, each * _EVENT.size)
-                outcomes[number] = result if result >= 0 else OSError(-result, os.strerror(-result))
-            left_count -= count
-        return outcomes
+def _iocbs_of(reads: Sequence[FileRead], tags: Sequence[int]) -> "tuple[array[int], array[int], array[int]]":
+    """Describe reads to the kernel: pointers to their iocbs, these, and what they point to."""
+    vectors = array("Q")
+    for read in reads:
+        for buffer in read.buffers:
+            vectors.append(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
+            vectors.append(buffer.nbytes)
+    iocbs = array("B", bytes(_IOCB.size * len(reads)))
+    address, first = vectors.buffer_info()[0], iocbs.buffer_info()[0]
+    for place, (tag, (_, fd, buffers, offset)) in enumerate(zip(tags, reads, strict=True)):
+        start = place * _IOCB.size
+        _IOCB.pack_into(iocbs, start, tag, 0, 0, _PREADV, 0, fd, address, len(buffers), offset, 0, 0, 0)
+        address += 2 * vectors.itemsize * len(buffers)
+    return array("Q", [first + place * _IOCB.size for place in range(len(reads))]), iocbs, vectors
 
 
 class ReadQueues:
@@ -164,24 +183,41 @@ class ReadQueues:
     def __init__(self) -> None:
         self._idle: SimpleQueue[_ReadQueue] = SimpleQueue()
 
-    def read(self, reads: Sequence[FileRead]) -> list[int | OSError]:
-        """Read from several files at a time; return the bytes that came of each, or what went wrong with it.
+    def read(self, reads: Iterable[FileRead], depth: int) -> FileReads:
+        """Yield reads as they end, while others are under way: ``depth`` of them, or up to a quarter less.
+
+        A read is taken when it can be begun, after all that were yielded before have been used. ``depth`` is at most
+        ``QUEUE_READS_MAX``.
 
         Raises:
-            OSError: the system has no queues, gives none now, or does not take these. None is under way.
+            OSError: the system has no queues, or gives none now. No read was taken.
         """
-        outcomes: list[int | OSError] = []
-        for start in range(0, len(reads), QUEUE_READS_MAX):
-            queue = self._lend()
-            outcomes += queue.read(reads[start : start + QUEUE_READS_MAX])
-            self._idle.put(queue)
-        return outcomes
+        return self._read(self._lend(), reads, depth)
+
+    def _read(self, queue: _ReadQueue, reads: Iterable[FileRead], depth: int) -> FileReads:
+        coming, is_over = iter(reads), False
+        group_count = max(depth // _GROUPS_COUNT, 1)
+        try:
+            while queue.under_way_count or not is_over:
+                if is_over or depth - queue.under_way_count < group_count:
+                    yield from queue.outcomes(1 if is_over else group_count)
+                else:
+                    begun = list(islice(coming, group_count))
+                    is_over = len(begun) < group_count
+                    yield from queue.begin(begun)
+        except BaseException:
+            # The disk may still fill buffers, and who owns them is about to get them back: this waits for it.
+            queue.close()
+            raise
+        self._idle.put(queue)
 
     def _lend(self) -> _ReadQueue:
         try:
-            return self._idle.get_nowait()
+            while not (queue := self._idle.get_nowait()).is_own:
+                pass
         except Empty:
             calls = _calls()
             if calls is None:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
             return _ReadQueue(calls)
+        return queue

@@ -2,7 +2,7 @@
 
 import errno
 import itertools
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing
 from pathlib import Path
 from threading import Lock
@@ -22,7 +22,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     size_of,
     storage_error,
 )
-from unified_cache.storage_backends.directory.direct import DirectReads, is_block_aligned
+from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES, DirectReads, DirectRun
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, is_whole
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
@@ -38,6 +38,8 @@ pages 10 % faster: between two copies the caches would lose the code of every ot
 
 DIRECT_BYTES_MIN = 32 << 10
 """Smaller objects are left to the system's memory, where the next reader finds them: what is copied is little."""
+
+_NONE: Set[int] = frozenset()
 
 
 class PageReader:
@@ -107,75 +109,133 @@ class PageReader:
     def read(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill the buffers of each page; HIT where it was there at that length.
 
+        They are looked at few by few: where the system lacks the first of some, all from there on are read together,
+        but for those few of which it has the first.
+
         Raises:
             StorageError: what has nothing to do with a single object.
         """
-        answers = self._read(pages[:FILES_OPEN_MAX])
-        for start in range(FILES_OPEN_MAX, len(pages), FILES_OPEN_MAX):
-            answers += self._read(pages[start : start + FILES_OPEN_MAX])
-        return answers
-
-    def _read(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Read a few pages: open all, then move all bytes, then close all, which keeps the copying loop hot."""
-        disk = self._disk
-        fds: list[int] = []
+        is_asked = bool(pages) and self._direct.is_worth_asking(pages)
+        if len(pages) == 1 and not is_asked:
+            return [self._read_one(pages[0])]
         answers = [Answer.MISS] * len(pages)
-        try:
-            for number, page in enumerate(pages):
-                fd = -1
-                try:
-                    opened = self._open_object(page)
-                    if isinstance(opened, Answer):
-                        answers[number] = opened
-                    else:
-                        fd = opened
-                except OSError as error:
-                    answers[number] = self._unreadable(page, error)
-                fds.append(fd)
-            came: Set[int] = self._read_directly(pages, fds)
-            if len(pages) > 1 and not came:
-                came = self._read_cached(pages, fds)
-            for number, page in enumerate(pages):
-                fd = fds[number]
-                if number in came:
-                    answers[number] = Answer.HIT
-                elif fd >= 0:
-                    try:
-                        is_whole = read_all(disk, fd, page.buffers, page_bytes(page), page.checksum)
-                        answers[number] = Answer.HIT if is_whole else self._look_at(page, fd)
-                    except OSError as error:
-                        answers[number] = self._look_at(page, fd, error)
-        finally:
-            for fd in fds:
-                if fd >= 0:
-                    close_quietly(disk, fd)
+        numbers: Sequence[int] = range(len(pages))
+        while numbers:
+            few = numbers[:FILES_OPEN_MAX]
+            fds: list[int] = []
+            try:
+                fds.extend(self._opened(pages, number, answers) for number in few)
+                if is_asked and self._is_first_cold(pages, few, fds):
+                    numbers, is_asked = self._read_cold(pages, numbers, fds, answers), False
+                else:
+                    self._read_few(pages, few, fds, answers)
+                    numbers = numbers[FILES_OPEN_MAX:]
+            finally:
+                for fd in fds:
+                    if fd >= 0:
+                        close_quietly(self._disk, fd)
         return answers
 
-    def _read_directly(self, pages: Sequence[PageIO], fds: Sequence[int]) -> set[int]:
-        """Read pages that the system does not have in memory straight into the caller's; return which came."""
-        due: list[int] = []
-        for number, page in enumerate(pages):
-            fd = fds[number]
-            if fd < 0 or page_bytes(page) < DIRECT_BYTES_MIN or len(page.buffers) != 1 or self._direct.is_refused:
-                continue
-            if is_block_aligned(page.buffers[0]) and self._direct.is_due(fd, 0):
-                try:
-                    self._disk.begin_direct(fd)
-                except OSError:
-                    self._direct.refuse()
-                    break
-                due.append(number)
-        direct: set[int] = set()
-        if due:
-            counts = self._direct.read_files([(fds[number], pages[number].buffers[0]) for number in due])
-            for number, count in zip(due, counts, strict=True):
-                if count == page_bytes(pages[number]):
-                    direct.add(number)
-                else:
-                    self._disk.end_direct(fds[number])
-        return direct
+    def _read_one(self, page: PageIO) -> Answer:
+        """Read a page that comes alone."""
+        try:
+            opened = self._open_object(page)
+        except OSError as error:
+            return self._unreadable(page, error)
+        if isinstance(opened, Answer):
+            return opened
+        try:
+            return self._read_file(page, opened)
+        finally:
+            close_quietly(self._disk, opened)
 
-    def _read_cached(self, pages: Sequence[PageIO], fds: Sequence[int]) -> Set[int]:
+    def _read_few(
+        self, pages: Sequence[PageIO], numbers: Sequence[int], fds: Sequence[int], answers: list[Answer]
+    ) -> None:
+        """Read a few pages whose files are open: taken through each step together, which keeps the copying loop hot."""
+        came = self._read_cached(pages, numbers, fds) if len(numbers) > 1 else _NONE
+        for number, fd in zip(numbers, fds, strict=True):
+            if number in came:
+                answers[number] = Answer.HIT
+            elif fd >= 0:
+                answers[number] = self._read_file(pages[number], fd)
+
+    def _read_file(self, page: PageIO, fd: int) -> Answer:
+        """Read a page whose file is open, through the system's memory."""
+        try:
+            if read_all(self._disk, fd, page.buffers, page_bytes(page), page.checksum):
+                return Answer.HIT
+        except OSError as error:
+            return self._look_at(page, fd, error)
+        return self._look_at(page, fd)
+
+    def _is_first_cold(self, pages: Sequence[PageIO], numbers: Sequence[int], fds: Sequence[int]) -> bool:
+        """Tell whether the system lacks the first of a few pages that is read directly: it has all of them or none."""
+        for number, fd in zip(numbers, fds, strict=True):
+            if fd >= 0 and page_bytes(pages[number]) >= DIRECT_BYTES_MIN:
+                return self._direct.is_due(fd, 0)
+        return False
+
+    def _read_cold(
+        self, pages: Sequence[PageIO], numbers: Sequence[int], fds: Sequence[int], answers: list[Answer]
+    ) -> list[int]:
+        """Read pages that the system does not have in memory, many at a time; return those that are left to be read.
+
+        The files of the first ones are open, and stay so; the others are opened as they can be read.
+        """
+        own_fds: dict[int, int] = {}
+        left: list[int] = []
+
+        def runs() -> Iterator[DirectRun]:
+            is_cold = True
+            for place, number in enumerate(numbers):
+                if place < len(fds):
+                    fd = fds[place]
+                else:
+                    fd = own_fds[number] = self._opened(pages, number, answers)
+                if fd < 0:
+                    continue
+                if not place % FILES_OPEN_MAX:
+                    is_cold = self._direct.is_due(fd, 0)
+                page = pages[number]
+                object_bytes = page_bytes(page)
+                if is_cold and object_bytes >= DIRECT_BYTES_MIN and self._begins_directly(fd):
+                    stride_bytes = (object_bytes // DIRECT_BLOCK_BYTES + 1) * DIRECT_BLOCK_BYTES
+                    yield DirectRun(number, fd, 0, object_bytes, stride_bytes, (page,), is_file=True)
+                else:
+                    left.append(number)
+                    self._close(own_fds, number)
+
+        try:
+            with closing(self._direct.read(runs())) as ended:
+                for run, is_whole in ended:
+                    self._close(own_fds, run.number)
+                    if is_whole:
+                        answers[run.number] = Answer.HIT
+                    else:
+                        left.append(run.number)
+        finally:
+            for number in list(own_fds):
+                self._close(own_fds, number)
+        return sorted(left)
+
+    def _close(self, fds: dict[int, int], number: int) -> None:
+        fd = fds.pop(number, -1)
+        if fd >= 0:
+            close_quietly(self._disk, fd)
+
+    def _begins_directly(self, fd: int) -> bool:
+        """Have reads of a file pass by the system's memory; False where they do not."""
+        if self._direct.is_refused:
+            return False
+        try:
+            self._disk.begin_direct(fd)
+        except OSError:
+            self._direct.refuse()
+            return False
+        return True
+
+    def _read_cached(self, pages: Sequence[PageIO], numbers: Sequence[int], fds: Sequence[int]) -> Set[int]:
         """Read the small pages that the system has in memory, and let it begin to read all others; return which came.
 
         So pages that are not cached come from the disk several at a time, and not each after the one before it. Of a
@@ -184,12 +244,15 @@ class PageReader:
         cached: set[int] = set()
         if not self._reads_cached:
             return cached
-        for number, page in enumerate(pages):
+        for number, fd in zip(numbers, fds, strict=True):
+            page = pages[number]
             wanted_bytes = page_bytes(page)
-            if fds[number] >= 0 and wanted_bytes < LED_BYTES_MIN:
+            if fd >= 0 and wanted_bytes < LED_BYTES_MIN:
                 try:
-                    if read_cached(self._disk, fds[number], page.buffers) == wanted_bytes:
+                    if read_cached(self._disk, fd, page.buffers) == wanted_bytes:
                         cached.add(number)
+                        if page.checksum is not None:
+                            page.checksum.add_all(page.buffers)
                 except OSError as error:
                     if error.errno == errno.EOPNOTSUPP:
                         self._reads_cached = False
@@ -218,6 +281,18 @@ class PageReader:
         with self._guard:
             self._unreadable_count += 1
         return Answer.UNAVAILABLE
+
+    def _opened(self, pages: Sequence[PageIO], number: int, answers: list[Answer]) -> int:
+        """Return a descriptor of what stands in the place of an object; -1, and the answer, where it cannot be read."""
+        page = pages[number]
+        try:
+            opened = self._open_object(page)
+        except OSError as error:
+            opened = self._unreadable(page, error)
+        if isinstance(opened, Answer):
+            answers[number] = opened
+            return -1
+        return opened
 
     def _open_object(self, page: PageIO) -> int | Answer:
         """Open what stands in the place of an object; the answer where there is nothing, or nothing to be read."""

@@ -9,6 +9,7 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.directory.descriptors import Directory
+from unified_cache.storage_backends.directory.direct import CALL_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.manifests import read_manifests
 from unified_cache.storage_backends.directory.root import open_root_to_read
@@ -47,7 +48,7 @@ class FileReader:
     def capability(self) -> Capability:
         """Say what the store can do; the cap of whoever writes it is not known."""
         with self._calls:
-            return Capability("file", durable=True, bytes_max=None)
+            return Capability("file", durable=True, bytes_max=None, call_bytes=CALL_BYTES)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a file of that name is there."""

@@ -24,6 +24,7 @@ from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, che
 from unified_cache.storage_backends.directory.descriptors import (
     storage_error,
 )
+from unified_cache.storage_backends.directory.direct import CALL_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import ForeignFiles
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
@@ -177,7 +178,7 @@ class FileStorage:
     def capability(self) -> Capability:
         """Say what this backend can do."""
         with self._calls:
-            return Capability("file", durable=True, bytes_max=self._quota.bytes_max)
+            return Capability("file", durable=True, bytes_max=self._quota.bytes_max, call_bytes=CALL_BYTES)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Write the manifest beside the pages, durably, unless it is there and sound. The slabs are not needed.

@@ -4,9 +4,10 @@ pages asked for     a  b  c  d  e       what is asked for together was stored to
 slots               7  8  9  3  4       two runs: [7, 10) and [3, 5), a read for each
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import closing
 
-from unified_cache.storage_backends.directory.direct import DIRECT_PAGES_MAX, DirectReads, is_block_aligned
+from unified_cache.storage_backends.directory.direct import DirectReads, DirectRun, begins_on_block, run_pages_max
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.packed.segment import SegmentSlot
 from unified_cache.storage_backends.protocol import PageIO
@@ -27,32 +28,32 @@ class ColdReads:
         which is there as a whole or not at all, and what is there must not wait for such a look at each page.
         """
         filled: set[int] = set()
-        start = next((number for number, slot in enumerate(slots) if slot is not None), len(slots))
-        if start == len(slots) or not self._is_cold(pages[start], slots[start]):
-            return filled
+        first = next((slot for slot in slots if slot is not None), None)
+        if first is not None and self._direct.is_worth_asking(pages) and self._is_cold(first):
+            with closing(self._direct.read(self._runs(pages, slots))) as runs:
+                for run, is_whole in runs:
+                    if is_whole:
+                        filled.update(range(run.number, run.number + len(run.pages)))
+        return filled
+
+    def _is_cold(self, slot: SegmentSlot) -> bool:
+        return slot.segment.has_blocks and slot.segment.is_cold(self._direct, slot.number)
+
+    def _runs(self, pages: Sequence[PageIO], slots: Sequence[SegmentSlot | None]) -> Iterator[DirectRun]:
+        """Yield pages in slots beside each other, where the system does not have the first of them in memory."""
+        start = 0
         while start < len(pages):
             slot = slots[start]
             end = start + 1
-            if slot is not None and slot.segment.has_blocks and _is_fit(pages[start]):
-                while end < len(pages) and _follows(slot, slots[end], end - start) and _is_fit(pages[end]):
+            if slot is not None and slot.segment.has_blocks:
+                is_on_block = begins_on_block(pages[start])
+                end_max = min(start + run_pages_max(pages[start], slot.segment.key.slot_bytes), len(pages))
+                while end < end_max and (other := slots[end]) is not None and other.is_beside(slot, end - start):
+                    if begins_on_block(pages[end]) is not is_on_block:
+                        break
                     end += 1
-                run = [page.buffers[0] for page in pages[start:end]]
-                if slot.segment.read_directly(self._direct, slot.number, run):
-                    filled.update(range(start, end))
+                fd, offset = slot.segment.direct_place(self._direct, slot.number)
+                if fd >= 0:
+                    key, run = slot.segment.key, pages[start:end]
+                    yield DirectRun(start, fd, offset, key.object_bytes, key.slot_bytes, run, is_file=False)
             start = end
-        return filled
-
-    def _is_cold(self, page: PageIO, slot: SegmentSlot | None) -> bool:
-        if slot is None or not slot.segment.has_blocks or not _is_fit(page):
-            return False
-        return slot.segment.is_cold(self._direct, slot.number)
-
-
-def _follows(first: SegmentSlot, slot: SegmentSlot | None, distance: int) -> bool:
-    """Tell whether a slot lies ``distance`` after another one, near enough for one read."""
-    is_beside = slot is not None and slot.segment is first.segment and slot.number == first.number + distance
-    return is_beside and distance < DIRECT_PAGES_MAX
-
-
-def _is_fit(page: PageIO) -> bool:
-    return len(page.buffers) == 1 and is_block_aligned(page.buffers[0])

@@ -35,13 +35,8 @@ class SlotRuns:
                     break
                 is_first = False
                 end_max = min(start + run_pages_max(targets[start]), len(targets))
-                while end < end_max and _is_beside(slot, slots[end], end - start):
+                while end < end_max and (other := slots[end]) is not None and other.is_beside(slot, end - start):
                     end += 1
                 came[start:end] = slot.segment.read_memory(slot.number, targets[start:end], self._runs)
             start = end
         return came
-
-
-def _is_beside(first: SegmentSlot, slot: SegmentSlot | None, distance: int) -> bool:
-    """Tell whether a slot lies ``distance`` after another one in the same file."""
-    return slot is not None and slot.segment is first.segment and slot.number == first.number + distance

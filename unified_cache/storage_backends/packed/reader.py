@@ -26,12 +26,13 @@ from unified_cache.storage_backends.directory.descriptors import (
     Directory,
     storage_error,
 )
+from unified_cache.storage_backends.directory.direct import CALL_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE
 from unified_cache.storage_backends.directory.manifests import read_manifests
 from unified_cache.storage_backends.directory.root import open_root_to_read
 from unified_cache.storage_backends.packed.segment import Segment, SegmentSlot, parse_file_name
-from unified_cache.storage_backends.packed.store import CALL_BYTES, FORMAT
+from unified_cache.storage_backends.packed.store import FORMAT
 from unified_cache.storage_backends.protocol import Answer, Capability, PageIO, Scan, StoredObject
 
 __all__ = ["PackedReader"]

@@ -142,17 +142,13 @@ class Segment:
         """Tell whether the system has nothing of a page in memory, as far as it can be read directly."""
         return reads.is_due(self._fd, self._pages_offset + slot * self._slot_bytes)
 
-    def read_directly(self, reads: DirectReads, slot: int, pages: Sequence[memoryview]) -> bool:
-        """Fill pages from neighbouring slots, where the system has nothing of them in memory; False if it did not.
+    def direct_place(self, reads: DirectReads, slot: int) -> tuple[int, int]:
+        """Return a descriptor that reads directly, and the offset of a page, which begins on a block.
 
-        The slots are whole blocks, and each page is ``object_bytes`` from a block on.
+        The descriptor is -1 where there is none, or the system has the page in memory.
         """
         offset = self._pages_offset + slot * self._slot_bytes
-        wanted_bytes = (len(pages) - 1) * self._slot_bytes + self.object_bytes
-        if not reads.is_due(self._fd, offset):
-            return False
-        fd = self._direct_descriptor(reads)
-        return fd >= 0 and reads.read(fd, pages, self._slot_bytes, offset) >= wanted_bytes
+        return (self._direct_descriptor(reads) if reads.is_due(self._fd, offset) else -1), offset
 
     def lacks(self, slot: int, runs: MemoryRuns) -> bool:
         """Tell whether the system has nothing of a page in memory, as far as it can say."""
@@ -295,6 +291,10 @@ class SegmentSlot(NamedTuple):
 
     segment: Segment
     number: int
+
+    def is_beside(self, first: "SegmentSlot", distance: int) -> bool:
+        """Tell whether it lies ``distance`` after another slot of the same file."""
+        return self.segment is first.segment and self.number == first.number + distance
 
 
 def by_segment(slots: Iterable[SegmentSlot]) -> dict[Segment, list[SegmentSlot]]:

@@ -27,7 +27,12 @@ from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, check_limits, parse_address
 from unified_cache.storage_backends.directory.descriptors import missing_bytes, storage_error
-from unified_cache.storage_backends.directory.direct import DIRECT_WRITE_BYTES_MIN, DirectWrites, is_block_aligned
+from unified_cache.storage_backends.directory.direct import (
+    CALL_BYTES,
+    DIRECT_WRITE_BYTES_MIN,
+    DirectWrites,
+    is_block_aligned,
+)
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import UNREADABLE
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
@@ -51,9 +56,6 @@ __all__ = ["PackedCounts", "PackedStorage", "open_url"]
 
 FORMAT = StoreFormat("packed store", 1)
 """Of the directory; the files in it are described in ``packed.segment``."""
-
-CALL_BYTES = 2 << 20
-"""Two pages of a MiB: where a read is so little work, a call for each is felt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,25 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from mmap import mmap
 from pathlib import Path
 
 import pytest
 
-from tests.support.files import path_of
+from tests.support.files import descriptors, path_of
 from unified_cache.errors import StorageError
-from unified_cache.seal import Label, seal
-from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES
+from unified_cache.seal import HEADER_BYTES, Label, PageChecksum, seal
+from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES, LANDING_SLOTS
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.read_queue import FileRead
+from unified_cache.storage_backends.directory.read_queue import FileRead, FileReads
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.testing.storage_contract import label
+from unified_cache.testing.storage_contract import blank_page, bytes_of, label
 
 PAGES_COUNT = 5
 PAGE_BYTES = (128 << 10) + 128
@@ -35,8 +36,6 @@ class DirectDisk(Disk):
     def __init__(self) -> None:
         self.direct_reads: list[int] = []
         """Buffers of each direct read."""
-        self.begun_together: list[int] = []
-        """Files of each call that read several."""
         self.refusal = 0
         """Reason to refuse to begin a direct read; 0 to let it."""
         self.refusals_count = 0
@@ -81,18 +80,15 @@ class DirectDisk(Disk):
             raise OSError(self.write_fault, os.strerror(self.write_fault))
         return os.pwritev(fd, [buffers[0][:DIRECT_BLOCK_BYTES]] if self.is_short else buffers, offset)
 
-    def preadv_each(self, reads: Sequence[FileRead]) -> list[int | OSError]:
-        self.begun_together.append(len(reads))
-        if self.read_fault or self.is_short or len(reads) == 1:
-            return [self._outcome_of(read) for read in reads]
-        self.direct_reads += [len(read.buffers) for read in reads]
-        return super().preadv_each(reads)
+    def preadv_each(self, reads: Iterable[FileRead], depth: int) -> FileReads:
+        if self.read_fault or self.is_short:
+            return self._preadv_in_turn(reads)
+        return super().preadv_each(self._noted(reads), depth)
 
-    def _outcome_of(self, read: FileRead) -> int | OSError:
-        try:
-            return self.preadv(*read)
-        except OSError as error:
-            return error
+    def _noted(self, reads: Iterable[FileRead]) -> Iterator[FileRead]:
+        for read in reads:
+            self.direct_reads.append(len(read.buffers))
+            yield read
 
     def write(self, fd: int, content: memoryview) -> int:  # type: ignore[override]
         if fd not in self._direct:
@@ -203,7 +199,6 @@ def test_pages_that_are_not_in_memory_come_right_and_leave_nothing_there(
     # A file for each page; slots beside each other are one read, of a page and the end of its slot each.
     reads = [2] * PAGES_COUNT if isinstance(storage, FileStorage) else [2 * PAGES_COUNT]
     assert disk.direct_reads == 2 * reads
-    assert disk.begun_together == ([PAGES_COUNT] * 2 if isinstance(storage, FileStorage) else [])
 
 
 def test_pages_in_memory_are_read_from_there(storage: Opened, disk: DirectDisk) -> None:
@@ -211,22 +206,101 @@ def test_pages_in_memory_are_read_from_there(storage: Opened, disk: DirectDisk) 
     assert not disk.direct_reads
 
 
-def test_memory_that_does_not_begin_on_a_block_is_filled_through_the_systems(
+def test_memory_that_does_not_begin_on_a_block_is_filled_from_where_reads_land(
     storage: Opened, disk: DirectDisk, tmp_path: Path
 ) -> None:
     forget(tmp_path)
     check_hits(storage, offset=64)
-    assert not disk.direct_reads
+    assert not cached_files(tmp_path / "store")
+    # Of slots beside each other two come by one read.
+    assert disk.direct_reads == [1] * (PAGES_COUNT if isinstance(storage, FileStorage) else 3)
 
 
-def test_a_page_in_several_buffers_is_filled_through_the_systems_memory(
+def test_a_small_page_that_is_asked_for_alone_comes_through_the_systems_memory(
     storage: Opened, disk: DirectDisk, tmp_path: Path
 ) -> None:
     forget(tmp_path)
-    header, rows = buffer_of(128), buffer_of(PAGE_BYTES - 128)
-    assert storage.get([PageIO(label(1), None, (header, rows))]) == [Answer.HIT]
-    assert bytes(header) + bytes(rows) == bytes(sealed(1).buffers[0])
+    assert storage.get([blank(label(1), offset=64)]) == [Answer.HIT]
     assert not disk.direct_reads
+
+
+CUTTINGS = ((), (HEADER_BYTES,), (1, 2, 3), (DIRECT_BLOCK_BYTES,), (HEADER_BYTES, 70_000, 100_000))
+
+
+@pytest.mark.parametrize("cuts", CUTTINGS)
+@pytest.mark.parametrize("page_bytes", [32 << 10, (64 << 10) + 128, (264 << 10) - 1, 264 << 10, (1 << 20) + 128])
+def test_pages_of_any_length_in_any_cuts_land_right(
+    opening: Opening, disk: DirectDisk, tmp_path: Path, page_bytes: int, cuts: tuple[int, ...]
+) -> None:
+    count = 7
+    cuts = tuple(cut for cut in cuts if cut < page_bytes)
+    with closing(opening(tmp_path / "store", disk)) as storage:
+        assert all(storage.put([sealed(number, page_bytes) for number in range(count)], Level.CACHED))
+        forget(tmp_path)
+        pages = [
+            blank_page(label(number), page_bytes, cuts)._replace(checksum=PageChecksum()) for number in range(count)
+        ]
+        assert storage.get(pages) == [Answer.HIT] * count
+        assert not cached_files(tmp_path / "store")
+        for number, page in enumerate(pages):
+            assert bytes_of(page) == sealed(number, page_bytes).buffers[0]
+            assert page.checksum is not None
+            assert page.checksum.of(page_bytes) == int.from_bytes(bytes_of(page)[112:120], "little")
+
+
+def test_more_pages_than_land_at_a_time_come_right_however_they_lie(
+    opening: Opening, disk: DirectDisk, tmp_path: Path
+) -> None:
+    page_bytes, count = (48 << 10) + 128, 3 * LANDING_SLOTS
+    with closing(opening(tmp_path / "store", disk)) as storage:
+        assert all(storage.put([sealed(number, page_bytes) for number in range(count)], Level.CACHED))
+        forget(tmp_path)
+        # Some begin on a block, most do not, and some were never stored.
+        numbers = [*range(count), *range(1000, 1010)]
+        random.Random(7).shuffle(numbers)
+        pages = [blank(label(number), page_bytes, offset=64 if number % 5 else 0) for number in numbers]
+        answers = storage.get(pages)
+        assert answers == [Answer.HIT if number < count else Answer.MISS for number in numbers]
+        for number, page in zip(numbers, pages, strict=True):
+            assert number >= count or page.buffers[0] == sealed(number, page_bytes).buffers[0]
+        assert not cached_files(tmp_path / "store")
+
+
+def test_what_is_in_memory_comes_from_there_among_what_is_not(
+    opening: Opening, disk: DirectDisk, tmp_path: Path
+) -> None:
+    with closing(opening(tmp_path / "store", disk)) as storage:
+        assert all(storage.put([sealed(number) for number in range(40)], Level.CACHED))
+        forget(tmp_path)
+        for number in (3, 4, 17, 39):
+            assert storage.get([blank(label(number), offset=64)]) == [Answer.HIT]
+        pages = [blank(label(number), offset=64) for number in range(40)]
+        assert storage.get(pages) == [Answer.HIT] * 40
+        for number, page in enumerate(pages):
+            assert page.buffers[0] == sealed(number).buffers[0]
+
+
+def test_a_call_that_is_interrupted_closes_what_it_opened(
+    file_storage: FileStorage, disk: DirectDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_bytes, count = (48 << 10) + 128, 2 * LANDING_SLOTS
+    assert all(file_storage.put([sealed(number, page_bytes) for number in range(count)], Level.CACHED))
+    forget(tmp_path)
+    before = descriptors(tmp_path)
+    begun = disk.begin_direct
+
+    def begin_direct(fd: int) -> None:
+        if len(disk.direct_reads) == count // 2:
+            raise KeyboardInterrupt
+        begun(fd)
+
+    monkeypatch.setattr(disk, "begin_direct", begin_direct)
+    with pytest.raises(KeyboardInterrupt):
+        file_storage.get([blank(label(number), page_bytes) for number in range(count)])
+    assert descriptors(tmp_path) == before
+    monkeypatch.undo()
+    pages = [blank(label(number), page_bytes) for number in range(count)]
+    assert file_storage.get(pages) == [Answer.HIT] * count
 
 
 @pytest.mark.parametrize("page_bytes", [32 << 10, (32 << 10) + 128, (132 << 10) - 1, (256 << 10) + 1])
@@ -248,7 +322,7 @@ def test_a_direct_read_that_fails_is_followed_by_an_ordinary_one(
     forget(tmp_path)
     check_hits(storage)
     count = len(disk.direct_reads)
-    assert count == (1 if isinstance(storage, PackedStorage) else PAGES_COUNT)
+    assert count == (1 if isinstance(storage, PackedStorage) or fault == errno.EINVAL else PAGES_COUNT)
     forget(tmp_path)
     check_hits(storage)
     assert len(disk.direct_reads) == (count if fault == errno.EINVAL else 2 * count)
