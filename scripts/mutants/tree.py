@@ -186,8 +186,8 @@ TREE_MUTANTS = [
     Mutant(
         "the forecast decides before anything was evicted",
         "tree/adaptive_queues.py",
-        "return self._trusts and 2 * self._evicted[lane] >= self._capacity[lane]",
-        "return self._trusts",
+        "self._trusts and self._unlearned_pages[lane] <= 0",
+        "self._trusts",
         tests=FORECAST_TESTS,
     ),
     Mutant(
@@ -206,7 +206,7 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "ends that a session has gone on from wait like others",
-        "tree/adaptive_queues.py",
+        "tree/request_marks.py",
         "                at.moved_past = True\n",
         "",
         tests=WINDOW_TESTS,
@@ -220,7 +220,7 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "a session that has ended is not told from others",
-        "tree/adaptive_queues.py",
+        "tree/request_marks.py",
         "            at.cell = ENDED\n",
         "",
         tests=SESSION_TESTS,
@@ -234,7 +234,7 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "a request continues the one before it, whosever that was",
-        "tree/adaptive_queues.py",
+        "tree/request_marks.py",
         "at.request, at.cell, at.asked_end = visit.number, visit.cell, node.end",
         "at.request, at.cell, at.asked_end = self.forecast.now, visit.cell, node.end",
         tests=FORECAST_TESTS,

@@ -14,6 +14,7 @@ from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
 from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast, shadow_lru
 from unified_cache.tree.node import Node
+from unified_cache.tree.readable_queues import ReadableQueues
 from unified_cache.window import SPAN_ALL
 
 PAGES = (24, 12)
@@ -68,8 +69,8 @@ class WatchedForecast:
 
     def evict(self, component: int) -> bool:
         """Evict a page, and see that no other was worth less; tell whether there was any."""
-        queues = self.tree._state.adaptive
-        assert queues is not None
+        queues = self.tree._state.queues
+        assert isinstance(queues, ReadableQueues)
         queues._order_anew()
         self.tree._sessions.lapse()
         foreseen = queues.peek_victim(component)
@@ -90,21 +91,21 @@ class WatchedForecast:
         return True
 
     def _see_turn(self, victim: Node, candidates: list[Node], lane: int) -> None:
-        queues = self.tree._state.adaptive
-        assert queues is not None
+        queues = self.tree._state.queues
+        assert isinstance(queues, ReadableQueues)
         oldest: dict[int, int] = {}
         cells = {node: _cell(node, lane) for node in candidates}
         for node in candidates:
             oldest[cells[node]] = min(oldest.get(cells[node], node.stamps[lane]), node.stamps[lane])
         is_tail = victim is queues._next_tail(lane)
-        is_young = victim in [queues._at_end(queues._heads[lane].cells_count + cells[victim], lane)]
+        is_young = victim is queues._youngest(cells[victim], lane)
         if not is_tail and not is_young:
             assert victim.stamps[lane] == oldest[cells[victim]], "neither the oldest nor the youngest of its cell"
         heads = [node for node in candidates if node.stamps[lane] == oldest[cells[node]]]
         if is_tail:
             assert victim.end == victim.asked_end, "more than the last page of a prompt would go"
-        elif queues._goes_by_forecast(lane):
-            assert 2 * queues._evicted[lane] >= PAGES[lane]
+        elif queues._by_forecast[lane]:
+            assert queues._unlearned_pages[lane] <= 0
             self.by_forecast += 1
             worth = {node: self._worth(node, lane) for node in {*heads, victim}}
             # Heads of one cell may have one stamp: parts of a prompt. Then any of them may stand first.
@@ -115,8 +116,8 @@ class WatchedForecast:
 
     def _worth(self, node: Node, lane: int) -> float:
         """Weigh a page of Full as the forecast does, a window by who resumes at its end, page by page."""
-        queues = self.tree._state.adaptive
-        assert queues is not None
+        queues = self.tree._state.queues
+        assert isinstance(queues, ReadableQueues)
         forecast_worth = queues.forecast.worth(node.cell, node.request)
         if lane == 0:
             return forecast_worth
@@ -124,7 +125,7 @@ class WatchedForecast:
         assert slots is not None
         if (slots[-self.tree.components[lane].span :] < 0).any():
             return 0.0
-        shares, held_pages = queues._shares, int((slots >= 0).sum())
+        shares, held_pages = queues.shares, int((slots >= 0).sum())
         chance = 1.0
         if forecast.in_session(node.cell) and node.moved_past:
             chance = shares._returned / shares._left

@@ -327,10 +327,11 @@ def worths(ended: _Floats, spent: _Floats) -> list[list[float]]:
         seen, expected = ended_grid, spent_grid * by_grid
         for axis in axes:
             seen, expected = _summed(seen, axis), _summed(expected, axis)
-        by_grid *= (_smoothed(seen) + events) / (_smoothed(expected) + events)
+        continued, awaited = _smoothed(seen, expected) + events
+        by_grid *= continued / awaited
     others = slice(SESSION_CELLS, None)
-    factors = (_smoothed(ended[others]) + PRIOR_EVENTS) / (_smoothed(spent[others] * base) + PRIOR_EVENTS)
-    hazards = np.concatenate([by_grid.reshape(SESSION_CELLS, BINS), base * factors])
+    continued, awaited = _smoothed(ended[others], spent[others] * base) + PRIOR_EVENTS
+    hazards = np.concatenate([by_grid.reshape(SESSION_CELLS, BINS), base * (continued / awaited)])
     hazards[PASSED] = hazards[ENDED] = 0.0
     return _indexes(hazards)
 
@@ -363,13 +364,16 @@ def _never_rising(ended: _Floats, spent: _Floats) -> _Floats:
     return np.array([seen / waited if waited else 0.0 for seen, waited, bins in runs for _ in range(int(bins))])
 
 
-def _smoothed(counts: _Floats) -> _Floats:
-    """Let ages speak for their neighbours, less the further they are: the sum of ``NEIGHBOUR ** distance`` of all."""
-    before, after = counts.copy(), counts.copy()
+def _smoothed(*counts: _Floats) -> _Floats:
+    """Let ages speak for their neighbours, less the further they are: the sum of ``NEIGHBOUR ** distance`` of all.
+
+    Each of ``counts``, all of one shape, is smoothed by itself; both directions, and all of them, in one pass.
+    """
+    given = np.moveaxis(np.array(counts), -1, 0)
+    both = np.array((given, given[::-1])).swapaxes(0, 1).copy()
     for place in range(1, BINS):
-        before[..., place] += NEIGHBOUR * before[..., place - 1]
-        after[..., BINS - 1 - place] += NEIGHBOUR * after[..., BINS - place]
-    return before + after - counts
+        both[place] += NEIGHBOUR * both[place - 1]
+    return np.moveaxis(both[:, 0] + both[::-1, 1] - given, 0, -1)
 
 
 def _summed(counts: _Floats, axis: int) -> _Floats:
@@ -379,16 +383,22 @@ def _summed(counts: _Floats, axis: int) -> _Floats:
 
 def _indexes(hazards: _Floats) -> list[list[float]]:
     """Return the Gittins index of each cell and age: of all times to keep a page for, the best rate of reuse."""
-    lasting = 1 / (1 + hazards * _WIDTHS)
+    by_age = hazards.T
+    widths = _WIDTHS.reshape(BINS, 1)
+    lasting = 1 / (1 + by_age * widths)
     """Chance to leave a bin unused."""
-    found = np.empty_like(hazards)
-    for first in range(BINS):
-        reached = np.ones_like(hazards[:, first:])
-        np.cumprod(lasting[:, first:-1], axis=1, out=reached[:, 1:])
-        kept = reached * lasting[:, first:] * _WIDTHS[first:]
-        uses = np.cumsum(kept * hazards[:, first:], axis=1)
-        found[:, first] = (uses / np.cumsum(kept, axis=1)).max(axis=1)
-    return [[float(worth) for worth in row] for row in found]
+    kept = lasting * widths
+    used = kept * by_age
+    uses, time = np.zeros_like(by_age), np.zeros_like(by_age)
+    """What is expected of keeping a page from one age on, by the age until which it is kept."""
+    found = np.empty_like(by_age)
+    for age in range(BINS - 1, -1, -1):
+        for expected, here in ((uses, used), (time, kept)):
+            expected[age + 1 :] *= lasting[age]
+            expected[age:] += here[age]
+        found[age] = (uses[age:] / time[age:]).max(axis=0)
+    worths_by_cell: list[list[float]] = found.T.tolist()
+    return worths_by_cell
 
 
 def first_turn(cell: int) -> bool:

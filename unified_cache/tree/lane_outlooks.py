@@ -20,7 +20,7 @@ __all__ = ["forecast_figures", "lane_outlooks"]
 
 def lane_outlooks(tree: TreeState, prompt: Prompt) -> list[LaneOutlook]:
     """Return what is expected of a prompt's pages, by lane under adaptive eviction; empty where there is none."""
-    queues = tree.adaptive
+    queues = None if tree.adaptive is None else tree.adaptive.queues
     if queues is None:
         return []
     found = peek(tree, prompt)
@@ -41,7 +41,7 @@ def lane_outlooks(tree: TreeState, prompt: Prompt) -> list[LaneOutlook]:
 
 def forecast_figures(tree: TreeState) -> ForecastFigures | None:
     """Return the forecast as a whole; None where no lane is adaptive."""
-    queues = tree.adaptive
+    queues = None if tree.adaptive is None else tree.adaptive.queues
     if queues is None:
         return None
     guides = [(divmod(lane, tree.components_count), queues.guide(lane)) for lane in queues.adaptive_lanes()]

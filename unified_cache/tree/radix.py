@@ -14,7 +14,7 @@ from unified_cache.arguments import check_kind
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
 from unified_cache.forgotten import Cause, ForgottenPages
-from unified_cache.page import TOKEN_BYTES, Prompt
+from unified_cache.page import Prompt
 from unified_cache.page_digests import digests_where
 from unified_cache.pool import Component, Pages, Slots, Tier
 from unified_cache.tree import evict as eviction
@@ -112,10 +112,7 @@ class RadixTree:
         if self._forecast is None:
             queues = EvictionQueues(spans, self._eviction, self._clock)
         else:
-            page_key_bytes = self.page_size * TOKEN_BYTES
-            queues = ReadableQueues(
-                spans, self._eviction, self._clock, self._capacity, self._forecast, self._shadow, page_key_bytes
-            )
+            queues = ReadableQueues(spans, self._eviction, self._clock, self._capacity, self._forecast, self._shadow)
         return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:

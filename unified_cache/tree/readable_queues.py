@@ -30,7 +30,7 @@ class ReadableQueues(AdaptiveQueues):
 
     def guide(self, lane: int) -> Guide:
         """Tell what a lane goes by now."""
-        if self._goes_by_forecast(lane):
+        if self._by_forecast[lane]:
             return Guide.FORECAST
         if not self.forecast.is_ready:
             return Guide.UNTOLD
@@ -38,7 +38,7 @@ class ReadableQueues(AdaptiveQueues):
 
     def expected(self, node: Node, lane: int) -> tuple[int, int, float | None]:
         """Return a node's cell in a lane, its age in requests, and what it is worth; None while lru decides."""
-        worth = self._worth(node, lane) if self._goes_by_forecast(lane) else None
+        worth = self._worth(node, lane) if self._by_forecast[lane] else None
         return self._cell(node, lane), self.forecast.now - node.request, worth
 
     def peek_victim(self, lane: int) -> tuple[Node, VictimReason] | None:
@@ -50,11 +50,11 @@ class ReadableQueues(AdaptiveQueues):
             oldest = self._peek(Queue.AGED, lane)
             if oldest is not None and oldest.stamps[lane] <= self._ages.expired():
                 return oldest, VictimReason.EXPIRED
-        by_forecast = self._goes_by_forecast(lane)
-        cells = range(self._heads[lane].cells_count)
+        by_forecast = self._by_forecast[lane]
+        cells = range(self._ends[lane].cells_count)
         ends = [self._peek(FIRST_CELL + cell, lane) for cell in cells]
         if by_forecast:
-            for node in self._tail_nodes[lane] if self._tails.are_rare else ():
+            for node in self._tail_nodes[lane] if self.tails.are_rare else ():
                 if self.ends_with_tail(node, lane) and self._could_go(node, lane):
                     return node, VictimReason.LAST_PAGE
             ends += [self._peek_young(cell, lane) for cell in cells]
@@ -69,7 +69,7 @@ class ReadableQueues(AdaptiveQueues):
         return self.evictable(node, lane) and not self._is_preferred(node, lane)
 
     def _peek_young(self, cell: int, lane: int) -> Node | None:
-        for node in reversed(self._young[cell * self._lanes_count + lane]):
+        for node in reversed(self._young.get(cell * self._lanes_count + lane, ())):
             if self._cell(node, lane) == cell and self._could_go(node, lane):
                 return node
         return None

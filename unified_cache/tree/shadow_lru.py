@@ -93,25 +93,18 @@ class ShadowLru:
 
         ``gone`` are runs after those that have left the tree: (request that used them last, pages).
         """
+        found = end
+        runs: list[tuple[int, int]] = []
+        for node in path:
+            count = min(node.end, end) - node.start
+            runs.append((abs(node.used), count))
+            if node.used <= 0:  # brought from storage, for a request to come
+                found -= count
+            if node.end <= end:  # else its part will be marked when the node is cut there
+                node.used = number
         hits = moved = 0
         is_held = True
-        found = end
-        for node in path:
-            count = node.end - node.start
-            used = node.used
-            if node.end > end:  # the part will be marked when the node is cut there
-                count = end - node.start
-            else:
-                node.used = number
-            if used <= 0:  # brought from storage, for a request to come
-                found -= count
-                used = -used
-            took = self._take(used, count)
-            moved += took
-            if is_held:
-                hits += took
-                is_held = took == count
-        for used, count in gone:
+        for used, count in (*runs, *gone):
             took = self._take(used, count)
             moved += took
             if is_held:

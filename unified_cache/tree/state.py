@@ -13,10 +13,11 @@ from unified_cache.page_digests import DIGEST_BYTES, chained_digests, digests_wh
 from unified_cache.pool import Slots
 from unified_cache.slots import MapChange
 from unified_cache.tree.eviction_queues import EvictionQueues
-from unified_cache.tree.forecast import Ghost, Visit
+from unified_cache.tree.forecast import Visit
 from unified_cache.tree.node import ANYWHERE, Node
 from unified_cache.tree.page_counts import PageCounts
 from unified_cache.tree.readable_queues import ReadableQueues
+from unified_cache.tree.request_marks import RequestMarks
 
 __all__ = ["Freed", "TreeState"]
 
@@ -84,7 +85,8 @@ class TreeState:
         self.queues = queues
         self.forgotten = forgotten
         """Remembers what is evicted; None where nothing does."""
-        self.adaptive = queues if isinstance(queues, ReadableQueues) else None
+        self.adaptive = RequestMarks(queues, self.page_key_bytes) if isinstance(queues, ReadableQueues) else None
+        """Marks by which adaptive queues go; None where no lane has one."""
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
 
@@ -257,9 +259,9 @@ class TreeState:
         parent.full_children[tier] -= 1
         if parent.stamps[lane] < node.stamps[lane]:
             parent.stamps[lane] = node.stamps[lane]
-        if self.adaptive is not None:
-            self.adaptive.child_left(parent, node)
-        if not parent.full_children[tier]:
+        if self.adaptive is not None and self.adaptive.child_left(parent, node):
+            self.queues.offer_all(parent)
+        elif not parent.full_children[tier]:
             self.queues.offer(parent, lane)
 
     def prune(self, node: Node) -> None:
@@ -270,7 +272,7 @@ class TreeState:
                 return
             self.version += 1
             if self.adaptive is not None:
-                self._remember(node, alive_end)
+                self.adaptive.remember(node, alive_end)
             if alive_end > node.start:
                 self._truncate(node, alive_end)
                 return
@@ -286,14 +288,6 @@ class TreeState:
             self.version += 1
             del self.roots[node.key]
 
-    def _remember(self, node: Node, end: int) -> None:
-        """Have the forecast remember whose pages from ``end`` on leave the tree."""
-        assert self.adaptive is not None
-        offset = (end - node.start) * self.page_key_bytes
-        page = node.key[offset : offset + self.page_key_bytes]
-        ghost = Ghost(node.request, node.cell, node.asked_end, abs(node.used), node.end)
-        self.adaptive.forecast.remember(end, page, ghost)
-
     def _truncate(self, node: Node, end: int) -> None:
         pages = end - node.start
         node.key = node.key[: pages * self.page_key_bytes]
@@ -304,8 +298,8 @@ class TreeState:
                 node.slots[lane] = held[:pages]
         for component in range(1, self.components_count):
             node.refresh_holes(component)
-        if self.adaptive is not None:
-            self.adaptive.offer_all(node)
+        if self.adaptive is not None and self.components_count > 1:  # windows are told apart by where nodes end
+            self.queues.offer_all(node)
 
 
 def _split_edges(upper: Node, lower: Node, cut: int) -> None:

@@ -11,6 +11,7 @@ from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
 from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast
+from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.forecast import (
     AGES,
     BINS,
@@ -216,14 +217,19 @@ def test_it_is_lru_until_half_as_much_was_evicted_as_is_held(quick: None) -> Non
     requests = [[rng.randrange(12), *range(rng.randrange(1, 8))] for _ in range(400)]
     evicted = 0
     for tokens in requests:
-        before = len(adaptive.free)
+        free, held = len(adaptive.free), adaptive.held(tokens)
         assert adaptive.serve(tokens) == lru.serve(tokens)
-        evicted += max(0, len(adaptive.free) - before)
-        queues = adaptive.tree._state.adaptive
-        assert queues is not None
-        if 2 * queues._evicted[0] >= PAGES:
+        evicted += max(0, len(tokens) - held - free)
+        if queues_of(adaptive)._unlearned_pages[0] <= 0:
+            assert 2 * evicted >= PAGES
             return
     raise AssertionError("never half as much was evicted as is held")
+
+
+def queues_of(served: ServedTree) -> AdaptiveQueues:
+    queues = served.tree._state.queues
+    assert isinstance(queues, AdaptiveQueues)
+    return queues
 
 
 def visitors(turns: int, kept_pages: int = 4) -> list[list[int]]:
@@ -268,8 +274,7 @@ def test_the_last_page_of_a_prompt_goes_first_while_such_pages_are_not_asked_for
     prompt = [1, 2, 3, 4]
     served.serve(prompt)
     assert served.held(prompt) == 4
-    queues = served.tree._state.adaptive
-    assert queues is not None
+    queues = queues_of(served)
     evicted = 0
     while queues._next_tail(0) is not None:
         victim = served.tree.next_victim(Tier.DEVICE, 0)
@@ -281,12 +286,21 @@ def test_the_last_page_of_a_prompt_goes_first_while_such_pages_are_not_asked_for
     assert served.held(prompt) == 3
 
 
+def test_the_last_page_goes_first_although_one_in_many_was_asked_for_again(quick: None) -> None:
+    served = ServedTree()
+    for tokens in visitors(200, kept_pages=3):
+        served.serve(tokens)
+    prompt = [1, 2, 3, 4]
+    served.serve(prompt)
+    assert served.serve(prompt) == 4
+    assert queues_of(served)._next_tail(0) is not None
+
+
 def test_last_pages_that_are_asked_for_again_do_not_go_before_others(quick: None) -> None:
     served = ServedTree()
     for turn in range(300):
         served.serve([turn % 4, *range(100 * turn, 100 * turn + 5)])
         served.serve([turn % 4, *range(100 * turn, 100 * turn + 6)])
-    queues = served.tree._state.adaptive
-    assert queues is not None
-    assert queues._goes_by_forecast(0)
+    queues = queues_of(served)
+    assert queues._by_forecast[0]
     assert queues._next_tail(0) is None
