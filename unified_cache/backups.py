@@ -199,13 +199,9 @@ class Backups:
             operation = yield job
             whole = true_for_all(self._ranks, job.stored)
         finally:
-            for part, mask, declined in zip(parts, whole, job.declined, strict=True):
-                for cause, pages in (
-                    (Cause.STORED, mask),
-                    (Cause.STORE_DECLINED, declined & ~mask),
-                    (Cause.STORE_FAILED, ~declined & ~mask),
-                ):
-                    self._ledger.fates.note_stored(part.component, prompt, part.pages[pages], cause)
+            if self._ledger.fates.remembers:
+                self._note_puts(prompt, parts, whole, job)
+            for part, mask in zip(parts, whole, strict=True):
                 stored.forget(part.component, part.target[~mask])
                 if changes.is_watched:
                     changes.note_stored(part.component, prompt, part.pages[mask], since)
@@ -214,6 +210,17 @@ class Backups:
         new = [part.where(mask & ~was) for part, mask, was in zip(parts, whole, were_stored, strict=True)]
         self._traffic.add(TransferKind.STORE, new)
         return stored_count
+
+    def _note_puts(self, prompt: Prompt, parts: Sequence[PageCopies], whole: Sequence[Pages], job: StoreJob) -> None:
+        """Note what became of pages that were offered to storage."""
+        note = self._ledger.fates.note_stored
+        for number, (part, stored) in enumerate(zip(parts, whole, strict=True)):
+            taken = part.where(stored)
+            note(part.component, prompt, taken.pages, Cause.STORED)
+            if len(taken) < len(part):
+                declined = job.declined[number]
+                note(part.component, prompt, part.pages[declined & ~stored], Cause.STORE_DECLINED)
+                note(part.component, prompt, part.pages[~declined & ~stored], Cause.STORE_FAILED)
 
     def _unstored(self, held: Sequence[PageCopies]) -> list[PageCopies]:
         """Return of pages that the host holds those that storage is not known to have."""

@@ -266,8 +266,8 @@ class UnifiedCache(OwnedCache):
         self._enter()
         tree = self._ledger.tree
         tree.check_lock(lock)
-        self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority, lock.visit)
-        renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE, lock.visit)
+        inserted = self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority, lock.visit)
+        renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE, lock.visit)
         if prompt.session is None:
             renewed.session = lock.session
         self._locks.add(renewed)

@@ -243,11 +243,11 @@ class Ledger:
         Raises:
             SlotError: a slot is not handed out. Nothing was freed.
         """
-        self._check_out(pages, Tier.DEVICE)
+        taken = self._check_out(pages, Tier.DEVICE)
         if self.paired is not None:
-            self.paired.map.unbind(pages[0][pages[0] >= 0])
-        for component, slots in enumerate(pages):
-            self.free(Tier.DEVICE, component, slots[slots >= 0])
+            self.paired.map.unbind(taken[0])
+        for component, slots in enumerate(taken):
+            self.free(Tier.DEVICE, component, slots)
 
     def trim_pages(self, pages: Sequence[Slots], masks: Sequence[Pages]) -> None:
         """Take back the device slots of pages whose mask is False; they become -1 in ``pages``. Full keeps all.
@@ -285,11 +285,11 @@ class Ledger:
         Raises:
             SlotError, InputError: as ``RadixTree.insert``; also slots that were never handed out.
         """
-        self._check_out(slots, tier)
+        given = self._check_out(slots, tier)
         inserted = self.tree.insert(prompt, start, slots, tier, priority, visit)
         self._apply(inserted.map_changes)
-        for allocator, given, duplicates in zip(self._allocators[tier], slots, inserted.duplicates, strict=True):
-            allocator.keep(given[given >= 0])
+        for allocator, kept, duplicates in zip(self._allocators[tier], given, inserted.duplicates, strict=True):
+            allocator.keep(kept)
             allocator.drop(duplicates)
         self.fates.note_duplicates(tier, prompt, start, slots, inserted.duplicates)
         if self.changes.is_watched:
@@ -454,24 +454,25 @@ class Ledger:
                 f"found {_shapes(masks)}"
             )
 
-    def _check_out(self, slots: Sequence[Slots], tier: Tier) -> None:
-        """Refuse slots that are not out, and mapped ones that belong to other Full slots."""
+    def _check_out(self, slots: Sequence[Slots], tier: Tier) -> list[Slots]:
+        """Refuse slots that are not out, and mapped ones that belong to other Full slots; return them without -1."""
         check_each(slots, np.ndarray, "an array of slots for each component")
         if not all(given.dtype.kind == "i" and given.ndim == 1 for given in slots):
             raise InputError(f"expected slots as flat arrays of int32, found {_shapes(slots)}")
         if len(slots) != len(self.layout.components):
             raise InputError(f"expected slots for {len(self.layout.components)} components, found {len(slots)}")
-        for component, allocator, given in zip(self.layout.components, self._allocators[tier], slots, strict=True):
+        taken = [given[given >= 0] for given in slots]
+        for component, allocator, given in zip(self.layout.components, self._allocators[tier], taken, strict=True):
             try:
-                allocator.check_out(given[given >= 0])
+                allocator.check_out(given)
             except SlotError as error:
                 raise SlotError(f"{component.name}: {error}") from error
-        if self.paired is None or self.layout.mapped is None or tier is not Tier.DEVICE:
-            return
-        peers, given = self.paired.map.peers(slots[0]), slots[self.layout.mapped]
-        if len(peers) == len(given) and not np.array_equal(peers, np.maximum(given, 0)):
-            name = self.layout.components[self.layout.mapped].name
-            raise SlotError(f"{name}: slots that are not reached through the Full slots of the same pages")
+        if self.paired is not None and self.layout.mapped is not None and tier is Tier.DEVICE:
+            peers, mapped = self.paired.map.peers(slots[0]), slots[self.layout.mapped]
+            if len(peers) == len(mapped) and not np.array_equal(peers, np.maximum(mapped, 0)):
+                name = self.layout.components[self.layout.mapped].name
+                raise SlotError(f"{name}: slots that are not reached through the Full slots of the same pages")
+        return taken
 
     def _apply(self, map_changes: Sequence[MapChange]) -> None:
         """Have the page map follow the tree."""

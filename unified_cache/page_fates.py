@@ -30,6 +30,11 @@ class PageFates:
         self.ring = ring
         """Remembers what is noted; None where nothing is to be remembered."""
 
+    @property
+    def remembers(self) -> bool:
+        """Whether what is noted is kept."""
+        return self.ring is not None
+
     def note_duplicates(
         self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
     ) -> None:

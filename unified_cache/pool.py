@@ -449,4 +449,6 @@ class PageCopies:
 
     def where(self, mask: npt.NDArray[np.bool_]) -> "PageCopies":
         """Return the copies of the pages for which ``mask``, shape (pages,), is True."""
+        if np.count_nonzero(mask) == len(mask):
+            return self
         return PageCopies(self.component, self.pages[mask], self.source[mask], self.target[mask])

@@ -99,7 +99,8 @@ class PrefetchSteps:
             operation = yield probe
         if operation.state is not OperationState.RUNNING:
             return None
-        missing = self.missing(prompt, lost)  # others may have brought or evicted some of it meanwhile
+        if self.ledger.tree.match(prompt) is not missing.found:  # others have brought or evicted some of it meanwhile
+            missing = self.missing(prompt, lost)
         ends = self.ranks.agree(missing.ends(masks_of(probe.among(missing.page_numbers), missing.to_read)))
         return (operation, missing, ends) if last_end(ends) >= worth_pages else None
 

@@ -151,13 +151,15 @@ class SlotAllocator:
         # Most calls name few slots: argmin and count_nonzero take half the time of min and any, which begin reductions.
         if slots[slots.argmin()] < 1 or slots[slots.argmax()] > self.capacity:
             raise SlotError(f"slots must be in [1, {self.capacity}], found {int(slots.min())} .. {int(slots.max())}")
-        wrong = self._states[slots] != state
+        wrong = self._states.take(slots) != state
         if np.count_nonzero(wrong):
             slot = int(slots[wrong][0])
             raise SlotError(f"slot {slot} is {_STATE_NAMES[self._states[slot]]}, not {_STATE_NAMES[state]}")
+        if np.count_nonzero(slots[1:] > slots[:-1]) == count - 1:
+            return
         order = np.arange(count, dtype=np.int32)
         self._order[slots] = order
-        if np.count_nonzero(self._order[slots] != order):
+        if np.count_nonzero(self._order.take(slots) != order):
             raise SlotError("a slot is named twice in one call")
 
     def _push(self, slots: Slots) -> None:

@@ -132,28 +132,29 @@ class StorageTier:
         has been moved by then is a prefix. The host slots are the parts' ``target``.
         """
         by_component = {part.component: number for number, part in enumerate(parts)}
-        listed: list[tuple[int, tuple[int, int, PageIO]]] = []
-        keys = prompt.keys
+        keys, buffers = prompt.keys, self.memory.buffers
+        parents = (None, *keys)
+        listed: list[tuple[int, int, int, PageIO]] = []
         for component, pool in order:
             if component not in by_component:
                 continue
-            number = by_component[component]
-            pages = parts[number].pages.tolist()
-            slots = parts[number].target.tolist()
-            labels = self.labels([keys[page] for page in pages], pool)
-            for index, (page, slot, label) in enumerate(zip(pages, slots, labels, strict=True)):
-                parent = keys[page - 1] if page else None
-                listed.append((page, (number, index, PageIO(label, parent, self.memory.buffers(pool, slot)))))
-        listed.sort(key=itemgetter(0))
-        return [listed_object for _, listed_object in listed]
+            owner, name, number = self.owners[pool.name], pool.name, by_component[component]
+            pages, slots = parts[number].pages.tolist(), parts[number].target.tolist()
+            listed += [
+                (page, number, index, PageIO(Label(owner, keys[page], name), parents[page], buffers(pool, slot)))
+                for index, (page, slot) in enumerate(zip(pages, slots, strict=True))
+            ]
+        if len(order) > 1:
+            listed.sort(key=itemgetter(0))
+        return [(number, index, page_io) for _, number, index, page_io in listed]
 
 
 def whole_pages(
-    parts: Sequence[PageCopies], listed: Sequence[tuple[int, int, PageIO]], ok: Sequence[Answer]
+    parts: Sequence[PageCopies], listed: Sequence[tuple[int, int, PageIO]], answers: Sequence[Answer]
 ) -> list[npt.NDArray[np.bool_]]:
     """Tell by part which pages are whole: a page counts only when every pool of its component has it."""
     whole = [np.ones(len(part), np.bool_) for part in parts]
-    for (number, index, _), present in zip(listed, ok, strict=True):
-        if not present:
+    for (number, index, _), answer in zip(listed, answers, strict=True):
+        if answer is not Answer.STORED and answer is not Answer.HIT:  # in the place of its truth, which is a call
             whole[number][index] = False
     return whole

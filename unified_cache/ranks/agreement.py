@@ -136,6 +136,8 @@ def true_for_all(ranks: RankGroup, masks: Sequence[Pages]) -> list[Pages]:
     """Return where masks, of the same lengths on every rank, are True on all of them."""
     if not masks:
         return []
+    if len(masks) == 1:
+        return [ranks.agree(masks[0])]
     return np.split(ranks.agree(np.concatenate(masks)), np.cumsum([len(mask) for mask in masks])[:-1])
 
 

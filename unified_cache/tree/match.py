@@ -11,7 +11,7 @@ from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import restorable_ends, window
 
-__all__ = ["Match", "binding_components", "find", "match", "node_at", "path_slots", "peek", "restorable_end"]
+__all__ = ["Match", "binding_components", "find", "make_recent", "node_at", "path_slots", "peek", "restorable_end"]
 
 
 @dataclass(slots=True)
@@ -29,6 +29,11 @@ class Match:
     """Nodes that hold [0, tree_end), root first, the last one possibly in part."""
     tree: TreeState
     version: int
+    changes_count: int
+
+    def is_as_found(self) -> bool:
+        """Tell whether the tree would find the same now: neither its structure nor what it holds has changed."""
+        return self.version == self.tree.version and self.changes_count == self.tree.changes_count
 
 
 def find(root: Node, prompt: Prompt, page_key_bytes: int) -> tuple[list[Node], int]:
@@ -72,30 +77,28 @@ def _pages_in_common(key: bytes, tokens: bytes, offset: int, page_key_bytes: int
     return agree
 
 
-def match(tree: TreeState, prompt: Prompt, priority: int) -> Match:
-    """Find the longest restorable prefix of ``prompt`` on device, and on device and host; make it recent.
+def make_recent(found: Match, priority: int) -> None:
+    """Make the longest restorable prefix of a match recent, on device and host.
 
     Changes recency, never structure: a match may end inside a node. Such a node is not made recent, because most
     of it may have nothing to do with this prompt; lock and insert cut it where the prompt ends, and insert then
     makes exactly the prompt recent. Where pages go by priority, those made recent get at least ``priority``.
     """
-    found = peek(tree, prompt)
     for node in reversed(found.path):
         if node.end <= found.host_end:
-            tree.queues.touch(node, priority)
+            found.tree.queues.touch(node, priority)
             break
-    return found
 
 
 def peek(tree: TreeState, prompt: Prompt) -> Match:
-    """Find what ``match`` finds, and leave recency as it is."""
+    """Find the longest restorable prefix of ``prompt`` on device, and on device and host; leave recency as it is."""
     root = tree.roots.get(prompt.root)
     if root is None:
-        return Match(prompt, 0, 0, 0, [], tree, tree.version)
+        return Match(prompt, 0, 0, 0, [], tree, tree.version, tree.changes_count)
     path, tree_end = find(root, prompt, tree.page_key_bytes)
     device_end = restorable_end(tree, ON_DEVICE, path, tree_end)
     host_end = device_end if device_end == tree_end else restorable_end(tree, ANYWHERE, path, tree_end)
-    return Match(prompt, device_end, host_end, tree_end, path, tree, tree.version)
+    return Match(prompt, device_end, host_end, tree_end, path, tree, tree.version, tree.changes_count)
 
 
 def node_at(path: list[Node], end: int) -> Node:

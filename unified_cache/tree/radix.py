@@ -25,7 +25,7 @@ from unified_cache.tree.forecast import Forecast, Visit
 from unified_cache.tree.insert import Inserted, insert
 from unified_cache.tree.lane_outlooks import forecast_figures, lane_outlooks
 from unified_cache.tree.lock import Lock, lock, release_windows, unlock
-from unified_cache.tree.match import Match, find, match, node_at, path_slots, peek
+from unified_cache.tree.match import Match, find, make_recent, node_at, path_slots, peek
 from unified_cache.tree.node import Node
 from unified_cache.tree.outlook import ForecastFigures, LaneOutlook
 from unified_cache.tree.policy import UNNAMED
@@ -55,6 +55,7 @@ class RadixTree:
         "_eviction",
         "_forecast",
         "_forgotten",
+        "_latest",
         "_lineage",
         "_locks",
         "_preferences",
@@ -102,6 +103,8 @@ class RadixTree:
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._sessions = SessionHints(self._state, self._preferences, clock)
+        self._latest: Match | None = None
+        """What was found last, for whoever asks for the same prompt again."""
         self._locks: dict[Lock, None] = {}
         self._transfers: dict[Transfer, None] = {}
         """Transfers in flight. ``check`` counts pins from scratch from them and from ``_locks``."""
@@ -118,14 +121,17 @@ class RadixTree:
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
 
+        One request asks several times: it gets the same match again, as long as what the tree holds is the same.
+
         Where pages go by priority, that prefix has at least ``priority`` from now on; any number above UNNAMED, which
         is what pages have that nobody named one for.
 
         Raises:
             InputError: as ``check_prompt``, or the priority is no whole number.
         """
-        self.check_prompt(prompt)
-        return match(self._state, prompt, _whole(priority))
+        found = self.peek(prompt)
+        make_recent(found, _whole(priority))
+        return found
 
     def peek(self, prompt: Prompt) -> Match:
         """Find what ``match`` finds, and change nothing at all: for moving what nobody asked for.
@@ -133,8 +139,11 @@ class RadixTree:
         Raises:
             InputError: as ``match``.
         """
-        self.check_prompt(prompt)
-        return peek(self._state, prompt)
+        latest = self._latest
+        if latest is None or latest.prompt is not prompt or latest.tree is not self._state or not latest.is_as_found():
+            self.check_prompt(prompt)
+            latest = self._latest = peek(self._state, prompt)
+        return latest
 
     def use(self, found: Match, end: int) -> Visit | None:
         """Count that a request takes ``end`` pages of a match, for policies that ask how often pages are used.
@@ -245,8 +254,15 @@ class RadixTree:
             StaleMatchError: the tree has changed since; nothing was pinned.
             InputError: the tree does not hold ``end`` pages of that prompt.
         """
-        held = lock(self._state, self._node(found, end), end, tier, visit)
-        held.session = found.prompt.session
+        return self._lock(self._node(found, end), found.prompt, end, tier, visit)
+
+    def lock_inserted(self, inserted: Inserted, prompt: Prompt, tier: Tier, visit: Visit | None = None) -> Lock:
+        """Pin on ``tier`` what a resume after all of a prompt needs that was inserted just now; nothing is sought."""
+        return self._lock(inserted.node, prompt, prompt.pages_count, tier, visit)
+
+    def _lock(self, node: Node, prompt: Prompt, end: int, tier: Tier, visit: Visit | None) -> Lock:
+        held = lock(self._state, node, end, tier, visit)
+        held.session = prompt.session
         self._locks[held] = None
         return held
 

@@ -47,6 +47,7 @@ class TreeState:
 
     __slots__ = (
         "adaptive",
+        "changes_count",
         "components_count",
         "counts",
         "forgotten",
@@ -89,6 +90,8 @@ class TreeState:
         """Marks by which adaptive queues go; None where no lane has one."""
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
+        self.changes_count = 0
+        """Counts changes of what nodes hold; beside an equal version it says that all is found where it was."""
 
     def root(self, name: bytes) -> Node:
         """Return the root of that name, see ``Prompt.root``; a new one counts as soon as it has a child."""
@@ -174,6 +177,7 @@ class TreeState:
         """Put slots at holes of a lane; append what that changes in the page map."""
         if not len(offsets):
             return
+        self.changes_count += 1
         component = lane % self.components_count
         held = node.slots[lane]
         if held is None:
@@ -199,6 +203,7 @@ class TreeState:
 
         Appends what that changes in the page map.
         """
+        self.changes_count += 1
         component = lane % self.components_count
         node.slots[lane] = np.array(slots, np.int32)
         node.held_count[lane] = held_count
@@ -228,6 +233,7 @@ class TreeState:
         count = int(gone.size)
         if not count:
             return 0
+        self.changes_count += 1
         if self.forgotten is not None:
             digests = node.digests[start * DIGEST_BYTES : (start + len(segment)) * DIGEST_BYTES]
             evicted = digests if whole else digests_where(digests, segment >= 0)

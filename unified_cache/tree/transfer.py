@@ -109,21 +109,23 @@ def expect(tree: TreeState, transfer: Transfer, targets: Sequence[Slots]) -> Non
         for wanted, slots in zip(transfer.wanted, targets, strict=True)
     )
     for part in transfer.parts:
-        _mark(tree, transfer, part, arriving=True)
+        _mark(tree, transfer, part, nodes_of_pages(transfer.target.node, part.pages), arriving=True)
 
 
-def _mark(tree: TreeState, transfer: Transfer, part: PageCopies, *, arriving: bool) -> None:
+def _mark(
+    tree: TreeState, transfer: Transfer, part: PageCopies, nodes: Sequence[tuple[Node, int, int]], *, arriving: bool
+) -> None:
+    """Mark the pages of a part, which lie in these nodes, as on their way, or as so no longer."""
     if transfer.at_once:
         return
-    target = transfer.target
-    lane = int(target.tier) * tree.components_count + part.component
-    for node, first, last in nodes_of_pages(target.node, part.pages):
+    lane = int(transfer.target.tier) * tree.components_count + part.component
+    for node, first, last in nodes:
         marks = node.in_flight if node.in_flight is not None else {}
         pages = marks.get(lane)
         if pages is None:
             pages = marks[lane] = np.zeros(node.pages, np.bool_)
         pages[part.pages[first:last] - node.start] = arriving
-        if not pages.any():
+        if not np.count_nonzero(pages):
             del marks[lane]
         node.in_flight = marks or None
 
@@ -132,10 +134,12 @@ def nodes_of_pages(node: Node, pages: npt.NDArray[np.int64]) -> list[tuple[Node,
     """Return (node, first, last) root first: ``pages[first:last]``, ascending, lie in that node."""
     found: list[tuple[Node, int, int]] = []
     at: Node | None = node
-    while at is not None and at.end > pages[0]:
-        first, last = int(np.searchsorted(pages, at.start)), int(np.searchsorted(pages, at.end))
+    last = int(pages.searchsorted(node.end))
+    while at is not None and last:
+        first = int(pages.searchsorted(at.start))
         if first < last:
             found.append((at, first, last))
+        last = first
         at = at.parent
     return found[::-1]
 
@@ -149,10 +153,11 @@ def publish(tree: TreeState, transfer: Transfer) -> Published:
     leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
     map_changes: list[MapChange] = []
     for part in transfer.parts:
-        _mark(tree, transfer, part, arriving=False)
+        nodes = nodes_of_pages(transfer.target.node, part.pages)
+        _mark(tree, transfer, part, nodes, arriving=False)
         lane = int(transfer.target.tier) * tree.components_count + part.component
         took = np.zeros(len(part), np.bool_)
-        for node, first, last in nodes_of_pages(transfer.target.node, part.pages):
+        for node, first, last in nodes:
             offsets = part.pages[first:last] - node.start
             took[first:last] = _publish(tree, node, lane, offsets, part.target[first:last], map_changes)
         taken.append(part.where(took))
@@ -171,19 +176,21 @@ def _publish(
     map_changes: list[MapChange],
 ) -> npt.NDArray[np.bool_]:
     """Fill the holes among ``offsets`` that have something to stand on; tell which were filled."""
-    held = node.slots[lane]
-    holes = np.ones(len(offsets), np.bool_) if held is None else held[offsets] < 0
     component = lane % tree.components_count
     if component:
+        held = node.slots[lane]
+        holes = np.ones(len(offsets), np.bool_) if held is None else held[offsets] < 0
         full = node.slots[lane - component]
         holes &= full[offsets] >= 0 if full is not None else False
     else:
         parent = node.parent
         if parent is not None and parent.parent is not None and parent.held_count[lane] < parent.pages:
             return np.zeros(len(offsets), np.bool_)
-        # Only the run that continues the prefix: hole i of the run must be the i-th after what is held.
-        continues = offsets[holes] == node.held_count[lane] + np.arange(int(holes.sum()))
-        holes[holes] = np.logical_and.accumulate(continues)
+        # Only the run that continues the prefix, page by page after what is held; offsets ascend, so a gap ends it.
+        held_count = node.held_count[lane]
+        first = int(offsets.searchsorted(held_count))
+        holes = offsets == np.arange(held_count - first, held_count - first + len(offsets))
+        holes[:first] = False
     tree.fill(node, lane, offsets[holes], slots[holes], map_changes)
     tree.queues.offer(node, lane)
     return holes
@@ -193,7 +200,7 @@ def release(tree: TreeState, transfer: Transfer) -> list[Slots]:
     """Unpin what is still pinned; return by component the slots of pages that were not published."""
     leftovers: list[Slots] = [np.empty(0, np.int32) for _ in range(tree.components_count)]
     for part in transfer.parts:
-        _mark(tree, transfer, part, arriving=False)
+        _mark(tree, transfer, part, nodes_of_pages(transfer.target.node, part.pages), arriving=False)
         leftovers[part.component] = part.target
     transfer.parts = ()
     for held in (transfer.target, transfer.source):
