@@ -413,6 +413,7 @@ class UnifiedCache(OwnedCache):
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
+        check_kind(deadline_s, int | float, "deadline_s as a number of seconds")
         if not deadline_s > 0:
             raise InputError(f"deadline_s must be a positive number of seconds from now, found {deadline_s}")
         missing_tokens = self._tokens_to_prefetch(prompt)

@@ -233,8 +233,8 @@ def test_host_pages_are_computed_again_where_copying_takes_longer() -> None:
     assert engine.cache.stats().loading.left_alone_tokens[TransferKind.LOAD] == operation.left_alone.tokens
 
 
-@pytest.mark.parametrize("jump_s", [0.0, -1e6])
-def test_under_a_clock_that_stands_still_or_jumps_back_all_is_loaded(jump_s: float) -> None:
+@pytest.mark.parametrize("jump_s", [0.0, -1e6, 1e6])
+def test_under_a_clock_that_stands_still_or_jumps_all_is_loaded(jump_s: float) -> None:
     layout = LAYOUTS["full"]
     store = paced(layout, 0.0)
     engine = engine_of(layout, TransferPolicy.FASTEST, store)
@@ -301,6 +301,13 @@ def test_a_deadline_that_is_no_time_is_refused(deadline_s: float) -> None:
     engine = engine_of(layout, TransferPolicy.ALWAYS, paced(layout, 0.0))
     with pytest.raises(InputError, match="deadline_s must be a positive number"):
         engine.cache.prefetch(conversation(engine.cache, 4), deadline_s)
+
+
+def test_a_deadline_of_another_kind_is_refused() -> None:
+    layout = LAYOUTS["full"]
+    engine = engine_of(layout, TransferPolicy.ALWAYS, paced(layout, 0.0))
+    with pytest.raises(InputError, match="deadline_s as a number of seconds, found 'soon'"):
+        engine.cache.prefetch(conversation(engine.cache, 4), "soon")  # type: ignore[arg-type]  # what this is about
 
 
 def test_an_explanation_says_what_is_not_worth_loading_and_changes_nothing() -> None:
