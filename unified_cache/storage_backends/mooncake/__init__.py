@@ -5,7 +5,7 @@ A page passes these files in this order:
     store      ``MooncakeStorage``: the protocol's methods
     transfer   batched puts and gets, past nodes that fail
     buffers    pages as pointers and sizes
-    endpoints  which node holds an object, and which nodes fail at the moment
+    endpoints  which node holds an object, and which nodes fail at the moment; ``placement``: which one is put on
     client     this process's one client of a cluster
     native     the Mooncake library, loaded when it is first needed; ``own_log``: what it logs
     manifests  manifests of identities, kept as objects

@@ -1,10 +1,11 @@
 """Address of a Mooncake cluster and the part that this process takes in it, read from a URL.
 
-    mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N]
+    mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N
+                        &place=together|spread]
 
 ``HOST:PORT`` is the master's. ``admin`` is where its HTTP side is; a port alone is one of the same host. ``host`` is
 the name under which other nodes reach this one; ``segment_bytes`` is memory of this process that the cluster may fill,
-none by default.
+none by default. ``place`` says whether the pages of a prompt are put on one node, or each on any.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from unified_cache.errors import ConfigError
 from unified_cache.storage_backends.mooncake.hosts import check_resolves, source_host
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
+from unified_cache.storage_backends.mooncake.placement import Placement
 
 __all__ = ["ADMIN_PORT", "MooncakeAddress", "address_of_url"]
 
@@ -21,7 +23,7 @@ ADMIN_PORT = 9003
 
 PROTOCOLS = ("tcp", "rdma")
 
-_OPTIONS = ("admin", "protocol", "devices", "host", "segment_bytes")
+_OPTIONS = ("admin", "protocol", "devices", "host", "segment_bytes", "place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class MooncakeAddress:
     """Name of this host for other nodes; what the route to the master says if empty."""
     segment_bytes: int = 0
     """Memory of this process lent to the cluster, for as long as the process lives."""
+    placement: Placement = Placement.TOGETHER
 
     def __post_init__(self) -> None:
         for name, port in (("the master's port", self.port), ("admin", self.admin_port)):
@@ -83,6 +86,7 @@ def address_of_url(rest: str) -> MooncakeAddress:
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else [])
         admin_host, _, admin_port = options.get("admin", f"{ADMIN_PORT}").rpartition(":")
         admin, segment_bytes = int(admin_port), int(options.get("segment_bytes", 0))
+        placement = Placement(options.get("place", Placement.TOGETHER.value))
     except ValueError as error:
         raise ConfigError(f"a Mooncake store is named as {wanted}, found {url!r}: {error}") from error
     unknown = sorted(options.keys() - set(_OPTIONS))
@@ -97,4 +101,5 @@ def address_of_url(rest: str) -> MooncakeAddress:
         devices=options.get("devices", ""),
         local_host=options.get("host", ""),
         segment_bytes=segment_bytes,
+        placement=placement,
     )

@@ -29,6 +29,7 @@ from unified_cache.storage_backends.mooncake.native import (
     new_put_config,
 )
 from unified_cache.storage_backends.mooncake.own_log import direct_own_log
+from unified_cache.storage_backends.mooncake.placement import NodeChoice, Placement
 
 __all__ = ["MooncakeClient", "client_of"]
 
@@ -90,6 +91,7 @@ class MooncakeClient:
         self.admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
         self.locations = LocationCache()
         self.endpoints = Endpoints()
+        self.choice = NodeChoice(self.admin.segments if address.placement is Placement.TOGETHER else frozenset)
         self._store = store
         self._registered: dict[tuple[int, int], int] = {}
         self._doubted = False
@@ -213,12 +215,14 @@ class MooncakeClient:
         """Read objects into several buffers."""
         return self._ask(names, lambda: self._store.batch_get_into_multi_buffers(names, pointers, sizes))
 
-    def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False) -> PutConfig:
-        """Make what tells how to store objects of these groups, one each, or of none."""
+    def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False, node: str = "") -> PutConfig:
+        """Make what tells how to store objects of these groups, one each, or of none; ``node`` where it has room."""
         config = new_put_config()
         if groups:
             config.group_ids = list(groups)
         config.with_hard_pin = pinned
+        if node:
+            config.preferred_segment = node
         return config
 
     # ---- life cycle ------------------------------------------------------------------------------------------

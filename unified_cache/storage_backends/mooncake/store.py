@@ -1,6 +1,7 @@
 """A store in a Mooncake cluster: what engines on several machines share.
 
-    mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N]
+    mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N
+                        &place=together|spread]
 
 ``HOST:PORT`` is the master's, ``admin`` that of its HTTP side. Pages travel between the host slabs and the nodes'
 memory without a copy in between. Whoever reads must verify: a node's memory can be written by anyone who reaches it,

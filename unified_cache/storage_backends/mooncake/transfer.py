@@ -72,13 +72,16 @@ class MooncakeIo:
         pauses = list(FULL_PAUSES_S)
         accepted: list[ObjectBuffers] = []
         declined: set[str] = set()
-        for batch, put in [(batch, self._put(batch, grouped=grouped)) for batch in batches(objects)]:
+        node = self._client.choice.node()
+        for batch, put in [(batch, self._put(batch, node, grouped=grouped)) for batch in batches(objects)]:
             if not endpoints.is_up(PUTS):
                 break
             with endpoints.asking(PUTS):
                 codes = put()
             if any(codes):
                 codes = self._put_again(batch, codes, pauses, grouped=grouped)
+                if ResultCode.TRANSFER_FAILED in codes:
+                    self._client.choice.avoid(node)
                 accepted += [item for item, code in zip(batch, codes, strict=True) if not code]
                 declined |= {item.name for item, code in zip(batch, codes, strict=True) if code in _NO_ROOM}
                 self._judge_put(set(codes) - {0})
@@ -94,7 +97,7 @@ class MooncakeIo:
         while pauses and not _NO_ROOM.isdisjoint(codes):
             self._sleep(pauses.pop(0))
             declined = [at for at, code in enumerate(codes) if code in _NO_ROOM]
-            again = self._put([batch[at] for at in declined], grouped=grouped)()
+            again = self._put([batch[at] for at in declined], "", grouped=grouped)()
             for at, code in zip(declined, again, strict=True):
                 codes[at] = code
         return codes
@@ -108,8 +111,8 @@ class MooncakeIo:
         if strange:
             raise StorageError(f"Mooncake refused a put (codes {sorted(strange)})", retryable=False)
 
-    def _put(self, batch: Sequence[ObjectBuffers], *, grouped: bool) -> NativeCall:
-        config = self._client.put_config([_page_of(item.name) for item in batch] if grouped else ())
+    def _put(self, batch: Sequence[ObjectBuffers], node: str, *, grouped: bool) -> NativeCall:
+        config = self._client.put_config([_page_of(item.name) for item in batch] if grouped else (), node=node)
         if batch[0].is_whole:
             return partial(self._client.put, *_columns(batch), config)
         return partial(self._client.put_scattered, *_scattered_columns(batch), config)

@@ -1,5 +1,7 @@
 """The Mooncake store without Mooncake: addresses, batches, and what is known of nodes."""
 
+from collections import Counter
+
 import pytest
 
 from tests.support.clock import ManualClock
@@ -16,6 +18,14 @@ from unified_cache.storage_backends.mooncake.endpoints import (
     Endpoints,
     LocationCache,
     ReplicaLocation,
+)
+from unified_cache.storage_backends.mooncake.placement import (
+    AVOIDED_S,
+    LISTING_FRESH_S,
+    LISTING_PAUSE_S,
+    STAY_S,
+    NodeChoice,
+    Placement,
 )
 from unified_cache.storage_backends.url import open_storage
 
@@ -34,6 +44,8 @@ def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
     full = address_of_url("//master:1?admin=10.0.0.2:2&protocol=rdma&devices=mlx5_0&host=here&segment_bytes=16777216")
     assert full == MooncakeAddress("master", 1, "10.0.0.2", 2, "rdma", "mlx5_0", "here", 1 << 24)
     assert address_of_url("//master:1?admin=2") == MooncakeAddress("master", 1, admin_port=2)
+    assert address_of_url("//master:1?place=spread") == MooncakeAddress("master", 1, placement=Placement.SPREAD)
+    assert address_of_url("//master:1?place=together") == address_of_url("//master:1")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +62,7 @@ def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
         "//127.0.0.1:50051?colour=red",
         "//127.0.0.1:50051?admin=none",
         "//127.0.0.1:50051?protocol=carrier",
+        "//127.0.0.1:50051?place=anywhere",
         "//127.0.0.1:50051?segment_bytes=1048576",
         "//127.0.0.1:50051?segment_bytes=-1",
     ],
@@ -163,3 +176,76 @@ def test_a_node_that_never_comes_back_is_forgotten() -> None:
     clock.sleep(FORGET_S + REST.max_s + 1)
     endpoints.failed("another")
     assert list(endpoints._healths) == ["another"]
+
+
+# ---- placement -----------------------------------------------------------------------------------------------------
+
+
+class NodeLister:
+    """Lists nodes, and counts how often."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.nodes = frozenset(nodes)
+        self.asked_count = 0
+
+    def __call__(self) -> frozenset[str]:
+        self.asked_count += 1
+        return self.nodes
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_one_node_is_put_on_for_a_while_and_all_alike_in_the_end(every: int) -> None:
+    clock, lister = ManualClock(), NodeLister("c", "a", "b")
+    choice = NodeChoice(lister, clock, seed=1)
+    chosen: Counter[str] = Counter()
+    for _ in range(300):
+        (node,) = {choice.node() for _ in range(3)}
+        chosen[node] += 1
+        clock.now_s += every * STAY_S
+    assert 70 < min(chosen.values()) <= max(chosen.values()) < 130
+    assert lister.asked_count <= 1 + 300 * every * STAY_S / LISTING_FRESH_S
+
+
+def test_processes_put_on_different_nodes_at_one_time() -> None:
+    clock = ManualClock()
+    assert {NodeChoice(NodeLister("a", "b"), clock).node() for _ in range(64)} == {"a", "b"}
+
+
+def test_a_node_on_which_a_put_failed_is_not_chosen_for_a_while() -> None:
+    clock = ManualClock()
+    choice = NodeChoice(NodeLister("a", "b"), clock, seed=0)
+    choice.avoid("a")
+    while clock.now_s < AVOIDED_S:
+        assert choice.node() == "b"
+        clock.now_s += STAY_S
+    again = set()
+    for _ in range(20):
+        again.add(choice.node())
+        clock.now_s += STAY_S
+    assert again == {"a", "b"}
+    choice.avoid("a")
+    choice.avoid("b")
+    assert choice.node() == "", "the master is to choose"
+
+
+def test_nodes_that_come_and_go_are_noticed_and_a_master_that_lists_none_is_seldom_asked() -> None:
+    clock, lister = ManualClock(), NodeLister("a")
+    choice = NodeChoice(lister, clock)
+    assert choice.node() == "a"
+    lister.nodes = frozenset({"b"})
+    assert choice.node() == "a"
+    clock.now_s += LISTING_FRESH_S
+    assert choice.node() == "b"
+    lister.nodes = frozenset()
+    clock.now_s += LISTING_FRESH_S
+    assert choice.node() == ""
+    before = lister.asked_count
+    clock.now_s += LISTING_PAUSE_S / 2
+    assert (choice.node(), lister.asked_count) == ("", before)
+    lister.nodes = frozenset({"c"})
+    clock.now_s += LISTING_PAUSE_S / 2
+    assert choice.node() == "c"
+
+
+def test_where_pages_are_spread_no_node_is_preferred() -> None:
+    assert NodeChoice(frozenset, ManualClock()).node() == ""

@@ -1,0 +1,72 @@
+"""Pages of one prompt lie on one node of a cluster: one that dies takes whole prompts, and not parts of all."""
+
+from contextlib import closing
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.mooncake import small_cluster
+from tests.support.mooncake_needed import needs_mooncake
+from unified_cache.cluster.child import wait_until
+from unified_cache.cluster.local import LocalCluster
+from unified_cache.storage_backends.mooncake.placement import STAY_S, NodeChoice
+from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
+from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.testing.storage_contract import label, open_for_contract, sealed_page
+
+pytestmark = needs_mooncake
+
+PAGE_BYTES = 16 << 10
+PROMPT_PAGES = 20
+FORGOTTEN_S = 10.0
+"""After so long the master has noticed that a node is dead."""
+
+
+def opened(cluster: LocalCluster, options: str = "") -> MooncakeStorage:
+    storage = open_url(f"{cluster.url.partition(':')[2]}{options}", None)
+    open_for_contract(storage)
+    return storage
+
+
+def put_prompt(storage: MooncakeStorage, number: int) -> list[str]:
+    """Put the pages of a prompt; return the node of each."""
+    pages = [sealed_page(label(number * PROMPT_PAGES + page), PAGE_BYTES) for page in range(PROMPT_PAGES)]
+    assert storage.put(pages, Level.CACHED) == [Answer.STORED] * PROMPT_PAGES
+    locations = storage._client.locate([page.label.object_name for page in pages])
+    return [location.endpoint for location in locations.values()]
+
+
+def whole(storage: MooncakeStorage, number: int) -> int:
+    """Count the pages of a prompt that there are."""
+    labels = [label(number * PROMPT_PAGES + page) for page in range(PROMPT_PAGES)]
+    return storage.exists(labels).count(Answer.HIT)
+
+
+@pytest.mark.parametrize(("options", "is_together"), [("", True), ("&place=together", True), ("&place=spread", False)])
+def test_the_pages_of_a_prompt_lie_on_one_node_unless_they_are_to_be_spread(options: str, is_together: bool) -> None:
+    with small_cluster(3) as cluster, closing(opened(cluster, options)) as storage:
+        nodes = put_prompt(storage, 0)
+        assert len(nodes) == PROMPT_PAGES
+        assert (len(set(nodes)) == 1) is is_together
+
+
+def test_a_node_that_dies_takes_whole_prompts_and_the_next_ones_go_elsewhere() -> None:
+    clock = ManualClock()
+    with small_cluster(3) as cluster, closing(opened(cluster)) as storage:
+        client = storage._client
+        client.choice = NodeChoice(client.admin.segments, clock, seed=0)
+        nodes = []
+        for number in range(12):
+            (node,) = set(put_prompt(storage, number))
+            nodes.append(node)
+            clock.now_s += STAY_S
+        assert len(set(nodes)) == 3
+        cluster.nodes[0].kill()
+        assert wait_until(lambda: len(client.admin.segments()) == 2, FORGOTTEN_S), "the master notices"
+        left = dict(zip(range(12), (whole(storage, number) for number in range(12)), strict=True))
+        (dead,) = {node for number, node in enumerate(nodes) if not left[number]}
+        assert left == {number: 0 if node == dead else PROMPT_PAGES for number, node in enumerate(nodes)}
+        lost = nodes.index(dead)
+        clock.now_s += 100
+        assert len(set(put_prompt(storage, lost))) == 1
+        assert whole(storage, lost) == PROMPT_PAGES
