@@ -12,7 +12,7 @@ from unified_cache.replay.engine import OracleEngine
 from unified_cache.replay.machine import memory_bytes
 from unified_cache.replay.plan import SEAL_BYTES, PlannedSettings
 from unified_cache.replay.player import Player
-from unified_cache.replay.result import Hits, ReplayResult
+from unified_cache.replay.result import Hits, ReplayResult, TokenUse
 from unified_cache.replay.runner import replay
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import TraceRequest, read_trace
@@ -140,7 +140,7 @@ def test_token_hits_count_tails_at_their_true_length() -> None:
     requests = [TraceRequest(0, 600, 1, (1, 2))] * 2
     result = run(requests, SMALL)
     assert result.block_hit_ratio == 0.5
-    assert result.hit_tokens == 600
+    assert result.tokens.hits.total == 600
     assert result.token_hit_ratio == 0.5
 
 
@@ -151,6 +151,7 @@ def test_the_time_series_adds_up_to_the_whole() -> None:
     assert sum(window.pages for window in result.series) == result.pages
     assert sum(window.hits.total for window in result.series) == result.hits.total
     assert sum(window.seen_pages for window in result.series) == result.seen_pages
+    assert sum((window.tokens for window in result.series), TokenUse()) == result.tokens
 
 
 def test_an_empty_prompt_asks_for_nothing() -> None:
@@ -175,18 +176,19 @@ def test_engines_over_one_store_hit_what_others_computed(tmp_path: Path, engines
     result = run(requests, dataclasses.replace(settings, engines=engines))
     assert (result.wrong_pages, result.leaked_slots) == (0, 0)
     assert result.pages_verified == result.hits.total
-    assert result.hits_apart is not None
-    assert result.hits_apart.total == apart(requests, dataclasses.replace(settings, storage="memory:"), engines)
-    assert result.hits.total > result.hits_apart.total
+    assert result.apart is not None
+    assert result.apart.pages.total == apart(requests, dataclasses.replace(settings, storage="memory:"), engines)
+    assert result.hits.total > result.apart.pages.total
+    assert result.tokens.hit_ratio > result.apart.tokens.hit_ratio
     without_bytes = dataclasses.replace(settings, storage="memory:", engines=engines, with_bytes=False)
-    assert run(requests, without_bytes).hits_apart == result.hits_apart
+    assert run(requests, without_bytes).apart == result.apart
     if url == "memory:":
         assert run(requests, without_bytes).hits == result.hits
 
 
 def test_one_engine_and_engines_without_a_store_have_nothing_to_be_compared_with() -> None:
-    assert run(conversations(10), dataclasses.replace(SMALL, storage="memory:")).hits_apart is None
-    assert run(conversations(10), dataclasses.replace(SMALL, engines=2)).hits_apart is None
+    assert run(conversations(10), dataclasses.replace(SMALL, storage="memory:")).apart is None
+    assert run(conversations(10), dataclasses.replace(SMALL, engines=2)).apart is None
     with pytest.raises(ConfigError, match="engines must be at least 1, found 0"):
         dataclasses.replace(SMALL, engines=0)
 

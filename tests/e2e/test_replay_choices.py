@@ -103,13 +103,14 @@ def test_two_results_are_compared_by_figures_and_by_the_settings_that_differ(tmp
             *("--json-file", file),
         )
         assert made.status == 0, made.err
-        assert " of the blocks asked for were handed back" in made.out
+        assert " of the tokens asked for were handed back" in made.out
     small, large = (json.loads(file.read_bytes()) for file in files)
     assert (small["command"], small["format"]) == ("replay", 1)
     said = ask("compare", *files, "--json")
     assert said.status == 0, said.err
     found = json.loads(said.out)
-    assert found["figures"]["block_hit_ratio"] == [small["block_hit_ratio"], large["block_hit_ratio"]]
+    for name in ("token_hit_ratio", "block_hit_ratio"):
+        assert found["figures"][name] == [small[name], large[name]]
     assert found["settings"] == [{"name": "device_pages", "first": "200", "second": "8000"}]
     assert found["headline"].startswith("The second hits ")
     assert "device_pages" in ask("compare", *files).out

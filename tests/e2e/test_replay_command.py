@@ -71,14 +71,16 @@ def test_the_table_the_json_and_the_page_tell_of_one_run(tmp_path: Path) -> None
     assert (found["wrong_pages"], found["leaked_slots"]) == (0, 0)
     assert set(found["bytes_moved"]) == {"backup", "load", "store", "prefetch"}
     assert {"token_hit_ratio", "seconds", "requests_per_s", "settings", "environment", "series"} <= set(found)
-    for tier in found["hit_blocks"]:
-        assert re.search(rf"^ {tier} .* {found['hit_blocks'][tier]:,} ", result.out, re.MULTILINE)
+    assert found["token_hit_ratio"] == sum(found["hit_tokens"].values()) / found["tokens"]
+    for tier in found["hit_tokens"]:
+        assert re.search(rf"^ {tier} .* {found['hit_tokens'][tier]:,} ", result.out, re.MULTILINE)
     assert f"{found['pages_verified']:,} pages verified, 0 wrong, 0 slots leaked" in result.out
     assert max(len(line) for line in result.out.splitlines()) <= 90
     assert [path.name for path in report.iterdir()] == ["index.html"]
     page = (report / "index.html").read_text(encoding="utf-8")
-    assert f"<td>{found['hit_blocks']['storage']:,}</td>" in page
-    assert f"<h1>{found['block_hit_ratio']:.2%} of the blocks asked for were handed back" in page
+    assert f"<td>{found['hit_tokens']['storage']:,}</td>" in page
+    assert f"{found['block_hit_ratio']:.2%} of {found['blocks']:,}" in page
+    assert f"<h1>{found['token_hit_ratio']:.2%} of the tokens asked for were handed back" in page
     assert "%" not in result.err, "no progress where nobody watches"
 
 

@@ -28,7 +28,7 @@ Does a larger host tier pay?
 compare_app = typer.Typer(rich_markup_mode="markdown")
 
 WORTH_NAMING = 0.0005
-"""Share of the blocks that four digits behind the point would show."""
+"""Share of the tokens that four digits behind the point would show."""
 
 RESULT_HELP = "Result of a replay, as --json-file wrote it."
 
@@ -78,12 +78,12 @@ class CompareCommand:
 
 def compared_headline(first: KeptResult, second: KeptResult) -> str:
     """Say in a sentence which of two runs hit more, and by how much."""
-    one, other = first.ratios["block_hit_ratio"], second.ratios["block_hit_ratio"]
+    one, other = first.ratios["token_hit_ratio"], second.ratios["token_hit_ratio"]
     if abs(other - one) < WORTH_NAMING:
-        return f"Both hit {one:.1%} of the blocks."
+        return f"Both hit {one:.1%} of the tokens."
     more = "more" if other > one else "less"
     points = f"{abs(other - one) * 100:.1f} points"
-    return f"The second hits {other:.1%} of the blocks, {points} {more} than the first with {one:.1%}."
+    return f"The second hits {other:.1%} of the tokens, {points} {more} than the first with {one:.1%}."
 
 
 compare_app.command("compare", epilog=COMPARE_EPILOG)(CompareCommand)

@@ -10,7 +10,7 @@ from unified_cache.errors import ConfigError
 
 __all__ = ["FigurePair", "KeptResult", "SettingPair", "compared_figures", "compared_settings", "read_result"]
 
-RATIOS = ("block_hit_ratio", "token_hit_ratio", "seen_block_ratio")
+RATIOS = ("token_hit_ratio", "block_hit_ratio", "seen_block_ratio")
 """Figures of a whole run that are shares."""
 
 
@@ -23,7 +23,7 @@ class KeptResult:
     trace: str
     requests: int
     ratios: Mapping[str, float]
-    """Shares by name: of blocks and tokens, and of the blocks that each tier handed back."""
+    """Shares by name: of tokens and blocks, and of the tokens that each tier handed back."""
     moved_bytes: Mapping[str, int]
     """Payload by kind of transfer."""
     requests_per_s: float
@@ -69,10 +69,10 @@ def read_result(path: Path) -> KeptResult:
 
 
 def _result_in(name: str, found: Mapping[str, object]) -> KeptResult:
-    blocks = _number(found["blocks"], "blocks")
+    tokens = _number(found["tokens"], "tokens")
     ratios = {ratio: _number(found[ratio], ratio) for ratio in RATIOS}
-    for tier, hit_blocks in _mapping(found["hit_blocks"], "hit_blocks").items():
-        ratios[f"{tier}_hit_ratio"] = _number(hit_blocks, tier) / blocks if blocks else 0.0
+    for tier, hit_tokens in _mapping(found["hit_tokens"], "hit_tokens").items():
+        ratios[f"{tier}_hit_ratio"] = _number(hit_tokens, tier) / tokens if tokens else 0.0
     moved = _mapping(found["bytes_moved"], "bytes_moved")
     return KeptResult(
         name=name,

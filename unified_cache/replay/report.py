@@ -101,11 +101,11 @@ def _charts(result: ReplayResult) -> list[Chart]:
     if result.missed is not None and result.missed.total:
         charts.append(_missed_over_the_run(result, result.missed))
     if len(result.engines) > 1:
-        ratios = [engine.ratios() for engine in result.engines]
+        ratios = [engine.tokens.ratios() for engine in result.engines]
         names = [f"engine {number}" for number in range(len(ratios))]
         charts.append(
             BarChart(
-                "Share of the blocks handed back, by engine",
+                "Share of the tokens handed back, by engine",
                 Unit.RATIO,
                 names,
                 [Series(tier, Hue(tier), [each[tier] for each in ratios]) for tier in tiers],
@@ -131,12 +131,13 @@ def _charts(result: ReplayResult) -> list[Chart]:
 def _over_the_run(result: ReplayResult, tiers: Sequence[str]) -> BandChart:
     """Return the smoothed ratios over the run: by tier, and of what had been asked for before."""
     series = result.series
-    asked = [window.pages for window in series]
+    asked = [window.tokens.asked for window in series]
     bands = [
-        Series(tier, Hue(tier), _ratios([window.hits.by_tier()[tier] for window in series], asked)) for tier in tiers
+        Series(tier, Hue(tier), _ratios([window.tokens.hits.by_tier()[tier] for window in series], asked))
+        for tier in tiers
     ]
-    bound = Series("asked for before", Hue.PLAIN, _ratios([window.seen_pages for window in series], asked))
-    return _run_chart("Share of the blocks handed back, over the run", result, bands, bound)
+    bound = Series("asked for before", Hue.PLAIN, _ratios([window.tokens.seen for window in series], asked))
+    return _run_chart("Share of the tokens handed back, over the run", result, bands, bound)
 
 
 def _beside_references(result: ReplayResult, references: References) -> BandChart:

@@ -8,12 +8,12 @@ from unified_cache.replay.missed import MissedTokens
 from unified_cache.replay.plan import PlannedSettings
 from unified_cache.replay.references import References
 
-__all__ = ["ComponentUse", "EngineUse", "Hits", "ReplayResult", "TimeSeriesPoint"]
+__all__ = ["ComponentUse", "EngineUse", "Hits", "HitsApart", "ReplayResult", "TimeSeriesPoint", "TokenUse"]
 
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Hit pages, by tier.
+    """Hits by tier, in pages where nothing else is said.
 
     Hits of a prompt count for the slowest tier needed to resume there; hits of a component for the tier that held them.
     """
@@ -24,7 +24,7 @@ class Hits:
 
     @property
     def total(self) -> int:
-        """Pages handed back, from anywhere."""
+        """What was handed back, from anywhere."""
         return self.device + self.host + self.storage
 
     def by_tier(self) -> dict[str, int]:
@@ -33,6 +33,48 @@ class Hits:
 
     def __add__(self, other: "Hits") -> "Hits":
         return Hits(self.device + other.device, self.host + other.host, self.storage + other.storage)
+
+    def tokens(self, page_size: int, tokens_max: int) -> "Hits":
+        """Return the tokens of so many pages of a prompt, which has ``tokens_max``: its last block may be partial."""
+        device, memory, total = (
+            min(pages * page_size, tokens_max) for pages in (self.device, self.device + self.host, self.total)
+        )
+        return Hits(device, memory - device, total - memory)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUse:
+    """Tokens of prompts, last blocks at their true length: asked for, seen before, and handed back by tier."""
+
+    asked: int = 0
+    seen: int = 0
+    """In a prefix that the trace had asked for before: a cache that starts empty and never evicts hands back these."""
+    hits: Hits = Hits()
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the tokens that was handed back."""
+        return self.share(self.hits.total)
+
+    @property
+    def seen_ratio(self) -> float:
+        """Share of the tokens that had been asked for before."""
+        return self.share(self.seen)
+
+    def share(self, tokens: int) -> float:
+        """Return what part ``tokens`` is of those asked for."""
+        return tokens / self.asked if self.asked else 0.0
+
+    def ratios(self) -> dict[str, float]:
+        """Return by tier what part of the tokens was handed back."""
+        return {tier: self.share(tokens) for tier, tokens in self.hits.by_tier().items()}
+
+    def as_json(self) -> dict[str, object]:
+        """Return the counts under the names that they have everywhere."""
+        return {"tokens": self.asked, "seen_tokens": self.seen, "hit_tokens": self.hits.by_tier()}
+
+    def __add__(self, other: "TokenUse") -> "TokenUse":
+        return TokenUse(self.asked + other.asked, self.seen + other.seen, self.hits + other.hits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +104,21 @@ class ComponentUse:
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """Pages that one engine of a replay was asked for, and those that it could hand back."""
+    """Requests of one engine of a replay, what they asked for, and what could be handed back."""
 
     requests: int
     pages: int
     """Pages asked for."""
     hits: Hits
+    tokens: TokenUse
 
-    def ratios(self) -> dict[str, float]:
-        """Return by tier what part of the pages asked for was handed back."""
-        return {tier: pages / self.pages if self.pages else 0.0 for tier, pages in self.hits.by_tier().items()}
+
+@dataclass(frozen=True, slots=True)
+class HitsApart:
+    """Hits of as many engines that have an equal part of the store each."""
+
+    pages: Hits
+    tokens: TokenUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +134,7 @@ class TimeSeriesPoint:
     seen_pages: int
     """Pages asked for that stand in a prefix which the trace had asked for before."""
     hits: Hits
-
-    def ratio(self, pages: int) -> float:
-        """Return what part ``pages`` is of those asked for."""
-        return pages / self.pages if self.pages else 0.0
+    tokens: TokenUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +149,11 @@ class ReplayResult:
     seen_pages: int
     """See ``TimeSeriesPoint``: a cache that starts empty and never evicts would have handed back these."""
     hits: Hits
-    hits_apart: Hits | None
-    """Hits of as many engines that have an equal part of the store each; None for one engine or no store."""
+    tokens: TokenUse
+    apart: HitsApart | None
+    """None for one engine, or no store."""
     engines: tuple[EngineUse, ...]
     components: tuple[ComponentUse, ...]
-    input_tokens: int
-    """Tokens of all prompts; here last blocks count at their true length."""
-    hit_tokens: int
     missed: MissedTokens | None
     """Missed tokens by reason; None where nobody asked for that."""
     references: References | None
@@ -149,13 +191,13 @@ class ReplayResult:
 
     @property
     def block_hit_ratio_apart(self) -> float | None:
-        """Share of the blocks that engines with private stores would have hit; see ``hits_apart``."""
-        return None if self.hits_apart is None else self.hits_apart.total / self.pages if self.pages else 0.0
+        """Share of the blocks that engines with private stores would have hit; see ``HitsApart``."""
+        return None if self.apart is None else self.apart.pages.total / self.pages if self.pages else 0.0
 
     @property
     def token_hit_ratio(self) -> float:
         """Share of the tokens that were hit, last blocks at their true length."""
-        return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
+        return self.tokens.hit_ratio
 
     @property
     def seen_ratio(self) -> float:
@@ -180,7 +222,10 @@ class ReplayResult:
             "hit_blocks": self.hit_blocks(),
             "block_hit_ratio": self.block_hit_ratio,
             "block_hit_ratio_apart": self.block_hit_ratio_apart,
+            **self.tokens.as_json(),
             "token_hit_ratio": self.token_hit_ratio,
+            "token_hit_ratio_apart": None if self.apart is None else self.apart.tokens.hit_ratio,
+            "seen_token_ratio": self.tokens.seen_ratio,
             "seen_block_ratio": self.seen_ratio,
             "pages_verified": self.pages_verified,
             "wrong_pages": self.wrong_pages,
@@ -195,7 +240,12 @@ class ReplayResult:
                 "clairvoyant": self.references.clairvoyant.as_json(self._blocks),
             },
             "engines": [
-                {"requests": engine.requests, "pages": engine.pages, "hit_pages": engine.hits.by_tier()}
+                {
+                    "requests": engine.requests,
+                    "pages": engine.pages,
+                    "hit_pages": engine.hits.by_tier(),
+                    **engine.tokens.as_json(),
+                }
                 for engine in self.engines
             ],
             "components": {
@@ -220,6 +270,7 @@ class ReplayResult:
                     "blocks": self._blocks(window.pages),
                     "seen_blocks": self._blocks(window.seen_pages),
                     "hit_blocks": {tier: self._blocks(pages) for tier, pages in window.hits.by_tier().items()},
+                    **window.tokens.as_json(),
                 }
                 for window in self.series
             ],

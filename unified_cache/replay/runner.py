@@ -19,7 +19,15 @@ from unified_cache.replay.machine import PLAIN_CORE, cpu_name, memory_bytes, own
 from unified_cache.replay.plan import PlannedSettings, ReplayPlan, component_bytes
 from unified_cache.replay.player import Player
 from unified_cache.replay.references import references_of
-from unified_cache.replay.result import ComponentUse, EngineUse, Hits, ReplayResult, TimeSeriesPoint
+from unified_cache.replay.result import (
+    ComponentUse,
+    EngineUse,
+    Hits,
+    HitsApart,
+    ReplayResult,
+    TimeSeriesPoint,
+    TokenUse,
+)
 from unified_cache.replay.trace import TraceRequest
 from unified_cache.tree import compiled
 
@@ -29,7 +37,7 @@ WINDOWS_MAX = 120
 """Points of the time series: as many as a picture can show."""
 
 Watch = Callable[[int, float], None]
-"""Told after every request how many are served, and what part of their blocks was handed back."""
+"""Told after every request how many are served, and what part of their tokens was handed back."""
 
 
 def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettings, watch: Watch) -> ReplayResult:
@@ -60,11 +68,13 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
     step = _window_requests(requests)
     references = None
     if misses is not None:
-        references = references_of(requests, plan, store_bytes, served.hit_tokens, misses, step)
+        hit_tokens = [each.hits.total for each in served.tokens]
+        references = references_of(requests, plan, store_bytes, hit_tokens, misses, step)
     apart = None
     if plan.compares_private_stores:
         with Fleet.private(plan, store_bytes) as rivals:
-            apart = _serve(rivals, plan, requests, lambda done, ratio: watch(len(requests) + done, ratio)).hits
+            alone = _serve(rivals, plan, requests, lambda done, ratio: watch(len(requests) + done, ratio))
+            apart = HitsApart(alone.hits, alone.all_tokens)
     return ReplayResult(
         trace=trace,
         settings=settings,
@@ -72,11 +82,10 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
         pages=sum(served.pages),
         seen_pages=sum(served.seen_pages),
         hits=served.hits,
-        hits_apart=apart,
+        tokens=served.all_tokens,
+        apart=apart,
         engines=served.by_engine(plan.engines),
         components=components,
-        input_tokens=sum(request.input_length for request in requests),
-        hit_tokens=sum(served.hit_tokens),
         missed=None if misses is None else misses.missed(step),
         references=references,
         pages_verified=verified,
@@ -98,13 +107,17 @@ class _Served:
         """Asked for."""
         self.seen_pages: list[int] = []
         """Asked for, in a prefix that another request asked for before."""
-        self.hit_tokens: list[int] = []
-        """Handed back, last blocks at their true length."""
+        self.tokens: list[TokenUse] = []
 
     @property
     def hits(self) -> Hits:
         """All together."""
         return sum(self.by_request, Hits())
+
+    @property
+    def all_tokens(self) -> TokenUse:
+        """Tokens of all requests together."""
+        return sum(self.tokens, TokenUse())
 
     def by_engine(self, count: int) -> tuple[EngineUse, ...]:
         """Tell the requests of ``count`` engines apart, which have taken them in turn."""
@@ -113,6 +126,7 @@ class _Served:
                 requests=len(self.by_request[number::count]),
                 pages=sum(self.pages[number::count]),
                 hits=sum(self.by_request[number::count], Hits()),
+                tokens=sum(self.tokens[number::count], TokenUse()),
             )
             for number in range(count)
         )
@@ -122,6 +136,7 @@ def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], wat
     served = _Served()
     seen: set[int] = set()
     asked = handed = 0
+    page_size = plan.layout.page_size
     for request in requests:
         hit = fleet.serve(request)
         served.by_request.append(hit)
@@ -129,9 +144,11 @@ def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], wat
         served.seen_pages.append(
             min(plan.whole_pages(_blocks_seen(request, seen) * request.block_tokens), served.pages[-1])
         )
-        asked += served.pages[-1]
-        handed += hit.total
-        served.hit_tokens.append(min(hit.total * plan.layout.page_size, request.input_length))
+        length = request.input_length
+        tokens = TokenUse(length, min(served.seen_pages[-1] * page_size, length), hit.tokens(page_size, length))
+        served.tokens.append(tokens)
+        asked += tokens.asked
+        handed += tokens.hits.total
         watch(len(served.by_request), handed / asked if asked else 0.0)
     fleet.wait_all()
     return served
@@ -189,7 +206,9 @@ def _series(requests: Sequence[TraceRequest], served: _Served) -> tuple[TimeSeri
         end = min(start + step, len(requests))
         last = requests[end - 1].timestamp
         asked, seen = sum(served.pages[start:end]), sum(served.seen_pages[start:end])
-        windows.append(TimeSeriesPoint(start, end, last, asked, seen, sum(served.by_request[start:end], Hits())))
+        hits = sum(served.by_request[start:end], Hits())
+        tokens = sum(served.tokens[start:end], TokenUse())
+        windows.append(TimeSeriesPoint(start, end, last, asked, seen, hits, tokens))
     return tuple(windows)
 
 

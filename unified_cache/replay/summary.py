@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.replay.machine import PLAIN_CORE
 from unified_cache.replay.result import ReplayResult
+from unified_cache.replay.trace import BLOCK_TOKENS
 
 __all__ = [
     "COLUMNS",
@@ -25,7 +26,7 @@ __all__ = [
     "verdict",
 ]
 
-COLUMNS = ("tier", "pages or cap", "hit blocks", "hit ratio", "share", "bytes in", "bytes out")
+COLUMNS = ("tier", "pages or cap", "hit tokens", "hit ratio", "share", "bytes in", "bytes out")
 """Of ``tier_rows``; the first is text, the others are numbers."""
 
 COMPONENT_COLUMNS = ("tier", "component", "pages", "bytes", "hit pages", "hit bytes", "share")
@@ -52,16 +53,16 @@ def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
         "host": (f"{host_pages:,}", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
         "storage": (capacity, moved["store"], moved["prefetch"]),
     }
-    hit_blocks = result.hit_blocks()
+    hits, ratios = result.tokens.hits, result.tokens.ratios()
     rows: list[tuple[str, ...]] = []
     for tier in present_tiers(result):
         pages, in_bytes, out_bytes = tiers[tier]
-        share = hit_blocks[tier] / sum(hit_blocks.values()) if result.hits.total else 0.0
-        ratio = hit_blocks[tier] / result.blocks if result.blocks else 0.0
-        cells = (_number(hit_blocks[tier]), f"{ratio:.2%}", f"{share:.1%}")
+        tokens = hits.by_tier()[tier]
+        share = tokens / hits.total if hits.total else 0.0
+        cells = (f"{tokens:,}", f"{ratios[tier]:.2%}", f"{share:.1%}")
         rows.append((tier, pages, *cells, bytes_text(in_bytes), bytes_text(out_bytes)))
-    total = (_number(sum(hit_blocks.values())), f"{result.block_hit_ratio:.2%}")
-    rows.append(("all", "", *total, f"{min(1, result.hits.total):.1%}", "", ""))
+    total = (f"{hits.total:,}", f"{result.token_hit_ratio:.2%}")
+    rows.append(("all", "", *total, f"{min(1, hits.total):.1%}", "", ""))
     return rows
 
 
@@ -90,7 +91,7 @@ def miss_rows(result: ReplayResult) -> list[tuple[str, ...]]:
         (reason.text, reason.component, tokens, tokens / missed.total) for reason, tokens in missed.by_reason.items()
     ]
     rows.append(("all", "", missed.total, 1.0))
-    asked = result.input_tokens
+    asked = result.tokens.asked
     return [(text, name, f"{count:,}", f"{share:.1%}", f"{count / asked:.2%}") for text, name, count, share in rows]
 
 
@@ -109,17 +110,17 @@ def regret_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     What was handed back and a reference would not have had is taken off below; none where there are no references.
     """
     references = result.references
-    if references is None or not result.input_tokens:
+    if references is None or not result.tokens.asked:
         return []
     both = (references.lru, references.clairvoyant)
     reasons = sorted({*both[0].regret, *both[1].regret}, key=lambda each: -both[1].regret.get(each, 0))
 
     def cells(counts: Iterable[int]) -> list[str]:
-        return [text for count in counts for text in (f"{count:,}", f"{count / result.input_tokens:.2%}")]
+        return [text for count in counts for text in (f"{count:,}", f"{count / result.tokens.asked:.2%}")]
 
     rows = [(each.text, each.component, *cells(one.regret.get(each, 0) for one in both)) for each in reasons]
     rows.append(("handed back, and not by these", "", *cells(-one.gained_tokens for one in both)))
-    rows.append(("all", "", *cells(one.hit_tokens - result.hit_tokens for one in both)))
+    rows.append(("all", "", *cells(one.hit_tokens - result.tokens.hits.total for one in both)))
     return rows
 
 
@@ -149,15 +150,14 @@ def _number(count: float) -> str:
 
 
 def headline(result: ReplayResult) -> str:
-    """Say in one sentence what share of the blocks came from where, of how much at most, and what brought nothing."""
-    hit, seen = f"{result.block_hit_ratio:.2%}", f"{result.seen_ratio:.2%}"
+    """Say in one sentence what share of the tokens came from where, of how much at most, and what brought nothing."""
+    hit, seen = f"{result.token_hit_ratio:.2%}", f"{result.tokens.seen_ratio:.2%}"
     most = "all that had been asked for before" if hit == seen else f"{seen} had been asked for before"
-    hit_blocks = result.hit_blocks()
-    ratios = {tier: hit_blocks[tier] / result.blocks if result.blocks else 0.0 for tier in present_tiers(result)}
-    said = f"{hit} of the blocks asked for were handed back; {most}."
+    ratios = {tier: result.tokens.ratios()[tier] for tier in present_tiers(result)}
+    said = f"{hit} of the tokens asked for were handed back; {most}."
     if len(ratios) > 1:
         tiers = ", ".join(f"{tier} {ratio:.2%}" for tier, ratio in ratios.items())
-        said = f"{hit} of the blocks asked for were handed back ({tiers}); {most}."
+        said = f"{hit} of the tokens asked for were handed back ({tiers}); {most}."
     idle = " and ".join(tier for tier, ratio in ratios.items() if not ratio)
     if idle:
         said = f"{said.removesuffix('.')}; {idle} brought nothing."
@@ -181,18 +181,17 @@ def spare_rows(result: ReplayResult) -> list[str]:
 def verdict(result: ReplayResult) -> list[str]:
     """Say in a few lines how much was asked for, how fast it went, and whether every byte was right."""
     lines = [
-        f"{result.requests:,} requests, {_number(result.blocks)} blocks in {result.seconds:.1f} s: "
+        f"{result.requests:,} requests, {result.tokens.asked:,} tokens in {result.seconds:.1f} s: "
         f"{result.requests_per_s:,.0f} requests/s",
-        f"{result.token_hit_ratio:.2%} of the tokens; a cache that never evicts, empty at first: "
-        f"{result.seen_ratio:.2%} of the blocks",
+        f"{result.block_hit_ratio:.2%} of {_number(result.blocks)} blocks of {BLOCK_TOKENS} tokens; "
+        f"a cache that never evicts: {result.seen_ratio:.2%}",
     ]
     if result.references is not None:
         lines.append(reference_text(result))
-    apart = result.block_hit_ratio_apart
-    if apart is not None:
+    if result.apart is not None:
         lines.append(
-            f"{result.settings.plan.engines} engines over one store: hit ratio {result.block_hit_ratio:.2%}; "
-            f"over private stores of the same total size: {apart:.2%}"
+            f"{result.settings.plan.engines} engines over one store: hit ratio {result.token_hit_ratio:.2%}; "
+            f"over private stores of the same total size: {result.apart.tokens.hit_ratio:.2%}"
         )
     if result.settings.plan.with_bytes:
         lines.append(

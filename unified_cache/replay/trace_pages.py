@@ -131,6 +131,20 @@ class TracePages:
             self.output_tokens,
         )
 
+    def dealt_to(self, number: int, count: int) -> "TracePages":
+        """Return the requests of one of ``count`` engines that take them in turn; every engine has one."""
+        mine = slice(number, None, count)
+        counts = self.pages_counts[mine]
+        return TracePages(
+            self.page_size,
+            _starts(counts),
+            self.numbers[_joined_ranges(self.starts[:-1][mine], counts)],
+            self.distinct_count,
+            self.times_s[mine],
+            self.input_tokens[mine],
+            self.output_tokens[mine],
+        )
+
     def requests_of_pages(self) -> Numbers:
         """Return the request of every page asked for, shape (pages asked for,)."""
         return np.repeat(np.arange(self.requests_count, dtype=np.int32), self.pages_counts)

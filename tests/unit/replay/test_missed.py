@@ -70,9 +70,9 @@ def test_every_missed_token_is_counted_once_and_hits_stay_as_they_are(settings: 
     requests = sessions(12, 4)
     result = run(requests, settings)
     missed = missed_of(result)
-    assert missed.total == result.input_tokens - result.hit_tokens
+    assert missed.total == result.tokens.asked - result.tokens.hits.total
     assert len(missed.series) == len(missed.asked) == len(result.series)
-    assert sum(missed.asked) == result.input_tokens
+    assert sum(missed.asked) == result.tokens.asked
     for reason, tokens in missed.by_reason.items():
         assert tokens == sum(window.get(reason, 0) for window in missed.series) > 0
     assert run(requests, dataclasses.replace(settings, explains=False)).hits == result.hits

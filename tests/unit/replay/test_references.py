@@ -39,7 +39,7 @@ def test_regret_and_gains_make_up_the_difference_and_nobody_passes_the_best(
     both = references_in(result)
     assert result.missed is not None
     for reference in (both.lru, both.clairvoyant):
-        assert reference.regret_tokens - reference.gained_tokens == reference.hit_tokens - result.hit_tokens
+        assert reference.regret_tokens - reference.gained_tokens == reference.hit_tokens - result.tokens.hits.total
         assert sum(reference.series) == reference.hit_pages
         assert len(reference.series) == len(result.series)
         for reason, tokens in reference.regret.items():
@@ -53,13 +53,13 @@ def test_what_lru_would_have_is_what_lru_has(name: str) -> None:
     result = run(sessions(12, 4), settings)
     lru = references_in(result).lru
     assert list(lru.series) == [point.hits.total for point in result.series]
-    assert (lru.hit_tokens, lru.regret, lru.gained_tokens) == (result.hit_tokens, {}, 0)
+    assert (lru.hit_tokens, lru.regret, lru.gained_tokens) == (result.tokens.hits.total, {}, 0)
 
 
 def test_the_engines_of_a_replay_are_held_against_one_cache_each() -> None:
     result = run(sessions(12, 4), dataclasses.replace(ALONE, engines=3))
     lru = references_in(result).lru
-    assert (lru.hit_tokens, lru.regret) == (result.hit_tokens, {})
+    assert (lru.hit_tokens, lru.regret) == (result.tokens.hits.total, {})
     assert "of each engine" in reference_text(result)
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_compared_has_no_references(monkeypatch: pytest.MonkeyPat
 def test_requests_are_compared_in_the_order_in_which_they_were_served() -> None:
     requests = [dataclasses.replace(request, timestamp=-number) for number, request in enumerate(sessions(12, 3))]
     result = run(requests, ALONE)
-    assert references_in(result).lru.hit_tokens == result.hit_tokens
+    assert references_in(result).lru.hit_tokens == result.tokens.hits.total
 
 
 def test_the_page_shows_lru_and_the_best_over_the_run_and_the_regret() -> None:

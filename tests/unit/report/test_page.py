@@ -34,7 +34,7 @@ BARS = BarChart("Bytes moved", Unit.BYTES, ["backup", HOSTILE], [Series("bytes",
 def page() -> Page:
     return Page(
         title=f"Replay of {HOSTILE}",
-        headline="36.64% of the blocks asked for were handed back.",
+        headline="36.64% of the tokens asked for were handed back.",
         lead="10 requests.",
         alarm="",
         charts=[BANDS, BARS, SIZES],
