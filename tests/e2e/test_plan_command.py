@@ -20,6 +20,7 @@ from unified_cache.replay.policies import ReplayPolicies
 
 GIB = 1 << 30
 BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
+ONE = ("--sweep", "device=8GiB", "--sweep", "host=0,32GiB", "--sweep", "storage=0")
 SWEEP = ("--sweep", "device=4GiB,8GiB", "--sweep", "host=0..32GiB:3", "--sweep", "storage=0,64GiB")
 MODEL = PlannedModel(
     "deepseek-v4-flash", size_preset("deepseek-v4-flash", page_size=256), Retention(), ReplayPolicies(), devices=8
@@ -55,6 +56,31 @@ def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> Non
         assert len(chart["position_labels"]) == len(chart["positions"])
         circles = {round(chart["positions"][number] * GIB) for number in chart["marked"]}
         assert circles == {found["knees"][tier], found["best"][f"{tier}_bytes"]}
+
+
+def test_a_plan_of_several_engines_is_what_replays_of_them_say() -> None:
+    said = ask(
+        *("plan", BUNDLED, "--limit", "200", "--model", "llama-3.1-8b", "--engines", "3", "--check", "2", "--json"),
+        *("--sweep", "device=8GiB,16GiB", "--sweep", "host=0,32GiB", "--sweep", "storage=0,64GiB"),
+    )
+    assert said.status == 0, said.err
+    found = json.loads(said.out)
+    assert found["engines"] == 3
+    for checked in found["checked"]:
+        assert checked["planned"] == pytest.approx(checked["replayed"], abs=1e-9)
+    alone, several = (
+        {each["host_bytes"]: each["price_per_hour"] for each in json.loads(shown)["combinations"]}
+        for shown in (
+            ask("plan", BUNDLED, "--limit", "50", "--model", "llama-3.1-8b", *ONE, "--json").out,
+            ask("plan", BUNDLED, "--limit", "50", "--model", "llama-3.1-8b", *ONE, "--engines", "3", "--json").out,
+        )
+    )
+    assert {host: 3 * price for host, price in alone.items()} == pytest.approx(several)
+
+
+def test_several_engines_of_a_model_with_windows_are_refused_before_the_trace_is_read() -> None:
+    said = ask("plan", "nowhere.jsonl", "--model", "gpt-oss-120b", "--engines", "2")
+    assert (said.status, "replay --engines" in said.err) == (2, True)
 
 
 def test_a_plan_for_another_policy_says_what_it_replayed_and_what_it_leaves_open() -> None:

@@ -63,6 +63,7 @@ class PlanCommand:
     trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
     model: Annotated[str | None, setting_option(PlanChoices, "model", "MODEL")] = None
     devices: Annotated[int | None, setting_option(PlanChoices, "devices")] = None
+    engines: Annotated[int | None, setting_option(PlanChoices, "engines", "N")] = None
     sweep: Annotated[list[str] | None, setting_option(PlanChoices, "sweep", "TIER=SIZES")] = None
     hardware: Annotated[str | None, setting_option(PlanChoices, "hardware", "NAME|FILE")] = None
     active_parameters: Annotated[float | None, setting_option(PlanChoices, "active_parameters", "N")] = None
@@ -103,6 +104,7 @@ class PlanCommand:
             choices.retention,
             ReplayPolicies.evicting(choices.eviction),
             choices.devices,
+            choices.engines,
         )
         hardware = _hardware(choices)
         sweep = combinations(parse_sweeps(choices.sweep))
@@ -130,6 +132,7 @@ class PlanCommand:
             {
                 "model": self.model,
                 "devices": self.devices,
+                "engines": self.engines,
                 "sweep": self.sweep or None,
                 "hardware": self.hardware,
                 "active_parameters": self.active_parameters,

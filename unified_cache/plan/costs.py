@@ -34,9 +34,9 @@ class Costs:
     ttft_p90_s: float
     ttft_p99_s: float
     prefill_hours_saved: float
-    """Hours of the whole engine over the trace."""
+    """Hours of a whole engine over the trace, of all engines together."""
     prefill_share: float
-    """Part of the trace's time in which the engine computes prompts; above 1 it cannot keep up."""
+    """Part of the trace's time in which an engine computes prompts, of several the mean; above 1 it cannot keep up."""
     bus_share: float
     """The same of the bus to the devices."""
     storage_share: float
@@ -62,20 +62,22 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class PricedSystem:
-    """An engine of several devices of one kind."""
+    """Engines of several devices of one kind."""
 
     hardware: Hardware
     devices: int
     is_replicated: bool
     """Whether each device loads all of a page, or its part."""
+    engines: int = 1
+    """Engines that take the requests in turn; each has queues of its own."""
 
     @classmethod
     def of(cls, model: PlannedModel, hardware: Hardware) -> "PricedSystem":
         """Take a model's devices."""
-        return cls(hardware, model.devices, model.is_replicated)
+        return cls(hardware, model.devices, model.is_replicated, model.engines)
 
     def price_per_hour(self, sizes: TierBytes, drive_life_years: float | None = None) -> float:
-        """Return what an hour of the engine costs with host memory and storage of these sizes.
+        """Return what an hour of all engines costs with host memory of these sizes each, and storage.
 
         Drives that are worn before they are paid for cost as much more as they last less.
         """
@@ -83,17 +85,22 @@ class PricedSystem:
         memory = sizes.host / GIB * hardware.host_price_per_gib_month
         worn = 1.0 if drive_life_years is None else max(1.0, PAID_YEARS / drive_life_years)
         storage = sizes.storage / GIB * hardware.storage_price_per_gib_month * worn
-        return self.devices * hardware.device_price_per_hour + (memory + storage) / MONTH_HOURS
+        engine = self.devices * hardware.device_price_per_hour + memory / MONTH_HOURS
+        return self.engines * engine + storage / MONTH_HOURS
 
     def costs(self, trace: TracePages, ends: TierEnds, sizes: TierBytes) -> Costs:
         """Follow every request of a trace through the queues."""
         hardware = self.hardware
         whole_s = self._prefill_s(trace.input_tokens)
         storage_s, bus_s, prefill_s = self._work(trace, ends, whole_s)
-        ready_s = queue_ends(trace.times_s, storage_s)
-        ready_s = queue_ends(ready_s, bus_s)
-        ttft_s = queue_ends(ready_s, prefill_s) - trace.times_s
+        ready_s = trace.times_s.copy()
+        for number in range(self.engines):
+            mine = slice(number, None, self.engines)
+            for work_s in (storage_s, bus_s, prefill_s):
+                ready_s[mine] = queue_ends(ready_s[mine], work_s[mine])
+        ttft_s = ready_s - trace.times_s
         span_s = max(float(trace.times_s[-1] - trace.times_s[0]), 1.0)
+        engines_s = span_s * self.engines
         computed_hours = float(prefill_s.sum()) / 3600
         written_per_day = ends.moved.written / span_s * DAY_S
         life = None
@@ -106,11 +113,14 @@ class PricedSystem:
             ttft_p90_s=p90,
             ttft_p99_s=p99,
             prefill_hours_saved=float((whole_s - prefill_s).sum()) / 3600,
-            prefill_share=float(prefill_s.sum()) / span_s,
-            bus_share=float(bus_s.sum()) / span_s,
-            storage_share=float(storage_s.sum()) / span_s,
+            prefill_share=float(prefill_s.sum()) / engines_s,
+            bus_share=float(bus_s.sum()) / engines_s,
+            storage_share=float(storage_s.sum()) / engines_s,
             price_per_hour=price,
-            cost_per_million_tokens=price * computed_hours / (float(trace.input_tokens.sum()) / TOKENS_UNIT),
+            cost_per_million_tokens=price
+            * computed_hours
+            / self.engines
+            / (float(trace.input_tokens.sum()) / TOKENS_UNIT),
             loaded_bytes=int(np.rint(bus_s.sum() * self._bus_bytes_per_s)),
             fetched_bytes=int(np.rint(storage_s.sum() * hardware.storage_read_bytes_per_s)),
             written_bytes=ends.moved.written,

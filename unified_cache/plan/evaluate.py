@@ -104,12 +104,13 @@ class Evaluator:
         ends = self._hits.ends(model.settings(sizes).plan)
         device, host, storage = (trace.token_ratio(each) for each in (ends.device, ends.host, ends.storage))
         on_devices = sizes.device * (1 if model.is_replicated else model.devices)
+        total_bytes = (on_devices + sizes.host) * model.engines + sizes.storage
         return PlanPoint(
             sizes=sizes,
             tier_ratios=(device, host - device, storage - host),
             error=_error(trace, ends),
             open_ratio=trace.token_ratio(ends.at_most) - storage,
-            bound_ratio=self._bound.ratio(on_devices + sizes.host + sizes.storage),
+            bound_ratio=self._bound.ratio(total_bytes),
             costs=self._priced.costs(trace, ends, sizes),
         )
 

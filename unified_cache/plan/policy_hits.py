@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.errors import ConfigError
 from unified_cache.plan.tier_hits import LruHits, TierEnds
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.policies import ReplayPolicies
@@ -102,7 +103,7 @@ class PolicyHits:
         """
         by_memory = {self._place(plan): plan for plan in plans}
         for plan in by_memory.values():
-            self._lru.check_trace(plan)
+            self._check(plan)
         memories = sorted(by_memory)
         brackets = Brackets(np.array(memories), self._gap_max)
         while (chosen := brackets.next_place()) is not None and brackets.known_count < REPLAYS_MAX:
@@ -119,13 +120,18 @@ class PolicyHits:
         Raises:
             ConfigError: the plan has other pages than the trace, or several engines.
         """
-        self._lru.check_trace(plan)
+        self._check(plan)
         device_ends, memory_ends, at_most = self._told(self._place(plan), plan)
         under_lru = replace(plan, policies=ReplayPolicies())
         told = self._lru.with_storage(under_lru, device_ends, memory_ends)
         if plan.storage is not None:
             at_most = np.maximum(at_most, self._lru.stored_at_most(under_lru))
         return replace(told, at_most=np.maximum(told.storage, at_most))
+
+    def _check(self, plan: ReplayPlan) -> None:
+        self._lru.check_trace(plan)
+        if plan.engines > 1:
+            raise ConfigError(f"a plan for policies without a stack is that of one engine, found {plan.engines}")
 
     def _told(self, memory: Place, plan: ReplayPlan) -> tuple[Counts, Counts, Counts]:
         """Return the ends on the device, those with host memory, and those that there may be at most."""

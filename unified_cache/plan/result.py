@@ -115,7 +115,8 @@ class PlanResult:
         best = self.best
         sizes = best.sizes
         parts = [f"{bytes_text(sizes.device)} of each device"]
-        parts.append(f"{bytes_text(sizes.host)} of host memory" if sizes.host else "no host memory")
+        of_each = " of each engine" if self.model.engines > 1 else ""
+        parts.append(f"{bytes_text(sizes.host)} of host memory{of_each}" if sizes.host else "no host memory")
         parts.append(f"{bytes_text(sizes.storage)} of storage" if sizes.storage else "no storage")
         ratio = f"{best.hit_ratio:.1%} of the tokens would be handed back (± {best.uncertainty:.1%})"
         cost = f"{best.costs.cost_per_million_tokens:.3g} per million tokens of prompts"
@@ -129,6 +130,7 @@ class PlanResult:
             "trace": self.trace,
             "model": self.model.name,
             "devices": self.model.devices,
+            "engines": self.model.engines,
             "retention": asdict(self.model.retention),
             "page_size": self.model.sized.layout.page_size,
             "requests": self.requests,

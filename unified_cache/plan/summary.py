@@ -75,6 +75,7 @@ def setting_pairs(result: PlanResult) -> list[tuple[str, str]]:
         ("trace", result.trace),
         ("model", model.name),
         ("devices", f"{model.devices}, each with all of a page" if model.is_replicated else f"{model.devices}"),
+        ("engines", f"{model.engines}" + (", in turn, over one store" if model.engines > 1 else "")),
         ("page", page),
         ("resumable at", kept),
         *model.policies.rows(),

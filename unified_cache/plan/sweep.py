@@ -29,7 +29,7 @@ _SWEEP = re.compile(r"(device|host|storage)=([^:]+?)(?::([0-9]{1,4}))?")
 
 @dataclass(frozen=True, slots=True, order=True)
 class TierBytes:
-    """True bytes of each tier; 0 for no host memory, and for no storage."""
+    """True bytes of each tier, of each engine but for storage; 0 for no host memory, and for no storage."""
 
     device: int
     host: int
@@ -51,10 +51,17 @@ class PlannedModel:
     policies: ReplayPolicies
     devices: int = 1
     """Ranks of one engine, which hold a prompt's pages together, or each all of them."""
+    engines: int = 1
+    """Engines that take the requests in turn, each with devices and host memory of its own, over one store."""
 
     def __post_init__(self) -> None:
         if self.devices < 1:
             raise ConfigError(f"devices must be at least 1, found {self.devices}")
+        if self.engines > 1 and not (self.has_stack and len(self.sized.layout.components) == 1):
+            raise ConfigError(
+                f"several engines are planned for full attention and lru alone, found {self.engines}: "
+                f"replay --engines runs others, one combination at a time"
+            )
 
     @property
     def is_replicated(self) -> bool:
@@ -82,6 +89,7 @@ class PlannedModel:
             storage_bytes=sizes.storage or None,
             with_bytes=False,
             policies=self.policies,
+            engines=self.engines,
         )
 
 

@@ -1,6 +1,6 @@
 """Hits of one combination of tier sizes: for each request how far its prompt could be resumed, tier by tier."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -104,6 +104,8 @@ class LruHits:
         """``trace`` has pages of the size that the plans have which are asked about."""
         self._trace = trace
         self._passes: dict[int, TracePass] = {}
+        self._engines: dict[int, list[LruHits]] = {}
+        """By the number of engines: what each of them serves."""
 
     @property
     def trace(self) -> TracePages:
@@ -114,9 +116,12 @@ class LruHits:
         """Return the hits under a plan.
 
         Raises:
-            ConfigError: the plan has other pages, evicts or writes by another rule, or has several engines.
+            ConfigError: the plan has other pages, evicts or writes by another rule, or has several engines for a model
+                with windows or states.
         """
         self._check(plan)
+        if plan.engines > 1:
+            return self._several_ends(plan)
         device, host = plan.device_pages, plan.host_pages
         memory = tuple(max(pair) for pair in zip(device, host, strict=True))
         seen = self._pass(plan, device[0])
@@ -138,8 +143,32 @@ class LruHits:
         total_ends = memory_ends
         if plan.storage is not None:
             total_ends = np.maximum(memory_ends, self._stored_ends(plan, memory, memory[0]))
+        # A tier holds as much of Full as under lru, but at least what is resumed from it.
+        device_full = np.maximum(device_ends, self._pass(plan, plan.device_pages[0]).stack.ends(plan.device_pages[0]))
+        memory_full = np.maximum(memory_ends, self._pass(plan, plan.device_pages[0]).stack.ends(memory[0]))
         ends = (device_ends, memory_ends, total_ends)
-        return TierEnds(*ends, total_ends, self._moved(plan, memory, ends))
+        return TierEnds(*ends, total_ends, self._moved(plan, ends, (device_full, memory_full)))
+
+    def _several_ends(self, plan: ReplayPlan) -> TierEnds:
+        """Return the hits of full attention in engines that take the requests in turn, over one store.
+
+        Each has a stack of its own. All of them give the store whatever they serve: it has one stack, of all requests.
+        """
+        count = plan.engines
+        if count not in self._engines:
+            shares = range(min(count, self.trace.requests_count))
+            self._engines[count] = [LruHits(self.trace.dealt_to(number, count)) for number in shares]
+        alone = replace(plan, engines=1, storage=None, storage_bytes=None)
+        device_ends, memory_ends = np.zeros((2, self.trace.requests_count), np.int64)
+        for number, share in enumerate(self._engines[count]):
+            ends = share.ends(alone)
+            device_ends[number::count], memory_ends[number::count] = ends.device, ends.host
+        total_ends = memory_ends
+        if plan.storage is not None:
+            memory = (max(plan.device_pages[0], plan.host_pages[0]),)
+            total_ends = np.maximum(memory_ends, self._stored_ends(plan, memory, memory[0]))
+        all_ends = (device_ends, memory_ends, total_ends)
+        return TierEnds(*all_ends, total_ends, self._moved(plan, all_ends, (device_ends, memory_ends)))
 
     def stored_at_most(self, plan: ReplayPlan) -> Counts:
         """Return how far prompts could be resumed from storage if memory knew every place where prompts have parted.
@@ -153,7 +182,7 @@ class LruHits:
         """Refuse a plan that this trace does not answer for, whatever it evicts.
 
         Raises:
-            ConfigError: it has other pages, backs up at other times, or has several engines.
+            ConfigError: it has other pages, or backs up at other times.
         """
         if plan.layout.page_size != self.trace.page_size:
             raise ConfigError(
@@ -163,11 +192,13 @@ class LruHits:
             raise ConfigError(
                 f"a plan backs prompts up once served, found the write policy {plan.policies.write.value}"
             )
-        if plan.engines != 1:
-            raise ConfigError(f"a plan is that of one engine, found {plan.engines}")
 
     def _check(self, plan: ReplayPlan) -> None:
         self.check_trace(plan)
+        if plan.engines > 1 and len(plan.layout.components) > 1:
+            raise ConfigError(
+                f"a plan for windows or states is that of one engine, found {plan.engines}: replay --engines runs them"
+            )
         policies = plan.policies
         if {policies.device, policies.host} != {EvictionPolicy.LRU}:
             raise ConfigError(
@@ -195,13 +226,13 @@ class LruHits:
             ok &= in_memory | (points.store_lanes[lane] < store_bytes)
         return _last(points, ok)
 
-    def _moved(self, plan: ReplayPlan, memory: tuple[int, ...], ends: tuple[Counts, Counts, Counts]) -> Moved:
+    def _moved(self, plan: ReplayPlan, ends: tuple[Counts, Counts, Counts], full: tuple[Counts, Counts]) -> Moved:
         """Count what is copied and read where every hit is used; Full as far as a tier lacks it, windows whole.
 
-        A tier holds as much of Full as under lru, but at least what is resumed from it.
+        ``full`` is how many pages of Full the device and all of memory hold of each prompt.
         """
         device_ends, memory_ends, total_ends = ends
-        stack = self._pass(plan, plan.device_pages[0]).stack
+        device_full, memory_full = full
         full_bytes, *others = (component_bytes(each) for each in plan.true_layout.components)
         spans = [each.span for each in plan.true_layout.components[1:]]
 
@@ -211,12 +242,11 @@ class LruHits:
                 missing += np.where(target > held, np.minimum(target, span), 0) * page_bytes
             return missing
 
-        held_on_device = np.maximum(device_ends, stack.ends(plan.device_pages[0]))
-        from_host = bytes_for(memory_ends, held_on_device, device_ends)
+        from_host = bytes_for(memory_ends, device_full, device_ends)
         if plan.storage is None:
             return Moved(from_host, from_host, np.zeros_like(from_host), 0)
-        loaded = bytes_for(total_ends, held_on_device, device_ends)
-        fetched = bytes_for(total_ends, np.maximum(memory_ends, stack.ends(memory[0])), memory_ends)
+        loaded = bytes_for(total_ends, device_full, device_ends)
+        fetched = bytes_for(total_ends, memory_full, memory_ends)
         store_pages = self._store_bytes(plan) // _stored_bytes(plan)[0]
         cut = min(plan.device_pages[0], plan.host_pages[0])
         stored_before = self._pass(plan, cut).stack.hit_pages(min(store_pages, NEVER))

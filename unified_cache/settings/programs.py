@@ -76,6 +76,8 @@ class PlanChoices(Section):
     """Tokens per page; the model's usual if unset."""
     devices: Count = 1
     """Devices of one engine, each of the size swept."""
+    engines: Count = 1
+    """Engines that take the requests in turn, each with memory of these sizes, over one store; full attention alone."""
     sweep: Texts = ()
     """Sizes of ``device``, ``host`` or ``storage``: ``TIER=FROM..TO``, ``TIER=FROM..TO:STEPS``, or ``TIER=`` a list;
     else ``device=16GiB..64GiB``, ``host=0..2TiB`` and ``storage=0..20TiB``."""

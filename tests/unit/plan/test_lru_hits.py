@@ -10,10 +10,13 @@ from unified_cache.components.layouts import size_preset
 from unified_cache.config import EvictionPolicy, Retention
 from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
 from unified_cache.errors import ConfigError, TraceError
+from unified_cache.plan.resume_points import NEVER
 from unified_cache.plan.tier_hits import BATCH_OBJECTS, LruHits
+from unified_cache.replay.clairvoyant import FutureUses
 from unified_cache.replay.lru_stack import LruStack
 from unified_cache.replay.model_settings import ModelSettings
 from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.result import Hits
 from unified_cache.replay.runner import replay
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
@@ -28,6 +31,20 @@ def replayed(requests: list[TraceRequest], settings: ReplaySettings | ModelSetti
     return replay("made up", requests, settings, lambda _done, _ratio: None).hits.by_tier()
 
 
+def settings_of(
+    page_size: int, device_pages: int, host_pages: int, stored_pages: int | None, engines: int = 1
+) -> ReplaySettings:
+    return ReplaySettings(
+        page_size=page_size,
+        device_pages=device_pages,
+        host_pages=host_pages,
+        storage=None if stored_pages is None else "memory:",
+        storage_bytes=None if stored_pages is None else stored_pages * (4096 + HEADER_BYTES),
+        with_bytes=False,
+        engines=engines,
+    )
+
+
 @pytest.mark.parametrize("page_size", [128, 512, 1024])
 @pytest.mark.parametrize(
     ("device_pages", "host_pages", "stored_pages"),
@@ -37,14 +54,28 @@ def test_full_attention_is_exact_on_every_tier(
     page_size: int, device_pages: int, host_pages: int, stored_pages: int | None
 ) -> None:
     requests = conversations(seed=page_size + device_pages, count=80, sessions=9)
-    settings = ReplaySettings(
-        page_size=page_size,
-        device_pages=device_pages,
-        host_pages=host_pages,
-        storage=None if stored_pages is None else "memory:",
-        storage_bytes=None if stored_pages is None else stored_pages * (4096 + HEADER_BYTES),
-        with_bytes=False,
-    )
+    settings = settings_of(page_size, device_pages, host_pages, stored_pages)
+    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hit_pages()
+    assert told == replayed(requests, settings)
+
+
+@pytest.mark.parametrize("engines", [2, 3, 200])
+@pytest.mark.parametrize(
+    ("page_size", "device_pages", "host_pages", "stored_pages"),
+    [
+        (512, 40, 0, None),
+        (512, 60, 120, 400),
+        (128, 30, 100, 150),
+        (512, 20, 12, 90),
+        (512, 9, 40, 300),
+        (128, 60, 200, 700),
+    ],
+)
+def test_full_attention_of_several_engines_over_one_store_is_exact(
+    engines: int, page_size: int, device_pages: int, host_pages: int, stored_pages: int | None
+) -> None:
+    requests = conversations(seed=page_size + device_pages, count=120, sessions=9)
+    settings = settings_of(page_size, device_pages, host_pages, stored_pages, engines)
     told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hit_pages()
     assert told == replayed(requests, settings)
 
@@ -54,7 +85,11 @@ def test_tokens_are_counted_as_a_replay_counts_them() -> None:
     settings = ReplaySettings(page_size=128, device_pages=100, host_pages=400, with_bytes=False)
     trace = TracePages.of(requests, 128, padded=True)
     result = replay("made up", requests, settings, lambda _done, _ratio: None)
-    assert LruHits(trace).ends(settings.plan).token_hit_ratio(trace) == pytest.approx(result.token_hit_ratio)
+    ends = LruHits(trace).ends(settings.plan)
+    assert ends.token_hit_ratio(trace) == pytest.approx(result.token_hit_ratio)
+    device, host, total = (int(trace.tokens_of(each).sum()) for each in (ends.device, ends.host, ends.storage))
+    assert result.tokens.hits == Hits(device, host - device, total - host)
+    assert result.tokens.seen == int(trace.tokens_of(FutureUses.of(trace).ends(NEVER)).sum())
 
 
 @pytest.mark.parametrize(
@@ -108,8 +143,10 @@ def test_what_has_no_stack_is_refused() -> None:
     hits = LruHits(TracePages.of(conversations(1, 3, 1), 512, padded=True))
     with pytest.raises(ConfigError, match="lru"):
         hits.ends(ReplaySettings(policies=ReplayPolicies(device=EvictionPolicy.LFU), with_bytes=False).plan)
+    sized = size_preset("gpt-oss-120b", page_size=512)
+    windows = ModelSettings("gpt-oss-120b", sized, Retention(), 2 * GIB, 0, None, None, with_bytes=False, engines=4)
     with pytest.raises(ConfigError, match="found 4"):
-        hits.ends(ReplaySettings(engines=4, with_bytes=False).plan)
+        hits.ends(windows.plan)
     with pytest.raises(ConfigError, match="found 64"):
         hits.ends(ReplaySettings(page_size=64, with_bytes=False).plan)
 
