@@ -18,7 +18,7 @@ __all__ = [
     "miss_rows",
     "prefix_rows",
     "present_tiers",
-    "reference_text",
+    "reference_lines",
     "regret_rows",
     "setting_rows",
     "spare_rows",
@@ -124,19 +124,19 @@ def regret_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     return rows
 
 
-def reference_text(result: ReplayResult) -> str:
+def reference_lines(result: ReplayResult) -> list[str]:
     """Say what the references would have handed back, and with how much memory; empty where there are none."""
     references = result.references
     if references is None or not result.pages:
-        return ""
-    lru, best = references.lru, references.clairvoyant
-    alone = "" if len(result.components) == 1 else "; full attention alone, as if no window were ever short"
+        return []
     each = " of each engine" if len(result.engines) > 1 else ""
-    return (
-        f"lru with {lru.capacity_pages:,} pages{each}, as many as the largest tier, would have handed back "
-        f"{lru.hit_pages / result.pages:.2%} of the blocks; who knows every later request, with the "
-        f"{best.capacity_pages:,} of all tiers, {best.hit_pages / result.pages:.2%}{alone}"
-    )
+    whole = " of full attention" if len(result.components) > 1 else ""
+    shown = (("lru", references.lru, "the largest tier"), ("at best", references.clairvoyant, "all tiers"))
+    return [
+        f"{name} with {reference.capacity_pages:,} pages{whole} ({tiers}{each}): "
+        f"{reference.hit_pages / result.pages:.2%} of the blocks"
+        for name, reference, tiers in shown
+    ]
 
 
 def present_tiers(result: ReplayResult) -> list[str]:
@@ -186,8 +186,7 @@ def verdict(result: ReplayResult) -> list[str]:
         f"{result.block_hit_ratio:.2%} of {_number(result.blocks)} blocks of {BLOCK_TOKENS} tokens; "
         f"a cache that never evicts: {result.seen_ratio:.2%}",
     ]
-    if result.references is not None:
-        lines.append(reference_text(result))
+    lines += reference_lines(result)
     if result.apart is not None:
         lines.append(
             f"{result.settings.plan.engines} engines over one store: hit ratio {result.token_hit_ratio:.2%}; "

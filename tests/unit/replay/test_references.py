@@ -13,7 +13,7 @@ from unified_cache.replay.references import References
 from unified_cache.replay.report import page_of
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.summary import reference_text, regret_rows
+from unified_cache.replay.summary import reference_lines, regret_rows
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.report.charts import BandChart
 
@@ -60,7 +60,7 @@ def test_the_engines_of_a_replay_are_held_against_one_cache_each() -> None:
     result = run(sessions(12, 4), dataclasses.replace(ALONE, engines=3))
     lru = references_in(result).lru
     assert (lru.hit_tokens, lru.regret) == (result.tokens.hits.total, {})
-    assert "of each engine" in reference_text(result)
+    assert all("of each engine" in line for line in reference_lines(result))
 
 
 def test_regret_names_what_the_policy_has_evicted() -> None:
@@ -89,7 +89,7 @@ def test_what_cannot_be_compared_has_no_references(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(references, "PAGES_MAX", 10)
     result = run(requests, ALONE)
     assert result.references is None, "too long a trace"
-    assert (regret_rows(result), reference_text(result)) == ([], "")
+    assert (regret_rows(result), reference_lines(result)) == ([], [])
 
 
 def test_requests_are_compared_in_the_order_in_which_they_were_served() -> None:
@@ -107,7 +107,8 @@ def test_the_page_shows_lru_and_the_best_over_the_run_and_the_regret() -> None:
     assert chart.bound.name == "best possible with 120 pages"
     assert all(best >= 0 for best in chart.bound.values)
     assert "Missed tokens that lru and the best policy would have had" in [table.title for table in page.tables]
-    assert any("lru with 90 pages, as many as the largest tier" in note for note in page.notes)
+    assert any(note.startswith("lru with 90 pages (the largest tier): ") for note in page.notes)
+    assert any(note.startswith("at best with 120 pages (all tiers): ") for note in page.notes)
     said = json.loads(json.dumps(result.as_json()))["references"]
     assert said.keys() == {"lru", "clairvoyant"}
     assert said["lru"]["capacity_pages"] == 90
