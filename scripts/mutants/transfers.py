@@ -8,8 +8,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "a page is complete when its first pool is",
         "controller/storage_tier.py",
-        "        if not present:\n            whole[number][index] = False",
-        "        if present:\n            whole[number][index] = True",
+        "answer is not Answer.STORED and answer is not Answer.HIT:",
+        "False:",
     ),
     Mutant(
         "pages that a hanging store may fill are given back",
