@@ -7,9 +7,10 @@
         computed                                                                         | from the end on |
 
 Of all ends at which the prompt can be resumed the one of the least sum is chosen. What a cache does by itself is to
-take the longest: another is chosen only where it gains more than the expectations may be wrong by.
+take the longest: another is chosen only where it gains more than the standard error of the difference.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,8 +31,8 @@ class ExpectedTimes:
     steps_s: Sequence[Floats]
     """By step, reading and copying: seconds for each end."""
     compute_s: Floats
-    spreads: Sequence[float]
-    """Relative error of each step, then of ``compute_s``."""
+    errors: Sequence[float]
+    """Relative standard error of each step, then of ``compute_s``; they are independent of each other."""
     left_s: float
     """Time until the deadline; the first of the steps must be over by then."""
 
@@ -55,9 +56,11 @@ def soonest(expected: ExpectedTimes) -> tuple[int, LeftAloneReason | None]:
     in_time[0] = True
     usual = int(np.flatnonzero(in_time)[-1])
     best = _least(np.where(in_time, total, np.inf))
-    doubt_s = sum(
-        spread * abs(float(times[usual] - times[best]))
-        for spread, times in zip(expected.spreads, (*expected.steps_s, expected.compute_s), strict=True)
+    doubt_s = math.hypot(
+        *(
+            error * float(times[usual] - times[best])
+            for error, times in zip(expected.errors, (*expected.steps_s, expected.compute_s), strict=True)
+        )
     )
     chosen = best if total[best] + doubt_s < total[usual] else usual
     if chosen == last:

@@ -37,7 +37,11 @@ ERROR_MIN = 5e-3
 """Relative error below which one thing says as much as another."""
 
 SPREAD_MIN = 0.02
-"""Relative error that a fit is said to have at least."""
+"""Relative error that one thing is said to have at least, by the median."""
+
+ERROR_BY_MEDIAN = 1.4826 * math.sqrt(math.pi / 2)
+"""Standard error of a fit to one thing by the median of absolute errors: a normal error's deviation by its median, and
+that of a middle of many by that of their mean."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,14 +52,14 @@ class FittedSeconds:
 
     weights: tuple[float, ...]
     """Seconds for one of each part."""
-    spread: float
-    """Relative error that half of the things timed lately exceeded, and more where there were few."""
+    error: float
+    """Relative standard error of what is expected: that of one thing by the root of how many were timed lately."""
     longest_s: float
     """Of the things timed lately."""
 
-    def spread_at(self, seconds: float) -> float:
+    def error_at(self, seconds: float) -> float:
         """Return the relative error of an estimate of ``seconds``: more, the further it is beyond what was timed."""
-        return self.spread * max(1.0, seconds / self.longest_s)
+        return self.error * max(1.0, seconds / self.longest_s)
 
 
 class RecentTimes:
@@ -127,8 +131,8 @@ def fit_of(parts: Floats, seconds: Floats) -> FittedSeconds:
         weights = _not_negative(relative.T @ weighted + ridge, weighted.sum(axis=0))
         importance = 1 / np.maximum(np.abs(relative @ weights - 1), ERROR_MIN)
     errors = np.abs(relative @ weights - 1)
-    spread = max(float(np.median(errors)), SPREAD_MIN) * (1 + KNOWN_MIN / len(seconds))
-    return FittedSeconds(tuple((weights / scale).tolist()), spread, float(seconds.max()))
+    error = ERROR_BY_MEDIAN * max(float(np.median(errors)), SPREAD_MIN) / math.sqrt(len(seconds))
+    return FittedSeconds(tuple((weights / scale).tolist()), error, float(seconds.max()))
 
 
 def _not_negative(matrix: Floats, right: Floats) -> Floats:

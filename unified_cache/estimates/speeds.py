@@ -183,8 +183,8 @@ class TransferSpeeds:
             _step_s(step, counts) for step, counts in zip(figures.steps, [*pages, candidates.copy_pages], strict=True)
         ]
         compute_s = self._compute_s(candidates, figures.prefill)
-        spreads = [*(step[-1] for step in figures.steps), figures.prefill[-1]]
-        expected = ExpectedTimes(steps_s, compute_s, spreads, figures.left_s)
+        errors = [*(step[-1] for step in figures.steps), figures.prefill[-1]]
+        expected = ExpectedTimes(steps_s, compute_s, errors, figures.left_s)
         chosen, reason = soonest(expected)
         if reason is None:
             return chosen, None
@@ -212,7 +212,7 @@ class TransferSpeeds:
             return [math.nan] * (len(self._page_bytes) + 2)
         begin_s, byte_s = fitted.weights
         step = [begin_s + byte_s * leg.in_flight_bytes, *(byte_s * size for size in self._page_bytes), 0.0]
-        step[-1] = fitted.spread_at(float(_step_s(step, pages)[-1]))
+        step[-1] = fitted.error_at(float(_step_s(step, pages)[-1]))
         return step
 
     def _prefill(self, candidates: Candidates) -> list[float]:
@@ -223,7 +223,7 @@ class TransferSpeeds:
         if fitted is None:
             return [math.nan] * (PREFILL_PARTS + 1)
         longest_s = self._compute_s(candidates, [*fitted.weights, 0.0])[0]
-        return [*fitted.weights, fitted.spread_at(float(longest_s))]
+        return [*fitted.weights, fitted.error_at(float(longest_s))]
 
     def _compute_s(self, candidates: Candidates, prefill: Sequence[float]) -> Floats:
         """Return by candidate the seconds that computing the rest of the prompt takes."""

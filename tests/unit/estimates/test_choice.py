@@ -18,9 +18,9 @@ def expectations(draw: st.DrawFn, *, doubt: bool = False) -> ExpectedTimes:
     count = draw(st.integers(1, 8))
     rising = st.lists(seconds, min_size=count - 1, max_size=count - 1)
     read, copy, compute = (np.array([0.0, *draw(rising)]) for _ in range(3))
-    spreads = [draw(st.floats(0, 2)) if doubt else 0.0 for _ in range(3)]
+    errors = [draw(st.floats(0, 2)) if doubt else 0.0 for _ in range(3)]
     left_s = draw(st.one_of(st.just(math.inf), seconds))
-    return ExpectedTimes([np.cumsum(read), np.cumsum(copy)], np.cumsum(compute)[::-1], spreads, left_s)
+    return ExpectedTimes([np.cumsum(read), np.cumsum(copy)], np.cumsum(compute)[::-1], errors, left_s)
 
 
 def total(expected: ExpectedTimes, number: int) -> float:
@@ -45,10 +45,10 @@ def test_it_differs_from_the_longest_in_time_only_for_a_gain_beyond_doubt(expect
     usual = in_time(expected)[-1]
     if chosen != usual:
         times = [*expected.steps_s, expected.compute_s]
-        doubt_s = sum(
-            spread * abs(float(each[usual] - each[chosen]))
-            for spread, each in zip(expected.spreads, times, strict=True)
-        )
+        apart_s = [
+            error * float(each[usual] - each[chosen]) for error, each in zip(expected.errors, times, strict=True)
+        ]
+        doubt_s = math.sqrt(sum(each * each for each in apart_s))
         assert total(expected, usual) - total(expected, chosen) > doubt_s * (1 - 1e-6)
 
 
@@ -64,7 +64,7 @@ def test_a_reason_is_told_exactly_where_something_is_left(expected: ExpectedTime
 def test_what_is_not_known_is_taken_for_worth_it(expected: ExpectedTimes, unknown: int) -> None:
     times = [*expected.steps_s, expected.compute_s]
     times[unknown] = np.full(len(expected.compute_s), math.nan)
-    assert soonest(ExpectedTimes(times[:2], times[2], expected.spreads, expected.left_s)) == (
+    assert soonest(ExpectedTimes(times[:2], times[2], expected.errors, expected.left_s)) == (
         len(expected.compute_s) - 1,
         None,
     )

@@ -93,10 +93,10 @@ def test_a_clock_that_stands_still_or_jumps_back_teaches_nothing(seconds: float)
 
 def test_doubt_grows_beyond_what_was_timed_and_shrinks_with_what_was() -> None:
     few, many = (noted(0.0, 1e-9, [MIB, 2 * MIB, 4 * MIB, 8 * MIB] * count) for count in (1, 8))
-    assert fitted(many).spread < fitted(few).spread
+    assert fitted(many).error < fitted(few).error
     longest_s = fitted(few).longest_s
-    assert fitted(few).spread_at(longest_s / 2) == fitted(few).spread
-    assert fitted(few).spread_at(longest_s * 10) == pytest.approx(10 * fitted(few).spread)
+    assert fitted(few).error_at(longest_s / 2) == fitted(few).error
+    assert fitted(few).error_at(longest_s * 10) == pytest.approx(10 * fitted(few).error)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.integers(1, 30_000), st.floats(0.5, 2)), min_size=4, max_size=40))
@@ -107,7 +107,7 @@ def test_no_part_is_ever_negative_and_every_figure_is_finite(requests: list[tupl
         times.note((1.0, count, end**2 - start**2), noise * (0.01 + 1e-4 * count + 1e-8 * (end**2 - start**2)))
     found = times.fitted
     if found is not None:
-        assert np.isfinite([*found.weights, found.spread]).all()
+        assert np.isfinite([*found.weights, found.error]).all()
         assert min(found.weights) >= 0
 
 
