@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 from queue import SimpleQueue
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, Thread, current_thread, main_thread
 from traceback import format_exception
 from typing import Protocol
 
@@ -85,6 +85,8 @@ class WorkRun:
         except CacheError as error:
             self.error = str(error)
         except BaseException as error:  # the edge: a panic of a native library is no Exception
+            if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                raise  # the system interrupts this thread alone, and then it is a caller's own
             self.error = f"{type(error).__name__}: {error}"
             # Not the error itself: whoever keeps what was logged would keep its frames, and with them the pages.
             logger.error("a store raised what it should not: %s", "".join(format_exception(error)))
@@ -147,7 +149,11 @@ class CallThreads:
                 self._changed.notify_all()
 
     def run_here(self, run: WorkRun) -> None:
-        """Do work on the caller's own thread, where every call of it returns by itself."""
+        """Do work on the caller's own thread, where every call of it returns by itself.
+
+        Raises:
+            KeyboardInterrupt: of the caller; the work has ended.
+        """
         with self._changed:
             if self._closed:
                 run.end = WorkEnd.CLOSED

@@ -142,6 +142,25 @@ def test_a_get_that_fails_leaves_no_view_of_the_rows(no_collection: None) -> Non
     store.close()
 
 
+def test_an_interrupt_of_the_caller_in_a_store_is_the_callers() -> None:
+    class InterruptedStore(MemoryStorage):
+        is_interrupted = True
+
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+            if self.is_interrupted:
+                raise KeyboardInterrupt  # as the system does, on the thread that it interrupts
+            return super().get(pages)
+
+    backend = InterruptedStore()
+    store, rows = opened(backend), EngineRows(1)
+    with pytest.raises(KeyboardInterrupt):
+        store.get(rows.pages([1]))
+    backend.is_interrupted = False
+    assert store.get(rows.pages([1])) == [Answer.MISS]
+    store.close()
+    rows.close()
+
+
 def test_close_waits_no_longer_than_it_was_told_for_a_caller_in_a_store() -> None:
     backend = ThreadNotingStore()
     store = opened(backend)
