@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 from queue import SimpleQueue
-from threading import Condition, Lock, Thread, current_thread, main_thread
+from threading import Condition, Lock, Thread
 from traceback import format_exception
 from typing import Protocol
 
@@ -53,7 +53,18 @@ class WorkEnd(Enum):
 class WorkRun:
     """One piece of work and how it ended."""
 
-    __slots__ = ("call", "end", "error", "guard", "is_begun", "is_withdrawn", "returned", "watch", "work")
+    __slots__ = (
+        "call",
+        "end",
+        "error",
+        "guard",
+        "is_begun",
+        "is_interrupted",
+        "is_withdrawn",
+        "returned",
+        "watch",
+        "work",
+    )
 
     def __init__(self, work: StoreWork, guard: StorageGuard) -> None:
         self.work: StoreWork | None = work
@@ -65,6 +76,8 @@ class WorkRun:
         self.call: CallInFlight | None = None
         """Call that may still read and write the landing memory of the work; None if there is none."""
         self.is_begun = False
+        self.is_interrupted = False
+        """Whether the thread that did the work was interrupted, which only a caller's own is."""
         self.is_withdrawn = False
         """Whether the caller has gone."""
         self.returned = Lock()
@@ -84,9 +97,10 @@ class WorkRun:
             self.call = error.call
         except CacheError as error:
             self.error = str(error)
+        except KeyboardInterrupt:
+            self.error = "interrupted"
+            self.is_interrupted = True
         except BaseException as error:  # the edge: a panic of a native library is no Exception
-            if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
-                raise  # the system interrupts this thread alone, and then it is a caller's own
             self.error = f"{type(error).__name__}: {error}"
             # Not the error itself: whoever keeps what was logged would keep its frames, and with them the pages.
             logger.error("a store raised what it should not: %s", "".join(format_exception(error)))
@@ -165,6 +179,8 @@ class CallThreads:
             with self._changed:
                 self._callers_count -= 1
                 self._changed.notify_all()
+        if run.is_interrupted:
+            raise KeyboardInterrupt
 
     def wait_for_lost(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until no thread is lost; tell whether none is."""
