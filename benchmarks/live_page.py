@@ -1,11 +1,18 @@
-"""Cost of a live page that is open at ten updates a second, to a replay: many short rounds with and without, in turns.
+"""Cost of a live page that is open at ten updates a second, to a replay: two caches in turns, a few requests at a time.
 
     python -m benchmarks.live_page [--rounds N] [--browser] [--json FILE]
 
-Three figures, each a median with its interval of 95 %: the replay's time with a page over its time without, the same of
-the processor's seconds of the whole process, and the share of a processor that the page's thread takes. Others who use
-the machine move the first most and the last least: what the thread does not compute, it cannot cost, but for the
-moments in which the interpreter goes from one thread to the other, and these are in the first.
+Both caches serve the same requests, one with an open page and one without, in turns of a few milliseconds, and the one
+that goes first is another in every turn: what else the machine does meets both alike. In each round the caches and the
+page are new. Four figures, each a median over the rounds with its interval of 95 %:
+
+    time ratio   time of the serving with a page over that of the serving without
+    cpu ratio    the same of the processor's seconds of the process
+    owner ratio  the same without what the page's thread took: what the cache's owner does for the page
+    page share   the share of a processor that the page's thread takes while anything is served
+
+The page's thread works whenever it is due, whoever is served just then. In the first two ratios all its seconds are
+moved to the serving with a page, as if each of them had kept the owner waiting: more than it costs, if anything.
 
 The page is read by curl, which does nothing with it: a browser is on another machine as a rule, and on this one it
 takes its share of the processors from whatever runs here. With ``--browser`` it is a browser on this machine.
@@ -21,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -38,8 +45,10 @@ from unified_cache.storage_backends.memory import keys_only_storage
 
 TRACE = Path(__file__).parent.parent / "traces" / "mooncake_conversation.jsonl.gz"
 KEPT = Path(__file__).parent / "results" / "live_page.json"
-REQUESTS = 700
-ROUNDS = 41
+REQUESTS = 1_500
+TURN_REQUESTS = 8
+"""Requests that one cache serves before it is the other's turn."""
+ROUNDS = 21
 UPDATE_S = 0.1
 RATIO_MAX = 1.01
 """An open page may take one part in a hundred."""
@@ -83,37 +92,69 @@ Reading = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class RoundSeconds:
-    """Seconds of one replay."""
+class Seconds:
+    """Time between two readings of the clocks, or a sum of such times."""
 
     wall: float
     cpu: float
-    """Of the whole process."""
-    page_cpu: float
-    """Of the page's thread; 0 without one."""
+    """Of the process."""
+    page: float
+    """Of the processor, by the page's thread."""
+
+    @classmethod
+    def read(cls) -> "Seconds":
+        """Read the clocks."""
+        return cls(time.perf_counter(), time.process_time(), page_thread_s())
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.wall + other.wall, self.cpu + other.cpu, self.page + other.page)
+
+    def __sub__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.wall - other.wall, self.cpu - other.cpu, self.page - other.page)
 
 
-def replayed(requests: Sequence[TraceRequest], reading: Reading | None) -> RoundSeconds:
-    """Replay in three tiers without bytes, with an open page or without one."""
-    settings = ReplaySettings(
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """Cost of an open page in one round."""
+
+    time_ratio: float
+    cpu_ratio: float
+    owner_ratio: float
+    page_share: float
+
+    @classmethod
+    def of(cls, without: Seconds, with_page: Seconds) -> "RoundCost":
+        """Compare the serving without a page with that with one; the page's thread ran beside both."""
+        moved = without.page
+        return cls(
+            (with_page.wall + moved) / (without.wall - moved),
+            (with_page.cpu + moved) / (without.cpu - moved),
+            (with_page.cpu - with_page.page) / (without.cpu - moved),
+            (with_page.page + moved) / (with_page.wall + without.wall),
+        )
+
+
+def opened() -> Player:
+    """Open a replay in three tiers without bytes."""
+    plan = ReplaySettings(
         device_pages=2_000, host_pages=20_000, storage="memory:", storage_bytes=400_000_000, with_bytes=False
-    )
-    plan = settings.plan
-    with Player.open(plan, keys_only_storage(plan.storage_bytes, plan.objects())) as player:
-        if reading is None:
-            return served(player, requests)
-        with LivePage.start(player.cache, every_s=UPDATE_S) as page, reading(page.url):
-            return served(player, requests)
+    ).plan
+    return Player.open(plan, keys_only_storage(plan.storage_bytes, plan.objects()))
 
 
-def served(player: Player, requests: Sequence[TraceRequest]) -> RoundSeconds:
-    """Serve, and take the time of that alone."""
-    gc.collect()
-    wall_s, cpu_s, page_s = time.perf_counter(), time.process_time(), page_thread_s()
-    for request in requests:
-        player.serve(request)
-    player.wait_all()
-    return RoundSeconds(time.perf_counter() - wall_s, time.process_time() - cpu_s, page_thread_s() - page_s)
+def measured(requests: Sequence[TraceRequest], reading: Reading) -> RoundCost:
+    """Serve the requests twice, in turns: by a cache without a page, and by one whose page is open."""
+    with opened() as plain, opened() as shown, LivePage.start(shown.cache, every_s=UPDATE_S) as page, reading(page.url):
+        spent = {plain: Seconds(0, 0, 0), shown: Seconds(0, 0, 0)}
+        gc.collect()
+        turns = [requests[start : start + TURN_REQUESTS] for start in range(0, len(requests), TURN_REQUESTS)]
+        for number, turn in enumerate(turns):
+            for player in (plain, shown) if number % 2 else (shown, plain):
+                before = Seconds.read()
+                for request in turn:
+                    player.serve(request)
+                spent[player] += Seconds.read() - before
+        return RoundCost.of(spent[plain], spent[shown])
 
 
 def page_thread_s() -> float:
@@ -135,24 +176,16 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(metavar="N", help="Pairs of replays.")] = ROUNDS,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Rounds, each with new caches.")] = ROUNDS,
     browser: Annotated[bool, typer.Option("--browser", help="Read the page with a browser on this machine.")] = False,
     json_file: Annotated[Path, typer.Option("--json", metavar="FILE", help="Figures are kept here.")] = KEPT,
 ) -> None:
     """Measure what an open page costs."""
     reading: Reading = read_by_browser if browser else read_by_curl
     requests = read_trace(TRACE, REQUESTS)
-    replayed(requests, None)
-    pairs: list[tuple[RoundSeconds, RoundSeconds]] = []
-    for number in range(rounds):
-        order = (None, reading) if number % 2 else (reading, None)
-        by_page = {each is not None: replayed(requests, each) for each in order}
-        pairs.append((by_page[False], by_page[True]))
-    shown = {
-        "time_ratio": interval([with_page.wall / without.wall for without, with_page in pairs]),
-        "cpu_ratio": interval([with_page.cpu / without.cpu for without, with_page in pairs]),
-        "page_share": interval([with_page.page_cpu / with_page.wall for _, with_page in pairs]),
-    }
+    measured(requests[: len(requests) // 4], reading)  # the first makes pages of memory, and imports
+    costs = [measured(requests, reading) for _ in range(rounds)]
+    shown = {each.name: interval([getattr(cost, each.name) for cost in costs]) for each in fields(RoundCost)}
     for name, (median, low, high) in shown.items():
         print(f"{name.replace('_', ' ')}: median {median:.4f}, {low:.4f} to {high:.4f}", flush=True)
     found: dict[str, object] = {
@@ -160,6 +193,7 @@ def main(
         "machine": asdict(machine()),
         "updates_per_s": 1 / UPDATE_S,
         "requests": REQUESTS,
+        "turn_requests": TURN_REQUESTS,
         "rounds": rounds,
         "reader": "browser" if browser else "curl",
         "time_ratio_wanted": RATIO_MAX,

@@ -244,7 +244,7 @@ class OwnedCache:
         """Have short hits explained for the next five seconds; from any thread.
 
         The owner does so in ``lock``, from the ``poll`` or ``wait_all`` on that publishes its statistics next, and
-        gives it no more than a two-hundredth of its time.
+        gives it no more than a five-hundredth of its time.
         """
         self._short_hits.look()
 

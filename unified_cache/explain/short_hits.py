@@ -24,7 +24,7 @@ SHORT_HITS_MAX = 8
 EXPLAINED_EVERY_S = 1.0
 """Time between two that are kept: as often as somebody can read them."""
 
-EXPLAINING_SHARE = 0.005
+EXPLAINING_SHARE = 0.002
 """Processor time that explaining may take of the owner's time; a cache that remembers much sorts that now and then."""
 
 LOOKED_AT_S = 5.0
@@ -122,26 +122,29 @@ class ShortHits:
         began_s = self._effort()
         explanation = self._explain(prompt)
         is_short = any(loss.reason.why is not Why.NEVER_COMPUTED for loss in explanation.losses) or explanation.near
+        if is_short:
+            found = first.found(lock.end)
+            self.latest = (_short_hit(prompt, found, explanation), *self.latest[: SHORT_HITS_MAX - 1])
         pause_s = (self._effort() - began_s) / EXPLAINING_SHARE
         self._due_s = self._clock() + (max(EXPLAINED_EVERY_S, pause_s) if is_short else pause_s)
-        if is_short:
-            tier = explanation.tiers[-1]
-            hit = ShortHit(
-                time.time(),
-                prompt.pages_count,
-                prompt.page_size,
-                first.found(lock.end),
-                tier.bound_by,
-                _reason_of(explanation),
-                str(explanation),
-            )
-            self.latest = (hit, *self.latest[: SHORT_HITS_MAX - 1])
 
     def inserted(self, before: Lock, after: Lock) -> None:
         """Ignore what a request has computed."""
 
     def released(self, lock: Lock) -> None:
         """Ignore the end of a request."""
+
+
+def _short_hit(prompt: Prompt, found: FoundByTier, explanation: Explanation) -> ShortHit:
+    return ShortHit(
+        time.time(),
+        prompt.pages_count,
+        prompt.page_size,
+        found,
+        explanation.tiers[-1].bound_by,
+        _reason_of(explanation),
+        str(explanation),
+    )
 
 
 def _reason_of(explanation: Explanation) -> str:

@@ -3,7 +3,8 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from unified_cache.page import Prompt
 from unified_cache.recording.note import FoundByTier, RequestNote
@@ -15,9 +16,8 @@ WAITING_MAX = 1_024
 """Prompts looked up and not locked yet, and requests that run: of more, the oldest is let go or taken for over."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstLookup:
-    """First look-up of a prompt: how far device, and device and host, had it then."""
+class FirstLookup(NamedTuple):
+    """First look-up of a prompt: how far device, and device and host, had it then; one is made at every request."""
 
     prompt: Prompt
     """Kept, so that its ``id`` is nobody else's meanwhile."""

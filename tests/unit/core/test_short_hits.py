@@ -131,7 +131,7 @@ def test_explaining_takes_a_small_part_of_the_owners_time_and_is_bounded_in_numb
     hits = ShortHits(slow.explain, slow.clock, slow.clock)
     lock = toy.cache.lock(toy.cache.match(prompt))
     hits.look()
-    requests = 20_000
+    requests = 100_000
     for _ in range(requests):
         slow.now_s += 0.01
         if hits.are_wanted():
