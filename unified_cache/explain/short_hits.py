@@ -27,6 +27,9 @@ EXPLAINED_EVERY_S = 1.0
 EXPLAINING_SHARE = 0.002
 """Processor time that explaining may take of the owner's time; a cache that remembers much sorts that now and then."""
 
+SAVED_S = 60.0
+"""Owner's time whose share may be taken at once, if it was not before: who opens a page sees short hits soon."""
+
 LOOKED_AT_S = 5.0
 """Time after a look in which hits are explained."""
 
@@ -76,7 +79,17 @@ class ShortHits:
     owner's time allows.
     """
 
-    __slots__ = ("_clock", "_due_s", "_effort", "_explain", "_is_looked_at", "_lookups", "_wanted_until_s", "latest")
+    __slots__ = (
+        "_clock",
+        "_due_s",
+        "_effort",
+        "_explain",
+        "_is_looked_at",
+        "_lookups",
+        "_spent_until_s",
+        "_wanted_until_s",
+        "latest",
+    )
 
     def __init__(
         self,
@@ -92,6 +105,8 @@ class ShortHits:
         self._is_looked_at = False
         self._wanted_until_s = clock()
         self._due_s = clock()
+        self._spent_until_s = clock() - SAVED_S
+        """Time up to which explaining has taken its share; behind the present, the rest is saved."""
         self.latest: tuple[ShortHit, ...] = ()
         """The latest, the newest first; replaced as a whole."""
 
@@ -125,8 +140,9 @@ class ShortHits:
         if is_short:
             found = first.found(lock.end)
             self.latest = (_short_hit(prompt, found, explanation), *self.latest[: SHORT_HITS_MAX - 1])
-        pause_s = (self._effort() - began_s) / EXPLAINING_SHARE
-        self._due_s = self._clock() + (max(EXPLAINED_EVERY_S, pause_s) if is_short else pause_s)
+        now_s = self._clock()
+        self._spent_until_s = max(self._spent_until_s, now_s - SAVED_S) + (self._effort() - began_s) / EXPLAINING_SHARE
+        self._due_s = max(self._spent_until_s, now_s + EXPLAINED_EVERY_S if is_short else now_s)
 
     def inserted(self, before: Lock, after: Lock) -> None:
         """Ignore what a request has computed."""
