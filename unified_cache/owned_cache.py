@@ -258,7 +258,7 @@ class OwnedCache:
             RankLostError: as ``poll``; nothing was forgotten.
         """
         self._enter()
-        self._controller.leave_all()
+        self._leave_all()
         self._controller.wait_all(self.config.close_timeout_s)
         self._ledger.clear()
         self._speeds.prefill.leave_all()
@@ -278,7 +278,7 @@ class OwnedCache:
             return []
         self._enter()
         timeout_s = self.config.close_timeout_s
-        self._controller.leave_all()
+        self._leave_all()
         if self._storage is not None:
             self._backups.give_up_waiting()
             self._back_up_due()
@@ -304,6 +304,11 @@ class OwnedCache:
             raise OwnerThreadError("a cache may be called only from the thread that opened it")
         if self._closed:
             raise ClosedError("the cache is closed")
+
+    def _leave_all(self) -> None:
+        """Let nothing under way wait for an engine any more: neither tails nor loads that it reads layer by layer."""
+        self._transfers.tails.leave_all()
+        self._controller.leave_all()
 
     def _wait_until_over(self, timeout_s: float) -> list[Operation]:
         self._enter()

@@ -76,12 +76,14 @@ class TailUnderWay:
 class Tails:
     """Tails of prompts that are read backward, by the operations that read them."""
 
-    __slots__ = ("_shared", "_under_way")
+    __slots__ = ("_left_count", "_shared", "_under_way")
 
     def __init__(self, shared: PrefetchSteps) -> None:
         """Take the steps that they share with other prefetches."""
         self._shared = shared
         self._under_way: dict[Operation, TailUnderWay] = {}
+        self._left_count = 0
+        """Times that all tails were given up."""
 
     def read(self, prompt: Prompt, storage: StorageTier, worth_pages: int) -> Steps:
         """Read backward what memory lacks for the longest resume that both together allow, and wait to be joined.
@@ -89,10 +91,10 @@ class Tails:
         It ends once it is joined or left, and its store is in no call; pages that nobody has joined by then are lost.
         Returns the pages of the tail.
         """
-        shared = self._shared
+        shared, left_count = self._shared, self._left_count
         while True:
             answer = yield from shared.ask(prompt, storage, worth_pages, shared.nothing_lost(prompt))
-            if answer is None:
+            if answer is None or left_count != self._left_count:
                 return 0
             operation, missing, ends = answer
             plan = shared.planner.longest(missing, ends)
@@ -122,7 +124,8 @@ class Tails:
             operation.stop()
 
     def leave_all(self) -> None:
-        """Give up what has come of all tails."""
+        """Give up what has come of all tails, and those of which nothing is read yet."""
+        self._left_count += 1
         for operation in list(self._under_way):
             self.leave(operation)
 

@@ -269,6 +269,23 @@ def test_a_tail_that_nobody_joins_is_given_back(end: str) -> None:
     engine.check_at_rest()
 
 
+@pytest.mark.parametrize("awaits", [False, True], ids=["looked up", "waiting for another"])
+@pytest.mark.parametrize("end", ["reset", "detach", "close"])
+def test_a_tail_of_which_nothing_is_read_yet_holds_up_no_end(end: str, *, awaits: bool) -> None:
+    store = VanishingStorage()
+    store_turns(FULL, store, (END,))
+    cache = remembered(FULL, store).cache
+    prompt = conversation(cache, END)
+    operations = [started(cache.prefetch_tail(prompt)) for _ in range(1 + awaits)]
+    if awaits:
+        while operations[-1].awaited is None:
+            cache.poll()
+    ends: dict[str, Callable[[], object]] = {"reset": cache.reset, "detach": cache.detach, "close": cache.close}
+    ends[end]()  # waits for what does not end, and then raises or leaves it
+    assert [operation.state for operation in operations] == [OperationState.DONE] * len(operations)
+    assert all(operation.is_released for operation in operations)
+
+
 def test_a_tail_that_is_cancelled_in_the_middle_of_a_call_is_given_back_after_it() -> None:
     engine = Overlapping.over(FULL)
 
