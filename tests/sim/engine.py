@@ -56,9 +56,12 @@ class SimEngine:
         self.happened: Counter[str] = Counter()
 
     def begin(self) -> object:
+        """Serve the next prompt."""
+        return self.begin_prompt(*self.prompts.next())
+
+    def begin_prompt(self, prompt: Prompt, numbers: Contents) -> object:
         """Match, lock, allocate and compute; of windows what a resume needs, or all, or nothing."""
-        prompt, self.subject = self.prompts.next()
-        numbers = self.subject
+        self.subject = numbers
         found = self.cache.match(prompt, self.priority())
         spans = self.tree._state.spans
         device_end, host_end = longest(self.audit.picture, numbers, spans)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from tests.sim.memory import ContentMemory, Moved
 from tests.support.store_calls import StoreCall
-from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
+from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob, TailBatches
 from unified_cache.controller.operation import Job
 from unified_cache.errors import CacheError
 from unified_cache.page import PageKey, Prompt
@@ -62,6 +62,26 @@ class JobAudit:
             assert [pool for what, pool in moved if what == "seal"] == expected, "a pool was not sealed, or twice"
             assert all((("backup", pool) in moved[: moved.index(("seal", pool))]) for pool in expected), "sealed early"
 
+    def verified(self, job: Job, calls: Sequence[StoreCall]) -> list[StoreCall]:
+        """Return the calls of a turn with what came of them: of a fetch, what lies in its slots now."""
+        if not isinstance(job, FetchJob):
+            return list(calls)
+        slot_of = {
+            label: slot
+            for part in job._batches._parts
+            for page, slot in zip(part.pages.tolist(), part.target.tolist(), strict=True)
+            for label in self._labels(job._batches._prompt, part.component, page)
+        }
+        return [
+            call._replace(
+                answers=tuple(
+                    answer if not answer or self._is_sound(label, slot_of[label]) else Answer.FLAWED
+                    for label, answer in zip(call.labels, call.answers, strict=bool(call.answers))
+                )
+            )
+            for call in calls
+        ]
+
     def check_calls(
         self, job: Job, calls: Sequence[StoreCall], put_as: PutAs, *, was_stopped: bool, error: CacheError | None
     ) -> None:
@@ -91,8 +111,10 @@ class JobAudit:
         assert set(asked) <= set(self._labels_of(job)), "an object of another page or pool was asked for"
         if isinstance(job, ProbeJob):
             return
-        pages = [self._page_of(job, label.key) for label in asked]
-        assert pages == sorted(pages), "a page went before its prefix"
+        assert isinstance(job, StoreJob | FetchJob)
+        is_tail = isinstance(job._batches, TailBatches)
+        pages = [job._batches._prompt.keys.index(label.key) for label in asked]
+        assert pages == sorted(pages, reverse=is_tail), "a page went before its prefix, or one of a tail after it"
         by_key: dict[PageKey, list[int]] = {}
         for label in asked:
             by_key.setdefault(label.key, []).append(self._rank[label.pool])
@@ -110,16 +132,10 @@ class JobAudit:
         assert isinstance(job, StoreJob | FetchJob)
         moved = job.stored if isinstance(job, StoreJob) else job.arrived
         for part, mask in zip(job._batches._parts, moved, strict=True):
-            for page, slot, whole in zip(part.pages.tolist(), part.target.tolist(), mask.tolist(), strict=True):
+            for page, whole in zip(part.pages.tolist(), mask.tolist(), strict=True):
                 labels = self._labels(job._batches._prompt, part.component, page)
                 came = bool(answers) and all(bool(answers.get(label)) for label in labels)
-                if isinstance(job, FetchJob):
-                    came = came and all(self._is_sound(label, slot) for label in labels)
                 assert whole == came, "a page counts that is not whole, or the reverse"
-
-    def _page_of(self, job: Job, key: PageKey) -> int:
-        assert isinstance(job, StoreJob | FetchJob)
-        return job._batches._prompt.keys.index(key)
 
     def _is_sound(self, label: Label, slot: int) -> bool:
         pool = next(pool for pools in self._pools for pool in pools if pool.name == label.pool)

@@ -2,9 +2,7 @@
 
 import hashlib
 import random
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,6 +14,8 @@ from tests.sim.job_audit import JobAudit
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FULL, KINDS, WRITING, weights_of
 from tests.sim.settings import config_of
+from tests.sim.tails import SimTails
+from tests.sim.tally import SimTally
 from tests.sim.workers import LaggingWorkers, ScheduledJob
 from tests.support.cache_model import Flow, flow_of, prompt_of
 from tests.support.clock import ManualClock
@@ -38,6 +38,13 @@ DELAY_S = 0.05
 """A store's delay."""
 REQUESTS_MAX = 5
 TASKS_MAX = 14
+TAILS_MAX = 5
+TAIL_DRAWS = 12
+"""Prompts of which the one is read from its end that the store has most to add to: most are in memory as a whole."""
+HEAD_SHARE = 0.8
+"""How often a request computes just what a tail lacks."""
+UNMET_SHARE = 0.05
+"""How often a tail is joined that has not come up to its head, where none has."""
 ARRIVALS_MAX = 2
 CHECK_EVERY = 500
 """Operations between two calls of ``UnifiedCache.check``, beside the audit after each one."""
@@ -51,18 +58,6 @@ EXPECTED = ("on purpose", "were put", "was cancelled", "took longer than")
 """What an operation may fail with, in the words of whoever made it fail; anything else is a bug."""
 
 _NO_NUMBERS: Contents = np.empty(0, np.int64)
-
-
-@dataclass
-class SimTally:
-    """Counts of what a simulation has done."""
-
-    operations: Counter[str] = field(default_factory=Counter)
-    happened: Counter[str] = field(default_factory=Counter)
-    nodes: list[int] = field(default_factory=list)
-    """In the tree, after each operation."""
-    fill: list[float] = field(default_factory=list)
-    """After each operation: how full the tier is that has most room, of device, host and storage."""
 
 
 class Simulation:
@@ -91,6 +86,7 @@ class Simulation:
         self.tree = self.cache._ledger.tree
         self.audit = Audit(self.cache, self.tree, self.memory, self.numbers)
         self.engine = SimEngine(self.cell, self.rng, self.cache, self.tree, self.audit)
+        self.tails = SimTails(self.cache, self.audit, self.engine.happened)
         self.components = len(layout.components)
         self.requests = self.engine.requests
         self.prompts = self.engine.prompts
@@ -102,6 +98,8 @@ class Simulation:
         """Jobs that have ended and whose operation waits until the engine has left it."""
         self.brought: list[tuple[Flow, Contents]] = []
         """What the last poll had to publish: what jobs brought, of which pages."""
+        self.copied: set[Operation] = set()
+        """Those whose copy has ended well by the last poll."""
         self.preferences: list[Preference] = []
         self.tally = SimTally(happened=self.engine.happened)
         self.audit.look([])
@@ -117,6 +115,9 @@ class Simulation:
             "backup": self.backup,
             "load": self.load,
             "prefetch": self.prefetch,
+            "tail": self.prefetch_tail,
+            "head": self.begin_head,
+            "join": self.join_tail,
             "work": self.work,
             "poll": self.poll,
             "cancel": self.cancel,
@@ -130,6 +131,7 @@ class Simulation:
             "prefer": self.prefer,
             "unprefer": self.unprefer,
         }
+        self.conditions = self.conditions_of_acts()
 
     # ---- the run ---------------------------------------------------------------------------------------------
 
@@ -165,6 +167,8 @@ class Simulation:
         for _ in range(SETTLE_STEPS_MAX):
             if not self.workers.tasks and not self.operations:
                 break
+            while not self.workers.tasks and self.tails.landed():
+                self.do("join")
             self.do("work")
             self.do("poll")
         assert not self.workers.tasks, "transfers go on for ever"
@@ -185,31 +189,50 @@ class Simulation:
         """Draw the next operation, of those that mean something now."""
         is_full = bool(self.tally.fill) and self.tally.fill[-1] > FULL
         weights = weights_of(is_filling=not is_full, is_writing=self.config.write is not WritePolicy.ON_CALL)
-        computing = any(not request.inserted for request in self.requests)
-        inserted = any(request.inserted for request in self.requests)
         while True:
             (kind,) = self.rng.choices(KINDS, weights)
-            if kind == "begin" and len(self.requests) >= REQUESTS_MAX:
-                kind = "insert" if computing else "end"
-            if kind in ("backup", "load", "prefetch") and len(self.workers.tasks) >= TASKS_MAX:
-                kind = "work"
-            if kind in ("work", "cancel", "finish") and not self.workers.tasks:
-                continue
-            if kind == ("attach" if self.has_store else "detach") or (kind == "detach" and self.arrivals):
-                continue
-            if kind == "unprefer" and not self.preferences:
-                continue
-            if kind == "clear" and not self.has_store:
-                continue
-            if kind == "follow" and (len(self.arrivals) >= ARRIVALS_MAX or not self.loads()):
-                continue
-            if kind == "leave" and not self.arrivals:
-                continue
-            if kind in ("insert", "give_up", "trim") and not computing:
-                continue
-            if kind == "end" and not inserted:
-                continue
-            return kind
+            kind = self.instead_of(kind)
+            if kind not in self.conditions or self.conditions[kind]():
+                return kind
+
+    def instead_of(self, kind: str) -> str:
+        """Return what is done in the place of what there is too much of already."""
+        if kind in ("begin", "head") and len(self.requests) >= REQUESTS_MAX:
+            return "insert" if self.is_computing() else "end"
+        if kind in ("backup", "load", "prefetch", "tail") and len(self.workers.tasks) >= TASKS_MAX:
+            return "work"
+        return kind
+
+    def conditions_of_acts(self) -> dict[str, Callable[[], bool]]:
+        """Return when operations mean something; those that are not named always do."""
+
+        def has_tasks() -> bool:
+            return bool(self.workers.tasks)
+
+        return {
+            "insert": self.is_computing,
+            "give_up": self.is_computing,
+            "trim": self.is_computing,
+            "end": lambda: any(request.inserted for request in self.requests),
+            "tail": lambda: self.tails.count < TAILS_MAX,
+            "head": lambda: bool(self.tails.headless()),
+            "join": self.may_join,
+            "work": has_tasks,
+            "cancel": has_tasks,
+            "finish": has_tasks,
+            "follow": lambda: len(self.arrivals) < ARRIVALS_MAX and bool(self.loads()),
+            "leave": lambda: bool(self.arrivals),
+            "clear": lambda: self.has_store,
+            "detach": lambda: self.has_store and not self.arrivals,
+            "attach": lambda: not self.has_store,
+            "unprefer": lambda: bool(self.preferences),
+        }
+
+    def is_computing(self) -> bool:
+        return any(not request.inserted for request in self.requests)
+
+    def may_join(self) -> bool:
+        return bool(self.tails.joinable(self.held)) or (self.rng.random() < UNMET_SHARE and bool(self.tails.landed()))
 
     def reset(self) -> object:
         self.tally.happened["reset under way"] += bool(self.requests or self.workers.tasks)
@@ -217,6 +240,7 @@ class Simulation:
         self.operations.clear()
         self.arrivals.clear()
         self.held.clear()
+        self.tails.forget_all()
         self.preferences.clear()
         return self.clock.now_s
 
@@ -241,6 +265,7 @@ class Simulation:
         self.workers.store = None
         self.operations.clear()
         self.held.clear()
+        self.tails.forget_all()
         return self.clock.now_s
 
     def prefer(self) -> object:
@@ -277,12 +302,49 @@ class Simulation:
 
     def prefetch(self) -> object:
         prompt, self.engine.subject = self.prompts.backed_up()
+        operation = self.begin_prefetch(prompt, self.cache.prefetch)
+        return "not worth it" if operation is None else self.watch(operation, prompt)
+
+    def begin_prefetch(self, prompt: Prompt, begin: Callable[[Prompt], Operation | None]) -> Operation | None:
+        """Begin to read what the store has of a prompt, if that is worth it."""
         missing = (prompt.pages_count - self.cache.match(prompt).host_end) * self.cell.layout.page_size
-        operation = self.cache.prefetch(prompt)
-        if not self.has_store or missing < self.config.prefetching.threshold_tokens:
-            assert operation is None, "a prefetch that is not worth it"
+        operation = begin(prompt)
+        is_worth_it = self.has_store and missing >= self.config.prefetching.threshold_tokens
+        assert (operation is not None) == is_worth_it, "a prefetch that is not worth it, or none that is"
+        return operation
+
+    def stored_beyond(self, prompt: Prompt, numbers: Contents) -> int:
+        """Return how many pages of Full the store has after those of memory."""
+        name = self.cell.layout.pools[0].name
+        keys = prompt.keys[self.tails.full_end(numbers) :]
+        return sum(Label(self.owners[name], key, name) in self.stored._pages for key in keys)
+
+    def prefetch_tail(self) -> object:
+        """Begin to read a prompt from its end, for a head that requests may compute meanwhile."""
+        drawn = [self.prompts.backed_up() for _ in range(TAIL_DRAWS)]
+        prompt, self.engine.subject = max(drawn, key=lambda each: self.stored_beyond(*each))
+        operation = self.begin_prefetch(prompt, self.cache.prefetch_tail)
+        if operation is None:
             return "not worth it"
-        return self.watch(operation, prompt)
+        outcome = self.watch(operation, prompt)
+        if operation in self.operations:
+            self.tails.begin(operation, prompt, self.engine.subject)
+        return outcome
+
+    def begin_head(self) -> object:
+        """Begin to compute the head of a tail, up to where that has come to; now and then less of it, or more."""
+        tail, landed = self.rng.choice(self.tails.headless())
+        end = landed.start if self.rng.random() < HEAD_SHARE else self.rng.randrange(1, landed.end + 1)
+        return self.engine.begin_prompt(tail.prompt.head(end), tail.numbers[:end])
+
+    def join_tail(self) -> object:
+        """Put a tail onto its head."""
+        tail, landed = self.rng.choice(self.tails.joinable(self.held) or self.tails.landed())
+        (task,) = [task for task in [*self.workers.tasks, *self.held] if task.operation is tail.operation]
+        self.engine.subject = tail.numbers
+        joining = self.tails.join(tail, task, landed)
+        del self.claim_of[task]
+        return landed, self.watch(joining, tail.prompt)
 
     def watch_policy(self) -> bool:
         """Note the backups that the write policy has begun; tell whether it has."""
@@ -314,6 +376,7 @@ class Simulation:
         What they publish is of their own prompts.
         """
         queued = self.workers.tasks.copy()
+        waited = self.tails.landed()
         awaited = {operation: operation.awaited for operation in self.operations if operation.awaited is not None}
         over = self.cache.poll()
         is_any_woken = any(operation.awaited is not other for operation, other in awaited.items())
@@ -323,6 +386,8 @@ class Simulation:
         self.held = [task for task in ended if task.operation.job is task.job and not task.operation.is_released]
         gone_on = [task for task in ended if task not in self.held]
         assert not any(task in gone_on for task in self.arrivals.values()), "a load went on while an engine read it"
+        self.tails.check_waiting(gone_on, waited)
+        self.copied = {task.operation for task in gone_on if task.error is None and isinstance(task.job, BackupJob)}
         self.brought = [
             (flow_of(task.job, self.operations[task.operation][0]), self.operations[task.operation][1])
             for task in gone_on
@@ -340,6 +405,7 @@ class Simulation:
         waiting = {operation for operation in self.operations if operation.awaited is not None}
         self.tally.happened["waited for another"] += len(waiting)
         under_way = {task.operation for task in [*self.workers.tasks, *self.held]} | waiting
+        self.tails.prune(under_way)
         self.operations = {operation: of for operation, of in self.operations.items() if operation in under_way}
         if not moved and not gone_on and not over and not is_any_woken:
             return None
@@ -407,7 +473,7 @@ class Simulation:
         known = self.claim_of
         tasks = [*self.workers.tasks, *self.held]
         self.claim_of = {task: known.get(task) or self.task_claim(task) for task in tasks}
-        return [*claims, *self.claim_of.values()]
+        return [*claims, *self.claim_of.values(), *self.tails.claims()]
 
     def task_claim(self, task: ScheduledJob) -> Claim:
         """Say what a job has out, what it reads in the tree, and what it brings from tier to tier."""
@@ -425,8 +491,9 @@ class Simulation:
             )
         if flow.target is not None:
             lanes = components + flow.target * self.components
-            claim = claim._replace(out=np.concatenate([part.target for part in flow.parts]) + self.audit.bases[lanes])
-            if flow.source is not None:
+            out = np.concatenate([part.target for part in flow.parts]) + self.audit.bases[lanes]
+            claim = claim._replace(out=self.tails.without_joined(task.operation, out))
+            if flow.source is not None and not self.tails.is_joining(task.operation):
                 claim = claim._replace(marked=lanes * KEYS_MAX + pages)
         return claim
 
@@ -456,6 +523,7 @@ class Simulation:
 
     def check_published(self, *, may_be_gone: bool) -> None:
         """What has arrived is in the tree, as far as what it stands on is; unless others have made room at once."""
+        self.tails.check_published(self.copied, may_be_gone=may_be_gone)
         brought, self.brought = self.brought, []
         for flow, numbers in () if may_be_gone else brought:
             if flow.source is None or flow.target is None:

@@ -1,7 +1,7 @@
 """Workers under a scheduler: every job is begun, moved on and ended by a step of its own, in any order."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tests.sim.faults import COPY_FAIL_RATE, Faults
@@ -10,11 +10,12 @@ from tests.sim.memory import ContentMemory
 from tests.support.clock import ManualClock
 from tests.support.store_calls import StoreCall, WatchedStorage
 from unified_cache.controller import Operation, OperationState, TransferKind
-from unified_cache.controller.jobs import StoreJob
+from unified_cache.controller.jobs import FetchJob, StoreJob
 from unified_cache.controller.operation import Job
 from unified_cache.controller.workers import Finished, run_turn
 from unified_cache.errors import CacheError, CopyError
 
+OVER = object()
 LAG_S_MAX = 0.02
 """How long a job may lie in its queue."""
 
@@ -34,12 +35,24 @@ class ScheduledJob:
     put_as: PutAs = PutAs.ALLOWED
     error: CacheError | None = None
     calls: list[StoreCall] = field(default_factory=list)
-    """Of a job that has begun: its calls to the store."""
+    """Of a job that has begun: its calls to the store, with what came of them."""
+    turns: Iterator[None] | None = None
+    """Of a fetch that has begun: the calls that it has still to make."""
 
     @property
     def is_void(self) -> bool:
         """Whether it has still to take back what it has put."""
         return self.put_as is PutAs.VOID and not self.has_run and isinstance(self.job, StoreJob)
+
+    def run(self) -> tuple[bool, CacheError | None]:
+        """Run a turn; of a fetch that is one call, so that others come between."""
+        if not isinstance(self.job, FetchJob):
+            return run_turn(self.job)
+        self.turns = self.turns or self.job.calls()
+        try:
+            return next(self.turns, OVER) is OVER, None
+        except CacheError as error:
+            return True, error
 
 
 class LaggingWorkers:
@@ -95,11 +108,11 @@ class LaggingWorkers:
                 task.put_as = PutAs.BARRED
         self._memory.captured, self._memory.moved = [], []
         before_s = self._clock()
-        task.has_run, task.error = run_turn(task.job)
+        task.has_run, task.error = task.run()
         task.copies, self._memory.captured = self._memory.captured, None
         calls = [] if self.store is None else self.store.take()
         assert not (told_to_stop and calls), "a job went on calling the store though it was told to stop"
-        task.calls += calls
+        task.calls += self._audit.verified(task.job, calls)
         if task.has_run:
             self._audit.check_copies(task.job, self._memory.moved)
             self._audit.check_calls(task.job, task.calls, task.put_as, was_stopped=told_to_stop, error=task.error)
@@ -113,6 +126,7 @@ class LaggingWorkers:
             if self.step() == "idle":
                 self._clock.now_s = min(task.due_s for task in self.tasks)
         if not self._over:
+            self._clock.sleep(max(timeout_s, 0.0))
             return []
         task = self._over.pop(self._rng.randrange(len(self._over)))
         self.tasks.remove(task)

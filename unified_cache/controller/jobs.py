@@ -383,10 +383,14 @@ class FetchJob:
 
     def run(self) -> bool:
         """Get."""
-        for _ in self._batches.move(self._get):
+        for _ in self.calls():
             pass
-        self.ended_s = self._clock()
         return True
+
+    def calls(self) -> Iterator[None]:
+        """Get call by call; yield between two."""
+        yield from self._batches.move(self._get)
+        self.ended_s = self._clock()
 
     def _get(self, pages: list[PageIO]) -> list[Answer]:
         answers = self._storage.backend.get(pages)
