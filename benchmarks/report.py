@@ -1,7 +1,10 @@
 """A run's figures as a table for people and as JSON for comparing runs."""
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -70,10 +73,27 @@ def write_json(found: dict[str, object], path: Path) -> None:
 
 
 def keep_rows(rows: Sequence[Mapping[str, object]], path: Path, key: Sequence[str]) -> None:
-    """Put rows into a file of rows, in the place of those with the same values under ``key``, after the others."""
-    kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    found = {tuple(row[name] for name in key): row for row in (*kept, *rows)}
-    write_json({"machine": asdict(machine()), "rows": list(found.values())}, path)
+    """Put rows into a file of rows, in the place of those with the same values under ``key``, after the others.
+
+    Runs that keep rows at the same time wait for each other, so none loses those of another.
+    """
+    here = asdict(machine())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.parent):
+        kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+        found = {tuple(row[name] for name in key): row for row in (*kept, *rows)}
+        write_json({"machine": here, "rows": list(found.values())}, path)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep others who do the same out of a folder for the length of a ``with`` block."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def print_run(run: BenchmarkRun, console: Console) -> None:

@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.__main__ import SECTIONS, main, run_sections
 from benchmarks.compare import KeptRun, compare_runs
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import QUICK
-from benchmarks.report import FULL_RUN, BenchmarkRun, misses, record, write_json
+from benchmarks.report import FULL_RUN, BenchmarkRun, keep_rows, misses, record, write_json
 from tests.sources import ROOT, repository_files
 
 
@@ -52,6 +53,27 @@ def test_a_run_is_kept_as_json_with_spread_calibration_machine_and_commit(run: B
     compared = [held for figure in kept["figures"] for held in figure["comparisons"]]
     assert compared
     assert all({"against", "median", "ratio", "met"} <= held.keys() for held in compared)
+
+
+def test_runs_that_keep_rows_at_the_same_time_lose_none(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "rows.json"
+
+    def keep(run: int) -> None:
+        for part in range(5):
+            keep_rows([{"run": run, "part": part, "pages": list(range(2_000))}], path, ("run", "part"))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(keep, range(4)))
+    kept = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert sorted((row["run"], row["part"]) for row in kept) == [(run, part) for run in range(4) for part in range(5)]
+
+
+def test_rows_take_the_place_of_those_with_the_same_key(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    keep_rows([{"kind": "one", "hits": 1}, {"kind": "two", "hits": 2}], path, ("kind",))
+    keep_rows([{"kind": "one", "hits": 3}], path, ("kind",))
+    kept = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert kept == [{"kind": "one", "hits": 3}, {"kind": "two", "hits": 2}]
 
 
 def test_documents_name_the_folder_of_results_and_no_file_in_it() -> None:
