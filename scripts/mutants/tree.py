@@ -191,6 +191,13 @@ TREE_MUTANTS = [
         tests=FORECAST_TESTS,
     ),
     Mutant(
+        "entries of nodes that have moved to another queue stay for ever",
+        "tree/eviction_queues.py",
+        "if node.dead or (node.queued & places != place and not self._belongs(node, lane, queue_id))",
+        "if node.dead",
+        tests=("tests/unit/core/test_tree_memory.py",),
+    ),
+    Mutant(
         "what is worth most goes first",
         "tree/forecast.py",
         "        return self._table[cell][bisect_right(AGES, self._log.now - number) - 1]",

@@ -9,7 +9,7 @@ Slots, pages and queues of all lanes stand in one array each; a lane's part begi
 
 from collections.abc import Sequence
 from itertools import chain, repeat
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_, itemgetter, le
 from typing import NamedTuple
 
 import numpy as np
@@ -200,20 +200,21 @@ class Audit:
         assert found == begins, "locks that begin inside nodes are wrong"
 
     def _check_queues(self, walk: "_Walk") -> None:
-        """What could be evicted stands in its queue, once, and dead entries are counted."""
+        """What could be evicted stands in its queue, once, and stale entries are counted."""
         queues = self._tree._state.queues
         nodes_count, number_of = len(walk.nodes), walk.index.get
         standing: list[int] = []
+        dead = [0] * self._lanes
         for line, queue in enumerate(queues._queues):
             if not queue:
-                assert not queues._dead_counts[line], "dead entries are miscounted"
                 continue
             found = list(map(number_of, map(_third, queue)))
             alive = [number + line * nodes_count for number in found if number is not None]
-            assert len(found) - len(alive) == queues._dead_counts[line], "dead entries are miscounted"
+            dead[line % self._lanes] += len(found) - len(alive)
             if len(alive) < len(found):
                 assert len(set(map(_third, queue))) == len(queue), "a node stands twice in one queue"
             standing += alive
+        assert all(map(le, dead, queues._stale_counts)), "stale entries are miscounted"
         lines = len(queues._queues)
         times = np.bincount(np.array(standing, np.int64), minlength=lines * nodes_count).reshape(lines, -1)
         said = np.array(walk.queued) >> np.arange(lines)[:, None] & 1

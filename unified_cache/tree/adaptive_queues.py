@@ -12,7 +12,7 @@ Which cell a node has, and which request's it is, is written by ``request_marks`
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.pool import Tier
@@ -68,7 +68,7 @@ class AdaptiveQueues(EvictionQueues):
         forecast: Forecast,
         shadow: ShadowLru,
     ) -> None:
-        super().__init__(spans, eviction, time)
+        super().__init__(spans, eviction, time, WINDOW_CELLS)
         lanes = [(tier, component) for tier in Tier for component in range(len(spans))]
         self.forecast = forecast
         self.shadow = shadow
@@ -91,9 +91,6 @@ class AdaptiveQueues(EvictionQueues):
         self._young: dict[int, deque[Node]] = {}
         """By cell and lane: those that became evictable last, youngest last, and some that are not any more."""
         self._first_cell_queue = _FIRST * len(lanes)
-        extra = WINDOW_CELLS * len(lanes)
-        self._queues.extend([] for _ in range(extra))
-        self._dead_counts.extend([0] * extra)
         self._same_queues: dict[int, int] = {}
         """Values of ``Node.queued``, each once: as numbers of their own they take 48 bytes a node."""
 
@@ -165,13 +162,20 @@ class AdaptiveQueues(EvictionQueues):
         """Put a node into a queue, unless it is there."""
         if node.queued >> queue_id & 1:
             return
-        queued = node.queued | 1 << queue_id
-        node.queued = self._same_queues.setdefault(queued, queued)
+        self._enter(node, lane, queue_id)
         self._sequence += 1
         queue = self._queues[queue_id]
         heappush(queue, (node.stamps[lane], self._sequence, node))
         if queue[0][2] is node and queue_id >= self._first_cell_queue:
             self._ends[lane].put(self._cell(node, lane), node, self._worth(node, lane))
+
+    def _enter(self, node: Node, lane: int, queue_id: int) -> None:
+        super()._enter(node, lane, queue_id)
+        node.queued = self._same_queues.setdefault(node.queued, node.queued)
+
+    def _leave(self, node: Node, lane: int, queue_id: int) -> None:
+        super()._leave(node, lane, queue_id)
+        node.queued = self._same_queues.setdefault(node.queued, node.queued)
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
@@ -308,28 +312,12 @@ class AdaptiveQueues(EvictionQueues):
         component = lane % self._components_count
         return worth * self.shares.weigh(node, lane, self._spans[component]) if component else worth
 
-    def _first(self, queue_id: int, lane: int) -> Node | None:
-        """Return the node at the head of a queue, after moving stale entries before it to their places."""
-        if not self._is_adaptive[lane]:
-            return super()._first(queue_id, lane)
-        queue = self._queues[queue_id]
-        while queue:
-            stamp, _, node = queue[0]
-            if self.evictable(node, lane) and self._belongs(node, lane, queue_id):
-                present = node.stamps[lane]
-                if present == stamp:
-                    return node
-                self._sequence += 1
-                heapreplace(queue, (present, self._sequence, node))
-            else:
-                heappop(queue)
-                node.queued ^= 1 << queue_id
-                if node.dead:
-                    self._dead_counts[queue_id] -= 1
-        return None
-
     def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
-        """Tell whether an evictable node belongs to a queue."""
+        """Tell whether a node, if it is evictable, belongs to a queue of a lane."""
+        if not self._is_adaptive[lane]:
+            return super()._belongs(node, lane, queue_id)
+        if node.dead:
+            return False
         if node.history is None and self._ages is None:
             return queue_id == self._first_cell_queue + self._cell(node, lane) * self._lanes_count + lane
         return queue_id in self.queue_ids(node, lane)
@@ -343,7 +331,7 @@ class AdaptiveQueues(EvictionQueues):
             queue = self._queues[queue_id]
             if queue_id % self._lanes_count == lane and queue[0][2] is node:
                 heappop(queue)
-                node.queued ^= 1 << queue_id
+                self._leave(node, lane, queue_id)
         if self._is_adaptive[lane]:
             young = self._young.get(self._cell(node, lane) * self._lanes_count + lane)
             if young and young[-1] is node:

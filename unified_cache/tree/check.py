@@ -110,19 +110,23 @@ def _check_queues(tree: TreeState) -> None:
     queues = tree.queues
     lanes = 2 * tree.components_count
     lines: Counter[Node] = Counter()
+    stale = [0] * lanes
     for queue_id in range(queues.queues_count):
         entries = list(queues.entries(queue_id))
         assert len({id(node) for node, _ in entries}) == len(entries), "a node stands twice in one queue"
-        assert sum(node.dead for node, _ in entries) == queues.dead_count(queue_id), "dead entries are miscounted"
         for node, rank in entries:
+            stale[queue_id % lanes] += node.dead
             lines[node] |= 1 << queue_id
             assert node.dead or rank <= queues.rank(node, queue_id), "the rank of a queued node has fallen"
     for node in tree.nodes():
         assert node.queued == lines[node], "a node says that it stands in other queues than it does"
         for lane in range(lanes):
+            stale[lane] += max(queues.places_count(node, lane) - 1, 0)
             if queues.evictable(node, lane):
                 for queue_id in queues.queue_ids(node, lane):
                     assert node.queued >> queue_id & 1, "an evictable node is not in the queue"
+    for lane, count in enumerate(stale):
+        assert count == queues.stale_count(lane), "stale entries are miscounted"
 
 
 def _check_segments(tree: TreeState) -> None:

@@ -7,7 +7,8 @@ that a rank never falls, which every policy promises (see policy).
 A node stands in a lane's queue while something of it could be evicted there. It is offered again whenever
 that may have become true: a fill, an unlock, a split, the last Full child's going. What makes a node go earlier or
 later than its rank says is another queue of the same lane, see ``Queue``; who moves a node to another queue offers it
-there, and the queue that it left finds out when it comes up.
+there, and the queue that it left finds out when it comes up. Such *stale* entries, and those of nodes that died before
+they came up, are counted and swept, so that a queue costs memory for what stands in it.
 
 Full needs only its deepest node touched. Ancestors cannot be evicted before it; when it goes, its stamp passes
 to the parent if it is the younger one.
@@ -24,8 +25,10 @@ from unified_cache.tree.policy import Ages, History, Policy, Rank, Segments, pol
 
 __all__ = ["EvictionQueues", "Queue"]
 
-SWEEP_DEAD_MIN = 64
-"""Dead entries a queue may hold before it is worth sweeping."""
+STALE_MIN = 64
+"""Stale entries that a lane may hold before it is worth sweeping its queues."""
+STALE_PART = 32
+"""One in so many entries of a lane may be stale: a dead one keeps a whole node in memory."""
 
 
 class Queue(IntEnum):
@@ -51,20 +54,25 @@ class EvictionQueues:
         "_ages",
         "_biased",
         "_components_count",
-        "_dead_counts",
         "_lanes_count",
         "_ordered",
+        "_places",
         "_policies",
         "_priority_lanes",
         "_queues",
         "_sequence",
         "_spans",
+        "_stale_counts",
+        "_stale_max",
         "clock",
         "segments",
         "tracked",
     )
 
-    def __init__(self, spans: Sequence[int], eviction: EvictionConfig, time: Callable[[], float]) -> None:
+    def __init__(
+        self, spans: Sequence[int], eviction: EvictionConfig, time: Callable[[], float], cells_count: int = 0
+    ) -> None:
+        """Make empty queues: of each lane those of ``Queue``, and ``cells_count`` more."""
         components = len(spans)
         lanes = [(tier, component) for tier in Tier for component in range(components)]
         kinds = [eviction.policy(tier, component) for tier, component in lanes]
@@ -84,12 +92,17 @@ class EvictionQueues:
         self._ages = Ages(eviction.ttl_s, time) if eviction.ttl_s is not None and not all_lru else None
         """None without a time to live, and where every lane is lru, which evicts by age already."""
         self._biased = bool(self._priority_lanes) or self._ages is not None
-        self._queues: list[list[tuple[Rank, int, Node]]] = [[] for _ in range(len(Queue) * len(lanes))]
+        self._queues: list[list[tuple[Rank, int, Node]]] = [[] for _ in range((len(Queue) + cells_count) * len(lanes))]
         """Heaps of (rank, sequence, node), by queue id."""
         ordered = (Queue.OPEN, Queue.PROTECTED, Queue.PREFERRED)
         self._ordered = [tuple(queue * len(lanes) + lane for queue in ordered) for lane in range(len(lanes))]
         """By lane: ids of its queues but the aged, in the order in which they are emptied."""
-        self._dead_counts = [0] * len(self._queues)
+        places = [queue for queue in range(len(Queue) + cells_count) if queue != Queue.AGED]
+        self._places = [sum(1 << (queue * len(lanes) + lane) for queue in places) for lane in range(len(lanes))]
+        """By lane: bits of its queues but the aged; a node stands where it belongs in one of these."""
+        self._stale_counts = [0] * len(lanes)
+        """By lane: entries of dead nodes, and those of others beyond the one where they belong."""
+        self._stale_max = [STALE_MIN] * len(lanes)
         self._sequence = 0
         self.clock = 0
         """Counts touches; the newest stamp."""
@@ -213,7 +226,7 @@ class EvictionQueues:
         elif self.evictable(node, lane):
             for queue_id in self.queue_ids(node, lane):
                 if not node.queued >> queue_id & 1:
-                    node.queued |= 1 << queue_id
+                    self._enter(node, lane, queue_id)
                     self._sequence += 1
                     heappush(self._queues[queue_id], (self.rank(node, queue_id), self._sequence, node))
 
@@ -224,17 +237,52 @@ class EvictionQueues:
                 self.offer(node, lane)
 
     def forget(self, node: Node) -> None:
-        """Note that ``node`` died; sweep a queue once half of it is dead, so that none grows without bound."""
-        queued = node.queued
-        while queued:
-            queue_id = queued.bit_length() - 1
-            queued ^= 1 << queue_id
-            self._dead_counts[queue_id] += 1
-            queue = self._queues[queue_id]
-            if self._dead_counts[queue_id] > max(SWEEP_DEAD_MIN, len(queue) // 2):
-                queue[:] = [entry for entry in queue if not entry[2].dead]
+        """Note that ``node`` died: its entries are stale."""
+        for lane, places in enumerate(self._places):
+            if node.queued & places:
+                self._note_stale(lane)
+            if node.queued >> (Queue.AGED * self._lanes_count + lane) & 1:
+                self._note_stale(lane)
+
+    def _enter(self, node: Node, lane: int, queue_id: int) -> None:
+        """Note that a node stands in a queue from now on; its entry in another one of the same lane is stale."""
+        if node.queued & self._places[lane] and queue_id // self._lanes_count != Queue.AGED:
+            self._note_stale(lane)
+        node.queued |= 1 << queue_id
+
+    def _leave(self, node: Node, lane: int, queue_id: int) -> None:
+        """Note that a node stands in a queue no more."""
+        node.queued ^= 1 << queue_id
+        if node.dead or (node.queued & self._places[lane] and queue_id // self._lanes_count != Queue.AGED):
+            self._stale_counts[lane] -= 1
+
+    def _note_stale(self, lane: int) -> None:
+        """Count one more stale entry of a lane; sweep its queues once there are too many."""
+        self._stale_counts[lane] += 1
+        if self._stale_counts[lane] > self._stale_max[lane]:
+            self._stale_max[lane] = max(STALE_MIN, self.queue_length(lane) // STALE_PART)
+            if self._stale_counts[lane] > self._stale_max[lane]:
+                self._sweep(lane)
+
+    def _sweep(self, lane: int) -> None:
+        """Drop the stale entries of a lane."""
+        places = self._places[lane]
+        for queue_id in range(lane, len(self._queues), self._lanes_count):
+            queue, place = self._queues[queue_id], 1 << queue_id
+            left = [
+                node
+                for _, _, node in queue
+                if node.dead or (node.queued & places != place and not self._belongs(node, lane, queue_id))
+            ]
+            if left:
+                for node in left:
+                    self._leave(node, lane, queue_id)
+                queue[:] = [entry for entry in queue if entry[2].queued & place]
                 heapify(queue)
-                self._dead_counts[queue_id] = 0
+
+    def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
+        """Tell whether a node, if it is evictable, belongs to a queue of a lane."""
+        return not node.dead and (node.history is None or queue_id in self.queue_ids(node, lane))
 
     def next_victim(self, lane: int) -> Node | None:
         """Return the node of ``lane`` that goes next; it stays queued. None if nothing can be evicted."""
@@ -256,7 +304,7 @@ class EvictionQueues:
             queue = self._queues[queue_id]
             if queue and queue[0][2] is node:
                 heappop(queue)
-                node.queued ^= 1 << queue_id
+                self._leave(node, lane, queue_id)
 
     def _demote(self, lane: int) -> None:
         """Bring the protected segment down to its share, as far as what it holds could be evicted.
@@ -280,13 +328,9 @@ class EvictionQueues:
         lru = not self.tracked[lane]
         while queue:
             queued_rank, _, node = queue[0]
-            if not self.evictable(node, lane) or (
-                node.history is not None and queue_id not in self.queue_ids(node, lane)
-            ):
+            if not self.evictable(node, lane) or not self._belongs(node, lane, queue_id):
                 heappop(queue)
-                node.queued ^= 1 << queue_id
-                if node.dead:
-                    self._dead_counts[queue_id] -= 1
+                self._leave(node, lane, queue_id)
                 continue
             rank = node.stamps[lane] if lru else self.rank(node, queue_id)
             if rank == queued_rank:
@@ -304,10 +348,14 @@ class EvictionQueues:
         """Yield the nodes of a queue, dead ones too, with the ranks they are queued under; for ``check``."""
         return ((node, rank) for rank, _, node in self._queues[queue_id])
 
-    def dead_count(self, queue_id: int) -> int:
-        """Return the dead entries of a queue, as counted; for ``check``."""
-        return self._dead_counts[queue_id]
+    def places_count(self, node: Node, lane: int) -> int:
+        """Return in how many queues of a lane a node stands, the aged left out: one is not stale; for ``check``."""
+        return (node.queued & self._places[lane]).bit_count()
+
+    def stale_count(self, lane: int) -> int:
+        """Return how many entries of a lane are stale, as counted; for ``check``."""
+        return self._stale_counts[lane]
 
     def queue_length(self, lane: int) -> int:
         """Entries in all queues of a lane."""
-        return sum(len(queue) for queue in self._queues[lane :: self._lanes_count])
+        return sum(map(len, self._queues[lane :: self._lanes_count]))
