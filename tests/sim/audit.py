@@ -9,7 +9,7 @@ Slots, pages and queues of all lanes stand in one array each; a lane's part begi
 
 from collections.abc import Sequence
 from itertools import chain, repeat
-from operator import attrgetter, is_, itemgetter, le
+from operator import attrgetter, is_, itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from unified_cache.cache import UnifiedCache
 from unified_cache.page import PageKey, key_chain
 from unified_cache.pool import Slots, Tier
 from unified_cache.tree import Lock, RadixTree
+from unified_cache.tree.eviction_queues import Queue
 from unified_cache.tree.node import Node
 from unified_cache.window import window
 
@@ -214,11 +215,14 @@ class Audit:
             if len(alive) < len(found):
                 assert len(set(map(_third, queue))) == len(queue), "a node stands twice in one queue"
             standing += alive
-        assert all(map(le, dead, queues._stale_counts)), "stale entries are miscounted"
         lines = len(queues._queues)
         times = np.bincount(np.array(standing, np.int64), minlength=lines * nodes_count).reshape(lines, -1)
         said = np.array(walk.queued) >> np.arange(lines)[:, None] & 1
         assert (times == said).all(), "a node stands in other queues than it says, or twice in one"
+        for lane, count in enumerate(dead):
+            places = [line for line in range(lane, lines, self._lanes) if line // self._lanes != Queue.AGED]
+            beyond_one = int(np.maximum(said[places].sum(axis=0) - 1, 0).sum())
+            assert count + beyond_one == queues._stale_counts[lane], "stale entries are miscounted"
         evictable = walk.held_counts > 0
         evictable[0] &= walk.full_children[0] == 0
         evictable[self._components] &= walk.full_children[1] == 0
