@@ -229,7 +229,8 @@ class OwnedCache:
     def published_stats(self) -> Stats:
         """Return the figures that ``poll``, ``wait_all``, ``settle`` or ``close`` has published last; from any thread.
 
-        While the owner polls they are a little more than a second old at most. They are one moment's, and a value.
+        While the owner polls they are a little more than a second old at most, while somebody looks
+        (``look_at_explanations``) a tenth of one. They are one moment's, and a value.
         """
         return self._published.latest
 
@@ -241,7 +242,7 @@ class OwnedCache:
         return self._short_hits.latest
 
     def look_at_explanations(self) -> None:
-        """Have short hits explained for the next five seconds; from any thread.
+        """Have short hits explained, and figures published ten times a second, for the next five; from any thread.
 
         The owner does so in ``lock``, from the ``poll`` or ``wait_all`` on that publishes its statistics next, and
         gives it no more than a five-hundredth of its time.
@@ -332,7 +333,8 @@ class OwnedCache:
             self._publish()
 
     def _find_watchers(self) -> None:
-        candidates = (self._recorder, self._short_hits if self._short_hits.are_wanted() else None)
+        self._published.are_looked_at = self._short_hits.are_wanted()
+        candidates = (self._recorder, self._short_hits if self._published.are_looked_at else None)
         self._watchers = tuple(watcher for watcher in candidates if watcher is not None)
 
     def _explained(self, prompt: Prompt, storage: StorageTier | None, *, seeks_near: bool) -> Explanation:

@@ -115,7 +115,7 @@ class ShortHits:
         self._is_looked_at = True
 
     def are_wanted(self) -> bool:
-        """Tell whether somebody has looked lately; what the owner asks once a second."""
+        """Tell whether somebody has looked lately; what the owner asks whenever it publishes."""
         now_s = self._clock()
         if self._is_looked_at:
             self._is_looked_at = False
