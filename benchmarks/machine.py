@@ -33,7 +33,7 @@ class Machine:
     """Over 1, 5 and 15 minutes, before the run."""
     commit: str
     dirty: bool
-    """The working tree held changes beyond that commit."""
+    """The working tree held changes beyond that commit, other results aside."""
     python: str
     numpy: str
     torch: str
@@ -106,7 +106,7 @@ def machine() -> Machine:
         cores,
         os.getloadavg(),
         commit,
-        bool(_git("status", "--porcelain")),
+        bool(_git("status", "--porcelain", "--", ".", ":!benchmarks/results")),
         platform.python_version(),
         np.__version__,
         torch.__version__,
