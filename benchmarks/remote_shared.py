@@ -1,7 +1,7 @@
 """Pages passed to a service on this machine through shared memory, against the same copies and checks in one process.
 
-The same: as many streams, each with a thread and a file in /dev/shm of its own, whose memory is there before; as much
-at a time as a service tells of is written into the file, then read out of it. A put is verified from the copy that is
+The same: as many streams, each with a thread and a piece of such memory of its own, mapped before; as much at a time as
+a service tells of is written into it, then read out of it. A put is verified from the copy that is
 kept, in memory that other pages were in before; a get goes from memory that is not the caller's into the caller's
 buffers, and is verified there. Ratios are reference / ours, so more is better.
 
@@ -9,9 +9,8 @@ What ours does more: calls, a thread on either side of each, names looked up. Wh
 ends at a time: that pays for the calls where one stream leaves a core idle, and cannot where streams keep all busy.
 """
 
-import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from statistics import median
 
@@ -22,13 +21,13 @@ from unified_cache.seal import verify_buffers
 from unified_cache.service.store.pages import blank
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.wire.calls import SHARED_PART_BYTES
-from unified_cache.wire.sharing import NAME_PREFIX, PROOF_BYTES, SHARED_DIRECTORY, WINDOW_OFFSET, SharedRegion
+from unified_cache.wire.sharing import WINDOW_OFFSET, RegionOffer, SharedRegion
 
 __all__ = ["shared_figures"]
 
 RATIO_MIN = 0.8
 WINDOW_BYTES = 16 << 20
-"""Part of its file that one stream goes through again and again."""
+"""Part of its memory that one stream goes through again and again."""
 
 
 def shared_figures(address: str, page_kib: int, streams: int, plan: BenchmarkPlan) -> Iterator[Figure]:
@@ -42,7 +41,7 @@ class _Shared:
 
     def __init__(self, address: str, page_kib: int, streams: int, opened: ExitStack) -> None:
         self._moved = MovedPages(address, page_kib, streams, opened)
-        self._regions = [_unnamed_region() for _ in range(streams)]
+        self._regions = [_own_region() for _ in range(streams)]
         self._held = [[_copied(page) for page in pages] for pages in self._moved.pages]
         """Pages of each stream as a service would hold them."""
 
@@ -95,11 +94,9 @@ class _Shared:
         return Figure("remote", f"{name}, {self._moved.name}", "GB/s", self._moved.rate(ours), (compared,), where)
 
 
-def _unnamed_region() -> SharedRegion:
-    name = NAME_PREFIX + secrets.token_hex(16)
-    region = SharedRegion.create(SHARED_DIRECTORY, name, WINDOW_OFFSET + WINDOW_BYTES, bytes(PROOF_BYTES))
-    (SHARED_DIRECTORY / name).unlink()
-    return region
+def _own_region() -> SharedRegion:
+    with closing(RegionOffer.make(WINDOW_OFFSET + WINDOW_BYTES)) as offer:
+        return offer.region
 
 
 def _copied(page: PageIO) -> memoryview:
@@ -109,7 +106,7 @@ def _copied(page: PageIO) -> memoryview:
 
 
 def _parts(pages: list[PageIO]) -> Iterator[list[tuple[int, int]]]:
-    """Yield pages by number, each with its place in the file, as many at a time as make a part."""
+    """Yield pages by number, each with its place in the region, as many at a time as make a part."""
     part: list[tuple[int, int]] = []
     start = 0
     for number, page in enumerate(pages):

@@ -106,7 +106,10 @@ class Requests:
             (Call.STATS, pb.StatsRequest(tenant="default")),
             (Call.CLEAR, pb.ClearRequest(identity=LABEL.identity)),
             (Call.DRAIN, pb.DrainRequest()),
-            (Call.SHARE, pb.ShareRequest(name=f"unified-cache-{'0' * 32}", region_bytes=4096, proof=LABEL.key)),
+            (
+                Call.SHARE,
+                pb.ShareRequest(region_bytes=4096, socket_name=f"unified-cache-{'0' * 32}", socket_proof=LABEL.key),
+            ),
             (Call.UNSHARE, pb.UnshareRequest(region="00" * 16)),
             (Call.LINK, pb.LinkRequest(name=f"unified-cache-{'0' * 32}", proof=LABEL.key)),
             (Call.GET, pb.GetRequest(runs=[run], shared=pb.SharedRange(region="00" * 16, length=4096))),

@@ -340,16 +340,16 @@ class DrainReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ShareRequest(_message.Message):
-    __slots__ = ("tenant", "name", "region_bytes", "proof")
+    __slots__ = ("tenant", "region_bytes", "socket_name", "socket_proof")
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
     REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_NAME_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_PROOF_FIELD_NUMBER: _ClassVar[int]
     tenant: str
-    name: str
     region_bytes: int
-    proof: bytes
-    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., region_bytes: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    socket_name: str
+    socket_proof: bytes
+    def __init__(self, tenant: _Optional[str] = ..., region_bytes: _Optional[int] = ..., socket_name: _Optional[str] = ..., socket_proof: _Optional[bytes] = ...) -> None: ...
 
 class ShareReply(_message.Message):
     __slots__ = ("region", "idle_s")

@@ -4,13 +4,9 @@ A call of gRPC in Python costs 0.3 ms and more of both processors, whatever it a
 thread waits at, 15 us. So a client of the same machine offers the server a socket, by a call of gRPC (``Link``), which
 says who it is as any call does; what follows over the socket are the same calls, in frames of ``service.proto``.
 
-The socket has an abstract name, which is no file and needs none to be removed: whoever dies leaves nothing behind.
-Either end checks that the other is a process of the same user, and the server proves that it was told the name.
+``local_sockets`` says how the two ends meet.
 """
 
-import os
-import re
-import secrets
 import socket
 import struct
 from contextlib import suppress
@@ -19,20 +15,9 @@ from google.protobuf.message import Message
 
 from unified_cache.errors import InputError
 
-__all__ = ["LINK_PROOF_BYTES", "LinkOffer", "LinkSocket", "connected_link", "framed"]
+__all__ = ["LinkSocket", "framed"]
 
-LINK_PROOF_BYTES = 32
-"""Random bytes that the server sends first, and only the client and whom it called know."""
-
-CONNECT_S = 1.0
-"""Longest wait for the other end while a link is made; it is on this machine and has been told."""
-
-_NAME_PREFIX = "unified-cache-"
-_NAME = re.compile(re.escape(_NAME_PREFIX) + r"[0-9a-f]{32}")
 _LENGTH = struct.Struct("<I")
-_CREDENTIALS = struct.Struct("3i")
-"""Process, user and group of the other end, as SO_PEERCRED has them."""
-
 _TIME = struct.Struct("@ll")
 """Seconds and microseconds, as the system has them."""
 
@@ -137,89 +122,7 @@ class LinkSocket:
             return b""
 
 
-class LinkOffer:
-    """A socket that a client listens at for one server, once. Whoever makes it closes it."""
-
-    __slots__ = ("_listener", "name", "proof")
-
-    def __init__(self, listener: socket.socket, name: str, proof: bytes) -> None:
-        self._listener = listener
-        self.name = name
-        """As the server is told."""
-        self.proof = proof
-
-    @classmethod
-    def listen(cls) -> "LinkOffer":
-        """Listen under a random name.
-
-        Raises:
-            OSError: this system has no such sockets.
-        """
-        name, proof = _NAME_PREFIX + secrets.token_hex(16), secrets.token_bytes(LINK_PROOF_BYTES)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind("\0" + name)
-            listener.listen()
-            listener.settimeout(CONNECT_S)
-        except OSError:
-            listener.close()
-            raise
-        return cls(listener, name, proof)
-
-    def accepted(self, frame_bytes_max: int) -> LinkSocket | None:
-        """Return the link that the server has connected; None where nobody has that proves it.
-
-        Raises:
-            OSError: nobody connected, or whoever did is silent.
-        """
-        connection, _ = self._listener.accept()
-        is_proved = False
-        try:
-            connection.settimeout(CONNECT_S)
-            proof = b""
-            while len(proof) < LINK_PROOF_BYTES and (chunk := connection.recv(LINK_PROOF_BYTES - len(proof))):
-                proof += chunk
-            is_proved = secrets.compare_digest(proof, self.proof) and _is_of_this_user(connection)
-            return LinkSocket(connection, frame_bytes_max) if is_proved else None
-        finally:
-            if not is_proved:
-                connection.close()
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._listener.close()
-
-
 def framed(message: Message) -> bytes:
     """Return a message with its length before it."""
     content = message.SerializeToString()
     return _LENGTH.pack(len(content)) + content
-
-
-def connected_link(name: str, proof: bytes, frame_bytes_max: int) -> LinkSocket:
-    """Connect to the socket that a client offers, and prove to be whom it was offered to.
-
-    Raises:
-        InputError: a name or a proof of another form, nobody of this user listens there, or it does not answer.
-    """
-    if not _NAME.fullmatch(name) or len(proof) != LINK_PROOF_BYTES:
-        raise InputError("a link goes by a name and a proof of fixed form")
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(CONNECT_S)
-        connection.connect("\0" + name)
-        if not _is_of_this_user(connection):
-            raise InputError("no process of this server's user listens there")
-        connection.sendall(proof)
-    except OSError as error:
-        connection.close()
-        raise InputError("nobody listens there") from error
-    except InputError:
-        connection.close()
-        raise
-    return LinkSocket(connection, frame_bytes_max)
-
-
-def _is_of_this_user(connection: socket.socket) -> bool:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())

@@ -1,46 +1,48 @@
-"""Memory that two processes of one machine share: a file in /dev/shm that both have open and nobody maps.
+"""Memory that two processes of one machine share: a memfd that both map, sealed so that neither can cut it off.
 
-A mapping would let either end kill the other by truncating the file (SIGBUS), and change bytes after they were
-checked. So bytes are always copied, by ``pread`` and ``pwrite``: what was cut off is an error, and what is verified is
-the copy that is kept. A descriptor cannot go through gRPC; the file goes by a random name instead, which is gone as
-soon as both ends have it open.
+Whoever has a file mapped is killed (SIGBUS) when it touches what somebody has cut off. A memfd that is sealed against
+shrinking has no such end: its maker seals it, and either end looks for the seals before it maps it. What lies in it
+either end may change at any time, so what is verified is a copy that nobody else can reach, or is read by nobody but
+whoever may have changed it.
 
-Its maker holds a lock on the file as long as it has it open, which ends with the process however that ends. So the
-other end knows when nobody is left to share with, and whoever comes next removes the files of those who died before.
+A descriptor cannot go through gRPC. It goes over a Unix socket (``local_sockets``), which stays open as long as its
+maker shares the memory, and so ends with the process however that ends: the other end knows when nobody is left to
+share with. The memory has no name and no file system; it is freed once both ends have let it go.
 """
 
-import errno
 import fcntl
+import mmap
 import os
 import re
+import select
+import socket
 import stat
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from unified_cache.errors import InputError
+from unified_cache.wire.local_sockets import SocketOffer, connected_socket
 
 __all__ = [
-    "ABANDONED_S",
-    "NAME_PREFIX",
-    "PROOF_BYTES",
-    "SHARED_DIRECTORY",
+    "HELD_BYTES_MAX",
+    "SEALS",
     "WINDOW_OFFSET",
+    "ReceivedRegion",
+    "RegionOffer",
+    "RegionTie",
     "SharedRegion",
     "SharedSlice",
     "is_local_peer",
     "named_here",
-    "remove_abandoned_files",
+    "received_region",
 ]
 
-SHARED_DIRECTORY = Path("/dev/shm")  # noqa: S108  # in memory, on every Linux; names in it are random
-NAME_PREFIX = "unified-cache-"
-PROOF_BYTES = 32
-"""Random bytes at the beginning of a file, which its owner tells: a name alone proves nothing."""
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Its length stays as it is, and so do its seals."""
 
 WINDOW_OFFSET = 64
 """Best offset of a slice within a page of the machine's memory.
@@ -50,117 +52,75 @@ Slabs begin 0 or 64 bytes into a page of memory, large arrays of numpy 16; where
 none of theirs ever lies that way to a window that begins here.
 """
 
-ABANDONED_S = 60.0
-"""Age from which on a file that nobody has locked is abandoned; an offer takes milliseconds, and may lack a lock."""
+HELD_BYTES_MAX = 64 << 10
+"""Longest copy that keeps the interpreter lock: some 7 us, as long as it takes to hand the lock over and back."""
 
-MODE = 0o600
-_BUFFERS_MAX = 1024
-"""IOV_MAX of Linux."""
+_MEMFD_NAME = "unified-cache"
+"""For people who look at a process; names of memfds need not differ."""
 
-_NAME = re.compile(re.escape(NAME_PREFIX) + r"[0-9a-f]{32}")
+_LETTER = b"m"
+"""Sent with a descriptor: it cannot go alone."""
+
 _LOOPBACK = re.compile(r"127(\.[0-9]+){3}")
 _LOCAL_PEER = re.compile(r"unix(-abstract)?:.*|ipv4:127\.[0-9.:]+|ipv6:(\[|%5B)::1(\]|%5D)(:[0-9]+)?", re.DOTALL)
 
 
 class SharedRegion:
-    """An open file of shared memory, closed with its last reference: a call that was given up may still write.
+    """Shared memory as this process has it mapped, until its last reference goes: a call that is given up may write."""
 
-    The memory is freed once both ends have closed it.
-    """
+    __slots__ = ("_memory", "region_bytes")
 
-    __slots__ = ("__weakref__", "_descriptor", "_was_locked", "region_bytes")
-
-    def __init__(self, descriptor: int, region_bytes: int) -> None:
-        self._descriptor = descriptor
-        self._was_locked = False
-        self.region_bytes = region_bytes
-        weakref.finalize(self, os.close, descriptor).atexit = False
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self.region_bytes = len(memory)
 
     @classmethod
-    def create(cls, directory: Path, name: str, region_bytes: int, proof: bytes) -> "SharedRegion":
-        """Make a file of this user alone, all of its memory there; the caller unlinks it.
+    def mapped(cls, descriptor: int, region_bytes: int) -> "SharedRegion":
+        """Map memory that is sealed and of the length said; the descriptor stays the caller's.
 
         Raises:
-            OSError: no such directory, or no room in it. Nothing is left.
+            InputError: it is anything else.
+            OSError: there is not as much memory.
         """
-        path = directory / name
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, MODE)
-        region = cls(descriptor, region_bytes)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(descriptor, 0, region_bytes)
-            region.write((memoryview(proof),), 0)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        return region
-
-    @classmethod
-    def open(cls, directory: Path, name: str, region_bytes: int, proof: bytes) -> "SharedRegion":
-        """Open what another process of this user made, and unlink it; what is anything else is refused.
-
-        Raises:
-            InputError: no such name, or not a file as ``create`` makes it, of this user, length and proof.
-        """
-        if not _NAME.fullmatch(name) or len(proof) != PROOF_BYTES:
-            raise InputError("shared memory goes by a name and a proof of fixed form")
-        path = directory / name
-        try:
-            # A FIFO or a device in its place blocks nobody.
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            # First, since it is asked of memory alone: any other file may have a question answered when it likes.
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         except OSError as error:
-            raise InputError("no such shared memory here") from error
-        region = cls(descriptor, region_bytes)
+            raise InputError("expected memory that can be sealed") from error
+        if seals & SEALS != SEALS:
+            raise InputError(f"expected memory sealed with {SEALS:#x}, found {seals:#x}")
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != region_bytes:
+            raise InputError(f"expected memory of {region_bytes} bytes, found {found.st_size}")
+        # Where its maker has left holes, there is an error now in place of a signal when they are touched.
+        os.posix_fallocate(descriptor, 0, region_bytes)
         try:
-            region._check(proof)
-            path.unlink()
-            region._was_locked = not _is_unlocked(descriptor)
-        except (OSError, InputError) as error:
-            raise InputError("this is not shared memory of this server's user") from error
-        return region
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the process that made it has let it go or died; False for one of a maker who locks nothing."""
-        return self._was_locked and _is_unlocked(self._descriptor)
+            shared = mmap.mmap(descriptor, region_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except PermissionError as error:
+            raise InputError("expected memory that can be written") from error
+        return cls(memoryview(shared))
 
     def read_into(self, buffers: Sequence[memoryview], start: int) -> None:
-        """Fill buffers with the bytes from ``start`` on.
-
-        Raises:
-            OSError: they are not there, whoever cut them off.
-        """
-        self._move(os.preadv, buffers, start)
+        """Fill buffers with the bytes from ``start`` on; the region has as many."""
+        for buffer in buffers:
+            end = start + len(buffer)
+            _copy(buffer, self._memory[start:end])
+            start = end
 
     def write(self, buffers: Sequence[memoryview], start: int) -> None:
-        """Write buffers, one after the other, from ``start`` on.
+        """Write buffers, one after the other, from ``start`` on; the region has as many bytes."""
+        for buffer in buffers:
+            end = start + len(buffer)
+            _copy(self._memory[start:end], buffer)
+            start = end
 
-        Raises:
-            OSError: the memory cannot be had.
-        """
-        self._move(os.pwritev, buffers, start)
 
-    def _check(self, proof: bytes) -> None:
-        found = os.fstat(self._descriptor)
-        as_made = (stat.S_IFREG | MODE, os.geteuid(), 1, self.region_bytes)
-        if (found.st_mode, found.st_uid, found.st_nlink, found.st_size) != as_made:
-            raise InputError("expected a file of this user alone, of the length said")
-        said = memoryview(bytearray(PROOF_BYTES))
-        self.read_into((said,), 0)
-        if said != proof:
-            raise InputError("expected the proof at the beginning of the file")
-
-    def _move(self, move: Callable[[int, list[memoryview], int], int], buffers: Sequence[memoryview], at: int) -> None:
-        waiting = deque(buffer for buffer in buffers if len(buffer))
-        while waiting:
-            moved_bytes = move(self._descriptor, list(islice(waiting, _BUFFERS_MAX)), at)
-            if not moved_bytes:
-                raise OSError(errno.ENODATA, f"shared memory ends at {at}")
-            at += moved_bytes
-            while waiting and moved_bytes >= len(waiting[0]):
-                moved_bytes -= len(waiting.popleft())
-            if moved_bytes:
-                waiting[0] = waiting[0][moved_bytes:]
+def _copy(target: memoryview, source: memoryview) -> None:
+    """Copy bytes, as many as both have; large ones without the interpreter lock."""
+    if len(source) <= HELD_BYTES_MAX:
+        target[:] = source
+    else:
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 class SharedSlice(NamedTuple):
@@ -177,7 +137,6 @@ class SharedSlice(NamedTuple):
 
         Raises:
             InputError: they reach beyond the window.
-            OSError: the other end has cut the bytes off.
         """
         self._check(offset, sum(map(len, buffers)))
         self.region.read_into(buffers, self.start + offset)
@@ -187,7 +146,6 @@ class SharedSlice(NamedTuple):
 
         Raises:
             InputError: they reach beyond the window.
-            OSError: the memory cannot be had.
         """
         self._check(offset, sum(map(len, buffers)))
         self.region.write(buffers, self.start + offset)
@@ -197,37 +155,116 @@ class SharedSlice(NamedTuple):
             raise InputError(f"a call has {self.length} bytes of shared memory, found {offset + count_bytes}")
 
 
-def remove_abandoned_files(directory: Path, now_s: float) -> None:
-    """Remove what processes of this user left that died between making a file and its being opened at the other end.
+class RegionTie:
+    """One end of the socket that memory came over. It ends when either process closes it, forgets it or dies."""
 
-    ``now_s`` counts from 1970, as the times of files do.
+    __slots__ = ("__weakref__", "_close", "_descriptor")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._descriptor = connection.detach()
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        self._close.atexit = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other end has let the memory go or died; or has sent anything, which it never should."""
+        waiting = select.poll()
+        waiting.register(self._descriptor, select.POLLIN)
+        return not self._close.alive or bool(waiting.poll(0))
+
+    def close(self) -> None:
+        """Let the other end know that nothing is shared any more."""
+        self._close()
+
+
+class RegionOffer:
+    """Memory of this process on offer to a server: sealed, mapped here, and handed over once. Its maker closes it."""
+
+    __slots__ = ("_descriptor", "_socket", "region")
+
+    def __init__(self, descriptor: int, region: SharedRegion, offer: SocketOffer) -> None:
+        self._descriptor = descriptor
+        self._socket = offer
+        self.region = region
+
+    @classmethod
+    def make(cls, region_bytes: int) -> "RegionOffer":
+        """Make memory, all of it there, and listen for a server.
+
+        Raises:
+            OSError: there is not as much memory, or this system has no such memory or sockets. Nothing is left.
+        """
+        descriptor = os.memfd_create(_MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, region_bytes)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+            return cls(descriptor, SharedRegion.mapped(descriptor, region_bytes), SocketOffer.listen())
+        except OSError:
+            os.close(descriptor)
+            raise
+
+    @property
+    def socket_name(self) -> str:
+        """Name of the socket that a server connects to."""
+        return self._socket.name
+
+    @property
+    def socket_proof(self) -> bytes:
+        """What the server sends first."""
+        return self._socket.proof
+
+    def hand_over(self) -> RegionTie | None:
+        """Wait for the server to connect and hand the memory over; None where it does not, or does not prove itself."""
+        connection: socket.socket | None = None
+        with suppress(OSError):
+            connection = self._socket.accepted()
+        if connection is None:
+            return None
+        with suppress(OSError):  # whoever has gone meanwhile answers with an error
+            socket.send_fds(connection, [_LETTER], [self._descriptor])
+        return RegionTie(connection)
+
+    def withdraw(self) -> None:
+        """Hand nothing over any more, from any thread: who waits in ``hand_over`` returns."""
+        self._socket.withdraw()
+
+    def close(self) -> None:
+        """Let go of all but the mapping; nobody may wait in ``hand_over``."""
+        self._socket.close()
+        os.close(self._descriptor)
+
+
+class ReceivedRegion(NamedTuple):
+    """Memory that another process has handed over."""
+
+    region: SharedRegion
+    tie: RegionTie
+
+
+def received_region(socket_name: str, socket_proof: bytes, region_bytes: int) -> ReceivedRegion:
+    """Connect to the socket of a client and map the memory that it hands over; what is anything else is refused.
+
+    Raises:
+        InputError: nobody of this user listens there or hands anything over in time, it is not sealed memory of that
+            length that may be written, or there is not as much.
     """
-    with suppress(OSError):
-        for path in directory.iterdir():
-            if _NAME.fullmatch(path.name):
-                with suppress(OSError):
-                    _remove_if_abandoned(path, now_s)
-
-
-def _remove_if_abandoned(path: Path, now_s: float) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    connection = connected_socket(socket_name, socket_proof)
+    received: list[int] = []
     try:
-        found = os.fstat(descriptor)
-        is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
-        if is_ours and now_s - found.st_mtime > ABANDONED_S and _is_unlocked(descriptor):
-            path.unlink()
+        letter, received, flags, _ = socket.recv_fds(connection, len(_LETTER), 1, socket.MSG_CMSG_CLOEXEC)
+        if letter != _LETTER or len(received) != 1 or flags & socket.MSG_CTRUNC:
+            raise InputError("expected one descriptor")
+        return ReceivedRegion(SharedRegion.mapped(received[0], region_bytes), RegionTie(connection))
+    except OSError as error:
+        connection.close()
+        raise InputError("expected as much memory as said, handed over at once") from error
+    except InputError:
+        connection.close()
+        raise
     finally:
-        os.close(descriptor)
-
-
-def _is_unlocked(descriptor: int) -> bool:
-    """Tell whether nobody else has a lock on a file; this process has none afterwards either."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return True
+        for descriptor in received:
+            with suppress(OSError):
+                os.close(descriptor)
 
 
 def is_local_peer(peer: str) -> bool:

@@ -28,7 +28,8 @@ from unified_cache.service.requests.calls import CallMethods
 from unified_cache.service.requests.links import CallLinks
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
-from unified_cache.wire.links import LinkOffer, LinkSocket
+from unified_cache.wire.links import LinkSocket
+from unified_cache.wire.local_sockets import SocketOffer
 
 FRAME_BYTES_MAX = 1 << 20
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
@@ -87,10 +88,15 @@ class LinkClient:
 
 
 @contextmanager
-def offered() -> Iterator[tuple[LinkOffer, pb.LinkRequest]]:
-    offer = LinkOffer.listen()
+def offered() -> Iterator[tuple[SocketOffer, pb.LinkRequest]]:
+    offer = SocketOffer.listen()
     with closing(offer):
         yield offer, pb.LinkRequest(name=offer.name, proof=offer.proof)
+
+
+def accepted(offer: SocketOffer) -> LinkSocket | None:
+    connection = offer.accepted()
+    return None if connection is None else LinkSocket(connection, FRAME_BYTES_MAX)
 
 
 @contextmanager
@@ -98,7 +104,7 @@ def linked(wire: AddressWire) -> Iterator[LinkClient]:
     """Open a link as ``wire`` calls."""
     with offered() as (offer, request):
         wire.ask(Call.LINK, request)
-        link = offer.accepted(FRAME_BYTES_MAX)
+        link = accepted(offer)
     assert link is not None
     with closing(link):
         yield LinkClient(link)
@@ -298,7 +304,7 @@ def test_a_caller_on_another_machine_has_no_link() -> None:
         links.open("default", Elsewhere(), request)
     with offered() as (offer, request):
         links.open("default", DirectContext(), request)
-        link = offer.accepted(FRAME_BYTES_MAX)
+        link = accepted(offer)
     assert link is not None
     links.close()
     assert link.receive() is None
@@ -309,7 +315,7 @@ def test_who_does_not_prove_to_be_the_server_has_no_link() -> None:
     with offered() as (offer, _), socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect("\0" + offer.name)
         stranger.sendall(bytes(32))
-        assert offer.accepted(FRAME_BYTES_MAX) is None
+        assert offer.accepted() is None
 
 
 def test_a_token_revoked_since_is_refused_over_an_open_link(tmp_path: Path) -> None:
@@ -342,7 +348,7 @@ def test_a_certificate_revoked_since_is_refused_over_an_open_link(tmp_path: Path
     ):
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.LINK.path)
         begin(request.SerializeToString(), timeout=CALL_S)
-        link = offer.accepted(FRAME_BYTES_MAX)
+        link = accepted(offer)
         assert link is not None
         with closing(link):
             client = LinkClient(link)

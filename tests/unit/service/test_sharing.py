@@ -1,12 +1,17 @@
 """Pages through shared memory: used where it can be, refused where it is not what it says, never believed twice."""
 
+import ctypes
+import fcntl
+import gc
 import os
-import secrets
+import socket
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,21 +23,20 @@ from tests.unit.service.test_requests import BAD, MANIFEST, OBJECT_BYTES, key, p
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
+from unified_cache.wire.local_sockets import SOCKET_PROOF_BYTES, SocketOffer
 from unified_cache.wire.sharing import (
-    ABANDONED_S,
-    NAME_PREFIX,
-    PROOF_BYTES,
-    SHARED_DIRECTORY,
+    HELD_BYTES_MAX,
+    SEALS,
+    RegionOffer,
+    RegionTie,
     SharedRegion,
     is_local_peer,
     named_here,
-    remove_abandoned_files,
 )
 
 LIMITS = limits_with(regions_max=3, region_bytes_max=1 << 20, region_idle_s=60.0)
 REGION_BYTES = 64 << 10
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
-PROOF = bytes(range(PROOF_BYTES))
 BUFFERS = 2500
 """More than the system takes at a time."""
 
@@ -57,24 +61,57 @@ def wire(running: LoopbackServer) -> Iterator[Wire]:
     wire.close()
 
 
+class Offered:
+    """Memory on offer, and what becomes of it: the end of a client that this process is, too."""
+
+    def __init__(self, offer: RegionOffer) -> None:
+        self.offer = offer
+        self.region = offer.region
+        self.tie: RegionTie | None = None
+
+    def message(self, region_bytes: int | None = None) -> pb.ShareRequest:
+        return pb.ShareRequest(
+            region_bytes=self.region.region_bytes if region_bytes is None else region_bytes,
+            socket_name=self.offer.socket_name,
+            socket_proof=self.offer.socket_proof,
+        )
+
+    def shared(self, ask: Callable[[pb.ShareRequest], bytes], region_bytes: int | None = None) -> str:
+        """Hand the memory over while ``ask`` offers it; return the server's name for it."""
+        with ThreadPoolExecutor(1) as asking:
+            asked = asking.submit(ask, self.message(region_bytes))
+            asked.add_done_callback(lambda _: self.offer.withdraw())
+            self.tie = self.offer.hand_over()
+            return pb.ShareReply.FromString(asked.result()).region
+
+    def close(self) -> None:
+        self.offer.close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Do what the end of a process does."""
+        if self.tie is not None:
+            self.tie.close()
+
+
+@contextmanager
+def offered(region_bytes: int = REGION_BYTES) -> Iterator[Offered]:
+    with closing(Offered(RegionOffer.make(region_bytes))) as made:
+        yield made
+
+
 @pytest.fixture
-def path() -> Iterator[Path]:
-    path = SHARED_DIRECTORY / (NAME_PREFIX + secrets.token_hex(16))
-    yield path
-    if path.is_symlink() or path.exists():
-        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+def memory() -> Iterator[Offered]:
+    with offered() as made:
+        yield made
 
 
-def made(path: Path) -> SharedRegion:
-    return SharedRegion.create(path.parent, path.name, REGION_BYTES, PROOF)
+def asking(wire: Wire) -> Callable[[pb.ShareRequest], bytes]:
+    return partial(wire.ask, Call.SHARE)
 
 
-def offer(path: Path, region_bytes: int = REGION_BYTES, proof: bytes = PROOF) -> pb.ShareRequest:
-    return pb.ShareRequest(name=path.name, region_bytes=region_bytes, proof=proof)
-
-
-def shared(wire: Wire, path: Path) -> str:
-    return pb.ShareReply.FromString(wire.ask(Call.SHARE, offer(path))).region
+def shared(wire: Wire, memory: Offered) -> str:
+    return memory.shared(asking(wire))
 
 
 def range_of(region: str, length: int = 3 * OBJECT_BYTES, start: int = 0) -> pb.SharedRange:
@@ -106,18 +143,16 @@ def bytes_in(region: SharedRegion, at: int, count: int) -> bytes:
     return bytes(found)
 
 
-def test_pages_go_both_ways_through_a_file_that_has_no_name_any_more(wire: Wire, path: Path) -> None:
-    region = made(path)
-    name = shared(wire, path)
-    assert not path.exists()
+def test_pages_go_both_ways_through_memory_that_has_no_name(wire: Wire, memory: Offered) -> None:
+    name, region = shared(wire, memory), memory.region
     assert put(wire, region, name, 1, at=4096) == b"\x02"
     assert put(wire, region, name, 2) == b"\x02"
     assert get(wire, range_of(name, start=8192), 1, 3, 2) == (b"\x01\x00\x01", 2 * OBJECT_BYTES)
     assert bytes_in(region, 8192, 2 * OBJECT_BYTES) == page(1) + page(2)
 
 
-def test_a_region_moves_any_number_of_buffers_in_their_order(path: Path) -> None:
-    region = made(path)
+def test_a_region_moves_any_number_of_buffers_in_their_order(memory: Offered) -> None:
+    region = memory.region
     content = os.urandom(3 * BUFFERS)
     view = memoryview(bytearray(content))
     region.write([view[3 * number : 3 * number + 3] for number in range(BUFFERS)], 7)
@@ -126,211 +161,288 @@ def test_a_region_moves_any_number_of_buffers_in_their_order(path: Path) -> None
     assert bytes(found) == content
 
 
-def as_made(path: Path) -> None:
-    made(path)
+@pytest.mark.parametrize("count_bytes", [HELD_BYTES_MAX, HELD_BYTES_MAX + 1], ids=["short", "long"])
+def test_a_copy_of_any_length_moves_all_of_it_and_nothing_else(count_bytes: int) -> None:
+    with offered(4 * HELD_BYTES_MAX) as made:
+        content, found = memoryview(bytearray(os.urandom(count_bytes))), memoryview(bytearray(count_bytes))
+        made.region.write((content,), 100)
+        made.region.read_into((found,), 100)
+        assert found == content
+        assert bytes_in(made.region, 0, 100) == bytes(100)
+        assert bytes_in(made.region, 100 + count_bytes, 100) == bytes(100)
 
 
-def readable_by_others(path: Path) -> None:
-    made(path)
-    path.chmod(0o644)
+def sealed(seals: int = SEALS, region_bytes: int = REGION_BYTES) -> int:
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, region_bytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
 
 
-def of_another_user(path: Path) -> None:
-    made(path)
-    os.chown(path, 12345, -1)
+def without_seals() -> int:
+    return sealed(0)
 
 
-def of_another_length(path: Path) -> None:
-    made(path)
-    os.truncate(path, REGION_BYTES + 1)
+def that_may_shrink() -> int:
+    return sealed(SEALS & ~fcntl.F_SEAL_SHRINK)
 
 
-def without_its_proof(path: Path) -> None:
-    made(path).write((memoryview(bytes(PROOF_BYTES)),), 0)
+def that_may_grow() -> int:
+    return sealed(SEALS & ~fcntl.F_SEAL_GROW)
 
 
-def with_a_second_name(path: Path) -> None:
-    made(path)
-    (path.parent / (path.name + ".other")).hardlink_to(path)
+def that_may_be_sealed_further() -> int:
+    return sealed(SEALS & ~fcntl.F_SEAL_SEAL)
 
 
-def a_link(path: Path) -> None:
-    target = path.parent / (path.name + ".other")
-    SharedRegion.create(path.parent, target.name, REGION_BYTES, PROOF)
-    path.symlink_to(target)
+def too_short() -> int:
+    return sealed(region_bytes=REGION_BYTES - 1)
 
 
-def a_fifo(path: Path) -> None:
-    os.mkfifo(path, 0o600)
+def too_long() -> int:
+    return sealed(region_bytes=REGION_BYTES + 1)
 
 
-def a_directory(path: Path) -> None:
-    path.mkdir(0o700)
+def that_nobody_may_write() -> int:
+    return sealed(SEALS | fcntl.F_SEAL_WRITE)
 
 
-def nothing(path: Path) -> None:
-    return None
+def open_for_reading() -> int:
+    descriptor = sealed()
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+    finally:
+        os.close(descriptor)
+
+
+def a_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(REGION_BYTES)
+        return os.dup(file.fileno())
+
+
+def a_pipe() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def a_directory() -> int:
+    return os.open("/", os.O_RDONLY | os.O_DIRECTORY)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        readable_by_others,
-        pytest.param(of_another_user, marks=pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away")),
-        of_another_length,
-        without_its_proof,
-        with_a_second_name,
-        a_link,
-        a_fifo,
+        without_seals,
+        that_may_shrink,
+        that_may_grow,
+        that_may_be_sealed_further,
+        too_short,
+        too_long,
+        that_nobody_may_write,
+        open_for_reading,
+        a_file,
+        a_pipe,
         a_directory,
-        nothing,
     ],
     ids=lambda make: make.__name__,
 )
-def test_what_is_not_as_it_must_be_is_refused_and_left_where_it_is(
-    running: LoopbackServer, wire: Wire, path: Path, make: Callable[[Path], None]
+def test_what_is_not_as_it_must_be_is_refused_and_not_kept(
+    running: LoopbackServer, wire: Wire, memory: Offered, make: Callable[[], int]
 ) -> None:
-    make(path)
-    before = path.lstat() if make is not nothing else None
-    with refused(PRECONDITION):
-        wire.ask(Call.SHARE, offer(path))
-    assert (path.lstat() if make is not nothing else None) == before
-    (path.parent / (path.name + ".other")).unlink(missing_ok=True)
+    descriptor = make()
+    with closing(Offered(RegionOffer(descriptor, memory.region, SocketOffer.listen()))) as other:
+        before = descriptors_count()
+        with refused(PRECONDITION):
+            shared(wire, other)
+        other.let_go()
+        wait_for(lambda: descriptors_count() <= before)
     assert running.service._regions.count("default") == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["", "x", "../etc/passwd", NAME_PREFIX, NAME_PREFIX + "A" * 32, NAME_PREFIX + "/" * 32]
-)
+@pytest.mark.parametrize("descriptors_count", [0, 2], ids=["none", "two"])
+def test_one_descriptor_comes_and_no_other_number(wire: Wire, memory: Offered, descriptors_count: int) -> None:
+    with closing(SocketOffer.listen()) as listener, ThreadPoolExecutor(1) as asking:
+        request = pb.ShareRequest(region_bytes=REGION_BYTES, socket_name=listener.name, socket_proof=listener.proof)
+        asked = asking.submit(wire.ask, Call.SHARE, request)
+        connection = listener.accepted()
+        assert connection is not None
+        with connection:
+            socket.send_fds(connection, [b"m"], [memory.offer._descriptor] * descriptors_count)
+            with refused(PRECONDITION, "expected one descriptor"):
+                asked.result()
+
+
+def test_a_client_that_connects_and_hands_nothing_over_is_refused_in_time(
+    running: LoopbackServer, wire: Wire, memory: Offered
+) -> None:
+    with closing(SocketOffer.listen()) as listener, ThreadPoolExecutor(1) as asking:
+        request = pb.ShareRequest(region_bytes=REGION_BYTES, socket_name=listener.name, socket_proof=listener.proof)
+        asked = asking.submit(wire.ask, Call.SHARE, request)
+        connection = listener.accepted()
+        assert connection is not None
+        # Others share meanwhile: nobody waits for one that is slow.
+        name = shared(wire, memory)
+        assert put(wire, memory.region, name, 1) == b"\x02"
+        with refused(PRECONDITION):
+            asked.result()
+        connection.close()
+    assert running.service._regions.count("default") == 1
+
+
+def test_who_has_memory_that_is_shared_can_neither_cut_it_off_nor_take_its_seals(wire: Wire, memory: Offered) -> None:
+    name = shared(wire, memory)
+    descriptor = memory.offer._descriptor
+    for length in (0, 10, REGION_BYTES - 1, REGION_BYTES + 1):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, length)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    assert put(wire, memory.region, name, 1) == b"\x02"
+
+
+def test_memory_with_holes_is_filled_before_it_is_mapped(wire: Wire) -> None:
+    descriptor = sealed()
+    offer = RegionOffer(descriptor, SharedRegion.mapped(descriptor, REGION_BYTES), SocketOffer.listen())
+    with closing(Offered(offer)) as made:
+        # A hole that is punched later costs the memory anew, and nothing else.
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.fallocate(descriptor, 0x03, ctypes.c_long(0), ctypes.c_long(REGION_BYTES)) == 0
+        name = shared(wire, made)
+        assert os.fstat(descriptor).st_blocks * 512 == REGION_BYTES
+        assert put(wire, made.region, name, 1) == b"\x02"
+        assert libc.fallocate(descriptor, 0x03, ctypes.c_long(0), ctypes.c_long(REGION_BYTES)) == 0
+        assert get(wire, range_of(name), 1) == (b"\x01", OBJECT_BYTES)
+        assert bytes_in(made.region, 0, OBJECT_BYTES) == page(1)
+
+
+@pytest.mark.parametrize("name", ["", "x", "../etc/passwd", "unified-cache-", "unified-cache-" + "A" * 32])
 def test_a_name_of_another_form_is_refused(wire: Wire, name: str) -> None:
+    request = pb.ShareRequest(region_bytes=REGION_BYTES, socket_name=name, socket_proof=bytes(SOCKET_PROOF_BYTES))
     with refused(PRECONDITION):
-        wire.ask(Call.SHARE, pb.ShareRequest(name=name, region_bytes=REGION_BYTES, proof=PROOF))
+        wire.ask(Call.SHARE, request)
+
+
+def test_a_socket_that_nobody_listens_at_is_refused(wire: Wire, memory: Offered) -> None:
+    request = memory.message()
+    memory.offer.withdraw()
+    with refused(PRECONDITION, "nobody listens there"):
+        wire.ask(Call.SHARE, request)
 
 
 @pytest.mark.parametrize("region_bytes", [0, LIMITS.region_bytes_max + 1, 2**64 - 1])
-def test_a_region_of_no_bytes_or_too_many_is_refused(wire: Wire, path: Path, region_bytes: int) -> None:
-    made(path)
-    with refused(PRECONDITION):
-        wire.ask(Call.SHARE, offer(path, region_bytes))
+def test_a_region_of_no_bytes_or_too_many_is_refused(wire: Wire, memory: Offered, region_bytes: int) -> None:
+    with refused(PRECONDITION, "a region has"):
+        wire.ask(Call.SHARE, memory.message(region_bytes))
 
 
 def test_a_tenant_has_a_bounded_number_of_regions_and_others_have_theirs(running: LoopbackServer, wire: Wire) -> None:
-    def offered(by: Wire) -> str:
-        path = SHARED_DIRECTORY / (NAME_PREFIX + secrets.token_hex(16))
-        made(path)
-        try:
-            return shared(by, path)
-        finally:
-            path.unlink(missing_ok=True)
+    with ExitStack() as held:
 
-    names = [offered(wire) for _ in range(LIMITS.regions_max)]
-    with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        offered(wire)
-    other = Wire(running, "team:writer")
-    offered(other)
-    other.close()
-    wire.ask(Call.UNSHARE, pb.UnshareRequest(region=names[0]))
-    offered(wire)
+        def offered_by(by: Wire) -> str:
+            return shared(by, held.enter_context(offered()))
+
+        names = [offered_by(wire) for _ in range(LIMITS.regions_max)]
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
+            offered_by(wire)
+        other = Wire(running, "team:writer")
+        offered_by(other)
+        other.close()
+        wire.ask(Call.UNSHARE, pb.UnshareRequest(region=names[0]))
+        offered_by(wire)
 
 
 def test_a_region_that_nobody_names_is_let_go_and_calls_that_name_it_later_are_refused(
-    running: LoopbackServer, wire: Wire, path: Path, clock: ManualClock
+    running: LoopbackServer, wire: Wire, memory: Offered, clock: ManualClock
 ) -> None:
-    # A client that died without a word leaves just this.
-    before = open_files()
-    region = made(path)
-    name = shared(wire, path)
-    put(wire, region, name, 1)
-    del region
+    name = shared(wire, memory)
+    assert memory.tie is not None
+    put(wire, memory.region, name, 1)
     clock.now_s += LIMITS.region_idle_s - 1
     assert get(wire, range_of(name), 1) == (b"\x01", OBJECT_BYTES)
+    assert not memory.tie.has_ended
     clock.now_s += LIMITS.region_idle_s
     running.service._regions.sweep()
-    assert open_files() == before
+    assert memory.tie.has_ended
     with refused(PRECONDITION, "no such region"):
         get(wire, range_of(name), 1)
 
 
-def test_the_regions_of_a_client_that_died_are_let_go_before_they_are_idle(
-    running: LoopbackServer, wire: Wire, path: Path
-) -> None:
-    before = open_files()
-    regions = [made(path)]
-    first = shared(wire, path)
-    for _ in range(LIMITS.regions_max - 1):
-        regions.append(made(path))
-        shared(wire, path)
+def test_the_regions_of_a_client_that_died_are_let_go_before_they_are_idle(running: LoopbackServer, wire: Wire) -> None:
+    before = mapped_count()
+    with ExitStack() as held:
+        made = [held.enter_context(offered()) for _ in range(LIMITS.regions_max)]
+        names = [shared(wire, each) for each in made]
+        running.service._regions.sweep()
+        put(wire, made[0].region, names[0], 1)
+        assert mapped_count() == before + 2 * LIMITS.regions_max  # this process is both ends
+        del made
     running.service._regions.sweep()
-    put(wire, regions[0], first, 1)
-    regions.clear()
-    running.service._regions.sweep()
-    assert (open_files(), running.service._regions.count("default")) == (before, 0)
+    assert (mapped_count(), running.service._regions.count("default")) == (before, 0)
 
 
-def test_a_client_that_died_leaves_its_place_to_the_next_one(running: LoopbackServer, wire: Wire, path: Path) -> None:
-    regions: list[SharedRegion] = []
-    for _ in range(LIMITS.regions_max):
-        regions.append(made(path))
-        shared(wire, path)
-    assert running.service._regions.count("default") == LIMITS.regions_max
-    regions.clear()
-    next_one = made(path)
-    shared(wire, path)
-    assert running.service._regions.count("default") == 1
-    del next_one
+def test_a_client_that_died_leaves_its_place_to_the_next_one(running: LoopbackServer, wire: Wire) -> None:
+    with ExitStack() as held:
+        for _ in range(LIMITS.regions_max):
+            shared(wire, held.enter_context(offered()))
+        assert running.service._regions.count("default") == LIMITS.regions_max
+    with offered() as next_one:
+        shared(wire, next_one)
+        assert running.service._regions.count("default") == 1
 
 
 DIES = """
-import os, secrets, signal, sys
-from contextlib import suppress
-from pathlib import Path
-from unified_cache.wire.sharing import SharedRegion
-path = Path(sys.argv[1])
-region = SharedRegion.create(path.parent, path.name, 1 << 16, bytes(32))
-print("made", flush=True)
+import signal, sys
+import grpc
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.wire.calls import Call
+from unified_cache.wire.sharing import RegionOffer
+offer = RegionOffer.make(1 << 16)
+request = pb.ShareRequest(region_bytes=1 << 16, socket_name=offer.socket_name, socket_proof=offer.socket_proof)
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    asked = channel.unary_unary(Call.SHARE.path).future(request.SerializeToString(), 10.0)
+    tie = offer.hand_over()
+    print(pb.ShareReply.FromString(asked.result()).region, flush=True)
 signal.pause()
 """
 
 
-def test_what_a_killed_client_left_is_removed_and_what_a_live_one_offers_is_not(tmp_path: Path) -> None:
-    def name() -> Path:
-        return tmp_path / (NAME_PREFIX + secrets.token_hex(16))
-
-    left, offered, early, letter = name(), name(), name(), tmp_path / "letter"
-    letter.touch()
-    with subprocess.Popen([sys.executable, "-c", DIES, left], stdout=subprocess.PIPE) as client:
+def test_a_killed_client_leaves_no_memory_and_a_call_under_way_over_its_region_goes_on(
+    running: LoopbackServer, wire: Wire
+) -> None:
+    before = mapped_count()
+    regions = running.service._regions
+    command = [sys.executable, "-c", DIES, running.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
-        assert client.stdout.readline() == b"made\n"
-        later_s = time.time() + 2 * ABANDONED_S
-        remove_abandoned_files(tmp_path, later_s)
-        assert left.exists()
-        client.kill()
-    region = made(offered)
-    early.touch()
-    remove_abandoned_files(tmp_path, time.time())
-    assert sorted(tmp_path.iterdir()) == sorted((left, offered, early, letter))
-    remove_abandoned_files(tmp_path, later_s)
-    assert sorted(tmp_path.iterdir()) == sorted((offered, letter))
-    del region
+        name = client.stdout.readline().strip()
+        with regions.window("default", range_of(name)) as window:
+            client.kill()
+            client.wait()
+            regions.sweep()
+            assert regions.count("default") == 0
+            window.write((memoryview(page(1)),), 0)
+            found = memoryview(bytearray(OBJECT_BYTES))
+            window.read_into((found,), 0)
+            assert bytes(found) == page(1)
+            del window
+    wait_for(lambda: mapped_count() == before)
 
 
-def open_files() -> int:
-    """Count files of /dev/shm that this process, and so the server in it, has open."""
-    return len(shared_files())
+def descriptors_count() -> int:
+    """Count the descriptors of this process, and so of the server in it."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def shared_files() -> frozenset[tuple[str, Path]]:
-    """Return the descriptors of this process that are files of /dev/shm, with their paths."""
-    found: set[tuple[str, Path]] = set()
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # a descriptor that another thread has closed meanwhile
-            found.add((link.name, link.readlink()))
-    return frozenset((name, path) for name, path in found if path.is_relative_to(SHARED_DIRECTORY))
+def mapped_count() -> int:
+    """Count regions that this process, and so the server in it, has mapped."""
+    gc.collect()  # what a failed call held
+    return sum("/memfd:unified-cache" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_another_tenant_cannot_name_a_region(running: LoopbackServer, wire: Wire, path: Path) -> None:
-    made(path)
-    name = shared(wire, path)
+def test_another_tenant_cannot_name_a_region(running: LoopbackServer, wire: Wire, memory: Offered) -> None:
+    name = shared(wire, memory)
     other = Wire(running, "team:writer")
     other.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     with refused(PRECONDITION, "no such region"):
@@ -346,11 +458,10 @@ def test_another_tenant_cannot_name_a_region(running: LoopbackServer, wire: Wire
     [(0, REGION_BYTES + 1), (REGION_BYTES, 1), (2**64 - 1, 1), (0, 2**64 - 1), (2**63, 2**63), (0, OBJECT_BYTES - 1)],
 )
 def test_a_range_beyond_the_region_or_too_small_for_the_pages_is_an_invalid_argument(
-    wire: Wire, path: Path, at: int, length: int
+    wire: Wire, memory: Offered, at: int, length: int
 ) -> None:
-    region = made(path)
-    name = shared(wire, path)
-    put(wire, region, name, 1)
+    name = shared(wire, memory)
+    put(wire, memory.region, name, 1)
     with refused(BAD):
         get(wire, range_of(name, length, at), 1)
     with refused(BAD):
@@ -358,9 +469,8 @@ def test_a_range_beyond_the_region_or_too_small_for_the_pages_is_an_invalid_argu
     assert get(wire, range_of(name), 1, 2) == (b"\x01\x00", OBJECT_BYTES)
 
 
-def test_content_in_the_stream_and_in_memory_do_not_mix(wire: Wire, path: Path) -> None:
-    made(path)
-    where = range_of(shared(wire, path))
+def test_content_in_the_stream_and_in_memory_do_not_mix(wire: Wire, memory: Offered) -> None:
+    where = range_of(shared(wire, memory))
     for messages in (
         [shared_start(where, 1), part(page(1))],
         [start(1), pb.PutPart(shared_bytes=OBJECT_BYTES)],
@@ -374,27 +484,9 @@ def test_content_in_the_stream_and_in_memory_do_not_mix(wire: Wire, path: Path) 
     assert get(wire, where, 1) == (b"\x00", 0)
 
 
-def test_a_region_that_is_cut_off_costs_the_call_and_nothing_else(
-    running: LoopbackServer, wire: Wire, path: Path
-) -> None:
-    put_whole = [start(1), part(page(1))]
-    wire.put(put_whole)
-    region = made(path)
-    keep = os.open(path, os.O_RDWR)
-    name = shared(wire, path)
-    os.truncate(keep, 10)
-    os.close(keep)
-    with refused(PRECONDITION, "not there any more"):
-        wire.put([shared_start(range_of(name), 2), pb.PutPart(shared_bytes=OBJECT_BYTES)])
-    assert running.service._regions.count("default") == 0
-    assert pb.GetPart.FromString(wire.get(pb.GetRequest(runs=[run(key(1), object_bytes=OBJECT_BYTES)]))[0]).hits
-    wait_for(lambda: running.gate.in_flight_count == 0)
-    del region
-
-
-def test_bytes_that_change_after_they_were_named_never_change_a_page(wire: Wire, path: Path) -> None:
-    region = made(path)
-    name = shared(wire, path)
+def test_bytes_that_change_after_they_were_named_never_change_a_page(wire: Wire, memory: Offered) -> None:
+    region = memory.region
+    name = shared(wire, memory)
 
     def messages() -> Iterator[pb.PutPart]:
         yield shared_start(range_of(name), 1, 2)
@@ -417,7 +509,7 @@ def test_a_server_that_shares_nothing_says_so_and_refuses() -> None:
     wire = Wire(running)
     assert pb.HelloReply.FromString(wire.ask(Call.HELLO, pb.HelloRequest())).region_bytes_max == 0
     with refused(PRECONDITION):
-        wire.ask(Call.SHARE, pb.ShareRequest(name=NAME_PREFIX + "0" * 32, region_bytes=1, proof=PROOF))
+        wire.ask(Call.SHARE, pb.ShareRequest(region_bytes=1))
     wire.close()
     running.stop()
 

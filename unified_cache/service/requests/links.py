@@ -21,7 +21,8 @@ from unified_cache.service.access.callers import AnsweringContext, CallContext
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.requests.calls import CallMethods
 from unified_cache.settings.limits import LimitSettings
-from unified_cache.wire.links import LinkSocket, connected_link
+from unified_cache.wire.links import LinkSocket
+from unified_cache.wire.local_sockets import connected_socket
 from unified_cache.wire.sharing import is_local_peer
 
 __all__ = ["CallLinks", "LinkOrigin"]
@@ -95,11 +96,12 @@ class CallLinks:
                 )
             self._count[tenant] += 1
         try:
-            connected = connected_link(request.name, request.proof, self._limits.message_bytes_max + FRAME_BYTES)
+            connection = connected_socket(request.name, request.proof)
         except InputError as error:
             with self._guard:
                 self._give_back(tenant)
             raise _refusal(str(error)) from error
+        connected = LinkSocket(connection, self._limits.message_bytes_max + FRAME_BYTES)
         thread = Thread(target=self._serve, args=(connected, origin), name="unified-cache-link", daemon=True)
         with self._guard:
             self._open[connected] = thread

@@ -13,7 +13,8 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.wire.calls import Call
-from unified_cache.wire.links import LinkOffer, LinkSocket
+from unified_cache.wire.links import LinkSocket
+from unified_cache.wire.local_sockets import SocketOffer
 
 __all__ = ["LinkedCall", "ServerLinks"]
 
@@ -203,7 +204,7 @@ class ServerLinks:
     ``offer`` has the server connect to a socket, within so many seconds; raises ``grpc.RpcError`` where it does not.
     """
 
-    def __init__(self, offer: Callable[[LinkOffer, float], None], clock: Callable[[], float]) -> None:
+    def __init__(self, offer: Callable[[SocketOffer, float], None], clock: Callable[[], float]) -> None:
         self._offer = offer
         self._free: list[LinkSocket] = []
         """The one used last is used next, so that few are in use."""
@@ -283,10 +284,11 @@ class ServerLinks:
 
     def _offered(self, timeout_s: float) -> LinkSocket | None:
         with suppress(OSError):
-            offer = LinkOffer.listen()
+            offer = SocketOffer.listen()
             try:
                 self._offer(offer, timeout_s)
-                return offer.accepted(FRAME_BYTES_MAX)
+                connection = offer.accepted()
+                return None if connection is None else LinkSocket(connection, FRAME_BYTES_MAX)
             finally:
                 offer.close()
         return None

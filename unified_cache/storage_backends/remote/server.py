@@ -13,11 +13,11 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.storage_backends.remote.links import LinkedCall, ServerLinks
-from unified_cache.storage_backends.remote.sharing import CALL_BYTES, LentSlice, RegionGrant, RegionOffer, RegionSharing
+from unified_cache.storage_backends.remote.sharing import CALL_BYTES, LentSlice, RegionGrant, RegionSharing
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.wire.calls import REASON, REASON_HELLO, REASON_SHARE, Call
-from unified_cache.wire.links import LinkOffer
-from unified_cache.wire.sharing import named_here
+from unified_cache.wire.local_sockets import SocketOffer
+from unified_cache.wire.sharing import RegionOffer, named_here
 
 __all__ = ["Server", "is_passing", "is_unknown_call", "storage_error", "wants_hello", "wants_stream"]
 
@@ -196,13 +196,30 @@ class Server:
     def _region_bytes_max(self) -> int:
         return self.agreed.region_bytes_max if self._sharing is not None and self.agreed is not None else 0
 
-    def _offer(self, offer: RegionOffer, timeout_s: float) -> RegionGrant:
-        name, region_bytes, proof = offer
-        request = pb.ShareRequest(tenant=self._tenant, name=name, region_bytes=region_bytes, proof=proof)
-        reply = pb.ShareReply.FromString(self.ask(Call.SHARE, request.SerializeToString(), timeout_s)())
-        return RegionGrant(reply.region, reply.idle_s)
+    def _offer(self, offer: RegionOffer, timeout_s: float) -> RegionGrant | None:
+        """Offer memory; None where the server did not come for it.
 
-    def _offer_link(self, offer: LinkOffer, timeout_s: float) -> None:
+        Raises:
+            grpc.RpcError: it does not take the memory.
+        """
+        request = pb.ShareRequest(
+            tenant=self._tenant,
+            region_bytes=offer.region.region_bytes,
+            socket_name=offer.socket_name,
+            socket_proof=offer.socket_proof,
+        )
+        asked = self._start_unary(Call.SHARE, request.SerializeToString(), timeout_s)
+        asked.add_done_callback(lambda _: offer.withdraw())  # a server that refuses never connects
+        tie = offer.hand_over()
+        try:
+            reply = pb.ShareReply.FromString(asked.result())
+        except grpc.RpcError:
+            if tie is not None:
+                tie.close()
+            raise
+        return None if tie is None else RegionGrant(reply.region, reply.idle_s, tie)
+
+    def _offer_link(self, offer: SocketOffer, timeout_s: float) -> None:
         request = pb.LinkRequest(tenant=self._tenant, name=offer.name, proof=offer.proof)
         self._start_unary(Call.LINK, request.SerializeToString(), timeout_s).result()
 

@@ -1,10 +1,7 @@
 """Memory shared with a server on the same machine: offered once, lent to calls, given up where anything goes wrong."""
 
-import secrets
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager, suppress
 from threading import Lock
 from typing import NamedTuple
 
@@ -12,20 +9,12 @@ import grpc
 
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
-from unified_cache.wire.sharing import (
-    NAME_PREFIX,
-    PROOF_BYTES,
-    SHARED_DIRECTORY,
-    WINDOW_OFFSET,
-    SharedRegion,
-    SharedSlice,
-    remove_abandoned_files,
-)
+from unified_cache.wire.sharing import WINDOW_OFFSET, RegionOffer, RegionTie, SharedRegion, SharedSlice
 
-__all__ = ["CALL_BYTES", "LentSlice", "RegionGrant", "RegionOffer", "RegionSharing"]
+__all__ = ["CALL_BYTES", "LentSlice", "RegionGrant", "RegionSharing"]
 
 REGION_BYTES = 128 << 20
-"""Offered to a server, where both it and the file system have the room; else a half of it, and so on."""
+"""Offered to a server, where it takes as much and the machine has it; else a half of it, and so on."""
 
 REGION_BYTES_MIN = 8 << 20
 
@@ -34,8 +23,6 @@ CALL_BYTES = (16 << 20) + (128 << 10)
 
 16 MiB of payloads and their headers: a call for the last page of a round number would cost as much as 4 MiB of copies.
 """
-
-NAME_BYTES = 16
 
 RETRY_S = 30.0
 """Until memory is offered again to a server that did not take it."""
@@ -47,19 +34,12 @@ SAFE_SHARE = 0.5
 """Of the time after which the server lets an unused region go, how long one is taken to be there."""
 
 
-class RegionOffer(NamedTuple):
-    """Offer of a memory region to a server."""
-
-    name: str
-    region_bytes: int
-    proof: bytes
-
-
 class RegionGrant(NamedTuple):
-    """Answer of the server to an offer."""
+    """Answer of the server to an offer that it has taken up."""
 
     region: str
     idle_s: float
+    tie: RegionTie
 
 
 class _OpenRegion:
@@ -100,15 +80,11 @@ class RegionSharing:
 
     def __init__(
         self,
-        offer: Callable[[RegionOffer, float], RegionGrant],
+        offer: Callable[[RegionOffer, float], RegionGrant | None],
         clock: Callable[[], float],
-        directory: Path = SHARED_DIRECTORY,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._offer = offer
         self._clock = clock
-        self._wall_clock = wall_clock
-        self._directory = directory
         self._open: _OpenRegion | None = None
         self._is_offering = False
         self._breaker = CircuitBreaker(1, Backoff(RETRY_S, RETRY_S), clock)
@@ -174,24 +150,21 @@ class RegionSharing:
             return self._drop()
 
     def _opened(self, region_bytes: int, timeout_s: float) -> _OpenRegion | None:
-        remove_abandoned_files(self._directory, self._wall_clock())  # there may be no room for ours beside them
         while region_bytes >= REGION_BYTES_MIN:
-            offer = RegionOffer(
-                NAME_PREFIX + secrets.token_hex(NAME_BYTES), region_bytes, secrets.token_bytes(PROOF_BYTES)
-            )
             try:
-                region = SharedRegion.create(self._directory, *offer)
+                made = RegionOffer.make(region_bytes)
             except OSError:
                 region_bytes //= 2
                 continue
-            try:
-                return _OpenRegion(region, self._offer(offer, timeout_s), self._clock())
-            except grpc.RpcError:
-                return None
-            finally:
-                (self._directory / offer.name).unlink(missing_ok=True)
+            with closing(made), suppress(grpc.RpcError):
+                granted = self._offer(made, timeout_s)
+                return None if granted is None else _OpenRegion(made.region, granted, self._clock())
+            return None
         return None
 
     def _drop(self) -> str:
         over, self._open = self._open, None
-        return "" if over is None else over.granted.region
+        if over is None:
+            return ""
+        over.granted.tie.close()
+        return over.granted.region

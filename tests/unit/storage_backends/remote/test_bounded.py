@@ -5,13 +5,13 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
 import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.service import LoopbackServer, limits_with
+from tests.unit.storage_backends.remote.test_sharing import tied_grant
 from unified_cache.components import Full
 from unified_cache.errors import StorageError
 from unified_cache.pool import ModelLayout, PoolSpec
@@ -24,13 +24,13 @@ from unified_cache.storage_backends.remote.sharing import (
     REGION_BYTES_MIN,
     LentSlice,
     RegionGrant,
-    RegionOffer,
     RegionSharing,
 )
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.testing.storage_contract import MODEL, blank_page, bytes_of, label, open_for_contract, sealed_page
 from unified_cache.wire.calls import Call
+from unified_cache.wire.sharing import RegionOffer
 
 PATIENCE_S = 30.0
 LARGE_BYTES = HEADER_BYTES + (6 << 20)
@@ -189,16 +189,17 @@ def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_una
     running.stop()
 
 
-def test_while_a_region_is_offered_other_calls_send_their_pages_in_the_stream(tmp_path: Path) -> None:
+def test_while_a_region_is_offered_other_calls_send_their_pages_in_the_stream() -> None:
     meanwhile: list[LentSlice | None] = []
 
     def offer(offered: RegionOffer, timeout_s: float) -> RegionGrant:
         meanwhile.append(sharing.lend(1, REGION_BYTES_MIN, timeout_s))
-        return RegionGrant("region", 60.0)
+        return tied_grant(offered, timeout_s)
 
-    sharing = RegionSharing(offer, ManualClock(), tmp_path)
+    sharing = RegionSharing(offer, ManualClock())
     assert sharing.lend(1, REGION_BYTES_MIN, 5.0) is not None
     assert meanwhile == [None]
+    sharing.give_up()
 
 
 @pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])

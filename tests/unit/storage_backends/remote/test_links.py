@@ -23,7 +23,8 @@ from unified_cache.storage_backends.remote.links import LINKS_MAX, ServerLinks
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.wire.calls import Call
-from unified_cache.wire.links import LinkOffer, LinkSocket
+from unified_cache.wire.links import LinkSocket
+from unified_cache.wire.local_sockets import SocketOffer
 
 THREADS = 3 * LINKS_MAX
 FRAME_BYTES_MAX = 1 << 20
@@ -62,7 +63,7 @@ def test_a_client_of_this_machine_greets_and_asks_for_memory_and_a_link_over_grp
     come_and_go(storage)
     assert storage.exists([each.label for each in pages_of(1, 9)]) == [Answer.HIT, Answer.MISS]
     assert links_of(running) == 1
-    assert seen == ["Hello", "Link"]
+    assert seen == ["Hello", "Share", "Link"]
     storage.close()
     wait_for(lambda: links_of(running) == 0)
 
@@ -170,7 +171,7 @@ def test_a_put_that_is_late_ends_in_time_with_its_link_and_its_memory() -> None:
 def test_an_answer_that_makes_no_sense_fails_its_call_and_ends_the_link(sent: bytes, code: grpc.StatusCode) -> None:
     answering: list[threading.Thread] = []
 
-    def connect(offer: LinkOffer, timeout_s: float) -> None:
+    def connect(offer: SocketOffer, timeout_s: float) -> None:
         server = socket.socket(socket.AF_UNIX)
         server.connect("\0" + offer.name)
         server.sendall(offer.proof)

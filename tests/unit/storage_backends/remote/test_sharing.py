@@ -2,8 +2,9 @@
 
 import errno
 import os
-import secrets
+import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -15,7 +16,7 @@ from tests.support.running_service import called, credentials, refusal
 from tests.support.running_service import running as serving
 from tests.support.service import LoopbackServer, limits_with, wait_for
 from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page
-from tests.unit.service.test_sharing import made, offer, open_files, shared_files
+from tests.unit.service.test_sharing import mapped_count, offered
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import Label
 from unified_cache.settings.limits import LimitSettings
@@ -24,7 +25,7 @@ from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN, RegionGrant, RegionSharing
 from unified_cache.storage_backends.remote.store import RemoteStorage, open_secure_url
 from unified_cache.wire.calls import Call
-from unified_cache.wire.sharing import NAME_PREFIX, SHARED_DIRECTORY
+from unified_cache.wire.sharing import RegionOffer, RegionTie
 
 
 @pytest.fixture
@@ -64,14 +65,14 @@ def come_and_go(storage: RemoteStorage) -> None:
 
 
 def test_a_client_shares_by_itself_and_lets_go_when_it_is_closed(running: LoopbackServer) -> None:
-    before = open_files()
+    before = mapped_count()
     storage = running.client()
     come_and_go(storage)
     assert running.service._regions.count("default") == 1
-    assert open_files() == before + 2  # this process is both ends
+    assert mapped_count() == before + 2  # this process is both ends
     storage.close()
     assert running.service._regions.count("default") == 0
-    assert open_files() == before
+    assert mapped_count() == before
 
 
 def test_a_client_whose_memory_the_server_forgot_goes_on(running: LoopbackServer) -> None:
@@ -94,17 +95,18 @@ def test_a_client_that_is_refused_uses_the_stream() -> None:
     assert running.service._regions.count("default") == LimitSettings().regions_max
     for storage in taken:
         storage.close()
-    wait_for(no_name_is_left)
     running.stop()
 
 
-def no_name_is_left() -> bool:
-    """Tell whether shared memory has no name any more; that of other processes has one for a moment."""
-    return not any(each.name.startswith(NAME_PREFIX) for each in SHARED_DIRECTORY.iterdir())
+def tied_grant(offer: RegionOffer, timeout_s: float) -> RegionGrant:
+    """Take up an offer as a server does that never uses it."""
+    here, _there = socket.socketpair()
+    _there.close()
+    return RegionGrant("region", 60.0, RegionTie(here))
 
 
 def leave_room(monkeypatch: pytest.MonkeyPatch, room_bytes: int) -> None:
-    """Let the file system of shared memory be full, but for this."""
+    """Let the machine have no more memory, but for this."""
     allocate = os.posix_fallocate
 
     def allocated(descriptor: int, offset: int, length: int) -> None:
@@ -123,22 +125,22 @@ def test_where_shared_memory_is_full_a_client_shares_less_or_uses_the_stream(
     storage = running.client()
     come_and_go(storage)
     assert running.service._regions.count("default") == regions_count
-    wait_for(no_name_is_left)
     storage.close()
 
 
 def test_a_call_that_a_small_region_has_no_room_for_uses_the_stream_and_others_go_on_sharing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     leave_room(monkeypatch, REGION_BYTES_MIN)
-    sharing = RegionSharing(lambda offer, timeout_s: RegionGrant("region", 60.0), ManualClock(1000.0), tmp_path)
+    sharing = RegionSharing(tied_grant, ManualClock(1000.0))
     assert sharing.lend(REGION_BYTES_MIN, 1 << 30, 1.0) is None
     first = sharing.lend(REGION_BYTES_MIN // 2, 1 << 30, 1.0)
     assert first is not None
     assert sharing.lend(REGION_BYTES_MIN // 2, 1 << 30, 1.0) is None
     with sharing.over(first):
-        assert list(tmp_path.iterdir()) == []
+        pass
     assert sharing.lend(REGION_BYTES_MIN // 2, 1 << 30, 1.0) is not None
+    sharing.give_up()
 
 
 def test_a_client_of_this_machine_shares_memory_over_tls_too(
@@ -146,36 +148,30 @@ def test_a_client_of_this_machine_shares_memory_over_tls_too(
 ) -> None:
     certificate, key_file = authority.issue("acme/writer").write(tmp_path, "acme")
     with serving(tls=tls) as server:
-        before = shared_files()  # of an earlier test, it may be, and on its way out
+        before = mapped_count()
         query = f"ca_file={tls['client_ca']}&cert_file={certificate}&key_file={key_file}"
         storage = open_secure_url(f"//{server.address}?{query}", None)
         come_and_go(storage)
-        assert len(shared_files() - before) == 2
+        assert mapped_count() == before + 2
         storage.close()
-        wait_for(lambda: shared_files() <= before)
-        wait_for(no_name_is_left)
+        wait_for(lambda: mapped_count() == before)
 
 
 def test_a_region_belongs_to_the_tenant_of_the_certificate_that_it_was_offered_with(
     authority: Authority, tls: dict[str, str]
 ) -> None:
-    path = SHARED_DIRECTORY / (NAME_PREFIX + secrets.token_hex(16))
-    made(path)
     with (
+        offered() as memory,
         serving(tls=tls) as server,
         grpc.secure_channel(server.address, credentials(authority, authority.issue("acme/writer"))) as own,
         grpc.secure_channel(server.address, credentials(authority, authority.issue("other/writer"))) as foreign,
     ):
-        name = pb.ShareReply.FromString(called(own, Call.SHARE, offer(path))).region
+        name = memory.shared(partial(called, own, Call.SHARE))
         unshare = pb.UnshareRequest(region=name)
         assert refusal(foreign, Call.UNSHARE, unshare) == (grpc.StatusCode.NOT_FOUND, "no such region")
         assert refusal(own, Call.UNSHARE, unshare) is None
 
 
-def test_a_client_makes_room_by_what_killed_ones_left(tmp_path: Path) -> None:
-    left = tmp_path / (NAME_PREFIX + secrets.token_hex(16))
-    left.touch()
-    os.utime(left, (1.0, 1.0))
-    sharing = RegionSharing(lambda offer, timeout_s: RegionGrant("region", 60.0), ManualClock(), tmp_path)
-    assert sharing.lend(1, REGION_BYTES_MIN, 1.0) is not None
-    assert list(tmp_path.iterdir()) == []
+def test_a_server_that_grants_what_it_never_came_for_shares_nothing() -> None:
+    sharing = RegionSharing(lambda offer, timeout_s: None, ManualClock(1000.0))
+    assert sharing.lend(1, REGION_BYTES_MIN, 1.0) is None
