@@ -25,7 +25,7 @@ from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import PageCopies, Pages, Tier
+from unified_cache.pool import PageCopies, Pages, Tier, numbers_of
 from unified_cache.ranks import RankGroup, held_by_all, true_for_all
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.traffic import TrafficCounts
@@ -156,10 +156,10 @@ class Backups:
         resumable = restorable_ends(spans, holes, 0, resumed, [0 for _ in spans])
         ends: set[int] = set()
         for span, lacks in lacking:
-            for page in np.flatnonzero(lacks)[::-1].tolist():
+            for page in numbers_of(lacks)[::-1].tolist():
                 if not lacks[page]:
                     continue  # covered by an end that was found before
-                later = np.flatnonzero(resumable[page : page + span])
+                later = numbers_of(resumable[page : page + span])
                 if later.size:
                     end = page + int(later[0]) + 1
                     ends.add(end)

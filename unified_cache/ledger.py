@@ -19,7 +19,7 @@ from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.page_changes import PageChanges
 from unified_cache.page_fates import PageFates
-from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier
+from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim, Visit
@@ -146,7 +146,7 @@ class Ledger:
             return None
         pages: list[Slots] = []
         for slots, mask in zip(allocated, masks, strict=True):
-            page_slots = np.full(len(mask), -1, np.int32)
+            page_slots = no_slots(len(mask))
             page_slots[mask] = slots
             pages.append(page_slots)
         if self.paired is not None and self.layout.mapped is not None:
@@ -369,7 +369,7 @@ class Ledger:
         parts: list[PageCopies] = []
         for component, start in enumerate(self.windows(lock.end)):
             slots = self.tree.lock_slots(lock, component)
-            pages = np.flatnonzero(slots >= 0)
+            pages = numbers_of(slots >= 0)
             parts.append(PageCopies(component, pages + start, slots[pages], slots[pages]))
         return parts
 

@@ -12,7 +12,7 @@ from unified_cache.controller import LeftAlone, Operation, OperationState, Trans
 from unified_cache.estimates import Candidates, TransferSpeeds
 from unified_cache.ledger import Ledger
 from unified_cache.page import PageKey, Prompt
-from unified_cache.pool import PageNumbers, Pages, Tier
+from unified_cache.pool import PageNumbers, Pages, Tier, numbers_of
 from unified_cache.tree import Match
 from unified_cache.window import needed_pages, restorable_ends, window, window_counts
 
@@ -43,12 +43,12 @@ class MissingPages:
     @property
     def page_numbers(self) -> list[PageNumbers]:
         """Numbers of the pages ``to_read``, ascending."""
-        return [np.flatnonzero(pages) for pages in self.to_read]
+        return [numbers_of(pages) for pages in self.to_read]
 
     def reads(self, ends: Sequence[int]) -> list[PageNumbers]:
         """Return by component the pages to read for a resume at any of ``ends``, ascending."""
         needed = (needed_pages(ends, span, 0, len(held)) for span, held in zip(self.spans, self.held, strict=True))
-        return [np.flatnonzero(pages & mask) for pages, mask in zip(self.to_read, needed, strict=True)]
+        return [numbers_of(pages & mask) for pages, mask in zip(self.to_read, needed, strict=True)]
 
     def copies(self, end: int) -> bool:
         """Tell whether the device holds a page that a resume at ``end`` needs and the host lacks."""
@@ -62,7 +62,7 @@ class MissingPages:
 
     def candidates(self, ends: Pages) -> Candidates:
         """Return what bringing up each of ``ends`` takes, as a mask from ``known_end`` on; the first brings nothing."""
-        numbers = np.concatenate([[0], np.flatnonzero(ends) + 1]) + self.known_end
+        numbers = np.concatenate([[0], numbers_of(ends) + 1]) + self.known_end
         return Candidates(
             numbers,
             len(self.held[0]),
@@ -169,7 +169,7 @@ class FetchPlanner:
         before = [np.concatenate([[0], np.cumsum(pages)]) for pages in missing.to_read]
         windowed = range(1, len(missing.spans))
         apart_pages = max(1, (end - missing.known_end) // ENDS_BETWEEN_MAX)
-        earlier = np.flatnonzero(ends) + missing.known_end + 1
+        earlier = numbers_of(ends) + missing.known_end + 1
         chosen: list[int] = []
         while windowed and (earlier := earlier[earlier <= end - apart_pages]).size:
             extra = [
@@ -237,5 +237,5 @@ def masks_of(chosen: Sequence[Pages], pages: Sequence[Pages]) -> list[Pages]:
 
 def last_end(ends: Pages) -> int:
     """Return how many pages the last end takes that is True, counted from where ``ends`` begin; 0 if there is none."""
-    found = np.flatnonzero(ends)
+    found = numbers_of(ends)
     return int(found[-1]) + 1 if found.size else 0

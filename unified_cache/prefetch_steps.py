@@ -14,7 +14,7 @@ from unified_cache.forgotten import Cause
 from unified_cache.ledger import HostReservation, Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import PageCopies, Pages, Slots, Tier
+from unified_cache.pool import PageCopies, Pages, Slots, Tier, no_slots
 from unified_cache.prefetch_plan import FetchedPages, FetchPlanner, MissingPages, last_end, masks_of
 from unified_cache.ranks import RankGroup, held_by_all
 from unified_cache.traffic import TrafficCounts
@@ -99,9 +99,11 @@ class PrefetchSteps:
             operation = yield probe
         if operation.state is not OperationState.RUNNING:
             return None
+        stored = probe.present
         if self.ledger.tree.match(prompt) is not missing.found:  # others have brought or evicted some of it meanwhile
             missing = self.missing(prompt, lost)
-        ends = self.ranks.agree(missing.ends(masks_of(probe.among(missing.page_numbers), missing.to_read)))
+            stored = probe.among(missing.page_numbers)
+        ends = self.ranks.agree(missing.ends(masks_of(stored, missing.to_read)))
         return (operation, missing, ends) if last_end(ends) >= worth_pages else None
 
     # ---- while it is read ------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ class PrefetchSteps:
         end = max(int(part.pages[-1]) + 1 for part in kept if len(part))
         slots: list[Slots] = []
         for part in kept:
-            given = np.full(end - start, -1, np.int32)
+            given = no_slots(end - start)
             given[part.pages - start] = part.target
             slots.append(given)
         staging.insert(prompt.head(end), start, slots)

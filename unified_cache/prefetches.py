@@ -24,7 +24,7 @@ from unified_cache.errors import CacheError, RankError, StorageError
 from unified_cache.estimates import Candidates
 from unified_cache.ledger import HostReservation
 from unified_cache.page import Prompt
-from unified_cache.pool import PageCopies, PageNumbers, Pages, Tier
+from unified_cache.pool import PageCopies, PageNumbers, Pages, Tier, all_pages
 from unified_cache.prefetch_plan import FetchPlan, MissingPages, last_end
 from unified_cache.prefetch_steps import FetchWatch, PrefetchSteps
 from unified_cache.ranks import held_by_all, true_for_all
@@ -203,7 +203,7 @@ class Prefetches:
         So many that some parts come in time, by what reading takes, which ranks agree on; in the order of the prompt.
         """
         if operation.answer_s == math.inf:
-            yield [np.ones(len(pages), np.bool_) for pages in plan.reads]
+            yield [all_pages(len(pages)) for pages in plan.reads]
             return
         left_s = self._shared.left_s(operation)
         read_s, left_s = self._shared.speeds.read_s([len(pages) for pages in plan.reads], left_s)

@@ -151,9 +151,9 @@ class SlotAllocator:
         # Most calls name few slots: argmin and count_nonzero take half the time of min and any, which begin reductions.
         if slots[slots.argmin()] < 1 or slots[slots.argmax()] > self.capacity:
             raise SlotError(f"slots must be in [1, {self.capacity}], found {int(slots.min())} .. {int(slots.max())}")
-        wrong = self._states.take(slots) != state
-        if np.count_nonzero(wrong):
-            slot = int(slots[wrong][0])
+        states = self._states.take(slots)
+        if states.tobytes().count(state) != count:  # a third of the time of a comparison as an array
+            slot = int(slots[states != state][0])
             raise SlotError(f"slot {slot} is {_STATE_NAMES[self._states[slot]]}, not {_STATE_NAMES[state]}")
         if np.count_nonzero(slots[1:] > slots[:-1]) == count - 1:
             return

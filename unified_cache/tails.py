@@ -22,7 +22,7 @@ from unified_cache.controller.jobs import FetchJob, TailBatches
 from unified_cache.controller.operation import Job, Steps, WaitFor
 from unified_cache.ledger import HostReservation
 from unified_cache.page import Prompt
-from unified_cache.pool import PageCopies, Pages, Tier
+from unified_cache.pool import PageCopies, Pages, Tier, all_pages
 from unified_cache.prefetch_plan import FetchPlan, MissingPages
 from unified_cache.prefetch_steps import FetchWatch, PrefetchSteps
 from unified_cache.ranks import held_by_all, largest_of_all, true_for_all
@@ -161,7 +161,7 @@ class Tails:
                 if head_end:
                     head = ledger.saving(ledger.tree.match(prompt), head_end)
                     yield from shared.copy(prompt, tail.storage, head)
-                everything = [np.ones(len(part), np.bool_) for part in came]
+                everything = [all_pages(len(part)) for part in came]
                 shared.keep(prompt, staging, came, everything, tail.watch)
                 return max(ledger.tree.match(prompt).host_end - before_end, 0)
         finally:

@@ -259,11 +259,12 @@ class Controller:
             left_s = min(left_s, RANKS_LOOK_S if held_up or len(self._ended) < len(self._live) else 0)
         elif held_up:
             left_s = min(left_s, QUARANTINE_LOOK_S)
-        moments = [
-            moment for operation in self._live for moment in (operation.due_s, operation.stop_s, operation.answer_s)
-        ]
         now_s = self._clock()
-        return max(0, min([left_s, *(moment - now_s for moment in moments if now_s < moment < math.inf)]))
+        for operation in self._live:
+            for moment in (operation.due_s, operation.stop_s, operation.answer_s):
+                if now_s < moment < now_s + left_s:
+                    left_s = moment - now_s
+        return max(0, left_s)
 
     def _poll_once(self, wait_s: float, *, has_time: bool) -> bool:
         """Agree with all ranks on the readiness of each operation, advance it, and tell whether all have time."""

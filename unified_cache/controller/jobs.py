@@ -1,7 +1,6 @@
 """The jobs of operations: bytes moved between tiers, on a worker's thread."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from operator import itemgetter
 
 import numpy as np
@@ -12,8 +11,9 @@ from unified_cache.controller.operation import JobQueue
 from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_pages
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PageCopies, Pages
+from unified_cache.pool import ModelLayout, PageCopies, Pages, all_pages
 from unified_cache.seal import Label
+from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.method import Method
 
@@ -119,11 +119,14 @@ class LoadJob:
         """Go on: half a copy is worth nothing, and the end is near."""
 
 
-def next_batch(pages: Sequence[PageIO]) -> list[PageIO]:
+def next_batch(pages: list[PageIO]) -> list[PageIO]:
     """Return the first pages that go together in one call: one at least, then as many as STORAGE_BATCH_BYTES allows."""
-    sizes = accumulate(sum(map(len, page.buffers)) for page in pages)
-    fitting = sum(1 for end_bytes in sizes if end_bytes <= STORAGE_BATCH_BYTES)
-    return list(pages[: max(fitting, 1)])
+    left_bytes = STORAGE_BATCH_BYTES
+    for number, page in enumerate(pages):
+        left_bytes -= page_bytes(page)
+        if left_bytes < 0:
+            return pages[: max(number, 1)]
+    return pages
 
 
 ListedObject = tuple[int, int, PageIO]
@@ -329,7 +332,7 @@ class ProbeJob:
         answers = np.array([answer is Answer.HIT for answer in found], np.bool_)
         end = 0
         for component, specs in enumerate(pools):
-            present = np.ones(len(asked[component]), np.bool_)
+            present = all_pages(len(asked[component]))
             for _ in specs:
                 start, end = end, end + len(present)
                 present &= answers[start:end]

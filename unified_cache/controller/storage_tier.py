@@ -14,7 +14,7 @@ from unified_cache.controller.clearing import Clearing
 from unified_cache.errors import ConfigError, StorageTimeoutError
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
-from unified_cache.pool import Identity, ModelLayout, PageCopies, PoolSpec
+from unified_cache.pool import Identity, ModelLayout, PageCopies, PoolSpec, all_pages
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
@@ -153,7 +153,7 @@ def whole_pages(
     parts: Sequence[PageCopies], listed: Sequence[tuple[int, int, PageIO]], answers: Sequence[Answer]
 ) -> list[npt.NDArray[np.bool_]]:
     """Tell by part which pages are whole: a page counts only when every pool of its component has it."""
-    whole = [np.ones(len(part), np.bool_) for part in parts]
+    whole = [all_pages(len(part)) for part in parts]
     for (number, index, _), answer in zip(listed, answers, strict=True):
         if answer is not Answer.STORED and answer is not Answer.HIT:  # in the place of its truth, which is a call
             whole[number][index] = False

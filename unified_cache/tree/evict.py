@@ -2,10 +2,8 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.pool import Tier, numbers_of
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import Freed, TreeState
 
@@ -124,5 +122,5 @@ def _end_of_oldest(node: Node, lane: int, pages: int) -> int:
     held = node.slots[lane]
     assert held is not None
     end = node.first_pinned(lane)
-    victims = np.flatnonzero(held[:end] >= 0)
+    victims = numbers_of(held[:end] >= 0)
     return int(victims[pages - 1]) + 1 if victims.size > pages else end

@@ -8,7 +8,7 @@ import numpy as np
 
 from unified_cache.errors import InputError, SlotError
 from unified_cache.page import Prompt
-from unified_cache.pool import Slots, Tier
+from unified_cache.pool import Slots, Tier, numbers_of
 from unified_cache.slots import MapChange
 from unified_cache.tree.forecast import Visit
 from unified_cache.tree.match import find
@@ -124,7 +124,7 @@ def _merge(
     for component, given in enumerate(slots):
         lane = int(tier) * tree.components_count + component
         incoming = given[first - start : node.end - start]
-        given_offsets = np.flatnonzero(incoming >= 0)
+        given_offsets = numbers_of(incoming >= 0)
         held = node.slots[lane]
         if held is None:
             holes = given_offsets

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.page import Prompt
-from unified_cache.pool import Slots
+from unified_cache.pool import Slots, no_slots, numbers_of
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import restorable_ends, window
@@ -119,7 +119,7 @@ def path_slots(path: list[Node], lane: int, start: int, end: int) -> Slots:
             break
         held = node.slots[lane]
         if held is None:
-            held = np.full(node.pages, -1, np.int32)
+            held = no_slots(node.pages)
         if node.start < start or node.end > end:
             held = held[max(start - node.start, 0) : end - node.start]
         runs.append(held)
@@ -216,9 +216,9 @@ def _search_inside(tree: TreeState, view: int, run: list[Node], end: int, holes_
     for component in range(1, tree.components_count):
         held = [node.seen(view, component) for node in run]
         slots = np.concatenate(
-            [np.full(node.pages, -1, np.int32) if part is None else part for node, part in zip(run, held, strict=True)]
+            [no_slots(node.pages) if part is None else part for node, part in zip(run, held, strict=True)]
         )
         missing.append(slots[:count] < 0)
     ok = restorable_ends(tree.spans, missing, start, count, holes_before)
-    ends = np.flatnonzero(ok)
+    ends = numbers_of(ok)
     return start + int(ends[-1]) + 1 if ends.size else 0

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unified_cache.pool import Pages, Tier
+from unified_cache.pool import Pages, Tier, all_pages, numbers_of
 from unified_cache.tree.match import Match, path_slots
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
@@ -42,7 +42,7 @@ def fitting_end(tree: TreeState, found: Match, source: Tier, target: Tier, avail
         takes &= ~_in_flight(found.path, lane, end)
         takes |= evictable_mask(tree, found.path, lane, end)
         fits &= window_counts(takes, tree.spans[component])[1:] <= available
-    ends = np.flatnonzero(fits)
+    ends = numbers_of(fits)
     return int(ends[-1]) + 1 if ends.size else 0
 
 
@@ -65,7 +65,7 @@ def _holes(tree: TreeState, path: Sequence[Node], view: int, end: int) -> list[P
     """Return by component where it lacks pages before ``end`` in a view; Full lacks none before a restorable end."""
     holes: list[Pages | None] = [None]
     for component in range(1, tree.components_count):
-        lacks = np.ones(end, np.bool_)
+        lacks = all_pages(end)
         for node in path:
             if node.start >= end:
                 break

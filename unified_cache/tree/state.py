@@ -10,7 +10,7 @@ import numpy.typing as npt
 from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.page import TOKEN_BYTES
 from unified_cache.page_digests import DIGEST_BYTES, chained_digests, digests_where, root_digest
-from unified_cache.pool import Slots
+from unified_cache.pool import Slots, no_slots
 from unified_cache.slots import MapChange
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.forecast import Visit
@@ -181,7 +181,7 @@ class TreeState:
         component = lane % self.components_count
         held = node.slots[lane]
         if held is None:
-            held = node.slots[lane] = np.full(node.pages, -1, np.int32)
+            held = node.slots[lane] = no_slots(node.pages)
         if component == 0 and not node.held_count[lane]:
             parent = node.parent
             assert parent is not None

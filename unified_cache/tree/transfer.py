@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.pool import PageCopies, Slots, Tier
+from unified_cache.pool import PageCopies, Slots, Tier, all_pages, numbers_of
 from unified_cache.slots import MapChange
 from unified_cache.tree.lock import Lock, lock, unlock
 from unified_cache.tree.node import Node
@@ -92,7 +92,7 @@ def _missing(
                 lacking &= ~at.in_flight[target_lane]
             if at.start < start:
                 lacking[: start - at.start] = False
-            offsets = np.flatnonzero(lacking)
+            offsets = numbers_of(lacking)
             if offsets.size:
                 pages.append(offsets + at.start)
                 slots.append(held[offsets])
@@ -179,7 +179,7 @@ def _publish(
     component = lane % tree.components_count
     if component:
         held = node.slots[lane]
-        holes = np.ones(len(offsets), np.bool_) if held is None else held[offsets] < 0
+        holes = all_pages(len(offsets)) if held is None else held[offsets] < 0
         full = node.slots[lane - component]
         holes &= full[offsets] >= 0 if full is not None else False
     else:
