@@ -152,7 +152,7 @@ class UnifiedCache(OwnedCache):
         self._enter()
         check_kind(found, Match, "a match")
         visit = self._ledger.tree.use(found, found.device_end)
-        bound_by = binding_components(found) if self._watchers else ()
+        bound_by = binding_components(found) if self._recorder is not None else ()
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, visit)
         self._locks.add(lock)
         if self._speeds.measures_prefill:

@@ -33,6 +33,9 @@ SAVED_S = 60.0
 LOOKED_AT_S = 5.0
 """Time after a look in which hits are explained."""
 
+PASSED_MAX = 1_024
+"""Prompts looked up while none was to be explained, and not locked yet; of more, all are let go."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShortHit:
@@ -86,6 +89,7 @@ class ShortHits:
         "_explain",
         "_is_looked_at",
         "_lookups",
+        "_passed",
         "_spent_until_s",
         "_wanted_until_s",
         "latest",
@@ -102,6 +106,8 @@ class ShortHits:
         self._clock = clock
         self._effort = effort
         self._lookups = FirstLookups()
+        self._passed: set[int] = set()
+        """``id`` of prompts that were looked up when none was to be explained; who takes one for another passes it, too."""
         self._is_looked_at = False
         self._wanted_until_s = clock()
         self._due_s = clock()
@@ -123,14 +129,21 @@ class ShortHits:
         is_wanted = now_s < self._wanted_until_s
         if not is_wanted:
             self._lookups.clear()
+            self._passed.clear()
         return is_wanted
 
     def matched(self, prompt: Prompt, device_end: int, host_end: int) -> None:
-        """Take a look-up; only the first of a prompt tells where its pages were."""
-        self._lookups.note(prompt, device_end, host_end)
+        """Take a look-up; only the first of a prompt tells where its pages were, and only if it is time for another."""
+        if self._clock() < self._due_s:
+            if len(self._passed) >= PASSED_MAX:
+                self._passed.clear()
+            self._passed.add(id(prompt))
+        elif id(prompt) not in self._passed:
+            self._lookups.note(prompt, device_end, host_end)
 
     def locked(self, prompt: Prompt, lock: Lock, bound_by: tuple[int, ...]) -> None:
-        """Explain a request that found less than all, if it is time."""
+        """Explain a request that found less than all, if it is time, and was when it was looked up first."""
+        self._passed.discard(id(prompt))
         first = self._lookups.take(prompt)
         if first is None or lock.end == prompt.pages_count or self._clock() < self._due_s:
             return

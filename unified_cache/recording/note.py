@@ -61,7 +61,10 @@ class RequestWatcher(Protocol):
         ...
 
     def locked(self, prompt: Prompt, lock: Lock, bound_by: tuple[int, ...]) -> None:
-        """Take the beginning of a request: the pages that it need not compute are pinned by ``lock``."""
+        """Take the beginning of a request: the pages that it need not compute are pinned by ``lock``.
+
+        ``bound_by`` names the components that kept more from being found; empty where requests are not recorded.
+        """
         ...
 
     def inserted(self, before: Lock, after: Lock) -> None:

@@ -166,3 +166,28 @@ def test_who_opens_a_page_sees_short_hits_soon_even_where_each_takes_long() -> N
         hits.matched(prompt, 0, 0)
         hits.locked(prompt, lock, (0,))
     assert slow.now_s - before_s <= SAVED_S / SHORT_HITS_MAX + EXPLAINED_EVERY_S, "and then at its pace"
+
+
+def test_a_prompt_that_was_looked_up_before_it_was_time_is_passed_since_its_tiers_are_no_longer_known() -> None:
+    toy = engine()
+    prompt, other = toy.cache.prompt(range(96)), toy.cache.prompt(range(96))
+    slow = SlowExplainer(toy.cache.explain(prompt), 0.0001)
+    hits = ShortHits(slow.explain, slow.clock, slow.clock)
+    lock = toy.cache.lock(toy.cache.match(prompt))
+    hits.matched(prompt, 0, 0)
+    hits.locked(prompt, lock, ())
+    assert slow.count == 1
+    hits.matched(prompt, 0, 0)
+    slow.now_s += EXPLAINED_EVERY_S
+    hits.matched(prompt, 4, 4)
+    hits.locked(prompt, lock, ())
+    assert slow.count == 1, "a transfer may have brought these four pages since"
+    hits.matched(other, 2, 3)
+    hits.locked(other, lock, ())
+    hits.matched(prompt, 1, 1)
+    slow.now_s += EXPLAINED_EVERY_S
+    hits.locked(prompt, lock, ())
+    assert slow.count == 2
+    hits.matched(prompt, 1, 2)
+    hits.locked(prompt, lock, ())
+    assert slow.count == 3, "another request with the same prompt"
