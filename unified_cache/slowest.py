@@ -22,7 +22,7 @@ class Slowest(Generic[Ended]):
     ask ``is_slow`` before making what is to be noted.
     """
 
-    __slots__ = ("_before", "_began_s", "_now", "_order")
+    __slots__ = ("_before", "_began_s", "_latest", "_now", "_order")
 
     def __init__(self, now_s: float) -> None:
         """Begin at ``now_s``, by a clock that never goes back."""
@@ -31,6 +31,8 @@ class Slowest(Generic[Ended]):
         self._before: list[tuple[float, int, Ended]] = []
         self._order = itertools.count()
         """Tells apart what took equally long."""
+        self._latest: tuple[Ended, ...] | None = ()
+        """What is told of; None where that has changed since it was told."""
 
     def is_slow(self, seconds: float, now_s: float) -> bool:
         """Tell whether what took ``seconds`` and ends now is to be noted; begin a new period if it is time."""
@@ -38,10 +40,12 @@ class Slowest(Generic[Ended]):
             self._before = self._now if now_s - self._began_s < 2 * PERIOD_S else []
             self._now = []
             self._began_s = now_s
+            self._latest = None
         return len(self._now) < SLOWEST_MAX or seconds > self._now[0][0]
 
     def note(self, seconds: float, ended: Ended) -> None:
         """Take what is slow enough."""
+        self._latest = None
         entry = (seconds, next(self._order), ended)
         if len(self._now) < SLOWEST_MAX:
             heapq.heappush(self._now, entry)
@@ -49,5 +53,8 @@ class Slowest(Generic[Ended]):
             heapq.heapreplace(self._now, entry)
 
     def latest(self) -> tuple[Ended, ...]:
-        """Return them, the slowest first, as many as are told of."""
-        return tuple(ended for _, _, ended in heapq.nlargest(SLOWEST_MAX, [*self._now, *self._before]))
+        """Return them, the slowest first, as many as are told of; the same tuple until there are others."""
+        if self._latest is None:
+            slowest = heapq.nlargest(SLOWEST_MAX, [*self._now, *self._before])
+            self._latest = tuple(ended for _, _, ended in slowest)
+        return self._latest

@@ -1,8 +1,11 @@
-"""Figures of one moment: what each tier holds, what was found, moved and stored; values, and their JSON."""
+"""Figures of one moment: what each tier holds, what was found, moved and stored; values, and their JSON.
+
+What every request changes is made anew at every update of a page, so it is plain tuples.
+"""
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
+from enum import Enum, StrEnum
+from typing import NamedTuple, Protocol
 
 from unified_cache.explain.short_hits import ShortHit
 
@@ -32,15 +35,14 @@ class SourceKind(Enum):
     SERVICE = "service"
 
 
-class LaneUnit(Enum):
+class LaneUnit(StrEnum):
     """Unit of a lane's figures."""
 
     PAGES = "pages"
     BYTES = "bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class LaneFigures:
+class LaneFigures(NamedTuple):
     """Use of one lane, one component on one tier: its parts add up to its capacity."""
 
     tier: str
@@ -57,23 +59,8 @@ class LaneFigures:
     evicted: int
     """Pages evicted since the start, whatever the unit."""
 
-    def as_json(self) -> dict[str, object]:
-        """Return the fields by name."""
-        return {
-            "tier": self.tier,
-            "component": self.component,
-            "unit": self.unit.value,
-            "capacity": self.capacity,
-            "pinned": self.pinned,
-            "evictable": self.evictable,
-            "in_flight": self.in_flight,
-            "free": self.free,
-            "evicted": self.evicted,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class FoundPages:
+class FoundPages(NamedTuple):
     """Pages that look-ups asked for since the start, by the tier that had them; of a service, objects of pages."""
 
     lookups: int
@@ -90,20 +77,8 @@ class FoundPages:
         """Pages asked for."""
         return self.device + self.host + self.storage + self.missed
 
-    def as_json(self) -> dict[str, int]:
-        """Return the fields by name."""
-        return {
-            "lookups": self.lookups,
-            "device": self.device,
-            "host": self.host,
-            "prefetched": self.prefetched,
-            "storage": self.storage,
-            "missed": self.missed,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class LegFigures:
+class LegFigures(NamedTuple):
     """Payload moved one way between two tiers since the start."""
 
     name: str
@@ -112,13 +87,8 @@ class LegFigures:
     """None where only bytes are counted."""
     bytes: int
 
-    def as_json(self) -> dict[str, object]:
-        """Return the fields by name."""
-        return {"name": self.name, "pages": self.pages, "bytes": self.bytes}
 
-
-@dataclass(frozen=True, slots=True)
-class OperationFigures:
+class OperationFigures(NamedTuple):
     """Operations, or calls of a service, of one kind that are over, by outcome."""
 
     kind: str
@@ -128,19 +98,8 @@ class OperationFigures:
     declined: int
     """Not begun: too many were under way, or the caller was over its quota."""
 
-    def as_json(self) -> dict[str, object]:
-        """Return the fields by name."""
-        return {
-            "kind": self.kind,
-            "done": self.done,
-            "failed": self.failed,
-            "cancelled": self.cancelled,
-            "declined": self.declined,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class SlowFigures:
+class SlowFigures(NamedTuple):
     """One of the slowest operations of the last minutes."""
 
     kind: str
@@ -153,17 +112,10 @@ class SlowFigures:
 
     def as_json(self) -> dict[str, object]:
         """Return the fields by name."""
-        return {
-            "kind": self.kind,
-            "outcome": self.outcome,
-            "pages": self.pages,
-            "seconds": round(self.seconds, 6),
-            "ended_at_s": round(self.ended_at_s, 3),
-        }
+        return {**self._asdict(), "seconds": round(self.seconds, 6), "ended_at_s": round(self.ended_at_s, 3)}
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFigures:
+class StoreFigures(NamedTuple):
     """State of the store that is attached, and of the guard around it."""
 
     breaker: str | None
@@ -180,14 +132,8 @@ class StoreFigures:
 
     def as_json(self) -> dict[str, object]:
         """Return the fields by name."""
-        return {
-            "breaker": self.breaker,
-            "refused_calls": self.refused_calls,
-            "retried_calls": self.retried_calls,
-            "stuck_calls": self.stuck_calls,
-            "flawed_pages": self.flawed_pages,
-            "answers": [{"method": method, "answer": answer, "count": count} for method, answer, count in self.answers],
-        }
+        answers = [{"method": method, "answer": answer, "count": count} for method, answer, count in self.answers]
+        return {**self._asdict(), "answers": answers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,21 +178,26 @@ class LiveFigures:
     explanations: tuple[ShortHit, ...]
     """The latest short hits and why they were short, the newest first."""
 
-    def as_json(self, *, with_tenants: bool) -> dict[str, object]:
-        """Return everything under stable names, for ``json.dumps``; tenants only for those who may know them."""
+    def counts_json(self, *, with_tenants: bool) -> dict[str, object]:
+        """Return what every request changes under stable names; tenants only for those who may know them."""
         tenants = self.tenants if with_tenants else None
         return {
             "kind": self.kind.value,
             "name": self.name,
             "counted_at_s": self.counted_at_s,
-            "lanes": [lane.as_json() for lane in self.lanes],
-            "found": self.found.as_json(),
-            "legs": [leg.as_json() for leg in self.legs],
+            "lanes": [lane._asdict() for lane in self.lanes],
+            "found": self.found._asdict(),
+            "legs": [leg._asdict() for leg in self.legs],
             "operations_live": self.operations_live,
-            "operations": [each.as_json() for each in self.operations],
-            "slowest": [each.as_json() for each in self.slowest],
+            "operations": [each._asdict() for each in self.operations],
             "store": None if self.store is None else self.store.as_json(),
             "tenants": None if tenants is None else [each.as_json() for each in tenants],
+        }
+
+    def rare_json(self) -> dict[str, object]:
+        """Return what is rare under stable names: the slowest operations, and short hits."""
+        return {
+            "slowest": [each.as_json() for each in self.slowest],
             "explanations": [each.as_json() for each in self.explanations],
         }
 

@@ -28,7 +28,7 @@ class HistoryPoint:
 
     def as_json(self) -> list[object]:
         """Return the totals in their order, as short as they can be said."""
-        return [round(self.at_s, 2), *self.found.as_json().values(), *self.leg_bytes]
+        return [round(self.at_s, 2), *self.found, *self.leg_bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from unified_cache.extras import needs_extra
 from unified_cache.live.door import View
@@ -19,7 +20,7 @@ UNREAD_S_MAX = 10.0
 class EventReader:
     """One open page that listens to events. For one thread, as all of this module."""
 
-    __slots__ = ("_request", "_response", "_sent_at_s", "_viewed", "_writing", "gone")
+    __slots__ = ("_request", "_response", "_sent_at_s", "_viewed", "gone")
 
     def __init__(
         self, request: web.Request, response: web.StreamResponse, viewed: Callable[[web.Request], View]
@@ -29,7 +30,6 @@ class EventReader:
         self._response = response
         self._viewed = viewed
         self._sent_at_s = 0.0
-        self._writing: asyncio.Task[None] | None = None
         self.gone = asyncio.Event()
         """Set when nothing is sent to it any more."""
 
@@ -38,33 +38,32 @@ class EventReader:
 
         A reader that does not read, has left or may not look any more is gone.
         """
-        if self._writing is not None:
+        if self._has_unread():
             if now_s > self._sent_at_s + UNREAD_S_MAX:
                 self.gone.set()
             return
         try:
-            event = text(self._viewed(self._request))
-        except web.HTTPException:
+            self._write(text(self._viewed(self._request)))
+        except (web.HTTPException, ConnectionError):
             self.gone.set()
-            return
         self._sent_at_s = now_s
-        self._writing = asyncio.create_task(self._write(event))
 
-    async def _write(self, event: bytes) -> None:
-        try:
-            await self._response.write(event)
-        except ConnectionError:
-            self.gone.set()
-        self._writing = None
+    def _has_unread(self) -> bool:
+        transport = self._request.transport
+        return transport is not None and transport.get_write_buffer_size() > 0
+
+    def _write(self, event: bytes) -> None:
+        """Give an event to the connection, in the first step of writing; what would follow waits until it is sent."""
+        writing = self._response.write(event)
+        with suppress(StopIteration):
+            writing.send(None)
+        writing.close()
 
     async def listen(self) -> None:
         """Return when the reader is gone; what it has not read is thrown away with its connection."""
         await self.gone.wait()
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.wait((self._writing,))
-            if (transport := self._request.transport) is not None:
-                transport.abort()
+        if self._has_unread() and (transport := self._request.transport) is not None:
+            transport.abort()
 
 
 class EventReaders:

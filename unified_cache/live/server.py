@@ -6,7 +6,6 @@ import json
 import logging
 import ssl
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,9 +13,9 @@ from importlib.resources import files
 from unified_cache.errors import ConfigError
 from unified_cache.extras import needs_extra
 from unified_cache.live.door import LiveDoor, Sessions, View, is_loopback
-from unified_cache.live.figures import FIGURES_FORMAT, LiveFigures, LiveSource
-from unified_cache.live.history import HistoryPoint, LiveHistory
+from unified_cache.live.figures import LiveSource
 from unified_cache.live.readers import UNREAD_S_MAX, EventReader, EventReaders, event_bytes
+from unified_cache.live.updates import LiveUpdates
 
 with needs_extra("live", "the live page"):
     from aiohttp import web
@@ -179,47 +178,6 @@ async def _serve_site(site: "_Site", address: LiveAddress, opened: _Opening) -> 
     await runner.cleanup()
 
 
-class _Update:
-    """Figures of one moment, and the text of them for each view, made when it is first asked for."""
-
-    __slots__ = ("_events", "_history", "_texts", "figures", "now_s", "point")
-
-    def __init__(
-        self, figures: LiveFigures, history: LiveHistory, now_s: float, point: HistoryPoint | None = None
-    ) -> None:
-        self.figures = figures
-        self.now_s = now_s
-        self.point = point
-        self._history = history
-        self._texts: dict[View, bytes] = {}
-        self._events: dict[View, bytes] = {}
-
-    @classmethod
-    def read(cls, source: LiveSource, history: LiveHistory) -> "_Update":
-        """Read the figures of this moment, and note them in the history if a point is due."""
-        figures, now_s = source.figures(), time.monotonic()
-        return cls(figures, history, now_s, history.note(figures, now_s))
-
-    def text(self, view: View) -> bytes:
-        """Return the figures as JSON, and the point of the history that they made."""
-        if view not in self._texts:
-            value = {
-                "format": FIGURES_FORMAT,
-                **self.figures.as_json(with_tenants=view is View.EVERYTHING),
-                "age_s": round(time.time() - self.figures.counted_at_s, 3),
-                "last_minute": self._history.last_minute(self.figures, self.now_s).as_json(),
-                "point": None if self.point is None else self.point.as_json(),
-            }
-            self._texts[view] = json.dumps(value, separators=(",", ":")).encode()
-        return self._texts[view]
-
-    def event(self, view: View) -> bytes:
-        """Return the same as a server-sent event."""
-        if view not in self._events:
-            self._events[view] = event_bytes("figures", self.text(view))
-        return self._events[view]
-
-
 class _Site:
     """Answers of the server; all of it runs on the loop of the server's thread."""
 
@@ -227,11 +185,10 @@ class _Site:
         self._source = source
         self._door = door
         self._every_s = every_s
-        self._history = LiveHistory()
         self._sessions = Sessions()
         self._streams_count = 0
         self._readers = EventReaders()
-        self._latest = _Update.read(source, self._history)
+        self._updates = LiveUpdates(source)
         room = files("unified_cache.live")
         self._assets = {path: (room / name).read_bytes() for path, (name, _) in ASSETS.items()}
 
@@ -254,9 +211,8 @@ class _Site:
             await asyncio.sleep(self._every_s if self._streams_count else 1.0)
             if self._streams_count:
                 self._source.look()
-            before, self._latest = self._latest, _Update.read(self._source, self._history)
-            if self._latest.point is not None or self._latest.figures is not before.figures:
-                self._readers.send(self._latest.event)
+            if self._updates.read():
+                self._readers.send(self._updates.latest.event)
 
     def close(self) -> None:
         """Let every open page go."""
@@ -272,8 +228,8 @@ class _Site:
         view = self._admitted(request)
         self._source.look()
         if not self._streams_count:
-            self._latest = _Update.read(self._source, self._history)
-        return web.Response(body=self._latest.text(view), content_type="application/json")
+            self._updates.read()
+        return web.Response(body=self._updates.latest.text(view), content_type="application/json")
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Send the history, then the figures as they change, for as long as the reader reads."""
@@ -284,10 +240,10 @@ class _Site:
         self._streams_count += 1
         try:
             await response.prepare(request)
-            points = [point.as_json() for point in self._history.points]
+            points = [point.as_json() for point in self._updates.history.points]
             history = event_bytes("history", json.dumps(points, separators=(",", ":")).encode())
             async with asyncio.timeout(UNREAD_S_MAX):
-                await response.write(history + self._latest.event(view))
+                await response.write(history + self._updates.latest.event(view))
             await self._readers.listen(EventReader(request, response, self._admitted))
         except (ConnectionError, TimeoutError):
             pass  # the reader has gone, or does not read

@@ -77,7 +77,7 @@ def expected_of(replay: RunningReplay, at_s: float) -> dict[str, int]:
     for (method, answer), count in stats.storage_answers.items():
         expected[f"store.{method.value}.{answer.value}"] = count
     for each in figures.operations:
-        for name, value in each.as_json().items():
+        for name, value in each._asdict().items():
             if isinstance(value, int):
                 expected[f"operations.{each.kind}.{name}"] = value
     return expected
