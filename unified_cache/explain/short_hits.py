@@ -107,7 +107,7 @@ class ShortHits:
         self._effort = effort
         self._lookups = FirstLookups()
         self._passed: set[int] = set()
-        """``id`` of prompts that were looked up when none was to be explained; who takes one for another passes it, too."""
+        """``id`` of prompts that were looked up while none was to be explained."""
         self._is_looked_at = False
         self._wanted_until_s = clock()
         self._due_s = clock()
