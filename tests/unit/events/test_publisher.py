@@ -17,7 +17,7 @@ from unified_cache.events.encoding import Encoding, decode_batch
 from unified_cache.events.index import EngineTraits, HashKind, Knowledge, PrefixIndex
 from unified_cache.events.publisher import EventPublisher
 from unified_cache.events.replay_buffer import ReplayBuffer
-from unified_cache.events.sender import ANNOUNCE_SEQ
+from unified_cache.events.sender import ANNOUNCE_SEQ, HandedOver
 from unified_cache.events.subscriber import EventSource, EventSubscriber, SubscriberConfig
 from unified_cache.events.values import ClearedEvent, KvEvent, StoredEvent
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -259,15 +259,20 @@ def test_more_changes_than_may_wait_are_lost_said_and_announced_anew(
         assert told == set(prompt.keys)
 
 
-def test_a_stuck_thread_makes_nobody_wait_and_everything_is_told_later(toy: ToyEngine, tmp_path: Path) -> None:
+def test_a_stuck_thread_makes_nobody_wait_and_everything_is_told_later(
+    toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with EventPublisher.open(toy.cache, config(tmp_path, queued_pages_max=1)) as publisher:
         publisher.publish()
         sent(publisher)
         with publisher._sender._guard:  # as if the thread still had work
             publisher._sender._waiting_pages += 1
         serve(toy, 4)
-        publisher.publish()
-        assert len(publisher._sender._queue) == 0, "nothing is handed over"
+        handed_over: list[HandedOver] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(publisher._sender, "hand_over", handed_over.append)
+            publisher.publish()
+        assert handed_over == []
         with publisher._sender._guard:
             publisher._sender._waiting_pages -= 1
         publisher.publish()
