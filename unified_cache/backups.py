@@ -48,8 +48,8 @@ class Putting:
 
     storage: StorageTier
     level: Level
-    choose: Callable[[Sequence[PageCopies]], list[PageCopies]]
-    """Return of pages that the host holds those to put."""
+    puts_again: bool
+    """Whether what storage has already is put once more, to keep it recent there."""
 
 
 class Backups:
@@ -76,16 +76,17 @@ class Backups:
         """Copy what the host lacks of a prompt's device prefix and publish it; then put all that the host has of it.
 
         First what a resume at its end needs, then the windows that were kept at other ends, for other resumes. Pages
-        that storage has already are put again: that costs it a look-up and keeps them recent there, where hits in
-        memory are not seen. The host pages stay pinned until storage has answered.
+        that storage has already are put again, and so are the windows at the end that this prompt was resumed from:
+        that costs a look-up and keeps them recent there, where hits in memory are not seen. The host pages stay pinned
+        until storage has answered.
         Where the host is short of room, the longest prefix that fits is backed up. Returns the pages copied to it.
         """
-        putting = None if storage is None else Putting(storage, level, list)
+        putting = None if storage is None else Putting(storage, level, puts_again=True)
         return self._move(prompt, self._ledger.tree.match, self._moving, putting)
 
     def write(self, prompt: Prompt, storage: StorageTier | None) -> JobSteps:
         """Back a prompt up for a write policy: storage is given only what it is not known to have."""
-        putting = None if storage is None else Putting(storage, Level.CACHED, self._unstored)
+        putting = None if storage is None else Putting(storage, Level.CACHED, puts_again=False)
         return self._move(prompt, self._ledger.tree.match, self._moving, putting)
 
     def save(self, prompt: Prompt) -> None:
@@ -138,7 +139,10 @@ class Backups:
         return copied
 
     def _other_ends(self, found: Match, longest: int, putting: Putting | None) -> list[int]:
-        """Return the ends before the longest, descending, whose windows memory keeps and the host or storage lacks."""
+        """Return the ends before the longest, descending, whose windows memory keeps and the host or storage lacks.
+
+        Where pages are put again, also the last one that neither lacks: that is where the prompt was resumed.
+        """
         tree, resumed = self._ledger.tree, found.host_end
         spans = [component.span for component in self._ledger.layout.components]
         holes: list[Pages | None] = [None]
@@ -151,20 +155,14 @@ class Backups:
             lacks[window(longest, span) :] = False
             holes.append((on_device < 0) & (on_host < 0))
             lacking.append((span, lacks))
-        if not any(lacks.any() for _, lacks in lacking):
+        puts_again = putting is not None and putting.puts_again and len(spans) > 1
+        if not puts_again and not any(lacks.any() for _, lacks in lacking):
             return []
         resumable = restorable_ends(spans, holes, 0, resumed, [0 for _ in spans])
-        ends: set[int] = set()
-        for span, lacks in lacking:
-            for page in numbers_of(lacks)[::-1].tolist():
-                if not lacks[page]:
-                    continue  # covered by an end that was found before
-                later = numbers_of(resumable[page : page + span])
-                if later.size:
-                    end = page + int(later[0]) + 1
-                    ends.add(end)
-                    for other_span, others in lacking:
-                        others[window(end, other_span) : end] = False
+        ends = _covering_ends(lacking, resumable)
+        if puts_again:
+            before = [end for end in tree.node_ends(found) if end < longest and resumable[end - 1]]
+            ends.update([end for end in before if end not in ends][-1:])
         return sorted(ends - {longest}, reverse=True)
 
     def _copy(self, prompt: Prompt, moving: TierTransfer) -> JobSteps:
@@ -187,7 +185,7 @@ class Backups:
         """
         stored, changes = self._ledger.stored, self._ledger.changes
         since = changes.evictions_count
-        parts = putting.choose(held)
+        parts = list(held) if putting.puts_again else self._unstored(held)
         if not any(len(part) for part in parts):
             return 0
         were_stored = [stored.among(part.component, part.target) for part in parts]
@@ -225,3 +223,22 @@ class Backups:
     def _unstored(self, held: Sequence[PageCopies]) -> list[PageCopies]:
         """Return of pages that the host holds those that storage is not known to have."""
         return [part.where(~self._ledger.stored.among(part.component, part.target)) for part in held]
+
+
+def _covering_ends(lacking: Sequence[tuple[int, Pages]], resumable: Pages) -> set[int]:
+    """Return ends, as few as will do, whose windows are all pages that anything lacks; of others there is no end.
+
+    ``lacking`` has the span of each windowed component and its pages, which are used up.
+    """
+    ends: set[int] = set()
+    for span, lacks in lacking:
+        for page in numbers_of(lacks)[::-1].tolist():
+            if not lacks[page]:
+                continue  # covered by an end that was found before
+            later = numbers_of(resumable[page : page + span])
+            if later.size:
+                end = page + int(later[0]) + 1
+                ends.add(end)
+                for other_span, others in lacking:
+                    others[window(end, other_span) : end] = False
+    return ends

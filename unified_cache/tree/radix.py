@@ -238,6 +238,11 @@ class RadixTree:
         self._check_alive(found)
         return path_slots(found.path, self._lane(tier, component), start, min(end, found.tree_end))
 
+    def node_ends(self, found: Match) -> list[int]:
+        """Return where the nodes of a match end, ascending: where prompts end, were resumed, or leave each other."""
+        self._check_alive(found)
+        return [node.end for node in found.path if node.end <= found.host_end]
+
     def full_end(self, found: Match, tier: Tier) -> int:
         """Return the first page of a match that component 0 does not hold on ``tier``."""
         self._check_alive(found)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
@@ -93,6 +94,24 @@ def test_write_through_offers_a_page_to_storage_once() -> None:
     toy.cache.backup(toy.cache.prompt(tokens(8)))
     toy.cache.wait_all(1)
     assert store.offered, "a call by the engine offers all of it, which keeps it recent there"
+
+
+def test_what_memory_resumes_prompts_from_stays_in_a_store_that_evicts() -> None:
+    store = MemoryStorage()
+    filled(store, 8)
+    store = MemoryStorage(2 * store.bytes_used)
+    toy = writing(WritePolicy.ON_CALL, host=24)
+    toy.cache.attach(store)
+    document = tokens(4)
+    prompts = [toy.cache.prompt(document)]
+    prompts += [toy.cache.prompt(np.concatenate([document, tokens(2, first)])) for first in range(1000, 12_000, 1000)]
+    for prompt in prompts:
+        lock = toy.serve(prompt)
+        assert lock is not None
+        toy.cache.release(lock)
+        toy.cache.backup(prompt)
+        toy.cache.wait_all(1)
+    assert [resumed_from(store, prompts[place]) for place in (1, 0)] == [4, 4], "the first question has been evicted"
 
 
 def test_write_through_offers_nothing_that_came_from_storage() -> None:

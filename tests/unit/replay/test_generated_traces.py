@@ -57,3 +57,9 @@ def test_in_three_tiers_adaptive_keeps_lrus_hits_and_moves_no_more(kind: str) ->
     lru, adaptive = tiered_runs(kind, generated_trace(kind, 600))
     assert adaptive.hits >= (1 - LOST_MAX) * lru.hits
     assert adaptive.moved <= lru.moved
+
+
+def test_in_three_tiers_windows_keep_lrus_hits_and_move_no_more() -> None:
+    lru, adaptive = tiered_runs("zipf", generated_trace("zipf", 600), "gpt-oss-120b")
+    assert adaptive.hits >= (1 - LOST_MAX) * lru.hits > 0
+    assert adaptive.moved <= lru.moved
