@@ -24,6 +24,7 @@ from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory_reads import targets_of
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -123,7 +124,7 @@ class _RowsBench:
         assert all(storage.get(pages))
 
     def _read_memory(self) -> None:
-        if not all(self._storage.read_memory(self._wanted)):
+        if not all(self._storage.read_memory(targets_of(self._wanted))):
             self._get(self._storage, self._rows)  # times of use were due
 
     def _plain_put(self) -> int:

@@ -20,6 +20,7 @@ from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
+from unified_cache.storage_backends.memory_reads import memory_reader_in
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN
 from unified_cache.storage_backends.remote.store import RemoteStorage
@@ -171,7 +172,7 @@ class LoopbackServer:
         gate, notes, usage = TokenGate(), Notes(), usage or CappedQuota()
         drains: list[None] = []
         counted = TenantUsage(usage, limits.counted_pages_max, store.capability().bytes_max)
-        tiered = TieredStore(VerifiedStorage(store), HostTier(host_bytes), counted, notes)
+        tiered = TieredStore(VerifiedStorage(store), HostTier(host_bytes), counted, notes, memory_reader_in(store))
         service = CacheService(tiered, gate, notes, limits, lambda: drains.append(None), clock or time.monotonic)
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
         server.add_generic_rpc_handlers((service.rpc_methods(),))

@@ -30,7 +30,7 @@ class ExternalConfig:
     piece_bytes: int | None = None
     """Pages of one call to the store hold about so many bytes; a page that is larger goes alone. None for 8 MiB, or
     what the store asks for if that is less and pages pass through landing memory: then they are verified and copied
-    while they are in the processor's caches."""
+    while they are in the processor's caches. A store that returns by itself is given up to 64 MiB, and cuts them."""
     call_timeout_s: float = 30.0
     """After this time no further piece of a call is begun. So a call returns after this time and one deadline."""
 

@@ -332,8 +332,8 @@ class ExternalStore:
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), started_s)
         if self._may_be_in_place(opened, identities):
-            # Nothing is left to do with what has come; what is put is sealed before any of its piece is sent.
-            is_cut = method is Method.PUT or self._config.piece_bytes is not None
+            # The store cuts them itself, and has several calls under way.
+            is_cut = self._config.piece_bytes is not None
             piece_bytes = self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX
             direct = make(pieces_of(pages, piece_bytes), DirectPassage(pages))
             reason = self._calls.make_here(opened, direct, started_s)

@@ -154,7 +154,7 @@ class MemoryReads:
         for part in _parts_of(self._pages, AT_ONCE_BYTES_MAX):
             if clock() >= until_s:
                 return
-            came = self._memory.read_memory(part)
+            came = self._memory.read_memory(targets_of(part))
             self.answers += [hit if is_there else unavailable for is_there in came]
             self.hits_count += sum(came)
             self.read_bytes += sum(map(_payload_bytes, compress(part, came)))

@@ -129,7 +129,8 @@ class Service:
             bytes_max = guarded.guard.breaker.capability().bytes_max
             _warn_of_quotas(settings, access, bytes_max, observed.metrics)
             usage = TenantUsage(stored, settings.limits.counted_pages_max, bytes_max)
-            store = TieredStore(guarded.guard.breaker, HostTier(settings.host_bytes), usage, observed.metrics)
+            host = HostTier(settings.host_bytes)
+            store = TieredStore(guarded.guard.breaker, host, usage, observed.metrics, guarded.memory)
             lookups = ShortLookups()
             takers = _note_takers(settings, lookups, opened)
             cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, note_takers=takers)

@@ -32,6 +32,7 @@ from unified_cache.service.requests.checks import (
 from unified_cache.service.requests.identities import listed_after
 from unified_cache.service.requests.links import CallLinks
 from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
+from unified_cache.service.requests.placement import PageAnswer, placed_messages, read_pages
 from unified_cache.service.requests.shared_memory import LentRegions
 from unified_cache.service.store.leases import Leases
 from unified_cache.service.store.pages import charged_bytes
@@ -39,11 +40,11 @@ from unified_cache.service.store.tiered import ArrivedPage, KeptTier, TieredStor
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.protocol import Answer, Level
-from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
+from unified_cache.storage_backends.remote.reasons import reasons_of
 from unified_cache.window import window
-from unified_cache.wire.calls import SERVICE, SHARED_PART_BYTES, Call
+from unified_cache.wire.calls import SERVICE, Call
 from unified_cache.wire.names import check_digests, named_runs
-from unified_cache.wire.parts import decoded, mark, parts_of, shared_parts_of
+from unified_cache.wire.parts import decoded, parts_of
 from unified_cache.wire.sharing import SharedSlice
 
 __all__ = ["CacheService"]
@@ -179,11 +180,11 @@ class CacheService:
             runs = self._named(call.tenant, request.runs)
             call.hold(self._batch_bytes(runs))
             window = self._lent(call.tenant, request, lent)
-            pages = self._found(call, runs)
+            self._leases.sweep()
             parts = (
-                parts_of(pages, self._limits.part_bytes)
+                parts_of(self._found(call, runs), self._limits.part_bytes)
                 if window is None
-                else shared_parts_of(pages, window, SHARED_PART_BYTES)
+                else placed_messages(self._store, call.tenant, runs, window, self._limits.batch_bytes)
             )
             for part in parts:
                 call.bytes_out += len(part)
@@ -194,21 +195,14 @@ class CacheService:
         """Return the memory that one batch of these pages takes: at least one page, however large."""
         return max([self._limits.batch_bytes, *(run.object_bytes for run in runs)])
 
-    def _found(self, call: ServedCall, runs: Sequence[NamedRun]) -> Iterator[tuple[bytes, Sequence[memoryview]]]:
-        """Read pages a bounded number of bytes at a time, and name them as the client does."""
-        self._leases.sweep()
+    def _found(self, call: ServedCall, runs: Sequence[NamedRun]) -> Iterator[PageAnswer]:
+        """Read pages a bounded number of bytes at a time."""
         for run in runs:
-            stored = run.stored
-            if run.claimed_bytes != run.object_bytes:
-                yield bytes(len(stored)), ()
-                continue
+            count = len(run.labels)
             step = max(1, self._limits.batch_bytes // run.object_bytes)
-            for start in range(0, len(stored), step):
-                some = stored[start : start + step]
-                found = self._store.read(call.tenant, some, [run.object_bytes] * len(some))
+            for start in range(0, count, step):
+                yield from read_pages(self._store, call.tenant, run, range(start, min(start + step, count)))
                 call.moved()
-                for label, (place, answer, page) in zip(run.labels[start : start + step], found, strict=True):
-                    yield mark(place, reason_of(answer)), () if page is None else page.named(label).buffers
 
     def _put(self, messages: Iterator[bytes], context: AnsweringContext) -> bytes:
         with self._calls.admitted(Call.PUT, Role.WRITER, context) as call, ExitStack() as lent:

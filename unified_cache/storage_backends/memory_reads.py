@@ -44,11 +44,11 @@ class MemoryReader(Protocol):
         """
         ...
 
-    def read_memory(self, pages: Sequence[RowsPage]) -> list[bool]:
+    def read_memory(self, targets: Sequence["RowsTarget"]) -> list[bool]:
         """Fill the rows of pages as far as that takes no waiting; True where they hold exactly the page of that label.
 
-        A page that was read is used now, as by ``get``. Of one that was not nothing is known, and its rows may hold
-        anything: ``get`` tells. Waits for no disk and for nobody who does; raises ClosedError alone.
+        A page that was read is used now, as by ``get``. Of one that was not nothing is known, and its header and rows
+        may hold anything: ``get`` tells. Waits for no disk and for nobody who does; raises ClosedError alone.
         """
         ...
 
@@ -62,6 +62,7 @@ class RowsTarget(NamedTuple):
     """Rows of a page behind memory for its header: where its object is read to."""
 
     label: Label
+    parent: PageKey | None
     buffers: tuple[memoryview, ...]
     """The header's, then the rows."""
     payload_bytes: int
@@ -86,6 +87,7 @@ def targets_of(pages: Sequence[RowsPage]) -> list[RowsTarget]:
     for page in pages:
         rows = page.rows
         payload_bytes = rows[0].nbytes if len(rows) == 1 else sum([row.nbytes for row in rows])
-        targets.append(RowsTarget(page.label, (headers[start : start + HEADER_BYTES], *rows), payload_bytes))
+        header = headers[start : start + HEADER_BYTES]
+        targets.append(RowsTarget(page.label, page.parent, (header, *rows), payload_bytes))
         start += HEADER_BYTES
     return targets

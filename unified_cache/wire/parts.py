@@ -14,7 +14,17 @@ from unified_cache.errors import InputError
 from unified_cache.proto.service_pb2 import GetPart, PutPart
 from unified_cache.wire.sharing import SharedSlice
 
-__all__ = ["Chunk", "decoded", "encoded", "encoded_shared", "mark", "parts_of", "pieces_of", "shared_parts_of"]
+__all__ = [
+    "Chunk",
+    "SharedParts",
+    "decoded",
+    "encoded",
+    "encoded_shared",
+    "mark",
+    "parts_of",
+    "pieces_of",
+    "shared_parts_of",
+]
 
 _OFFSET_TAG = 0x08
 _HITS_TAG = 0x12
@@ -116,34 +126,89 @@ def parts_of(pages: Iterable[tuple[bytes, Sequence[memoryview]]], part_bytes: in
         yield encoded(offset, bytes(hits), held)
 
 
-def shared_parts_of(
-    pages: Iterable[tuple[bytes, Sequence[memoryview]]], window: SharedSlice, part_bytes: int
-) -> Iterator[bytes]:
-    """Write pages into shared memory, ``part_bytes`` or more at a time; yield a message that says so.
+class SharedParts:
+    """Pages laid into shared memory end to end, and the messages that say so.
 
-    Pages of a part are copied at once: between two copies of many bytes, every look-up misses the processor's caches.
-    Until a message is asked for, buffers of its pages must stay as they are.
+    A page is copied into its place with the next message, or has been put there before it is added. Pages of a message
+    are copied at once: between two copies of many bytes, every look-up misses the processor's caches. Until the message
+    is asked for, buffers of its pages must stay as they are.
+    """
+
+    __slots__ = ("_copied_end", "_end", "_hits", "_told_end", "_uncopied", "_window")
+
+    def __init__(self, window: SharedSlice) -> None:
+        self._window = window
+        self._hits = bytearray()
+        self._uncopied: list[memoryview] = []
+        # [0, told_end)          what messages have told of
+        # [told_end, copied_end) in place
+        # [copied_end, end)      what the next message copies
+        self._told_end = self._copied_end = self._end = 0
+
+    @property
+    def untold_bytes(self) -> int:
+        """Bytes that no message has told of."""
+        return self._end - self._told_end
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self._hits) or self._end > self._told_end
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of the window that no page has taken."""
+        return self._window.length - self._end
+
+    def place(self, offset: int, count_bytes: int) -> memoryview:
+        """Return the memory that lies ``offset`` behind the last page."""
+        return self._window.view(self._end + offset, count_bytes)
+
+    def add(self, hit: bytes, buffers: Sequence[memoryview]) -> None:
+        """Add a page, with its ``mark`` or none; to be copied."""
+        self._hits += hit
+        self._uncopied += buffers
+        self._end += sum(map(len, buffers))
+
+    def add_placed(self, hit: bytes, page_bytes: int) -> None:
+        """Add a page that is in its place: right behind the last one."""
+        self._copy()
+        self._hits += hit
+        self._end += page_bytes
+        self._copied_end = self._end
+
+    def message(self) -> bytes:
+        """Return the message of what was added since the last one.
+
+        Raises:
+            InputError: the window is too small.
+        """
+        self._copy()
+        told = encoded_shared(self._told_end, bytes(self._hits), self.untold_bytes)
+        self._told_end = self._end
+        self._hits.clear()
+        return told
+
+    def _copy(self) -> None:
+        if self._uncopied:
+            self._window.write(self._uncopied, self._copied_end)
+            self._uncopied = []
+        self._copied_end = self._end
+
+
+def shared_parts_of(pages: Iterable[Sequence[memoryview]], window: SharedSlice, part_bytes: int) -> Iterator[bytes]:
+    """Copy pages into shared memory, ``part_bytes`` or more at a time; yield a message that says so.
 
     Raises:
         InputError: the window is too small.
-        OSError: the memory cannot be had.
     """
-    start = held_bytes = 0
-    hits = bytearray()
-    held: list[memoryview] = []
-    for hit, buffers in pages:
-        hits += hit
-        held += buffers
-        held_bytes += sum(map(len, buffers))
-        if held_bytes >= part_bytes:
-            window.write(held, start)
-            yield encoded_shared(start, bytes(hits), held_bytes)
-            start, held_bytes = start + held_bytes, 0
-            hits.clear()
-            held.clear()
-    if hits or held_bytes:
-        window.write(held, start)
-        yield encoded_shared(start, bytes(hits), held_bytes)
+    parts = SharedParts(window)
+    for buffers in pages:
+        parts.add(b"", buffers)
+        if parts.untold_bytes >= part_bytes:
+            yield parts.message()
+    if parts.is_untold:
+        yield parts.message()
 
 
 def pieces_of(buffers: Sequence[memoryview], page_bytes: int, part_bytes: int) -> Iterator[list[memoryview]]:

@@ -100,6 +100,10 @@ class SharedRegion:
             raise InputError("expected memory that can be written") from error
         return cls(memoryview(shared))
 
+    def view(self, start: int, end: int) -> memoryview:
+        """Return the memory itself: whoever shares it may change it at any time."""
+        return self._memory[start:end]
+
     def read_into(self, buffers: Sequence[memoryview], start: int) -> None:
         """Fill buffers with the bytes from ``start`` on; the region has as many."""
         for buffer in buffers:
@@ -131,6 +135,15 @@ class SharedSlice(NamedTuple):
     """Name of the region, as the server gave it."""
     start: int
     length: int
+
+    def view(self, offset: int, count_bytes: int) -> memoryview:
+        """Return the memory itself, from ``offset`` of the call on: whoever shares it may change it at any time.
+
+        Raises:
+            InputError: it reaches beyond the window.
+        """
+        self._check(offset, count_bytes)
+        return self.region.view(self.start + offset, self.start + offset + count_bytes)
 
     def read_into(self, buffers: Sequence[memoryview], offset: int) -> None:
         """Fill buffers, one after the other, with the bytes from ``offset`` of the call on.

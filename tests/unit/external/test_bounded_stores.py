@@ -15,7 +15,7 @@ from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
 from unified_cache.external import ExternalConfig, ExternalPage, ExternalStore, Unavailable
 from unified_cache.external.landing import LandingMemory
-from unified_cache.seal import Label
+from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 from unified_cache.storage_backends.wrappers import Method
@@ -46,6 +46,7 @@ class ThreadNotingStore(MemoryStorage):
     def __init__(self) -> None:
         super().__init__()
         self.threads: set[int] = set()
+        self.puts_count = 0
         self.hangs, self.may_go_on = Event(), Event()
         self.fails = False
 
@@ -58,6 +59,7 @@ class ThreadNotingStore(MemoryStorage):
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self.threads.add(get_ident())
+        self.puts_count += 1
         return super().put(pages, level)
 
     def touch(self, labels: Sequence[Label]) -> None:
@@ -118,6 +120,17 @@ def test_a_bounded_store_is_called_on_the_thread_that_asks() -> None:
         assert store.exists(labels) == store.get(rows.pages(NUMBERS)) == [Answer.HIT] * len(NUMBERS)
         store.touch(labels)
         assert backend.threads == {get_ident()}
+
+
+@pytest.mark.parametrize(("piece_bytes", "puts_count"), [(None, 1), (HEADER_BYTES + PAGE_BYTES, len(NUMBERS))])
+def test_a_put_of_a_prompt_is_one_call_that_the_store_cuts_itself_unless_told_how_long_a_piece_is(
+    piece_bytes: int | None, puts_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_cache.external.store.PIECE_BYTES_MAX", HEADER_BYTES + PAGE_BYTES)
+    backend = ThreadNotingStore()
+    with opened(backend, replace(CONFIG, piece_bytes=piece_bytes)) as store:
+        assert store.put(EngineRows.holding(NUMBERS).pages(NUMBERS)) == [Answer.STORED] * len(NUMBERS)
+    assert backend.puts_count == puts_count
 
 
 def test_rows_of_any_format_are_bytes_to_the_store(landing: LandingMemory) -> None:

@@ -10,6 +10,7 @@ from unified_cache.seal import Flaw
 from unified_cache.settings.service import ServiceSettings
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
@@ -33,6 +34,8 @@ class GuardedStore:
     backend: StorageBackend
     verified: VerifiedStorage
     guard: StorageGuard
+    memory: MemoryReader | None
+    """The store and its counts, where it reads pages from memory: that waits for nothing, so it needs no guard."""
 
     @classmethod
     def open(cls, settings: ServiceSettings, registry: CollectorRegistry) -> "GuardedStore":
@@ -46,7 +49,8 @@ class GuardedStore:
         capability = declared_capability(backend)
         metered = MeteredStorage(backend, StorageMetrics(registry), capability.name)
         verified = VerifiedStorage(metered)
-        guarded = cls(backend, verified, StorageGuard.around(verified, capability, settings.guard))
+        guard = StorageGuard.around(verified, capability, settings.guard)
+        guarded = cls(backend, verified, guard, metered.memory_reader())
         registry.register(guarded)
         return guarded
 

@@ -19,7 +19,7 @@ from unified_cache.storage_backends.file.quota import (
     note_changes,
     removal_lines,
 )
-from unified_cache.storage_backends.memory_reads import RowsPage
+from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
@@ -108,7 +108,7 @@ class NoQuota:
         """Know every page: nothing is counted here."""
         return [True] * len(labels)
 
-    def use(self, pages: Sequence[RowsPage]) -> None:
+    def use(self, pages: Sequence[RowsTarget]) -> None:
         """Do nothing, as ``touch``."""
 
     def record(self, pages: Sequence[PageIO], hits: Sequence[object], told: Collection[Label]) -> None:

@@ -14,7 +14,7 @@ from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.journal import Journal, JournalLine
 from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.listing import StoreListing
-from unified_cache.storage_backends.memory_reads import RowsPage
+from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
@@ -236,7 +236,7 @@ class SharedQuota:
         with self._guard:
             return [label in self._lru for label in labels]
 
-    def use(self, pages: Sequence[RowsPage]) -> None:
+    def use(self, pages: Sequence[RowsTarget]) -> None:
         """Make known pages recent that were read, the first one most of all; waits for no file."""
         labels = [page.label for page in pages]
         with self._guard:

@@ -38,7 +38,7 @@ from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.page_reader import PageReader
 from unified_cache.storage_backends.file.page_writer import PageWriter
 from unified_cache.storage_backends.file.quota import SharedQuota
-from unified_cache.storage_backends.memory_reads import RowsPage, targets_of
+from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 from unified_cache.storage_backends.removals import RemovalFeed
 
@@ -213,19 +213,18 @@ class FileStorage:
         with self._calls:
             return self._memory_files.know(labels)
 
-    def read_memory(self, pages: Sequence[RowsPage]) -> list[bool]:
+    def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
         """Read pages that the system has in memory into their rows; a page that came becomes recent.
 
         A call at which times of use are due is left to ``get``, which writes them, as is a page that another process
         stored and that this one has not met, which others are told of.
         """
         with self._calls:
-            targets = targets_of(pages)
             if self._stamps.are_due():
-                return [False] * len(pages)
-            came = self._memory_files.read(targets, self._quota.known([page.label for page in pages]))
-            self._quota.use([page for page, is_there in zip(pages, came, strict=True) if is_there])
-            self._stamps.keep(pages, came)
+                return [False] * len(targets)
+            came = self._memory_files.read(targets, self._quota.known([target.label for target in targets]))
+            self._quota.use([target for target, is_there in zip(targets, came, strict=True) if is_there])
+            self._stamps.keep(targets, came)
             return came
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:

@@ -8,7 +8,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label
-from unified_cache.storage_backends.memory_reads import RowsPage, RowsTarget
+from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
@@ -232,7 +232,7 @@ class PageIndex:
             for slot, target in zip(found, targets, strict=True)
         ]
 
-    def use(self, pages: Sequence[RowsPage]) -> None:
+    def use(self, pages: Sequence[RowsTarget]) -> None:
         """Make pages recent that were read, the first one most of all; one that went meanwhile stays gone."""
         labels = [page.label for page in pages]
         with self._guard:

@@ -38,7 +38,7 @@ from unified_cache.storage_backends.directory.foreign import UNREADABLE
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
-from unified_cache.storage_backends.memory_reads import RowsPage, targets_of
+from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.packed.cold import ColdReads
 from unified_cache.storage_backends.packed.from_memory import SlotRuns
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
@@ -232,20 +232,19 @@ class PackedStorage:
         with self._calls:
             return [self._index.find(label) is not None for label in labels]
 
-    def read_memory(self, pages: Sequence[RowsPage]) -> list[bool]:
+    def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
         """Read pages that the system has in memory into their rows; a page that came becomes recent.
 
         A call at which times of use are due is left to ``get``, which writes them.
         """
         with self._calls:
-            targets = targets_of(pages)
             slots = self._index.slots_of(targets)
             if self._stamps.are_due() or not any(slots):
-                return [False] * len(pages)
+                return [False] * len(targets)
             came = self._slot_runs.read(targets, slots)
             # One that went while it was read may be another page by now; its seal says which it was, and that counts.
-            self._index.use([page for page, is_there in zip(pages, came, strict=True) if is_there])
-            self._stamps.keep(pages, came)
+            self._index.use([target for target, is_there in zip(targets, came, strict=True) if is_there])
+            self._stamps.keep(targets, came)
             return came
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:

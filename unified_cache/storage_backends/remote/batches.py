@@ -111,12 +111,11 @@ def put_messages(
     runs, shared = sized_runs(pages), range_of(lent)
     start = pb.PutStart(tenant=server.tenant, level=wanted, runs=runs, shared=shared)
     yield pb.PutPart(start=start).SerializeToString()
-    content = ((b"", page.buffers) for page in pages)
     if lent is not None:
-        yield from shared_parts_of(content, lent.window, SHARED_PART_BYTES)
+        yield from shared_parts_of((page.buffers for page in pages), lent.window, SHARED_PART_BYTES)
     else:
         part_bytes = min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
-        yield from parts_of(content, part_bytes)
+        yield from parts_of(((b"", page.buffers) for page in pages), part_bytes)
 
 
 def range_of(lent: LentSlice | None) -> pb.SharedRange | None:

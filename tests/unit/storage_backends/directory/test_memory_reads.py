@@ -16,6 +16,7 @@ from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.directory import memory_runs
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
+from unified_cache.storage_backends.memory_reads import targets_of
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import bytes_of, label, sealed_page
@@ -53,6 +54,10 @@ def put_numbers(
     storage: DirectoryStorage, page_bytes: int = SIZES[1], numbers: Sequence[int] = NUMBERS
 ) -> list[Answer]:
     return storage.put([sealed_page(label(number), page_bytes) for number in numbers], Level.CACHED)
+
+
+def read(storage: DirectoryStorage, pages: Sequence[WantedPage]) -> list[bool]:
+    return storage.read_memory(targets_of(pages))
 
 
 def wanted(page_bytes: int = SIZES[1], numbers: Sequence[int] = NUMBERS) -> list[WantedPage]:
@@ -106,7 +111,7 @@ def test_pages_in_memory_come_without_a_call_that_could_wait(kind: StoreKind, ro
         put_numbers(storage, page_bytes)
         pages = wanted(page_bytes, [3, 99, 0, 1, 2])
         disk.is_strict = True
-        assert storage.read_memory(pages) == [True, False, True, True, True]
+        assert read(storage, pages) == [True, False, True, True, True]
         disk.is_strict = False
         assert [page.is_whole for page in pages] == [True, False, True, True, True]
 
@@ -130,7 +135,7 @@ def test_a_large_page_comes_piece_by_piece(
     with closing(kind.open(root, disk=disk)) as storage:
         put_numbers(storage, page_bytes)
         pages = wanted(page_bytes)
-        assert storage.read_memory(pages) == [True] * PAGES_COUNT
+        assert read(storage, pages) == [True] * PAGES_COUNT
         assert all(page.is_whole for page in pages)
         assert len(disk.offsets) > PAGES_COUNT
 
@@ -140,9 +145,9 @@ def test_neighbours_come_by_one_call(root: Path, page_bytes: int) -> None:
     disk = WaitingForbidden()
     with closing(PackedStorage.open(root, disk=disk)) as storage:
         put_numbers(storage, page_bytes)
-        assert storage.read_memory(wanted(page_bytes)) == [True] * PAGES_COUNT
+        assert read(storage, wanted(page_bytes)) == [True] * PAGES_COUNT
         assert len(disk.offsets) == 1
-        assert storage.read_memory(wanted(page_bytes, [4, 5, 9, 0, 1, 3])) == [True, True, False, True, True, True]
+        assert read(storage, wanted(page_bytes, [4, 5, 9, 0, 1, 3])) == [True, True, False, True, True, True]
         assert len(disk.offsets) == 1 + 3
 
 
@@ -151,7 +156,7 @@ def test_a_run_has_a_bound(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = WaitingForbidden()
     with closing(PackedStorage.open(root, disk=disk)) as storage:
         put_numbers(storage)
-        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
+        assert read(storage, wanted()) == [True] * PAGES_COUNT
         assert len(disk.offsets) == PAGES_COUNT // 2
 
 
@@ -164,7 +169,7 @@ def test_of_a_run_that_is_partly_in_memory_the_first_pages_come(root: Path, page
         slot_bytes = storage_slot_bytes(page_bytes)
         disk.bytes_max = whole_count * slot_bytes + page_bytes // 2 * bool(whole_count)
         pages = wanted(page_bytes)
-        assert storage.read_memory(pages) == [number < whole_count for number in NUMBERS]
+        assert read(storage, pages) == [number < whole_count for number in NUMBERS]
         assert [page.is_whole for page in pages] == [number < whole_count for number in NUMBERS]
         assert storage.get([sealed_page(page.label, page_bytes) for page in pages]) == [Answer.HIT] * PAGES_COUNT
 
@@ -179,7 +184,7 @@ def test_what_is_not_in_memory_is_left_to_get(kind: StoreKind, root: Path, reaso
     with closing(kind.open(root, disk=RefusingDisk(reason))) as storage:
         put_numbers(storage)
         for _ in range(2):
-            assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+            assert read(storage, wanted()) == [False] * PAGES_COUNT
         assert storage.get([sealed_page(label(0), SIZES[1])]) == [Answer.HIT]
 
 
@@ -197,7 +202,7 @@ class NothingCached(Disk):
 def test_of_a_prompt_that_is_not_in_memory_no_page_is_tried(kind: StoreKind, root: Path) -> None:
     with closing(kind.open(root, disk=NothingCached())) as storage:
         put_numbers(storage)
-        assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+        assert read(storage, wanted()) == [False] * PAGES_COUNT
 
 
 class MemoryDisk(Disk):
@@ -219,9 +224,9 @@ def test_a_file_system_in_memory_is_read_although_it_cannot_tell(
 ) -> None:
     with closing(kind.open(root, disk=MemoryDisk(file_system))) as storage:
         put_numbers(storage)
-        storage.read_memory(wanted(numbers=[0]))  # the question that finds it out
+        read(storage, wanted(numbers=[0]))  # the question that finds it out
         pages = wanted()
-        assert storage.read_memory(pages) == [is_read] * PAGES_COUNT
+        assert read(storage, pages) == [is_read] * PAGES_COUNT
         assert [page.is_whole for page in pages] == [is_read] * PAGES_COUNT
 
 
@@ -239,7 +244,7 @@ class NamesOnDisk(Disk):
 def test_a_file_whose_name_is_not_in_memory_is_left_to_get(root: Path, reason: int) -> None:
     with closing(StoreKind.FILE.open(root, disk=NamesOnDisk(reason))) as storage:
         put_numbers(storage)
-        assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+        assert read(storage, wanted()) == [False] * PAGES_COUNT
         assert storage.knows([label(0)]) == [False]
         assert storage.get([sealed_page(label(0), SIZES[1])]) == [Answer.HIT]
 
@@ -252,7 +257,7 @@ def test_a_damaged_page_and_one_under_another_s_name_do_not_come(kind: StoreKind
         stored[4] = PageIO(label(4), None, stored[5].buffers)
         storage.put(stored, Level.CACHED)
         pages = wanted()
-        assert storage.read_memory(pages) == [number not in {2, 4} for number in NUMBERS]
+        assert read(storage, pages) == [number not in {2, 4} for number in NUMBERS]
         assert all(pages[number].is_whole for number in NUMBERS if number not in {2, 4})
 
 
@@ -260,15 +265,15 @@ def test_a_damaged_page_and_one_under_another_s_name_do_not_come(kind: StoreKind
 def test_an_object_of_another_length_does_not_come_and_stays(kind: StoreKind, root: Path, other_bytes: int) -> None:
     with closing(kind.open(root)) as storage:
         put_numbers(storage)
-        assert storage.read_memory(wanted(other_bytes)) == [False] * PAGES_COUNT
-        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
+        assert read(storage, wanted(other_bytes)) == [False] * PAGES_COUNT
+        assert read(storage, wanted()) == [True] * PAGES_COUNT
 
 
 def test_a_page_read_from_memory_is_recent_and_so_is_its_chain(kind: StoreKind, root: Path) -> None:
     with closing(kind.open(root, bytes_max=4 * SIZES[1])) as storage:
         put_numbers(storage, numbers=[0, 1, 2, 3])
         second = WantedPage.of(1, SIZES[1], parent=label(0).key)
-        assert storage.read_memory([second]) == [True]
+        assert read(storage, [second]) == [True]
         put_numbers(storage, numbers=[4, 5])
         assert storage.exists([label(number) for number in NUMBERS]) == [
             Answer.HIT if number in {0, 1, 4, 5} else Answer.MISS for number in NUMBERS
@@ -278,7 +283,7 @@ def test_a_page_read_from_memory_is_recent_and_so_is_its_chain(kind: StoreKind, 
 def test_recency_of_reads_from_memory_survives_a_restart(kind: StoreKind, root: Path) -> None:
     with closing(kind.open(root)) as storage:
         put_numbers(storage, numbers=[0, 1, 2])
-        assert storage.read_memory(wanted(numbers=[0])) == [True]
+        assert read(storage, wanted(numbers=[0])) == [True]
     with closing(kind.open(root, bytes_max=2 * SIZES[1])) as storage:
         assert storage.exists([label(0)]) == [Answer.HIT]
 
@@ -287,27 +292,27 @@ def test_a_call_at_which_times_of_use_are_due_is_left_to_get(kind: StoreKind, ro
     now_ns = [10**18]
     with closing(kind.open(root, clock=lambda: now_ns[0])) as storage:
         put_numbers(storage)
-        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
+        assert read(storage, wanted()) == [True] * PAGES_COUNT
         now_ns[0] += STAMP_GRAIN_NS + 10**9
-        assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+        assert read(storage, wanted()) == [False] * PAGES_COUNT
         storage.get([sealed_page(label(0), SIZES[1])])
-        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
+        assert read(storage, wanted()) == [True] * PAGES_COUNT
 
 
 def test_times_of_use_that_wait_to_be_written_have_a_bound(kind: StoreKind, root: Path) -> None:
     numbers = range(PAGES_WAITING_MAX + 1)
     with closing(kind.open(root)) as storage:
         put_numbers(storage, SIZES[0], numbers)
-        assert all(storage.read_memory(wanted(SIZES[0], numbers)))
-        assert storage.read_memory(wanted(SIZES[0])) == [False] * PAGES_COUNT
+        assert all(read(storage, wanted(SIZES[0], numbers)))
+        assert read(storage, wanted(SIZES[0])) == [False] * PAGES_COUNT
         storage.get([sealed_page(label(0), SIZES[0])])
-        assert storage.read_memory(wanted(SIZES[0])) == [True] * PAGES_COUNT
+        assert read(storage, wanted(SIZES[0])) == [True] * PAGES_COUNT
 
 
 def test_what_another_process_stored_is_left_to_get_once(root: Path) -> None:
     with closing(StoreKind.FILE.open(root, bytes_max=1 << 30)) as storage:
         with closing(StoreKind.FILE.open(root, bytes_max=1 << 30)) as other:
             put_numbers(other)
-        assert storage.read_memory(wanted()) == [False] * PAGES_COUNT
+        assert read(storage, wanted()) == [False] * PAGES_COUNT
         assert storage.get([sealed_page(label(number), SIZES[1]) for number in NUMBERS]) == [Answer.HIT] * PAGES_COUNT
-        assert storage.read_memory(wanted()) == [True] * PAGES_COUNT
+        assert read(storage, wanted()) == [True] * PAGES_COUNT
