@@ -13,7 +13,7 @@ from unified_cache.seal import Label
 
 __all__ = ["copies_figures"]
 
-PAGE_KIB = (64, 1024, 4096)
+PAGE_KIB = (16, 64, 1024, 4096)
 LAYERS_COUNT = 2
 
 

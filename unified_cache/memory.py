@@ -14,7 +14,7 @@ from unified_cache.arguments import check_each, check_kind
 from unified_cache.config import CacheConfig
 from unified_cache.errors import ConfigError, CopyError, LayoutError
 from unified_cache.extras import needs_extra
-from unified_cache.pool import ModelLayout, PoolSpec, Slots
+from unified_cache.pool import ModelLayout, Pages, PoolSpec, Slots, numbers_of
 from unified_cache.seal import HEADER_BYTES, Label, seal
 
 with needs_extra("engine", "unified_cache.memory"):
@@ -25,8 +25,20 @@ __all__ = ["AT_ONCE", "Copied", "DevicePool", "HostPool", "NoBytes", "PageMemory
 PAGE_ALIGN_BYTES = 64
 """A sealed page starts on a cache line."""
 
-RUN_COPY_BYTES_MIN = 16 * 1024
+RUN_COPY_BYTES_MIN = 8 * 1024
 """Average bytes per contiguous run from which copying run by run beats one gather and scatter."""
+
+SELECTED_ROWS_MIN = 64
+"""Average rows per run of targets from which selecting rows into them beats copying row by row."""
+
+SELECTED_BYTES_MAX = 64 * 1024
+"""Average bytes per contiguous run from which selecting gains nothing."""
+
+WIDE = torch.complex128
+"""Widest element that torch has, since a selection is shared among threads by its elements."""
+
+SELECTED_MAX = 32_768
+"""Elements that torch selects on the calling thread; for more it wakes threads, which spin where cores are busy."""
 
 STAGING_BYTES = 32 << 20
 """Pinned memory that pages pass through on their way to or from a GPU, twice: one half fills while the other moves."""
@@ -259,7 +271,7 @@ class TieredMemory:
         """Copy pages within the device, layer by layer."""
         if pool.page_bytes:
             for layer in self._device[pool.name].layers:
-                _copy(layer, source, layer, target)
+                _copy_within(layer, source, target)
 
     def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:
         """Write the header of each page."""
@@ -412,29 +424,69 @@ def _check_lengths(source_slots: Slots, target_slots: Slots) -> None:
 
 
 def _copy(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
-    """Copy rows between two byte tensors; in memory run by run where runs are long, else by gather and scatter."""
+    """Copy rows between two tensors of bytes without memory in common; where rows are many, in the order of targets."""
     _check_lengths(source_slots, target_slots)
+    if len(target_slots) >= SELECTED_ROWS_MIN:
+        order = target_slots.argsort()
+        source_slots, target_slots = source_slots[order], target_slots[order]
+        target_breaks = _breaks(target_slots)
+        run_rows = len(target_slots) / (np.count_nonzero(target_breaks) + 1)
+        both_rows = len(target_slots) / (np.count_nonzero(target_breaks | _breaks(source_slots)) + 1)
+        is_worth = run_rows >= SELECTED_ROWS_MIN and both_rows * source.shape[1] < SELECTED_BYTES_MAX
+        if is_worth and _is_wide(source) and _is_wide(target):
+            _select(source, source_slots, target, target_slots)
+            return
+    _copy_rows(source, source_slots, target, target_slots)
+
+
+def _breaks(slots: Slots) -> Pages:
+    """Tell of each slot but the first whether it does not follow the one before."""
+    follows: Pages = slots[1:] - slots[:-1] != 1
+    return follows
+
+
+def _is_wide(rows: torch.Tensor) -> bool:
+    """Tell whether rows of bytes can be taken for rows of WIDE."""
+    return not any(count % WIDE.itemsize for count in (rows.shape[1], rows.stride(0), rows.storage_offset()))
+
+
+def _select(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
+    """Copy rows to slots that ascend in long runs: a call of torch for as much of a run as goes without its threads."""
+    from_rows, to_rows = source.view(WIDE), target.view(WIDE)
+    rows_max = max(1, SELECTED_MAX // from_rows.shape[1])
+    gather = torch.from_numpy(source_slots.astype(np.int64))
+    start = 0
+    for end in [*(numbers_of(_breaks(target_slots)) + 1).tolist(), len(target_slots)]:
+        for first in range(start, end, rows_max):
+            last = min(first + rows_max, end)
+            to_start = int(target_slots[first])
+            torch.index_select(from_rows, 0, gather[first:last], out=to_rows[to_start : to_start + last - first])
+        start = end
+
+
+def _copy_rows(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
+    """Copy rows run by run, or tiny ones by gather and scatter."""
     if not len(source_slots):
-        return
-    if source.is_cuda:
-        _copy_within(source, source_slots, target, target_slots)
         return
     from_rows: npt.NDArray[np.uint8] = source.numpy()
     to_rows: npt.NDArray[np.uint8] = target.numpy()
-    breaks = np.flatnonzero((np.diff(source_slots) != 1) | (np.diff(target_slots) != 1)) + 1
+    breaks = numbers_of(_breaks(source_slots) | _breaks(target_slots)) + 1
     if from_rows.shape[1] * len(source_slots) < RUN_COPY_BYTES_MIN * (len(breaks) + 1):
         to_rows[target_slots] = from_rows[source_slots]
         return
-    starts = [0, *breaks.tolist()]
+    starts = np.concatenate(([0], breaks))
     ends = [*breaks.tolist(), len(source_slots)]
-    for start, end in zip(starts, ends, strict=True):
-        count = end - start
-        from_start, to_start = int(source_slots[start]), int(target_slots[start])
-        to_rows[to_start : to_start + count] = from_rows[from_start : from_start + count]
+    runs = zip(starts.tolist(), ends, source_slots[starts].tolist(), target_slots[starts].tolist(), strict=True)
+    for start, end, from_start, to_start in runs:
+        to_rows[to_start : to_start + end - start] = from_rows[from_start : from_start + end - start]
 
 
-def _copy_within(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
-    """Copy rows within a GPU, in the order of the calling thread's stream."""
-    gather = torch.from_numpy(source_slots.astype(np.int64)).to(source.device)
-    scatter = torch.from_numpy(target_slots.astype(np.int64)).to(target.device)
-    target[scatter] = source[gather]
+def _copy_within(rows: torch.Tensor, source_slots: Slots, target_slots: Slots) -> None:
+    """Copy rows within a tensor; on a GPU in the order of the calling thread's stream."""
+    _check_lengths(source_slots, target_slots)
+    if not rows.is_cuda:
+        _copy_rows(rows, source_slots, rows, target_slots)
+        return
+    gather = torch.from_numpy(source_slots.astype(np.int64)).to(rows.device)
+    scatter = torch.from_numpy(target_slots.astype(np.int64)).to(rows.device)
+    rows[scatter] = rows[gather]
