@@ -23,6 +23,14 @@ SHOWN = """(() => {
   return { at: Number(document.getElementById("moment").dataset.countedAt), shown };
 })()"""
 UPDATES = "Number(document.documentElement?.dataset.updates)"
+FILL_HISTORY = """(() => {
+  const [at, ...totals] = points[0];
+  const missing = Array.from({ length: POINTS_MAX - points.length }, (_, number) => number + 1).reverse();
+  points = JSON.parse(JSON.stringify([...missing.map((ago) => [at - ago, ...totals]), ...points]));
+})()"""
+"""Puts the points of a page's last ten minutes before those that it has, in the form in which they come."""
+
+IS_FULL = "points.length == POINTS_MAX"
 PARTS_OF_A_HIT = 5
 """Pages of the prompt, of each tier, and those missed."""
 
@@ -195,8 +203,9 @@ def test_keys_alone_sign_in_pause_the_page_and_look_at_a_moment() -> None:
 
 
 async def held_after(tab: BrowserTab, updates: int) -> tuple[int, int, int]:
-    """Wait for so many updates; return bytes of the heap, nodes and listeners then."""
+    """Wait for so many updates; return bytes of the heap, nodes and listeners then, with a history that is full."""
     await tab.wait_for(f"{UPDATES} >= {updates}", within_s=updates)
+    assert await tab.evaluate(IS_FULL)
     heap_bytes = await tab.heap_bytes()
     counts = await tab.counts()
     return heap_bytes, int(counts["Nodes"]), int(counts["JSEventListeners"])
@@ -208,6 +217,7 @@ async def left_open(replay: RunningReplay, updates: int, every_s: float) -> None
             await tab.visit(page.url)
             await tab.wait_for(f"{EXPLAINED} == {SHORT_HITS_MAX}")
             await tab.wait_for("document.querySelectorAll('#slowest tbody tr').length == 8")
+            await tab.evaluate(FILL_HISTORY)
             await held_after(tab, updates // 10)
             first = await held_after(tab, updates // 5)
             last = await held_after(tab, updates)
