@@ -22,10 +22,8 @@ class EventReader:
 
     __slots__ = ("_request", "_response", "_sent_at_s", "_viewed", "gone")
 
-    def __init__(
-        self, request: web.Request, response: web.StreamResponse, viewed: Callable[[web.Request], View]
-    ) -> None:
-        """Take an answer whose head has been sent; ``viewed`` raises HTTPException once the reader may see nothing."""
+    def __init__(self, request: web.Request, response: web.StreamResponse, viewed: Callable[[], View | None]) -> None:
+        """Take an answer whose head has been sent; ``viewed`` tells what the reader may see, None for nothing."""
         self._request = request
         self._response = response
         self._viewed = viewed
@@ -42,9 +40,13 @@ class EventReader:
             if now_s > self._sent_at_s + UNREAD_S_MAX:
                 self.gone.set()
             return
+        view = self._viewed()
         try:
-            self._write(text(self._viewed(self._request)))
-        except (web.HTTPException, ConnectionError):
+            if view is not None:
+                self._write(text(view))
+        except ConnectionError:
+            view = None
+        if view is None:
             self.gone.set()
         self._sent_at_s = now_s
 

@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 
 from unified_cache.errors import ConfigError
@@ -244,7 +245,7 @@ class _Site:
             history = event_bytes("history", json.dumps(points, separators=(",", ":")).encode())
             async with asyncio.timeout(UNREAD_S_MAX):
                 await response.write(history + self._updates.latest.event(view))
-            await self._readers.listen(EventReader(request, response, self._admitted))
+            await self._readers.listen(EventReader(request, response, partial(self._door.view, self._shown(request))))
         except (ConnectionError, TimeoutError):
             pass  # the reader has gone, or does not read
         finally:
@@ -269,12 +270,15 @@ class _Site:
             HTTPUnauthorized, HTTPForbidden: it may see nothing, or asks for a host that this is not.
         """
         self._check_host(request)
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        shown = token if scheme.lower() == "bearer" else self._sessions.token(request.cookies.get(COOKIE, ""))
-        view = self._door.view(shown)
+        view = self._door.view(self._shown(request))
         if view is None:
             raise web.HTTPUnauthorized(text="a valid token is needed\n", headers={"WWW-Authenticate": "Bearer"})
         return view
+
+    def _shown(self, request: web.Request) -> str | None:
+        """Return the token that a reader shows, in a header or by its session."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        return token if scheme.lower() == "bearer" else self._sessions.token(request.cookies.get(COOKIE, ""))
 
     def _check_host(self, request: web.Request) -> None:
         """Refuse a page of elsewhere whose name leads to this machine, where no token would stop it.
