@@ -184,7 +184,7 @@ class CacheService:
             parts = (
                 parts_of(self._found(call, runs), self._limits.part_bytes)
                 if window is None
-                else placed_messages(self._store, call.tenant, runs, window, self._limits.batch_bytes)
+                else placed_messages(self._store, call, runs, window, self._limits.batch_bytes)
             )
             for part in parts:
                 call.bytes_out += len(part)

@@ -24,8 +24,8 @@ class LimitSettings(Section):
     """Largest message that is received; it must hold a part and its frame."""
     part_bytes: Bytes = PART_BYTES
     """Page content in one message of a stream."""
-    batch_bytes: Bytes = 8 << 20
-    """Pages read from or written to the store in one call: the memory that one stream of pages takes."""
+    batch_bytes: Bytes = (8 << 20) + (64 << 10)
+    """Pages read from or written to the store in one call, with their headers: the memory that one stream takes."""
     metadata_bytes_max: Bytes = 16 << 10
     """Headers of one call."""
     page_bytes_max: Bytes = 256 << 20

@@ -8,15 +8,21 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.service import LoopbackServer, Wire, refused
+from tests.support.service import LoopbackServer, Wire, limits_with, refused
 from tests.support.store_kinds import DirectoryStorage, StoreKind
-from tests.unit.service.test_requests import BAD, MANIFEST, OBJECT_BYTES, key, page, part, run, start
+from tests.unit.service.test_requests import BAD, MANIFEST, MODEL, OBJECT_BYTES, key, page, part, run, start
 from tests.unit.service.test_sharing import Offered, bytes_in, get, offered, range_of, shared
+from unified_cache.components import Full
+from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.service.requests import placement
+from unified_cache.service.requests.calls import ServedCall
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.testing.storage_contract import sealed_page
 from unified_cache.wire.calls import Call
 
 NUMBERS = range(6)
@@ -171,3 +177,40 @@ def test_a_window_has_room_enough_if_what_is_found_fits(placed: Placing) -> None
     )
     parts = [pb.GetPart.FromString(message) for message in placed.wire.get(request)]
     assert b"".join(each.hits for each in parts) == b"\x02\x00"
+
+
+def test_a_call_that_finds_nothing_goes_on_with_every_batch(placed: Placing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placed.running.service, "_limits", limits_with(batch_bytes=OBJECT_BYTES))
+    moved: list[ServedCall] = []
+    go_on = ServedCall.moved
+
+    def noted(call: ServedCall) -> None:
+        moved.append(call)
+        go_on(call)
+
+    monkeypatch.setattr(ServedCall, "moved", noted)
+    assert placed.find(*range(20, 27)) == (bytes(7), 0)
+    assert placed.gets == [1] * 7
+    assert len(moved) >= 7
+
+
+def test_a_call_of_16_mib_is_two_batches_whatever_its_headers_take() -> None:
+    page_bytes, count = HEADER_BYTES + (1 << 20), 16
+    puts: list[int] = []
+
+    class CountedPuts(MemoryStorage):
+        def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+            puts.append(len(pages))
+            return super().put(pages, level)
+
+    running = LoopbackServer.start(CountedPuts())
+    layout = ModelLayout(16, (Full((PoolSpec("kv", page_bytes - HEADER_BYTES),)),))
+    manifest = manifest_of(MODEL, layout)
+    labels = [Label(manifest.identity, key(number), "kv") for number in range(count)]
+    with closing(running.client()) as storage:
+        storage.register(manifest, {})
+        assert (
+            storage.put([sealed_page(label, page_bytes) for label in labels], Level.CACHED) == [Answer.STORED] * count
+        )
+    assert puts == [count // 2] * 2
+    running.stop()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from unified_cache.page import PageKey
 from unified_cache.seal import HEADER_BYTES, Label, relabelled
+from unified_cache.service.requests.calls import ServedCall
 from unified_cache.service.requests.checks import NamedRun
 from unified_cache.service.store.tiered import FoundTier, TieredStore
 from unified_cache.storage_backends.memory_reads import targets_of
@@ -49,12 +50,13 @@ def read_pages(store: TieredStore, tenant: str, run: NamedRun, numbers: range) -
 
 
 def placed_messages(
-    store: TieredStore, tenant: str, runs: Sequence[NamedRun], window: SharedSlice, batch_bytes: int
+    store: TieredStore, call: ServedCall, runs: Sequence[NamedRun], window: SharedSlice, batch_bytes: int
 ) -> Iterator[bytes]:
-    """Lay pages into a window, and yield the messages that say so.
+    """Lay the pages that a call asks for into a window, and yield the messages that say so.
 
     Raises:
         InputError: the window is too small.
+        Refused: the call was cut off, or its client has gone.
     """
     parts = SharedParts(window)
     for run in runs:
@@ -62,18 +64,19 @@ def placed_messages(
         step = max(1, batch_bytes // run.object_bytes)
         start = 0
         while start < count:
-            placed_count = _place(store, tenant, run, start, parts)
+            placed_count = _place(store, call.tenant, run, start, parts)
             start += placed_count
             if parts.untold_bytes >= PLACED_BYTES:
                 yield parts.message()
             if placed_count:
                 continue
             numbers = range(start, min(start + step, count))
-            for answer, buffers in read_pages(store, tenant, run, numbers):
+            for answer, buffers in read_pages(store, call.tenant, run, numbers):
                 parts.add(answer, buffers)
                 if parts.untold_bytes >= SHARED_PART_BYTES:
                     yield parts.message()
             start = numbers.stop
+            call.moved()
     if parts.is_untold:
         yield parts.message()
 
