@@ -485,7 +485,8 @@ class Ledger:
         components = len(self.layout.components)
         for lane, arrays in enumerate(freed.slots):
             if arrays:
-                slots = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+                # In order, so that later copies join: the next to be allocated are taken from these.
+                slots = arrays[0] if len(arrays) == 1 else np.sort(np.concatenate(arrays))
                 self._allocators[lane // components][lane % components].drop(slots)
 
 

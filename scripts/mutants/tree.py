@@ -200,9 +200,16 @@ TREE_MUTANTS = [
     Mutant(
         "what is worth most goes first",
         "tree/forecast.py",
-        "        return self._table[cell][bisect_right(AGES, self._log.now - number) - 1]",
-        "        return -self._table[cell][bisect_right(AGES, self._log.now - number) - 1]",
+        "        return self._table[cell][older - 1], number",
+        "        return -self._table[cell][older - 1], number",
         tests=FORECAST_TESTS,
+    ),
+    Mutant(
+        "a worth stands for ever",
+        "tree/forecast.py",
+        "number + AGES[older] if older < BINS else NEVER",
+        "NEVER",
+        tests=("tests/unit/core/test_outlook.py",),
     ),
     Mutant(
         "a window is weighed as if every session resumed at it",

@@ -160,7 +160,7 @@ def test_every_victim_is_worth_least_of_the_oldest_of_each_cell(
     monkeypatch.setattr(forecast, "DEVIATIONS", -1e9)  # whatever is seen counts as a difference
     monkeypatch.setattr(forecast, "EXPECTED_MIN", 1e-9)
     monkeypatch.setattr(shadow_lru, "LEAD_DEVIATIONS", 10**6)
-    monkeypatch.setattr(adaptive_queues, "REORDER_REQUESTS", 1)
+    monkeypatch.setattr(adaptive_queues, "WEIGH_REQUESTS", 1)
     for seed in range(examples(4, 60)):
         watched = WatchedForecast(spans, seed)
         rng = watched.rng

@@ -17,8 +17,8 @@ from heapq import heappop, heappush
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.pool import Tier
 from unified_cache.tree.cell_ends import CellEnds
-from unified_cache.tree.eviction_queues import EvictionQueues, Queue
-from unified_cache.tree.forecast import CELLS_COUNT, NO_NODE, Forecast, in_session
+from unified_cache.tree.eviction_queues import STALE_MIN, EvictionQueues, Queue
+from unified_cache.tree.forecast import CELLS_COUNT, NEVER, NO_NODE, Forecast, in_session
 from unified_cache.tree.node import Node
 from unified_cache.tree.returns import Returns
 from unified_cache.tree.shadow_lru import ShadowLru
@@ -26,12 +26,8 @@ from unified_cache.tree.window_worth import WINDOW_CELLS, ResumeShares, window_c
 
 __all__ = ["AdaptiveQueues"]
 
-REORDER_REQUESTS = 4
-"""Requests after which the worth of all ends is looked up anew: it changes as they age."""
-LOOK_REQUESTS = 32
-"""Requests after which the nodes at the ends are looked for anew; meanwhile only the one that goes next is."""
-NEVER = 1 << 62
-"""Number of a request that never comes."""
+WEIGH_REQUESTS = 4
+"""Requests after which windows and states are weighed anew: where sessions resume is learned with every request."""
 _FIRST = len(Queue)
 """First queue of a lane that is a cell's."""
 YOUNG_MAX = 16
@@ -47,9 +43,11 @@ class AdaptiveQueues(EvictionQueues):
         "_ends",
         "_first_cell_queue",
         "_is_adaptive",
+        "_look",
         "_same_queues",
         "_tail_lanes",
         "_tail_nodes",
+        "_tails_max",
         "_trusts",
         "_unlearned_pages",
         "_young",
@@ -79,6 +77,8 @@ class AdaptiveQueues(EvictionQueues):
         self._is_adaptive = [eviction.policy(tier, component) is EvictionPolicy.ADAPTIVE for tier, component in lanes]
         self._trusts = False
         """Whether there is a forecast, and LRU not ahead of it."""
+        self._look = forecast.look
+        """Look at the log by which worths were looked up."""
         self._capacity = tuple(capacity)
         self._unlearned_pages = [(pages + 1) // 2 for pages in capacity]
         """By lane: pages yet to be evicted before its pages go by the forecast."""
@@ -88,6 +88,8 @@ class AdaptiveQueues(EvictionQueues):
         self._tail_nodes: list[deque[Node]] = [deque() for _ in lanes]
         """Nodes that may end with the last page of a prompt, oldest first; of lanes of Full."""
         self._tail_lanes = [lane for lane in range(0, len(lanes), len(spans)) if self._is_adaptive[lane]]
+        self._tails_max = [STALE_MIN] * len(lanes)
+        """By lane: how many of them may be queued before those that do not are dropped."""
         self._young: dict[int, deque[Node]] = {}
         """By cell and lane: those that became evictable last, youngest last, and some that are not any more."""
         self._first_cell_queue = _FIRST * len(lanes)
@@ -97,9 +99,10 @@ class AdaptiveQueues(EvictionQueues):
     # ---- what to go by -------------------------------------------------------------------------------------------
 
     def trust(self, *, forecast: bool) -> None:
-        """Go by the forecast from now on, or by LRU, where there is none or LRU would have been better."""
-        if forecast is not self._trusts:
+        """Go by the forecast as it is from now on, or by LRU, where there is none or LRU would have been better."""
+        if forecast is not self._trusts or self._look is not self.forecast.look:
             self._trusts = forecast
+            self._look = self.forecast.look
             self._order_anew()
 
     def note_evicted(self, lane: int, pages: int) -> None:
@@ -115,9 +118,18 @@ class AdaptiveQueues(EvictionQueues):
 
     def _look_anew(self, lane: int) -> None:
         """Find out what a lane goes by, and have it look at all ends anew."""
-        self._by_forecast[lane] = self._trusts and self._unlearned_pages[lane] <= 0
+        by_forecast = self._by_forecast[lane] = self._trusts and self._unlearned_pages[lane] <= 0
         ends = self._ends[lane]
-        ends.reorder_at = ends.look_at = 0
+        ends.clear()
+        first = self._first_cell_queue + lane
+        end = first + ends.cells_count * self._lanes_count
+        for cell, queue in enumerate(self._queues[first : end : self._lanes_count]):
+            oldest = self._first(first + cell * self._lanes_count, lane) if queue else None
+            if oldest is not None:
+                ends.note(cell, oldest)
+                youngest = self._youngest(cell, lane) if by_forecast else None
+                if youngest is not None:
+                    ends.note(ends.cells_count + cell, youngest)
 
     # ---- queues --------------------------------------------------------------------------------------------------
 
@@ -138,44 +150,48 @@ class AdaptiveQueues(EvictionQueues):
 
     def offer(self, node: Node, lane: int) -> None:
         """Queue ``node`` in ``lane`` if it is evictable there and not queued yet."""
-        if not self.evictable(node, lane):
-            return
         if not self._is_adaptive[lane]:
             super().offer(node, lane)
             return
-        cell = self._cell(node, lane)
-        if node.history is None and self._ages is None:
-            self._enqueue(node, lane, self._first_cell_queue + cell * self._lanes_count + lane)
-        else:
+        if not self.evictable(node, lane):
+            return
+        cell = window_cell(node) if lane % self._components_count else node.cell
+        place = cell * self._lanes_count + lane
+        if node.history is not None or self._ages is not None:
             for queue_id in self.queue_ids(node, lane):
                 self._enqueue(node, lane, queue_id)
-        young = self._young.get(cell * self._lanes_count + lane)
+        elif not node.queued >> (self._first_cell_queue + place) & 1:
+            self._enqueue(node, lane, self._first_cell_queue + place)
+        ends = self._ends[lane]
+        queue = self._queues[self._first_cell_queue + place]
+        if queue and queue[0][2] is node:
+            ends.note(cell, node)
+        young = self._young.get(place)
         if young is None:
-            young = self._young[cell * self._lanes_count + lane] = deque(maxlen=YOUNG_MAX)
+            young = self._young[place] = deque(maxlen=YOUNG_MAX)
         if not young or (young[-1] is not node and young[-1].request <= node.request):
             young.append(node)
-            if self._by_forecast[lane]:
-                ends = self._ends[lane]
-                ends.put(ends.cells_count + cell, node, self._worth(node, lane))
+        if self._by_forecast[lane] and young[-1] is node:
+            ends.note(ends.cells_count + cell, node)
 
     def _enqueue(self, node: Node, lane: int, queue_id: int) -> None:
         """Put a node into a queue, unless it is there."""
-        if node.queued >> queue_id & 1:
-            return
-        self._enter(node, lane, queue_id)
-        self._sequence += 1
-        queue = self._queues[queue_id]
-        heappush(queue, (node.stamps[lane], self._sequence, node))
-        if queue[0][2] is node and queue_id >= self._first_cell_queue:
-            self._ends[lane].put(self._cell(node, lane), node, self._worth(node, lane))
+        if not node.queued >> queue_id & 1:
+            self._enter(node, lane, queue_id)
+            self._sequence += 1
+            heappush(self._queues[queue_id], (node.stamps[lane], self._sequence, node))
 
     def _enter(self, node: Node, lane: int, queue_id: int) -> None:
-        super()._enter(node, lane, queue_id)
+        if node.queued & self._places[lane]:
+            super()._enter(node, lane, queue_id)
+        else:
+            node.queued |= 1 << queue_id
         node.queued = self._same_queues.setdefault(node.queued, node.queued)
 
     def _leave(self, node: Node, lane: int, queue_id: int) -> None:
         super()._leave(node, lane, queue_id)
-        node.queued = self._same_queues.setdefault(node.queued, node.queued)
+        if node.queued:
+            node.queued = self._same_queues.setdefault(node.queued, node.queued)
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
@@ -191,33 +207,32 @@ class AdaptiveQueues(EvictionQueues):
             oldest = self._first(Queue.AGED * self._lanes_count + lane, lane)
             if oldest is not None and oldest.stamps[lane] <= self._ages.expired():
                 return oldest
-        tail = self._next_tail(lane)
+        tail = self._next_tail(lane) if self._tail_nodes[lane] and self._by_forecast[lane] else None
         if tail is not None:
             return tail
         victim = self._least(lane)
         return self._first(Queue.PREFERRED * self._lanes_count + lane, lane) if victim is None else victim
 
     def note_tail(self, node: Node) -> None:
-        """Queue a node that ends with the last page of a prompt; look at two others, so that few stale ones stay."""
+        """Queue a node that ends with the last page of a prompt, and drop those that do not any more at times."""
         self.tails.leave()
         for lane in self._tail_lanes:
             nodes = self._tail_nodes[lane]
-            for _ in range(min(2, len(nodes))):
-                if self.ends_with_tail(nodes[0], lane):
-                    nodes.rotate(-1)
-                else:
-                    nodes.popleft()
             nodes.append(node)
+            if len(nodes) > self._tails_max[lane]:
+                left = deque(node for node in nodes if self.ends_with_tail(node, lane))
+                self._tail_nodes[lane] = left
+                self._tails_max[lane] = max(STALE_MIN, 2 * len(left))
 
     def _next_tail(self, lane: int) -> Node | None:
         """Return the oldest node that ends with the last page of a prompt, if such pages are not asked for again."""
         nodes = self._tail_nodes[lane]
-        if not nodes or not self._by_forecast[lane] or not self.tails.are_rare:
+        if not self._by_forecast[lane] or not self.tails.are_rare:
             return None
         for _ in range(len(nodes)):
             node = nodes[0]
             if self.ends_with_tail(node, lane):
-                if self.evictable(node, lane) and not self._is_preferred(node, lane):
+                if self.evictable(node, lane) and (node.history is None or not self._is_preferred(node, lane)):
                     return node
                 if not node.full_children[lane // self._components_count]:
                     nodes.rotate(-1)
@@ -244,73 +259,74 @@ class AdaptiveQueues(EvictionQueues):
     def _least(self, lane: int) -> Node | None:
         """Return the node that is worth least of the oldest and youngest of all cells."""
         ends = self._ends[lane]
-        if ends.reorder_at <= self.forecast.now:
-            self._reorder(lane)
+        if ends.due_at <= self.forecast.now:
+            self._renew(ends, lane)
         worths = ends.worths
         while worths:
             least = min(worths)
             if least == NO_NODE:
                 break
             place = worths.index(least)
-            end = ends.ends[place]
-            node = self._oldest(end, lane) if end < ends.cells_count else self._youngest(end - ends.cells_count, lane)
-            if node is None:
-                ends.leave(place)
-                continue
-            present = self._worth(node, lane)
-            ends.nodes[place] = node
-            worths[place] = present
-            if present <= least:
+            node = self._look_at(ends, place, lane)
+            if node is not None and worths[place] <= least:
                 return node
         return None
 
-    def _oldest(self, cell: int, lane: int) -> Node | None:
-        """Return the oldest node of a cell; None if there is none."""
-        return self._first(self._first_cell_queue + cell * self._lanes_count + lane, lane)
+    def _renew(self, ends: CellEnds, lane: int) -> None:
+        """Look up what nodes are worth whose worth does not stand any more."""
+        worths, standing = ends.worths, ends.standing
+        for place in ends.due(self.forecast.now):
+            if ends.ends[place] < ends.cells_count:  # some other node may be the oldest by now
+                self._look_at(ends, place, lane)
+            else:
+                worths[place], standing[place] = self._standing(ends.nodes[place], lane)
+        ends.due_at = min(standing)
+
+    def _look_at(self, ends: CellEnds, place: int, lane: int) -> Node | None:
+        """Look which node is at an end now, and what it is worth."""
+        end = ends.ends[place]
+        if end < ends.cells_count:
+            node = self._first(self._first_cell_queue + end * self._lanes_count + lane, lane)
+        else:
+            node = self._youngest(end - ends.cells_count, lane)
+        if node is None:
+            ends.leave(place)
+            return None
+        ends.nodes[place] = node
+        ends.worths[place], until = self._standing(node, lane)
+        ends.standing[place] = until
+        if until < ends.due_at:
+            ends.due_at = until
+        return node
 
     def _youngest(self, cell: int, lane: int) -> Node | None:
         """Return the youngest node of a cell; None if there is none, or it is not known any more."""
         young = self._young.get(cell * self._lanes_count + lane)
         while young:
             node = young[-1]
-            if self._cell(node, lane) == cell and self.evictable(node, lane) and not self._is_preferred(node, lane):
+            if (
+                self._cell(node, lane) == cell
+                and self.evictable(node, lane)
+                and (node.history is None or not self._is_preferred(node, lane))
+            ):
                 return node
             young.pop()
         return None
 
-    def _reorder(self, lane: int) -> None:
-        """Look at what nodes are worth now, which changes as they age, and at times at all ends anew."""
-        ends, now = self._ends[lane], self.forecast.now
-        by_forecast = self._by_forecast[lane]
-        ends.reorder_at = now + REORDER_REQUESTS if by_forecast else NEVER
-        if now >= ends.look_at or not by_forecast:
-            ends.look_at = now + LOOK_REQUESTS
-            self._look_at_ends(lane)
-        elif lane % self._components_count:
-            ends.worths = [NO_NODE if node is None else self._worth(node, lane) for node in ends.nodes]
-        else:
-            ends.worths = self.forecast.worths_of(ends.nodes)
-
-    def _look_at_ends(self, lane: int) -> None:
-        ends = self._ends[lane]
-        ends.clear()
-        count = ends.cells_count
-        first = self._first_cell_queue + lane
-        for cell, queue in enumerate(self._queues[first : first + count * self._lanes_count : self._lanes_count]):
-            oldest = self._oldest(cell, lane) if queue else None
-            if oldest is not None:
-                ends.put(cell, oldest, self._worth(oldest, lane))
-                youngest = self._youngest(cell, lane) if self._by_forecast[lane] else None
-                if youngest is not None:
-                    ends.put(count + cell, youngest, self._worth(youngest, lane))
-
     def _worth(self, node: Node, lane: int) -> float:
         """Return what a node of a lane is worth now; by lru, while there is nothing to go by, the later the more."""
+        return self._standing(node, lane)[0]
+
+    def _standing(self, node: Node, lane: int) -> tuple[float, int]:
+        """Return what a node of a lane is worth, and the request from which on it may be worth something else."""
         if not self._by_forecast[lane]:
-            return node.stamps[lane]
-        worth = self.forecast.worth(node.cell, node.request)
+            return node.stamps[lane], NEVER
         component = lane % self._components_count
-        return worth * self.shares.weigh(node, lane, self._spans[component]) if component else worth
+        if not component:
+            return self.forecast.standing(node.cell, node.request)
+        worth, until = self.forecast.standing(node.cell, node.request)
+        worth *= self.shares.weigh(node, lane, self._spans[component])
+        return worth, min(until, self.forecast.now + WEIGH_REQUESTS)
 
     def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
         """Tell whether a node, if it is evictable, belongs to a queue of a lane."""
@@ -319,7 +335,8 @@ class AdaptiveQueues(EvictionQueues):
         if node.dead:
             return False
         if node.history is None and self._ages is None:
-            return queue_id == self._first_cell_queue + self._cell(node, lane) * self._lanes_count + lane
+            cell = window_cell(node) if lane % self._components_count else node.cell
+            return queue_id == self._first_cell_queue + cell * self._lanes_count + lane
         return queue_id in self.queue_ids(node, lane)
 
     def pass_over(self, node: Node, lane: int) -> None:

@@ -2,9 +2,13 @@
 
 Of a lane's cells few hold nodes at a time, so ends stand in lists without gaps, in which the least is found in one
 pass; of 170 places that takes longer than everything else that a victim costs.
+
+What a node is worth depends on its age alone, and changes only where its age passes from one bin of the forecast to the
+next. So a worth *stands* until a request whose number is known, and is looked up anew no sooner: of old nodes after
+thousands of requests, of one that was put at an end just now before the next victim is chosen.
 """
 
-from unified_cache.tree.forecast import NO_NODE
+from unified_cache.tree.forecast import NEVER, NO_NODE
 from unified_cache.tree.node import Node
 
 __all__ = ["CellEnds"]
@@ -13,43 +17,48 @@ NOWHERE = -1
 
 
 class CellEnds:
-    """Nodes at the ends of one lane's cells, and what they were worth when they were looked at last.
+    """Nodes at the ends of one lane's cells, and what they are worth.
 
     End ``cell`` is the oldest node of a cell, end ``cells_count + cell`` its youngest. What stands in the lists is what
     was found there last: a node may be evictable no more.
     """
 
-    __slots__ = ("_places", "cells_count", "ends", "look_at", "nodes", "reorder_at", "worths")
+    __slots__ = ("_places", "cells_count", "due_at", "ends", "nodes", "standing", "worths")
 
     def __init__(self, cells_count: int) -> None:
         self.cells_count = cells_count
         self._places = [NOWHERE] * (2 * cells_count)
         """Place of each end in the lists below."""
         self.ends: list[int] = []
-        self.nodes: list[Node | None] = []
+        self.nodes: list[Node] = []
         self.worths: list[float] = []
-        """What the nodes are worth, infinity where none stands any more; as it was once until ``reorder_at``."""
-        self.reorder_at = 0
-        """Number of the request from which on their worth is looked up anew."""
-        self.look_at = 0
-        """Number of the request from which on the nodes are looked for anew."""
+        """What the nodes are worth, infinity where none stands any more."""
+        self.standing: list[int] = []
+        """Number of the request from which on each worth has to be looked up anew."""
+        self.due_at = NEVER
+        """The least of these."""
 
-    def put(self, end: int, node: Node, worth: float) -> None:
-        """Note the node at an end, and what it is worth now."""
+    def note(self, end: int, node: Node) -> None:
+        """Note the node at an end, whose worth is looked up before the next victim is chosen."""
         place = self._places[end]
         if place == NOWHERE:
             self._places[end] = len(self.ends)
             self.ends.append(end)
             self.nodes.append(node)
-            self.worths.append(worth)
+            self.worths.append(NO_NODE)
+            self.standing.append(0)
         else:
             self.nodes[place] = node
-            self.worths[place] = worth
+            self.standing[place] = 0
+        self.due_at = 0
+
+    def due(self, now: int) -> list[int]:
+        """Return the places whose worth has to be looked up at request ``now``."""
+        return [place for place, until in enumerate(self.standing) if until <= now]
 
     def leave(self, place: int) -> None:
         """Note that there is no node at the end that stands at a place."""
-        self.nodes[place] = None
-        self.worths[place] = NO_NODE
+        self.worths[place], self.standing[place] = NO_NODE, NEVER
 
     def clear(self) -> None:
         """Forget all ends."""
@@ -58,3 +67,5 @@ class CellEnds:
         self.ends.clear()
         self.nodes.clear()
         self.worths.clear()
+        self.standing.clear()
+        self.due_at = NEVER

@@ -45,14 +45,15 @@ def next_victim(tree: TreeState, tier: Tier, component: int) -> Victim | None:
 
 def evict_from(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
     """Free up to ``pages`` slots of the next victim of a lane; return how many."""
-    if tree.adaptive is not None:
-        pages = tree.adaptive.queues.pages_at_once(node, lane, pages)
+    adaptive = tree.adaptive
+    if adaptive is not None:
+        pages = adaptive.queues.pages_at_once(node, lane, pages)
     take = _evict_windowed if lane % tree.components_count else _evict_tail
     got = take(tree, node, lane, pages, freed)
     if not node.children:
         tree.prune(node)
-    if tree.adaptive is not None:
-        tree.adaptive.queues.note_evicted(lane, got)
+    if adaptive is not None:
+        adaptive.queues.note_evicted(lane, got)
     return got
 
 

@@ -23,7 +23,7 @@ from unified_cache.pool import Tier
 from unified_cache.tree.node import Node
 from unified_cache.tree.policy import Ages, History, Policy, Rank, Segments, policy_of
 
-__all__ = ["EvictionQueues", "Queue"]
+__all__ = ["STALE_MIN", "EvictionQueues", "Queue"]
 
 STALE_MIN = 64
 """Stale entries that a lane may hold before it is worth sweeping its queues."""
@@ -269,6 +269,8 @@ class EvictionQueues:
         places = self._places[lane]
         for queue_id in range(lane, len(self._queues), self._lanes_count):
             queue, place = self._queues[queue_id], 1 << queue_id
+            if not queue:
+                continue
             left = [
                 node
                 for _, _, node in queue

@@ -39,7 +39,6 @@ Where requests do not differ by more than luck explains, there is no forecast, a
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple, TypeAlias
 
@@ -47,9 +46,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from unified_cache.tree.node import Node
-
-__all__ = ["CELLS_COUNT", "NO_NODE", "Forecast", "LogLook", "Visit"]
+__all__ = ["CELLS_COUNT", "NEVER", "NO_NODE", "Forecast", "LogLook", "Visit"]
 
 COLUMN_TOKENS = 512
 COLUMNS = 5
@@ -64,6 +61,8 @@ PASSED = SHARED + SHARED_CELLS
 """What a session has moved past: pages of an earlier request that the next one did not agree with."""
 NO_NODE = float("inf")
 """Worth of a place where no node stands."""
+NEVER = 1 << 62
+"""Number of a request that never comes."""
 UNASKED = PASSED + 1
 """Pages that came from storage and that nobody has asked for yet."""
 ENDED = UNASKED + 1
@@ -157,34 +156,37 @@ class LogLook:
 class ReuseLog:
     """Log of requests by cell, and of the age at which each was continued."""
 
-    __slots__ = ("_ages", "_cells", "_shift", "now")
+    __slots__ = ("_ages", "_cells", "_left_out", "_shift", "now")
 
     def __init__(self) -> None:
         self.now = 0
         """Number of the latest entry."""
         self._shift = 0
         """Entries whose number is a multiple of two to this power are kept; entry n stands at n >> shift, minus 1."""
+        self._left_out = 0
+        """Bits that a number which is kept has not."""
         self._cells = array("b")
         self._ages = array("q")
         """Age at which each was continued; -1 while it is not."""
 
     def open(self, cell: int) -> int:
         """Write down that a request came; return its number."""
-        self.now += 1
-        if not self.now & ((1 << self._shift) - 1):
+        number = self.now = self.now + 1
+        if not number & self._left_out:
             if len(self._cells) == LOG_MAX:
                 self._shift += 1
+                self._left_out = (1 << self._shift) - 1
                 self._cells = self._cells[1::2]
                 self._ages = self._ages[1::2]
-                if self.now & ((1 << self._shift) - 1):
-                    return self.now
+                if number & self._left_out:
+                    return number
             self._cells.append(cell)
             self._ages.append(-1)
-        return self.now
+        return number
 
     def close(self, number: int) -> None:
         """Write down that an earlier request is continued now. Once more changes nothing."""
-        if number & ((1 << self._shift) - 1):
+        if number & self._left_out:
             return
         place = (number >> self._shift) - 1
         if self._ages[place] < 0:
@@ -192,7 +194,7 @@ class ReuseLog:
 
     def move(self, number: int, cell: int) -> None:
         """Put a request into another cell, of which more is known by now."""
-        if not number & ((1 << self._shift) - 1):
+        if not number & self._left_out:
             self._cells[(number >> self._shift) - 1] = cell
 
     def counts(self) -> tuple[_Floats, _Floats]:
@@ -215,7 +217,17 @@ class ReuseLog:
 class Forecast:
     """Tells requests that continue others, and what pages are worth by the request that used them last."""
 
-    __slots__ = ("_column_pages", "_ghosts", "_log", "_mean_pause", "_refresh_at", "_table", "look", "requests_count")
+    __slots__ = (
+        "_column_pages",
+        "_ghosts",
+        "_log",
+        "_mean_pause",
+        "_refresh_at",
+        "_table",
+        "is_ready",
+        "look",
+        "requests_count",
+    )
 
     def __init__(self, page_size: int) -> None:
         self._column_pages = max(1, COLUMN_TOKENS // page_size)
@@ -224,6 +236,8 @@ class Forecast:
         self._mean_pause = 0.0
         self._refresh_at = REFRESH_REQUESTS[0]
         self._table: list[list[float]] = []
+        self.is_ready = False
+        """Whether enough has been seen to tell what pages are worth, and they differ by more than luck explains."""
         self.look = LogLook(np.zeros((CELLS_COUNT, BINS)), np.zeros((CELLS_COUNT, BINS)), self._table)
         """Findings of the latest look at the log, for those who ask."""
         self.requests_count = 0
@@ -234,25 +248,18 @@ class Forecast:
         return self._log.now
 
     @property
-    def is_ready(self) -> bool:
-        """Whether enough has been seen to tell what pages are worth, and they differ by more than luck explains."""
-        return bool(self._table)
-
-    @property
     def column_pages(self) -> int:
         """Pages by which columns and layers count."""
         return self._column_pages
 
     def worth(self, cell: int, number: int) -> float:
         """Return what a page is worth that request ``number`` used last; only once the forecast is ready."""
-        return self._table[cell][bisect_right(AGES, self._log.now - number) - 1]
+        return self.standing(cell, number)[0]
 
-    def worths_of(self, nodes: Sequence[Node | None]) -> list[float]:
-        """Return what each of these nodes is worth now; infinity where there is none."""
-        table, now = self._table, self._log.now
-        return [
-            NO_NODE if node is None else table[node.cell][bisect_right(AGES, now - node.request) - 1] for node in nodes
-        ]
+    def standing(self, cell: int, number: int) -> tuple[float, int]:
+        """Return what ``worth`` does, and the request from which on that is another."""
+        older = bisect_right(AGES, self._log.now - number)
+        return self._table[cell][older - 1], number + AGES[older] if older < BINS else NEVER
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -262,15 +269,16 @@ class Forecast:
         if last is not None:
             self._log.close(last.number)
         new_pages = total - (start if last is None else last.end)
-        column = min(max(new_pages, 1) // self._column_pages, 16).bit_length() - 1
+        column = max(1, min(new_pages // self._column_pages, 16)).bit_length() - 1
         layer = int(start >= 2 * self._column_pages)
-        cell = (self._row(last, below_shared=below_shared) * COLUMNS + max(column, 0)) * LAYERS + layer
+        cell = (self._row(last, below_shared=below_shared) * COLUMNS + column) * LAYERS + layer
         number = self._log.open(cell)
         if self.requests_count >= self._refresh_at:
             least, most = REFRESH_REQUESTS
             self._refresh_at = self.requests_count + min(max(least, self.requests_count // 4), most)
             ended, spent = self._log.counts()
             self._table = worths(ended, spent) if tells_apart(ended, spent) else []
+            self.is_ready = bool(self._table)
             self.look = LogLook(ended, spent, self._table)
         return Visit(number, cell, start, total, last is not None)
 
@@ -307,6 +315,7 @@ class Forecast:
 
 _EDGES: npt.NDArray[np.int64] = np.array(AGES, np.int64)
 _WIDTHS: _Floats = np.diff(_EDGES, append=2 * AGES[-1]).astype(np.float64)
+_FADING: _Floats = np.multiply.accumulate(np.full(BINS, NEIGHBOUR))
 _PRIOR: _Floats = 0.3 / (_EDGES.astype(np.float64) + 30.0)
 """Hazard that is expected before anything was seen: the older, the less."""
 
@@ -367,13 +376,13 @@ def _never_rising(ended: _Floats, spent: _Floats) -> _Floats:
 def _smoothed(*counts: _Floats) -> _Floats:
     """Let ages speak for their neighbours, less the further they are: the sum of ``NEIGHBOUR ** distance`` of all.
 
-    Each of ``counts``, all of one shape, is smoothed by itself; both directions, and all of them, in one pass.
+    Each of ``counts``, all of one shape, is smoothed by itself, by sums of what has been divided by how it fades.
     """
-    given = np.moveaxis(np.array(counts), -1, 0)
-    both = np.array((given, given[::-1])).swapaxes(0, 1).copy()
-    for place in range(1, BINS):
-        both[place] += NEIGHBOUR * both[place - 1]
-    return np.moveaxis(both[:, 0] + both[::-1, 1] - given, 0, -1)
+    given = np.array(counts)
+    rising = np.add.accumulate(given / _FADING, axis=-1) * _FADING
+    falling = np.add.accumulate((given * _FADING)[..., ::-1], axis=-1)[..., ::-1] / _FADING
+    smoothed: _Floats = rising + falling - given
+    return smoothed
 
 
 def _summed(counts: _Floats, axis: int) -> _Floats:
@@ -388,15 +397,15 @@ def _indexes(hazards: _Floats) -> list[list[float]]:
     lasting = 1 / (1 + by_age * widths)
     """Chance to leave a bin unused."""
     kept = lasting * widths
-    used = kept * by_age
-    uses, time = np.zeros_like(by_age), np.zeros_like(by_age)
-    """What is expected of keeping a page from one age on, by the age until which it is kept."""
+    here = np.array((kept * by_age, kept))
+    expected = np.zeros_like(here)
+    """Uses, and time, expected of keeping a page from one age on, by the age until which it is kept."""
     found = np.empty_like(by_age)
     for age in range(BINS - 1, -1, -1):
-        for expected, here in ((uses, used), (time, kept)):
-            expected[age + 1 :] *= lasting[age]
-            expected[age:] += here[age]
-        found[age] = (uses[age:] / time[age:]).max(axis=0)
+        expected[:, age + 1 :] *= lasting[age]
+        expected[:, age:] += here[:, age : age + 1]
+        uses, time = expected[:, age:]
+        found[age] = (uses / time).max(axis=0)
     worths_by_cell: list[list[float]] = found.T.tolist()
     return worths_by_cell
 

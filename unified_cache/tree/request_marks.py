@@ -33,13 +33,15 @@ __all__ = ["RequestMarks"]
 class RequestMarks:
     """Marks of one tree's nodes, and what is learned from requests as they come."""
 
-    __slots__ = ("_ended", "_page_key_bytes", "_passed", "forecast", "queues", "shadow")
+    __slots__ = ("_ended", "_has_windows", "_page_key_bytes", "_passed", "forecast", "queues", "shadow")
 
-    def __init__(self, queues: ReadableQueues, page_key_bytes: int) -> None:
+    def __init__(self, queues: ReadableQueues, page_key_bytes: int, *, has_windows: bool) -> None:
         self.queues = queues
         self.forecast = queues.forecast
         self.shadow = queues.shadow
         self._page_key_bytes = page_key_bytes
+        self._has_windows = has_windows
+        """Whether any component but Full is there: where sessions resume matters to windows and states alone."""
         self._passed = Returns()
         """Pages that sessions have moved past."""
         self._ended = Returns()
@@ -62,10 +64,12 @@ class RequestMarks:
                     if child.request == node.request:
                         self.pass_by(child)
         if node is not None:
-            self._come_back(node.cell)
-            if node.end == node.asked_end == tree_end and in_session(node.cell):
+            if node.cell >= PASSED:
+                self._come_back(node.cell)
+            elif node.end == node.asked_end == tree_end and in_session(node.cell):
                 self.queues.tails.come_back()
-        self.queues.shares.note_request(node, tree_end, None if last is None else last.end)
+        if self._has_windows:
+            self.queues.shares.note_request(node, tree_end, None if last is None else last.end)
         is_shared = last is None and node is not None and node.end == tree_end and SHARED <= node.cell < PASSED
         visit = forecast.begin(tree_end, prompt.pages_count, last, below_shared=is_shared)
         self.shadow.arrive(visit.number, path, tree_end, gone, prompt.pages_count)
@@ -167,7 +171,7 @@ class RequestMarks:
             while at.parent is not None and (in_session(at.cell) or at.cell == ENDED):
                 self._share(at)
                 at = at.parent
-        elif visit.goes_on:
+        elif visit.goes_on and self._has_windows:
             self._move_past(parent, visit)
 
     def _move_past(self, node: Node, visit: Visit) -> None:

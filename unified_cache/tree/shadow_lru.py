@@ -25,7 +25,7 @@ __all__ = ["LruComparison", "ShadowLru"]
 
 RECENT_REQUESTS = 1_024
 """Requests after which what was seen of LRU's lead counts half: habits change."""
-LEAD_DEVIATIONS = 2
+LEAD_DEVIATIONS = 1.5
 """Standard deviations by which LRU must lead before that is taken for more than luck."""
 BUCKETS_MAX = 4_096
 """Counts kept; when there are more, two neighbouring ones become one."""
@@ -149,14 +149,12 @@ class ShadowLru:
         buckets[key] = buckets.get(key, 0) + pages
         held = self._held + more
         while held > self._capacity:
-            oldest = next(iter(buckets))
-            there, excess = buckets[oldest], held - self._capacity
-            if there > excess:
-                buckets[oldest] = there - excess
+            oldest, there = buckets.popitem(last=False)
+            held -= there
+            if held < self._capacity:
+                buckets[oldest] = self._capacity - held
+                buckets.move_to_end(oldest, last=False)
                 held = self._capacity
-            else:
-                del buckets[oldest]
-                held -= there
         self._held = held
         if len(buckets) > BUCKETS_MAX:
             self._shift += 1

@@ -86,7 +86,9 @@ class TreeState:
         self.queues = queues
         self.forgotten = forgotten
         """Remembers what is evicted; None where nothing does."""
-        self.adaptive = RequestMarks(queues, self.page_key_bytes) if isinstance(queues, ReadableQueues) else None
+        self.adaptive = None
+        if isinstance(queues, ReadableQueues):
+            self.adaptive = RequestMarks(queues, self.page_key_bytes, has_windows=len(spans) > 1)
         """Marks by which adaptive queues go; None where no lane has one."""
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""

@@ -10,7 +10,7 @@ from tests.support.components import toy_components
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
-from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast
+from unified_cache.tree import Lock, RadixTree, forecast
 from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.forecast import (
     AGES,
@@ -71,7 +71,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the log often, so that little has to be served before there is a forecast."""
     monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (16, 16))
     monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
-    monkeypatch.setattr(adaptive_queues, "REORDER_REQUESTS", 1)
 
 
 def test_worth_is_the_best_rate_of_reuse_of_all_times_to_keep_a_page_for() -> None:

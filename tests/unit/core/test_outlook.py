@@ -13,7 +13,7 @@ from unified_cache.controller import InlineWorkers
 from unified_cache.explain.explanation import Explanation
 from unified_cache.memory import NoBytes
 from unified_cache.pool import Identity, Tier
-from unified_cache.tree import Guide, VictimReason, adaptive_queues, forecast
+from unified_cache.tree import Guide, VictimReason, forecast
 from unified_cache.tree.cell_words import cell_text
 from unified_cache.tree.window_worth import WINDOW_CELLS
 from unified_cache.window import SPAN_ALL, needed_pages
@@ -64,7 +64,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the log often, so that little has to be served before there is a forecast."""
     monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (16, 16))
     monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
-    monkeypatch.setattr(adaptive_queues, "REORDER_REQUESTS", 1)
 
 
 def test_an_explanation_says_of_pages_held_who_used_them_how_long_ago_and_what_they_are_worth(soon: None) -> None:
@@ -103,7 +102,6 @@ def test_what_is_said_to_go_next_goes_next(soon: None, monkeypatch: pytest.Monke
             assert victim is not None
             reasons.add(victim.reason)
             before = {node: node.held_count[0] for node in tree._state.nodes()}
-            tree._state.queues._order_anew()  # type: ignore[attr-defined]  # else it looks at worths some requests old
             served.evict_one()
             changed = [node for node, held in before.items() if node.held_count[0] != held]
             pages = [(node.start, node.start + before[node]) for node in changed]

@@ -15,7 +15,7 @@ from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.controller import InlineWorkers
 from unified_cache.memory import NoBytes
 from unified_cache.pool import Identity
-from unified_cache.tree import Lock, adaptive_queues, forecast, sessions
+from unified_cache.tree import Lock, forecast, sessions
 from unified_cache.window import SPAN_ALL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -68,7 +68,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the log often, so that little has to be served before there is a forecast."""
     monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (16, 16))
     monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
-    monkeypatch.setattr(adaptive_queues, "REORDER_REQUESTS", 1)
 
 
 PROMPTS = [[100 * session + page for page in range(6)] for session in range(6)]

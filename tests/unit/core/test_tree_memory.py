@@ -40,6 +40,6 @@ def test_prompts_asked_for_again_and_again_leave_few_entries_behind_as_their_kin
 
 
 def test_queues_keep_few_nodes_in_memory_that_have_left_the_tree() -> None:
-    entries, dead, nodes = entries_and_nodes(serve("scans", 4_000, device_pages=4_000))
+    entries, dead, nodes = entries_and_nodes(serve("scans", 4_000, device_pages=2_000))
     assert nodes > 100
     assert 0 < dead <= max(STALE_MIN, entries // STALE_PART)

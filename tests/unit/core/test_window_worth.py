@@ -60,7 +60,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the log often, so that little has to be served before there is a forecast."""
     monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (16, 16))
     monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
-    monkeypatch.setattr(adaptive_queues, "REORDER_REQUESTS", 1)
+    monkeypatch.setattr(adaptive_queues, "WEIGH_REQUESTS", 1)
 
 
 def turns(served: WindowedTree, sessions: int, *, agree: int) -> None:
