@@ -79,6 +79,10 @@ class Ledger:
         """Return the pages neither in the tree nor out."""
         return self._allocators[tier][component].free_count
 
+    def still_out(self, tier: Tier, slots: Sequence[Slots]) -> list[Slots]:
+        """Return by component those of these slots that are neither in the tree nor free."""
+        return [allocator.out_among(held) for allocator, held in zip(self._allocators[tier], slots, strict=True)]
+
     def out_pages(self, tier: Tier, component: int) -> int:
         """Return the pages with requests and operations. At rest it is zero, or pages have leaked."""
         return self._allocators[tier][component].out_count
@@ -557,8 +561,7 @@ class HostReservation:
     def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots]) -> None:
         """Hand some of the slots to the tree, as pages [start, pages_count); the others are freed in the end."""
         self._ledger.insert(prompt, start, slots, self._tier)
-        for component, given in enumerate(slots):
-            self._reserved[component] = np.setdiff1d(self._reserved[component], given[given >= 0])
+        self._reserved[:] = self._ledger.still_out(self._tier, self._reserved)
 
     @contextmanager
     def parted(self, slots: Sequence[Slots]) -> "Iterator[HostReservation]":

@@ -42,6 +42,30 @@ def test_freeing_what_is_not_handed_out_or_twice_is_an_error_and_frees_nothing(b
     assert sorted(rest.tolist()) == [3, 4]
 
 
+@pytest.mark.parametrize("count", [64, 65, 300])
+def test_a_slot_named_twice_among_many_is_an_error_in_any_order(count: int) -> None:
+    allocator = SlotAllocator(count)
+    taken = allocator.allocate(count)
+    assert taken is not None
+    shuffled = np.random.default_rng(count).permutation(taken)
+    shuffled[-1] = shuffled[0]
+    for twice in (shuffled, np.sort(shuffled)):
+        with pytest.raises(SlotError, match="a slot is named twice in one call"):
+            allocator.free(twice)
+    assert allocator.out_count == count
+    allocator.free(np.random.default_rng(count).permutation(taken))
+    assert allocator.free_count == count
+
+
+def test_what_is_out_among_slots_is_neither_free_nor_kept() -> None:
+    allocator = SlotAllocator(6)
+    taken = allocator.allocate(5)
+    assert taken is not None
+    allocator.keep(taken[:2])
+    allocator.free(taken[3:4])
+    assert allocator.out_among(np.array([5, 4, 3, 2, 1], np.int32)).tolist() == [5, 3]
+
+
 def test_a_negative_pool_is_an_error() -> None:
     with pytest.raises(ConfigError, match="-1"):
         SlotAllocator(-1)
