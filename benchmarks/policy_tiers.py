@@ -48,7 +48,7 @@ PAGE_BYTES = 4_096
 """Bytes of a page of full attention alone."""
 LOST_MAX = 0.005
 """Part of lru's hits that adaptive eviction may lose."""
-MODEL_KINDS = (CONVERSATION, "zipf", "retrieval", "agents")
+MODEL_KINDS = (CONVERSATION, "zipf", "retrieval")
 """Traces that models are compared on, where no others are named."""
 
 
