@@ -23,6 +23,7 @@ class Effort:
     file_rounds: int
     durable_rounds: int
     ttft_rounds: int
+    transfer_rounds: int
     mooncake_rounds: int
     depth_rounds: int
 
@@ -38,6 +39,7 @@ FULL = Effort(
     file_rounds=41,
     durable_rounds=5,
     ttft_rounds=5,
+    transfer_rounds=9,
     mooncake_rounds=25,
     depth_rounds=7,
 )
@@ -53,6 +55,7 @@ QUICK = Effort(
     file_rounds=5,
     durable_rounds=1,
     ttft_rounds=3,
+    transfer_rounds=3,
     mooncake_rounds=5,
     depth_rounds=2,
 )

@@ -51,7 +51,7 @@ class SplitRun:
 
     def __str__(self) -> str:
         return (
-            f"{self.model} {self.device_gib} GiB: {self.windows:4} of the windows, {self.windows_share:.3f} of the bytes: "
+            f"{self.model} {self.device_gib} GiB: {self.windows:4} windows, {self.windows_share:.3f} of the bytes: "
             f"lru {self.lru:.4f}, adaptive {self.adaptive:.4f}"
         )
 

@@ -4,27 +4,35 @@ That is the rate at which reading a prefix takes as long as computing it: the pr
 machine takes to compute it, which is measured first. The policies take turns, each with a cache and a store of its own;
 before each turn device and host are empty. ``fastest`` has served some shorter prompts and some that nobody has, as any
 engine that runs has: it is told no speed.
+
+The engine has one thread and goes by ``WorkTime``, so that other work on the machine makes nothing slower: what is
+compared are the times of one round, and the figure is the median of their ratios. Only computing while the rest is
+read, a section of its own, takes place in real time and on all threads, since there it matters what runs beside what.
 """
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from time import perf_counter_ns
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved
 from benchmarks.plan import BenchmarkPlan
 from benchmarks.ttft import VOCABULARY, prompts_sharing, small_model
 from unified_cache import CacheConfig, Identity, UnifiedCache
 from unified_cache.config import WritePolicy
+from unified_cache.controller import ThreadWorkers
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
+from unified_cache.memory import TieredMemory
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.transfer_policy import TransferPolicy
 
-__all__ = ["transfer_figures"]
+__all__ = ["overlap_figures", "transfer_figures"]
 
 PREFIX_TOKENS = 1024
 PAGES = 64
@@ -36,70 +44,156 @@ SHARES = (0.1, 0.3, 1.0, 3.0)
 RATIO_MAX = 1.05
 """Largest accepted time under ``fastest``, as a share of the better of the other two."""
 
+FIXED = (TransferPolicy.ALWAYS.value, TransferPolicy.NEVER.value)
+"""What others are held against."""
+
 OVERLAPPED = "fastest, head computed meanwhile"
 
 LEARNED_TOKENS = (128, 256, 512, 768)
 SETTLE_S = 120.0
 
 
+class EngineTime(Protocol):
+    """Time that an engine and its store go by."""
+
+    def now(self) -> float:
+        """Return the seconds since some moment."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Return when so many seconds have passed by this time."""
+        ...
+
+
+class RealTime:
+    """Time as it passes."""
+
+    def now(self) -> float:
+        """Return the seconds since some moment."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+
+class WorkTime:
+    """Time that passes while this process computes, and by whatever is waited for: that of a machine left alone.
+
+    Nothing sleeps. What runs on two threads at once takes the sum of both.
+    """
+
+    def __init__(self) -> None:
+        self._guard = Lock()
+        self._waited_s = 0.0
+
+    def now(self) -> float:
+        """Return the seconds since some moment."""
+        with self._guard:
+            return time.process_time() + self._waited_s
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        with self._guard:
+            self._waited_s += seconds
+
+
 class SlowedStorage(MemoryStorage):
     """Memory whose reads take at least a time for each byte."""
 
-    def __init__(self, byte_s: float) -> None:
+    def __init__(self, byte_s: float, engine_time: EngineTime) -> None:
         super().__init__()
         self._byte_s = byte_s
+        self._time = engine_time
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read, and wait until the time for these bytes is over."""
-        began_s = time.monotonic()
+        began_s = self._time.now()
         answers = super().get(pages)
         read_bytes = sum(len(buffer) for page in pages for buffer in page.buffers)
-        time.sleep(max(0.0, began_s + self._byte_s * read_bytes - time.monotonic()))
+        self._time.wait(max(0.0, began_s + self._byte_s * read_bytes - self._time.now()))
         return answers
 
 
 def transfer_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Time the first token under each policy, at each share of the break-even rate."""
+    policies = {policy.value: policy for policy in TransferPolicy}
+    with _one_thread():
+        yield from _compared(WorkTime(), policies, plan.effort.transfer_rounds)
+
+
+def overlap_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
+    """Time the first token where the head is computed while the tail is read, at each share of the break-even rate."""
+    policies = {policy.value: policy for policy in (TransferPolicy.ALWAYS, TransferPolicy.NEVER)}
+    yield from _compared(RealTime(), policies | {OVERLAPPED: TransferPolicy.FASTEST}, plan.effort.ttft_rounds)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread for the length of a ``with`` block."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compared(engine_time: EngineTime, policies: Mapping[str, TransferPolicy], rounds: int) -> Iterator[Figure]:
+    """Time the first token under some policies, and compare those that are not fixed with the better of the fixed."""
     kept = small_model()
     prompts = prompts_sharing(PREFIX_TOKENS)
     with ExitStack() as open_until_done:
-        computing = _engine(kept, TransferPolicy.NEVER, 0.0, open_until_done, overlaps=False)
-        _first_token_ns(computing, next(prompts))
-        computed_s = statistics.median(_first_token_ns(computing, next(prompts)) for _ in range(3)) / 1e9
+        never = _engine(kept, TransferPolicy.NEVER, 0.0, engine_time, open_until_done)
+        times_ns = [_first_token_ns(never, engine_time, next(prompts)) for _ in range(4)]
+        computed_s = statistics.median(times_ns[1:]) / 1e9
     prefix_bytes = kept.layout.page_bytes * PREFIX_TOKENS // kept.layout.page_size
     for share in SHARES:
-        byte_s = computed_s / prefix_bytes / share
         with ExitStack() as open_until_done:
-            engines = {
-                policy.value: _engine(kept, policy, byte_s, open_until_done, overlaps=False)
-                for policy in TransferPolicy
-            }
-            engines[OVERLAPPED] = _engine(kept, TransferPolicy.FASTEST, byte_s, open_until_done, overlaps=True)
-            for engine in engines.values():
+            byte_s = computed_s / prefix_bytes / share
+            subjects: dict[str, Subject] = {}
+            for name, policy in policies.items():
+                overlaps = name == OVERLAPPED
+                engine = _engine(kept, policy, byte_s, engine_time, open_until_done, overlaps=overlaps)
                 _store_prefix(engine, next(prompts))
-            _learn(engines[TransferPolicy.FASTEST.value], next(prompts))
-            subjects = [_subject(engine, prompts) for engine in engines.values()]
-            taken = interleaved(subjects, plan.effort.ttft_rounds)
-        spreads = {name: Spread.of([ns / 1e6 for ns in values]) for name, values in zip(engines, taken, strict=True)}
-        better = min(spreads[policy.value].median for policy in (TransferPolicy.ALWAYS, TransferPolicy.NEVER))
+                if policy is TransferPolicy.FASTEST and not overlaps:
+                    _learn(engine, next(prompts))
+                subjects[name] = _subject(engine, engine_time, prompts)
+            taken = dict(zip(subjects, interleaved(list(subjects.values()), rounds), strict=True))
+        better = min(FIXED, key=lambda name: statistics.median(taken[name]))
         section = f"TTFT by transfer policy, {PREFIX_TOKENS:,} tokens stored, read at {share:g} of break-even"
-        note = f"break-even at {prefix_bytes / computed_s / 2**20:.0f} MiB/s"
-        for name, spread in spreads.items():
-            held = Comparison("the better of always and never", better, spread.median / better, at_most=RATIO_MAX)
-            compared = (held,) if name in (TransferPolicy.FASTEST.value, OVERLAPPED) else ()
-            yield Figure(section, name, "ms", spread, compared, note=note)
+        note = f"break-even at {prefix_bytes / computed_s / 2**20:.0f} MiB/s; {type(engine_time).__name__}"
+        for name, values in taken.items():
+            held = _held(values, taken[better])
+            compared = () if name in FIXED else (held,)
+            yield Figure(section, name, "ms", Spread.of([ns / 1e6 for ns in values]), compared, note=note)
+
+
+def _held(values: Sequence[int], better: Sequence[int]) -> Comparison:
+    """Compare times with those of the same rounds."""
+    ratio = statistics.median(each / other for each, other in zip(values, better, strict=True))
+    return Comparison("the better of always and never", statistics.median(better) / 1e6, ratio, at_most=RATIO_MAX)
 
 
 def _engine(
-    kept: KeptState, policy: TransferPolicy, byte_s: float, until: ExitStack, *, overlaps: bool
+    kept: KeptState,
+    policy: TransferPolicy,
+    byte_s: float,
+    engine_time: EngineTime,
+    until: ExitStack,
+    *,
+    overlaps: bool = False,
 ) -> PrefixCachedModel:
     config = CacheConfig((PAGES,), (PAGES,), write=WritePolicy.ON_CALL, guard=None, transfer=policy)
     pages = kept.allocate(config.device_pages)
-    store = SlowedStorage(byte_s)
+    store = SlowedStorage(byte_s, engine_time)
+    memory = TieredMemory.fitting(kept.layout, config, pages.pools)
+    workers = ThreadWorkers.start(storage=config.storage_workers)
     cache = until.enter_context(
-        UnifiedCache.open(kept.layout, config, pages.pools, identity=Identity("transfer"), storage=store)
+        UnifiedCache(kept.layout, config, memory, workers, Identity("transfer"), clock=engine_time.now)
     )
-    return PrefixCachedModel(kept.model, cache, pages, overlaps=overlaps)
+    cache.attach(store)
+    return PrefixCachedModel(kept.model, cache, pages, overlaps=overlaps, clock=engine_time.now)
 
 
 def _store_prefix(engine: PrefixCachedModel, prompt: list[int]) -> None:
@@ -118,16 +212,16 @@ def _learn(engine: PrefixCachedModel, prompt: list[int]) -> None:
         engine.prefill(random.integers(0, VOCABULARY, tokens).tolist()).finish()
 
 
-def _subject(engine: PrefixCachedModel, prompts: Iterator[list[int]]) -> Subject:
-    return lambda: _first_token_ns(engine, next(prompts))
+def _subject(engine: PrefixCachedModel, engine_time: EngineTime, prompts: Iterator[list[int]]) -> Subject:
+    return lambda: _first_token_ns(engine, engine_time, next(prompts))
 
 
-def _first_token_ns(engine: PrefixCachedModel, prompt: list[int]) -> int:
+def _first_token_ns(engine: PrefixCachedModel, engine_time: EngineTime, prompt: list[int]) -> int:
     """Return the nanoseconds until the first token of an answer is known, from an empty device and host."""
     engine.cache.wait_all(SETTLE_S)
     engine.cache.reset()
-    started = perf_counter_ns()
+    started_s = engine_time.now()
     with engine.prefill(prompt) as sequence:
         assert sequence.logits is not None
         int(sequence.logits.argmax())
-        return perf_counter_ns() - started
+        return round((engine_time.now() - started_s) * 1e9)
