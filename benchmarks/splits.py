@@ -17,13 +17,12 @@ import typer
 
 from benchmarks.machine import machine
 from benchmarks.report import keep_rows
-from benchmarks.window_bytes import DEVICES_GIB, MODELS, PAGE_TOKENS, REQUESTS, TRACE, WindowedRun
+from benchmarks.window_bytes import DEVICES_GIB, MODELS, PAGE_TOKENS, REQUESTS, TRACE, token_ratio
 from unified_cache.components.layouts import size_preset
 from unified_cache.config import EvictionPolicy, Retention
 from unified_cache.replay.model_settings import ModelSettings
-from unified_cache.replay.plan import ReplayPlan, component_bytes
+from unified_cache.replay.plan import component_bytes
 from unified_cache.replay.policies import ReplayPolicies
-from unified_cache.replay.runner import replay
 from unified_cache.replay.trace import TraceRequest, iterate_trace
 
 KEPT = Path(__file__).resolve().parent / "results" / "splits.json"
@@ -70,15 +69,10 @@ def split_runs(model: str, device_gib: int, requests: list[TraceRequest]) -> Ite
             break
         full_pages = int(plan.device_pages[0] * (1 - share * multiple) / (1 - share))
         pages = (full_pages, *(max(int(count * multiple), 1) for count in plan.device_pages[1:]))
-        lru, adaptive = (_token_ratio(plan, pages, policy, requests) for policy in POLICIES)
+        policies = (ReplayPolicies(device=policy) for policy in POLICIES)
+        plans = (replace(plan, device_pages=pages, policies=each) for each in policies)
+        lru, adaptive = (token_ratio(each, requests) for each in plans)
         yield SplitRun(model, device_gib, len(requests), multiple, share * multiple, pages, lru, adaptive)
-
-
-def _token_ratio(
-    plan: ReplayPlan, pages: tuple[int, ...], policy: EvictionPolicy, requests: list[TraceRequest]
-) -> float:
-    run = WindowedRun(replace(plan, device_pages=pages, policies=ReplayPolicies(device=policy)))
-    return replay("conversation", requests, run, lambda _done, _ratio: None).token_hit_ratio
 
 
 def main(

@@ -13,12 +13,11 @@ read, a section of its own, takes place in real time and on all threads, since t
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from threading import Lock
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved
 from benchmarks.plan import BenchmarkPlan
@@ -26,6 +25,7 @@ from benchmarks.ttft import VOCABULARY, prompts_sharing, small_model
 from unified_cache import CacheConfig, Identity, UnifiedCache
 from unified_cache.config import WritePolicy
 from unified_cache.controller import ThreadWorkers
+from unified_cache.demo.one_thread import one_thread
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
 from unified_cache.memory import TieredMemory
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -118,7 +118,7 @@ class SlowedStorage(MemoryStorage):
 def transfer_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Time the first token under each policy, at each share of the break-even rate."""
     policies = {policy.value: policy for policy in TransferPolicy}
-    with _one_thread():
+    with one_thread():
         yield from _compared(WorkTime(), policies, plan.effort.transfer_rounds)
 
 
@@ -126,17 +126,6 @@ def overlap_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Time the first token where the head is computed while the tail is read, at each share of the break-even rate."""
     policies = {policy.value: policy for policy in (TransferPolicy.ALWAYS, TransferPolicy.NEVER)}
     yield from _compared(RealTime(), policies | {OVERLAPPED: TransferPolicy.FASTEST}, plan.effort.ttft_rounds)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread for the length of a ``with`` block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _compared(engine_time: EngineTime, policies: Mapping[str, TransferPolicy], rounds: int) -> Iterator[Figure]:

@@ -88,16 +88,17 @@ def compared(model: str, device_gib: int, requests: list[TraceRequest]) -> Compa
         ).plan
         for rule, kept in RULES.items()
     }
-    ratios = {rule: _token_ratio(plan, requests) for rule, plan in plans.items()}
+    ratios = {rule: token_ratio(plan, requests) for rule, plan in plans.items()}
     best = plans[max(ratios, key=lambda rule: ratios[rule])]
     full, *windows = best.device_pages
     fewer = (full, *(int(pages * SHARE) for pages in windows))
     adaptive = replace(best, device_pages=fewer, policies=ReplayPolicies(device=EvictionPolicy.ADAPTIVE))
-    hits = _token_ratio(adaptive, requests)
+    hits = token_ratio(adaptive, requests)
     return ComparedWindows(model, device_gib, len(requests), ratios, _window_bytes(best), hits, _window_bytes(adaptive))
 
 
-def _token_ratio(plan: ReplayPlan, requests: list[TraceRequest]) -> float:
+def token_ratio(plan: ReplayPlan, requests: list[TraceRequest]) -> float:
+    """Replay requests; return the part of their tokens that was found."""
     return replay("conversation", requests, WindowedRun(plan), lambda _done, _ratio: None).token_hit_ratio
 
 

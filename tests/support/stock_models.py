@@ -5,8 +5,7 @@ lays out by default; ``FIELDS`` has what single classes need beside that.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -18,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from unified_cache import CacheConfig, Identity, UnifiedCache
+from unified_cache.demo.one_thread import one_thread
 from unified_cache.errors import LayoutError
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
 
@@ -180,17 +180,6 @@ def of_config(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the causal language model of a configuration."""
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return model
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Have torch compute in one thread: how a sum is split among threads shows in its last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def tokens_of_prompt(page_size: int) -> list[int]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import torch
 
 from unified_cache.cache import UnifiedCache
 from unified_cache.demo.engine import DemoEngine, EngineSettings
+from unified_cache.demo.one_thread import one_thread
 from unified_cache.demo.opening import TierSizes, load_model, opened
 from unified_cache.demo.request import DemoRequest
 from unified_cache.demo.result import DemoResult, ServedTurn
@@ -63,7 +63,7 @@ def run_demo(settings: DemoSettings, watch: Watch) -> DemoResult:
         ConfigError, StorageError: no such model, or the store cannot be opened.
     """
     kept = load_model(settings.model)
-    with _one_thread(), _storage(settings) as storage:
+    with one_thread(), _storage(settings) as storage:
         return DemoRun(settings, kept, storage, watch).run()
 
 
@@ -171,14 +171,3 @@ def _storage(settings: DemoSettings) -> Iterator[str]:
         return
     with TemporaryDirectory(prefix="unified-cache-demo-") as directory:
         yield f"file:{directory}"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: how a sum is split among threads shows in its last bits, and these models are small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
