@@ -25,7 +25,6 @@ from unified_cache.service.requests.checks import (
     checked_cursor,
     checked_lease,
     named,
-    parsed,
     prefix,
     removable,
 )
@@ -42,7 +41,7 @@ from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.remote.reasons import reasons_of
 from unified_cache.window import window
-from unified_cache.wire.calls import SERVICE, Call
+from unified_cache.wire.calls import SERVICE, Call, parsed
 from unified_cache.wire.names import check_digests, named_runs
 from unified_cache.wire.parts import decoded, parts_of
 from unified_cache.wire.sharing import SharedSlice

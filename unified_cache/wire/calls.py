@@ -5,7 +5,11 @@ server that parses can answer what it cannot parse with INVALID_ARGUMENT.
 """
 
 from enum import Enum
+from typing import TypeVar
 
+from google.protobuf.message import DecodeError, Message
+
+from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2
 
 __all__ = [
@@ -17,6 +21,8 @@ __all__ = [
     "SERVICE",
     "SHARED_PART_BYTES",
     "Call",
+    "Parsed",
+    "parsed",
 ]
 
 SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
@@ -39,6 +45,9 @@ REASON_SHARE = "share"
 
 RETRY_AFTER = "retry-after-ms"
 """Trailing metadata: when asking again may be worth it."""
+
+
+Parsed = TypeVar("Parsed", bound=Message)
 
 
 class Call(Enum):
@@ -66,3 +75,15 @@ class Call(Enum):
     def path(self) -> str:
         """Path of the call in HTTP/2."""
         return f"/{SERVICE}/{self.value}"
+
+
+def parsed(kind: type[Parsed], message: bytes) -> Parsed:
+    """Read a message.
+
+    Raises:
+        InputError: it is none of that kind.
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise InputError(f"expected a {kind.DESCRIPTOR.name}, found something else") from error

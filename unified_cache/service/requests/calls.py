@@ -15,9 +15,9 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.callers import AnsweringContext, AuditEntry, Caller, CallPlace, Gate, Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
-from unified_cache.service.requests.checks import check_asserted, parsed
+from unified_cache.service.requests.checks import check_asserted
 from unified_cache.settings.access import Role
-from unified_cache.wire.calls import Call
+from unified_cache.wire.calls import Call, parsed
 
 __all__ = ["CallBoundary", "CallMethods", "ServedCall", "SingleAnswer"]
 

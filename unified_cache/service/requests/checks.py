@@ -5,11 +5,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError, Message
 
 from unified_cache.errors import InputError
 from unified_cache.page import Namespace, PageKey, Prompt
@@ -32,7 +30,6 @@ __all__ = [
     "checked_cursor",
     "checked_lease",
     "named",
-    "parsed",
     "prefix",
     "removable",
 ]
@@ -45,8 +42,6 @@ _CURSOR = re.compile(r"[\x21-\x7e]*")
 
 _RESERVED = frozenset({"default"})
 """Tenant of every caller on a server without authentication; no other tenant may have this name."""
-
-Request = TypeVar("Request", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +66,6 @@ class NamedRun:
     def stored(self) -> list[Label]:
         """The same pages as the store calls them."""
         return labels_of(self.registration.stored.identity, (key for _, key, _ in self.labels), self.pool)
-
-
-def parsed(kind: type[Request], message: bytes) -> Request:
-    """Read a message.
-
-    Raises:
-        InputError: it is none of that kind.
-    """
-    try:
-        return kind.FromString(message)
-    except DecodeError as error:
-        raise InputError(f"expected a {kind.DESCRIPTOR.name}, found something else") from error
 
 
 def check_asserted(asserted: str, tenant: str) -> None:

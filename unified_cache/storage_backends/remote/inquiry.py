@@ -12,13 +12,13 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from unified_cache.errors import ConfigError
+from unified_cache.errors import ConfigError, InputError
 from unified_cache.page import PageKey
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.remote.server import Server, storage_error
 from unified_cache.storage_backends.remote.url import parse_rest
-from unified_cache.wire.calls import Call
+from unified_cache.wire.calls import Call, parsed
 
 __all__ = ["Inquiry", "Pong", "PromptCoverage", "open_inquiry"]
 
@@ -138,6 +138,6 @@ def open_inquiry(url: str) -> Iterator[Inquiry]:
 
 def _ask(server: Server, call: Call, request: Message, kind: type[Reply]) -> Reply:
     try:
-        return kind.FromString(server.ask(call, request.SerializeToString())())
-    except grpc.RpcError as error:
+        return parsed(kind, server.ask(call, request.SerializeToString())())
+    except (grpc.RpcError, InputError) as error:
         raise storage_error(error, call, server) from error

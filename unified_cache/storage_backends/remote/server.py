@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 
 import grpc
 
-from unified_cache.errors import StorageError, StorageFullError
+from unified_cache.errors import InputError, StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.backoff import Backoff
@@ -15,7 +15,7 @@ from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.storage_backends.remote.links import LinkedCall, ServerLinks
 from unified_cache.storage_backends.remote.sharing import CALL_BYTES, LentSlice, RegionGrant, RegionSharing
 from unified_cache.storage_backends.remote.url import RemoteOptions
-from unified_cache.wire.calls import REASON, REASON_HELLO, REASON_SHARE, Call
+from unified_cache.wire.calls import REASON, REASON_HELLO, REASON_SHARE, Call, parsed
 from unified_cache.wire.local_sockets import SocketOffer
 from unified_cache.wire.sharing import RegionOffer, named_here
 
@@ -99,6 +99,7 @@ class Server:
 
         Raises:
             grpc.RpcError: not reached, or refused.
+            InputError: its answer is none.
         """
         fresh: list[Manifest | None] = [
             manifest for identity, manifest in manifests.items() if identity not in self._manifests_sent
@@ -106,7 +107,10 @@ class Server:
         for manifest in fresh or [None] * (self.agreed is None):
             request = pb.HelloRequest(tenant=self._tenant, manifest=manifest)
             left_s = self._timeout_s if timeout_s is None else timeout_s()
-            self.agreed = pb.HelloReply.FromString(self.ask(Call.HELLO, request.SerializeToString(), left_s)())
+            reply = parsed(pb.HelloReply, self.ask(Call.HELLO, request.SerializeToString(), left_s)())
+            if not (reply.pages_max and reply.part_bytes):
+                raise InputError("a server takes some pages in a request and some bytes in a message, found neither")
+            self.agreed = reply
             if manifest is not None:
                 self._manifests_sent[manifest.identity] = manifest
 
@@ -201,6 +205,7 @@ class Server:
 
         Raises:
             grpc.RpcError: it does not take the memory.
+            InputError: its answer is none.
         """
         request = pb.ShareRequest(
             tenant=self._tenant,
@@ -212,8 +217,8 @@ class Server:
         asked.add_done_callback(lambda _: offer.withdraw())  # a server that refuses never connects
         tie = offer.hand_over()
         try:
-            reply = pb.ShareReply.FromString(asked.result())
-        except grpc.RpcError:
+            reply = parsed(pb.ShareReply, asked.result())
+        except (grpc.RpcError, InputError):
             if tie is not None:
                 tie.close()
             raise
@@ -257,13 +262,15 @@ def wants_stream(error: grpc.RpcError) -> bool:
     return isinstance(error, grpc.Call) and (REASON, REASON_SHARE) in tuple(error.trailing_metadata() or ())
 
 
-def storage_error(error: grpc.RpcError, call: Call, server: Server) -> StorageError:
-    """Say what a failed call means to whoever uses the store, and let go of what the call held.
+def storage_error(error: grpc.RpcError | InputError | OSError, call: Call, server: Server) -> StorageError:
+    """Say what a failed call, or an answer that is none, means to whoever uses the store; let go of what the call held.
 
     A call that streams is its own error: with its traceback, it would keep the caller's pages and shared memory until
     cycles of references are collected.
     """
     error.__traceback__ = None
+    if not isinstance(error, grpc.RpcError):
+        return StorageError(f"{server.name}: {call.value}: {error}", retryable=True)
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     text = f"{server.name}: {call.value}: {code.name}: {error.details() if isinstance(error, grpc.Call) else error}"
     if code is grpc.StatusCode.UNAVAILABLE and any(sign in text for sign in SIGNS_OF_TLS):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import grpc
 
+from unified_cache.errors import InputError
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.wire.sharing import WINDOW_OFFSET, RegionOffer, RegionTie, SharedRegion, SharedSlice
@@ -156,7 +157,7 @@ class RegionSharing:
             except OSError:
                 region_bytes //= 2
                 continue
-            with closing(made), suppress(grpc.RpcError):
+            with closing(made), suppress(grpc.RpcError, InputError):
                 granted = self._offer(made, timeout_s)
                 return None if granted is None else _OpenRegion(made.region, granted, self._clock())
             return None

@@ -52,7 +52,7 @@ from unified_cache.storage_backends.remote.server import (
     wants_stream,
 )
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
-from unified_cache.wire.calls import Call
+from unified_cache.wire.calls import Call, Parsed, parsed
 from unified_cache.wire.names import labels_in, named_runs
 from unified_cache.wire.parts import decoded
 
@@ -198,9 +198,10 @@ class RemoteStorage:
 
                 def await_reply() -> None:
                     with batch.server.over(lent), closing(messages):
-                        reply = pb.PutReply.FromString(answer())
-                    for number, kept in zip(batch.numbers, put_answers(reply.stored, reply.reasons), strict=True):
-                        stored[number] = kept
+                        reply = parsed(pb.PutReply, answer())
+                    kept = put_answers(reply.stored, reply.reasons, len(batch.numbers))
+                    for number, where in zip(batch.numbers, kept, strict=True):
+                        stored[number] = where
 
                 return await_reply
 
@@ -252,7 +253,7 @@ class RemoteStorage:
                     some = known[start : start + PAGES_PER_CALL]
                     request = pb.RemoveRequest(tenant=server.tenant, runs=named_runs(some))
                     identities = {label.identity for label in some}
-                    reply = pb.RemoveReply.FromString(self._send_once(server, Call.REMOVE, request, identities))
+                    reply = self._send_once(server, Call.REMOVE, request, identities, pb.RemoveReply)
                     removed_count += reply.removed_count
             return removed_count if len(self._servers) == 1 else present.count(Answer.HIT)
 
@@ -271,7 +272,7 @@ class RemoteStorage:
             for server in self._servers:
                 request = pb.ClearRequest(tenant=server.tenant, identity=identity)
                 try:
-                    reply = pb.ClearReply.FromString(self._send_once(server, Call.CLEAR, request, {identity}))
+                    reply = self._send_once(server, Call.CLEAR, request, {identity}, pb.ClearReply)
                 except StorageError as error:
                     failed.append(error)
                     continue
@@ -301,13 +302,12 @@ class RemoteStorage:
             number = int(number_text)
             server = self._servers[number]
             request = pb.ScanRequest(tenant=server.tenant, identity=identity, cursor=rest)
-            reply = pb.ScanReply.FromString(self._send_once(server, Call.SCAN, request, {identity}))
-            listed = [
-                StoredObject(label, run.object_bytes)
-                for run in reply.runs
-                for label in labels_in(run)
-                if self._hash.ranked(label.key)[0] == number
-            ]
+            reply = self._send_once(server, Call.SCAN, request, {identity}, pb.ScanReply)
+            try:
+                named = [(label, run.object_bytes) for run in reply.runs for label in labels_in(run)]
+            except InputError as error:
+                raise storage_error(error, Call.SCAN, server) from error
+            listed = [StoredObject(*each) for each in named if self._hash.ranked(each[0].key)[0] == number]
             if reply.cursor:
                 return Scan(listed, f"{number}:{reply.cursor}")
             return Scan(listed, f"{number + 1}:" if number + 1 < len(self._servers) else "")
@@ -348,8 +348,9 @@ class RemoteStorage:
             answer = batch.server.ask(Call.EXISTS, request.SerializeToString(), batch.time.timeout_s())
 
             def await_reply() -> None:
-                reply = pb.ExistsReply.FromString(answer())
-                for number, there in zip(batch.numbers, read_answers(reply.found, reply.reasons), strict=True):
+                reply = parsed(pb.ExistsReply, answer())
+                answers = read_answers(reply.found, reply.reasons, len(batch.numbers))
+                for number, there in zip(batch.numbers, answers, strict=True):
                     found[number] = there
 
             return await_reply
@@ -440,7 +441,7 @@ class RemoteStorage:
             manifests = {identity: self._manifests[identity] for identity in identities}
             batch.server.greet(manifests, batch.time.timeout_s)
             return start(batch)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, InputError) as error:
             return _failing_with(error)
 
     def _await_reply(self, server: Server, call: Call, await_reply: AwaitReply) -> StorageError | None:
@@ -461,7 +462,7 @@ class RemoteStorage:
             return storage_error(error, call, server)
         except (InputError, OSError) as error:
             server.breaker.record_failure()
-            return StorageError(f"{server.name}: {call.value}: {error}", retryable=True)
+            return storage_error(error, call, server)
         server.breaker.record_success()
         return None
 
@@ -508,21 +509,23 @@ class RemoteStorage:
         assert server.agreed is not None, "a server that was greeted has said what it is"
         return server.agreed
 
-    def _send_once(self, server: Server, call: Call, request: Message, identities: Iterable[bytes]) -> bytes:
+    def _send_once(
+        self, server: Server, call: Call, request: Message, identities: Iterable[bytes], kind: type[Parsed]
+    ) -> Parsed:
         """Ask a server, and no other; again only where it wants to hear Hello first, and so has done nothing."""
         manifests = {identity: self._manifests[identity] for identity in identities}
         message = request.SerializeToString()
         try:
             server.greet(manifests)
             try:
-                return server.ask(call, message)()
+                return parsed(kind, server.ask(call, message)())
             except grpc.RpcError as error:
                 if not wants_hello(error):
                     raise
             server.forget_greetings()
             server.greet(manifests)
-            return server.ask(call, message)()
-        except grpc.RpcError as error:
+            return parsed(kind, server.ask(call, message)())
+        except (grpc.RpcError, InputError) as error:
             raise storage_error(error, call, server) from error
 
 
@@ -531,7 +534,7 @@ def _complete(answers: Sequence[Answer | None]) -> list[Answer]:
     return [Answer.UNAVAILABLE if answer is None else answer for answer in answers]
 
 
-def _failing_with(error: grpc.RpcError) -> AwaitReply:
+def _failing_with(error: grpc.RpcError | InputError) -> AwaitReply:
     def await_reply() -> None:
         raise error
 
