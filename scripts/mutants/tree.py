@@ -200,14 +200,14 @@ TREE_MUTANTS = [
     Mutant(
         "what is worth most goes first",
         "tree/forecast.py",
-        "        return self._table[cell][older - 1], number",
-        "        return -self._table[cell][older - 1], number",
+        "        return self._table[cell][age], number",
+        "        return -self._table[cell][age], number",
         tests=FORECAST_TESTS,
     ),
     Mutant(
         "a worth stands for ever",
         "tree/forecast.py",
-        "number + AGES[older] if older < BINS else NEVER",
+        "number + _AGES_AFTER[age]",
         "NEVER",
         tests=("tests/unit/core/test_outlook.py",),
     ),
@@ -242,7 +242,7 @@ TREE_MUTANTS = [
     Mutant(
         "a run that has left the tree is not remembered",
         "tree/forecast.py",
-        "        ghosts[xxhash.xxh3_64_intdigest(page, start)] = ghost\n",
+        "        ghosts[xxh3_64_intdigest(page, start)] = ghost\n",
         "",
         tests=FORECAST_TESTS,
     ),

@@ -12,7 +12,7 @@ Which cell a node has, and which request's it is, is written by ``request_marks`
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.pool import Tier
@@ -91,7 +91,7 @@ class AdaptiveQueues(EvictionQueues):
         self._tails_max = [STALE_MIN] * len(lanes)
         """By lane: how many of them may be queued before those that do not are dropped."""
         self._young: dict[int, deque[Node]] = {}
-        """By cell and lane: those that became evictable last, youngest last, and some that are not any more."""
+        """By queue id: nodes that became evictable last, youngest last, and some that are not any more."""
         self._first_cell_queue = _FIRST * len(lanes)
         self._same_queues: dict[int, int] = {}
         """Values of ``Node.queued``, each once: as numbers of their own they take 48 bytes a node."""
@@ -121,10 +121,11 @@ class AdaptiveQueues(EvictionQueues):
         by_forecast = self._by_forecast[lane] = self._trusts and self._unlearned_pages[lane] <= 0
         ends = self._ends[lane]
         ends.clear()
+        ends.worths_stand = by_forecast and lane % self._components_count == 0
         first = self._first_cell_queue + lane
         end = first + ends.cells_count * self._lanes_count
         for cell, queue in enumerate(self._queues[first : end : self._lanes_count]):
-            oldest = self._first(first + cell * self._lanes_count, lane) if queue else None
+            oldest = self._oldest(cell, lane) if queue else None
             if oldest is not None:
                 ends.note(cell, oldest)
                 youngest = self._youngest(cell, lane) if by_forecast else None
@@ -156,36 +157,39 @@ class AdaptiveQueues(EvictionQueues):
         if not self.evictable(node, lane):
             return
         cell = window_cell(node) if lane % self._components_count else node.cell
-        place = cell * self._lanes_count + lane
+        queue_id = self._first_cell_queue + cell * self._lanes_count + lane
         if node.history is not None or self._ages is not None:
-            for queue_id in self.queue_ids(node, lane):
-                self._enqueue(node, lane, queue_id)
-        elif not node.queued >> (self._first_cell_queue + place) & 1:
-            self._enqueue(node, lane, self._first_cell_queue + place)
+            for each in self.queue_ids(node, lane):
+                if not node.queued >> each & 1:
+                    self._enqueue(node, lane, each)
+        elif not node.queued >> queue_id & 1:
+            self._enqueue(node, lane, queue_id)
         ends = self._ends[lane]
-        queue = self._queues[self._first_cell_queue + place]
+        queue = self._queues[queue_id]
         if queue and queue[0][2] is node:
             ends.note(cell, node)
-        young = self._young.get(place)
+        young = self._young.get(queue_id)
         if young is None:
-            young = self._young[place] = deque(maxlen=YOUNG_MAX)
-        if not young or (young[-1] is not node and young[-1].request <= node.request):
+            young = self._young[queue_id] = deque(maxlen=YOUNG_MAX)
+        youngest = young[-1] if young else None
+        if youngest is not node:
+            if youngest is not None and youngest.request > node.request:
+                return
             young.append(node)
-        if self._by_forecast[lane] and young[-1] is node:
+        if self._by_forecast[lane]:
             ends.note(ends.cells_count + cell, node)
 
     def _enqueue(self, node: Node, lane: int, queue_id: int) -> None:
-        """Put a node into a queue, unless it is there."""
-        if not node.queued >> queue_id & 1:
-            self._enter(node, lane, queue_id)
-            self._sequence += 1
-            heappush(self._queues[queue_id], (node.stamps[lane], self._sequence, node))
+        """Put a node into a queue in which it is not."""
+        self._enter(node, lane, queue_id)
+        self._sequence += 1
+        heappush(self._queues[queue_id], (node.stamps[lane], self._sequence, node))
 
     def _enter(self, node: Node, lane: int, queue_id: int) -> None:
-        if node.queued & self._places[lane]:
+        if node.queued:
             super()._enter(node, lane, queue_id)
         else:
-            node.queued |= 1 << queue_id
+            node.queued = 1 << queue_id
         node.queued = self._same_queues.setdefault(node.queued, node.queued)
 
     def _leave(self, node: Node, lane: int, queue_id: int) -> None:
@@ -261,57 +265,74 @@ class AdaptiveQueues(EvictionQueues):
         ends = self._ends[lane]
         if ends.due_at <= self.forecast.now:
             self._renew(ends, lane)
-        worths = ends.worths
+        worths, nodes = ends.worths, ends.nodes
         while worths:
             least = min(worths)
             if least == NO_NODE:
                 break
             place = worths.index(least)
-            node = self._look_at(ends, place, lane)
-            if node is not None and worths[place] <= least:
-                return node
+            cell = ends.ends[place]
+            is_oldest = cell < ends.cells_count
+            node = self._oldest(cell, lane) if is_oldest else self._youngest(cell - ends.cells_count, lane)
+            if node is None:
+                ends.leave(place)
+                continue
+            if node is not nodes[place] or not ends.worths_stand:
+                nodes[place] = node
+                worths[place], until = self._standing(node, lane)
+                ends.standing[place] = until
+                if until < ends.due_at:
+                    ends.due_at = until
+                if worths[place] > least:
+                    continue
+            return node
         return None
 
     def _renew(self, ends: CellEnds, lane: int) -> None:
         """Look up what nodes are worth whose worth does not stand any more."""
-        worths, standing = ends.worths, ends.standing
+        nodes, worths, standing = ends.nodes, ends.worths, ends.standing
         for place in ends.due(self.forecast.now):
             if ends.ends[place] < ends.cells_count:  # some other node may be the oldest by now
-                self._look_at(ends, place, lane)
-            else:
-                worths[place], standing[place] = self._standing(ends.nodes[place], lane)
+                oldest = self._oldest(ends.ends[place], lane)
+                if oldest is None:
+                    ends.leave(place)
+                    continue
+                nodes[place] = oldest
+            worths[place], standing[place] = self._standing(nodes[place], lane)
         ends.due_at = min(standing)
 
-    def _look_at(self, ends: CellEnds, place: int, lane: int) -> Node | None:
-        """Look which node is at an end now, and what it is worth."""
-        end = ends.ends[place]
-        if end < ends.cells_count:
-            node = self._first(self._first_cell_queue + end * self._lanes_count + lane, lane)
-        else:
-            node = self._youngest(end - ends.cells_count, lane)
-        if node is None:
-            ends.leave(place)
-            return None
-        ends.nodes[place] = node
-        ends.worths[place], until = self._standing(node, lane)
-        ends.standing[place] = until
-        if until < ends.due_at:
-            ends.due_at = until
-        return node
+    def _oldest(self, cell: int, lane: int) -> Node | None:
+        """Return the oldest node of a cell, after moving stale entries before it to their places."""
+        queue_id = self._first_cell_queue + cell * self._lanes_count + lane
+        queue = self._queues[queue_id]
+        while queue:
+            queued_stamp, _, node = queue[0]
+            if not self._goes_from(node, cell, lane):
+                heappop(queue)
+                self._leave(node, lane, queue_id)
+                continue
+            stamp = node.stamps[lane]
+            if stamp == queued_stamp:
+                return node
+            self._sequence += 1
+            heapreplace(queue, (stamp, self._sequence, node))
+        return None
 
     def _youngest(self, cell: int, lane: int) -> Node | None:
         """Return the youngest node of a cell; None if there is none, or it is not known any more."""
-        young = self._young.get(cell * self._lanes_count + lane)
+        young = self._young.get(self._first_cell_queue + cell * self._lanes_count + lane)
         while young:
             node = young[-1]
-            if (
-                self._cell(node, lane) == cell
-                and self.evictable(node, lane)
-                and (node.history is None or not self._is_preferred(node, lane))
-            ):
+            if self._goes_from(node, cell, lane):
                 return node
             young.pop()
         return None
+
+    def _goes_from(self, node: Node, cell: int, lane: int) -> bool:
+        """Tell whether a node belongs to a cell and could be evicted now."""
+        if (window_cell(node) if lane % self._components_count else node.cell) != cell:
+            return False
+        return self.evictable(node, lane) and (node.history is None or not self._is_preferred(node, lane))
 
     def _worth(self, node: Node, lane: int) -> float:
         """Return what a node of a lane is worth now; by lru, while there is nothing to go by, the later the more."""
@@ -350,7 +371,7 @@ class AdaptiveQueues(EvictionQueues):
                 heappop(queue)
                 self._leave(node, lane, queue_id)
         if self._is_adaptive[lane]:
-            young = self._young.get(self._cell(node, lane) * self._lanes_count + lane)
+            young = self._young.get(self._first_cell_queue + self._cell(node, lane) * self._lanes_count + lane)
             if young and young[-1] is node:
                 young.pop()
             if self._tail_nodes[lane] and self._tail_nodes[lane][0] is node:

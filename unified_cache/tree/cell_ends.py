@@ -23,7 +23,7 @@ class CellEnds:
     was found there last: a node may be evictable no more.
     """
 
-    __slots__ = ("_places", "cells_count", "due_at", "ends", "nodes", "standing", "worths")
+    __slots__ = ("_places", "cells_count", "due_at", "ends", "nodes", "standing", "worths", "worths_stand")
 
     def __init__(self, cells_count: int) -> None:
         self.cells_count = cells_count
@@ -37,6 +37,8 @@ class CellEnds:
         """Number of the request from which on each worth has to be looked up anew."""
         self.due_at = NEVER
         """The least of these."""
+        self.worths_stand = False
+        """Whether a worth is the same until then while the node is: not of windows, nor by LRU, where it rises."""
 
     def note(self, end: int, node: Node) -> None:
         """Note the node at an end, whose worth is looked up before the next victim is chosen."""

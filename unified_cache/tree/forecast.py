@@ -39,12 +39,13 @@ Where requests do not differ by more than luck explains, there is no forecast, a
 
 from array import array
 from bisect import bisect_right
+from collections import OrderedDict
 from math import sqrt
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
+from xxhash import xxh3_64_intdigest
 
 __all__ = ["CELLS_COUNT", "NEVER", "NO_NODE", "Forecast", "LogLook", "Visit"]
 
@@ -72,6 +73,8 @@ CELLS_COUNT = ENDED + 1
 AGES = (0, 1, *(edge << octave for octave in range(13) for edge in (2, 3)))
 """First age of each bin, in requests: half octaves."""
 BINS = len(AGES)
+_AGES_AFTER = (*AGES[1:], NEVER)
+"""First age after each bin."""
 
 LOG_MAX = 65_536
 """Requests that the log remembers; when it is full, every other one is forgotten."""
@@ -129,6 +132,10 @@ class Ghost(NamedTuple):
     """Number of the last request that used the run, whatever it ended with."""
     run_end: int
     """Where the run ended that left the tree."""
+
+
+GhostFields: TypeAlias = tuple[int, int, int, int, int]
+"""A ghost as it is kept: most are never asked for again, and a plain tuple is made in a fifth of the time."""
 
 
 class LogLook:
@@ -226,13 +233,16 @@ class Forecast:
         "_table",
         "is_ready",
         "look",
+        "now",
         "requests_count",
     )
 
     def __init__(self, page_size: int) -> None:
         self._column_pages = max(1, COLUMN_TOKENS // page_size)
+        self.now = 0
+        """Number of the latest request."""
         self._log = ReuseLog()
-        self._ghosts: dict[int, Ghost] = {}
+        self._ghosts: OrderedDict[int, GhostFields] = OrderedDict()
         self._mean_pause = 0.0
         self._refresh_at = REFRESH_REQUESTS[0]
         self._table: list[list[float]] = []
@@ -241,11 +251,6 @@ class Forecast:
         self.look = LogLook(np.zeros((CELLS_COUNT, BINS)), np.zeros((CELLS_COUNT, BINS)), self._table)
         """Findings of the latest look at the log, for those who ask."""
         self.requests_count = 0
-
-    @property
-    def now(self) -> int:
-        """Number of the latest request."""
-        return self._log.now
 
     @property
     def column_pages(self) -> int:
@@ -258,8 +263,8 @@ class Forecast:
 
     def standing(self, cell: int, number: int) -> tuple[float, int]:
         """Return what ``worth`` does, and the request from which on that is another."""
-        older = bisect_right(AGES, self._log.now - number)
-        return self._table[cell][older - 1], number + AGES[older] if older < BINS else NEVER
+        age = bisect_right(AGES, self.now - number) - 1
+        return self._table[cell][age], number + _AGES_AFTER[age]
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -272,7 +277,7 @@ class Forecast:
         column = max(1, min(new_pages // self._column_pages, 16)).bit_length() - 1
         layer = int(start >= 2 * self._column_pages)
         cell = (self._row(last, below_shared=below_shared) * COLUMNS + column) * LAYERS + layer
-        number = self._log.open(cell)
+        number = self.now = self._log.open(cell)
         if self.requests_count >= self._refresh_at:
             least, most = REFRESH_REQUESTS
             self._refresh_at = self.requests_count + min(max(least, self.requests_count // 4), most)
@@ -285,7 +290,7 @@ class Forecast:
     def _row(self, last: Ghost | None, *, below_shared: bool) -> int:
         if last is None:
             return int(below_shared)
-        pause = self._log.now + 1 - last.number
+        pause = self.now + 1 - last.number
         mean = self._mean_pause
         self._mean_pause = mean + (pause - mean) / 64 if mean else float(pause)
         length = 0 if pause < 0.3 * mean else 1 if pause < 1.5 * mean else 2
@@ -293,7 +298,8 @@ class Forecast:
 
     def open(self, cell: int) -> int:
         """Note a run that is no request's own, from now on; return its number."""
-        return self._log.open(cell)
+        self.now = self._log.open(cell)
+        return self.now
 
     def close(self, number: int) -> None:
         """Note that such a run is used again."""
@@ -301,16 +307,17 @@ class Forecast:
 
     # ---- ghosts --------------------------------------------------------------------------------------------------
 
-    def remember(self, start: int, page: bytes, ghost: Ghost) -> None:
+    def remember(self, start: int, page: bytes, ghost: GhostFields) -> None:
         """Keep the last request of a run that leaves the tree; ``page`` is its first one, which stood at ``start``."""
         ghosts = self._ghosts
-        ghosts[xxhash.xxh3_64_intdigest(page, start)] = ghost
+        ghosts[xxh3_64_intdigest(page, start)] = ghost
         if len(ghosts) > GHOSTS_MAX:
-            del ghosts[next(iter(ghosts))]
+            ghosts.popitem(last=False)
 
     def recall(self, start: int, page: bytes) -> Ghost | None:
         """Take back what is remembered of a run that began with ``page`` at ``start``."""
-        return self._ghosts.pop(xxhash.xxh3_64_intdigest(page, start), None)
+        ghost = self._ghosts.pop(xxh3_64_intdigest(page, start), None)
+        return None if ghost is None else Ghost(*ghost)
 
 
 _EDGES: npt.NDArray[np.int64] = np.array(AGES, np.int64)

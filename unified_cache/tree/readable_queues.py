@@ -69,7 +69,7 @@ class ReadableQueues(AdaptiveQueues):
         return self.evictable(node, lane) and not self._is_preferred(node, lane)
 
     def _peek_young(self, cell: int, lane: int) -> Node | None:
-        for node in reversed(self._young.get(cell * self._lanes_count + lane, ())):
+        for node in reversed(self._young.get((FIRST_CELL + cell) * self._lanes_count + lane, ())):
             if self._cell(node, lane) == cell and self._could_go(node, lane):
                 return node
         return None

@@ -206,4 +206,4 @@ class RequestMarks:
         """Have the forecast remember whose pages of a node from ``end`` on leave the tree."""
         offset = (end - node.start) * self._page_key_bytes
         page = node.key[offset : offset + self._page_key_bytes]
-        self.forecast.remember(end, page, Ghost(node.request, node.cell, node.asked_end, abs(node.used), node.end))
+        self.forecast.remember(end, page, (node.request, node.cell, node.asked_end, abs(node.used), node.end))

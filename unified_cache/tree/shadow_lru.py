@@ -95,16 +95,28 @@ class ShadowLru:
         """
         found = end
         runs: list[tuple[int, int]] = []
+        last_used = count = 0
         for node in path:
-            count = min(node.end, end) - node.start
-            runs.append((abs(node.used), count))
-            if node.used <= 0:  # brought from storage, for a request to come
-                found -= count
-            if node.end <= end:  # else its part will be marked when the node is cut there
+            used, pages = node.used, node.end - node.start
+            if node.end <= end:
                 node.used = number
+            else:  # its part will be marked when the node is cut there
+                pages = end - node.start
+            if used <= 0:  # brought from storage, for a request to come
+                found -= pages
+                used = -used
+            if used == last_used:
+                count += pages
+                continue
+            if count:
+                runs.append((last_used, count))
+            last_used, count = used, pages
+        if count:
+            runs.append((last_used, count))
+        runs += gone
         hits = moved = 0
         is_held = True
-        for used, count in (*runs, *gone):
+        for used, count in runs:
             took = self._take(used, count)
             moved += took
             if is_held:
@@ -149,12 +161,14 @@ class ShadowLru:
         buckets[key] = buckets.get(key, 0) + pages
         held = self._held + more
         while held > self._capacity:
-            oldest, there = buckets.popitem(last=False)
-            held -= there
-            if held < self._capacity:
-                buckets[oldest] = self._capacity - held
-                buckets.move_to_end(oldest, last=False)
+            oldest = next(iter(buckets))
+            there = buckets[oldest]
+            if held - there < self._capacity:
+                buckets[oldest] = there - (held - self._capacity)
                 held = self._capacity
+            else:
+                del buckets[oldest]
+                held -= there
         self._held = held
         if len(buckets) > BUCKETS_MAX:
             self._shift += 1
