@@ -7,8 +7,10 @@ says who it is as any call does; what follows over the socket are the same calls
 ``local_sockets`` says how the two ends meet.
 """
 
+import math
 import socket
 import struct
+import time
 from contextlib import suppress
 
 from google.protobuf.message import Message
@@ -24,6 +26,12 @@ _TIME = struct.Struct("@ll")
 _CHUNK_BYTES = 64 << 10
 """Read at a time; most frames are shorter than a hundredth of that."""
 
+_SENT_BYTES = 32 << 10
+"""Sent at a time: the system takes them at once or not at all. It cuts more, and waits its longest for each piece."""
+
+_WAIT_S_MIN = 0.001
+"""As short as the system waits."""
+
 
 class LinkSocket:
     """One end of a link: frames each way. One thread reads and writes; any may shut it.
@@ -31,7 +39,7 @@ class LinkSocket:
     ``frame_bytes_max`` is the longest frame that is read.
     """
 
-    __slots__ = ("_connection", "_frame_bytes_max", "_read")
+    __slots__ = ("_bounds_ms", "_connection", "_frame_bytes_max", "_read", "_wait_s")
 
     def __init__(self, connection: socket.socket, frame_bytes_max: int) -> None:
         connection.settimeout(None)
@@ -39,6 +47,9 @@ class LinkSocket:
         self._frame_bytes_max = frame_bytes_max
         self._read = bytearray()
         """Bytes of frames that were not asked for yet."""
+        self._wait_s = math.inf
+        self._bounds_ms = {socket.SO_RCVTIMEO: 0, socket.SO_SNDTIMEO: 0}
+        """What the system was told last; 0 for no bound."""
 
     def send(self, frame: Message) -> None:
         """Send a frame.
@@ -47,8 +58,12 @@ class LinkSocket:
             TimeoutError: the other end did not read in time.
             OSError: it has gone.
         """
+        content = memoryview(framed(frame))
+        ends_s = time.monotonic() + self._wait_s
         try:
-            self._connection.sendall(framed(frame))
+            while content:
+                self._bound(socket.SO_SNDTIMEO, ends_s)
+                content = content[self._connection.send(content[:_SENT_BYTES]) :]
         except BlockingIOError as error:
             raise TimeoutError("the other end does not read") from error
 
@@ -60,6 +75,7 @@ class LinkSocket:
             InputError: it is longer than a frame may be.
         """
         read = self._read
+        ends_s = time.monotonic() + self._wait_s
         while True:
             if len(read) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(read)
@@ -70,6 +86,7 @@ class LinkSocket:
                     frame = bytes(memoryview(read)[_LENGTH.size : end])
                     del read[:end]
                     return frame
+            self._bound(socket.SO_RCVTIMEO, ends_s)
             try:
                 chunk = self._connection.recv(_CHUNK_BYTES)
             except BlockingIOError as error:
@@ -81,12 +98,8 @@ class LinkSocket:
             read += chunk
 
     def wait_at_most(self, seconds: float) -> None:
-        """Bound every later wait of ``send`` and ``receive``, to a millisecond at the least."""
-        # The bound of the system, and not of Python, which asks it once more before every call.
-        whole_ms = max(1, round(seconds * 1000))
-        bound = _TIME.pack(whole_ms // 1000, whole_ms % 1000 * 1000)
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
+        """Bound the time of every later ``send`` and ``receive``, to a millisecond at the least."""
+        self._wait_s = max(seconds, _WAIT_S_MIN)
 
     @property
     def is_quiet(self) -> bool:
@@ -111,6 +124,21 @@ class LinkSocket:
     def close(self) -> None:
         """Give the socket back; nobody may wait at it."""
         self._connection.close()
+
+    def _bound(self, option: int, ends_s: float) -> None:
+        """Have the system wait no longer than until then.
+
+        Raises:
+            TimeoutError: it is over. A frame that comes in pieces, none of which is late, is late as a whole.
+        """
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("a frame took longer than it may")
+        # The bound of the system, and not of Python, which asks it once more before every call.
+        whole_ms = max(1, round(left_s * 1000)) if left_s < math.inf else 0
+        if whole_ms != self._bounds_ms[option]:
+            self._connection.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(whole_ms // 1000, whole_ms % 1000 * 1000))
+            self._bounds_ms[option] = whole_ms
 
     def _peeked(self) -> bytes | None:
         """Return the next byte without taking it, none at the end; None where there is none yet."""

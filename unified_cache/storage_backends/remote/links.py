@@ -1,8 +1,9 @@
 """Links to a server on the same machine: made as calls need them, for one call at a time, dropped when in doubt."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing, suppress
+from itertools import islice
 from threading import Lock
 
 import grpc
@@ -110,13 +111,14 @@ class LinkedCall:
         Raises:
             grpc.RpcError: the call failed.
         """
-        messages = list(self)
+        with closing(iter(self)) as replies:
+            messages = list(islice(replies, 2))
         if len(messages) != 1:
-            raise _LinkError(grpc.StatusCode.INTERNAL, f"expected one answer, found {len(messages)}")
+            raise _LinkError(grpc.StatusCode.INTERNAL, f"expected one answer, found {'more' if messages else 'none'}")
         return messages[0]
 
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield the answers.
+    def __iter__(self) -> Generator[bytes, None, None]:
+        """Yield the answers that come in time.
 
         Raises:
             grpc.RpcError: the call failed.
@@ -149,6 +151,8 @@ class LinkedCall:
     def _received(self) -> pb.LinkedReply:
         link = self._open_link()
         try:
+            if not self._left_s():
+                raise TimeoutError  # a server that always has one more answer is late, too
             link.wait_at_most(self._left_s())
             frame = link.receive()
             if frame is not None:
@@ -194,7 +198,7 @@ class LinkedCall:
         return self._link
 
     def _left_s(self) -> float:
-        """Return how long the call may still wait; 0 for what is there already, which is taken however late it is."""
+        """Return how long the call may still wait."""
         return max(0.0, self._ends_s - time.monotonic())
 
 

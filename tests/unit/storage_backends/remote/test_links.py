@@ -4,9 +4,10 @@ import gc
 import socket
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import grpc
 import pytest
@@ -19,15 +20,21 @@ from unified_cache.errors import InputError, StorageError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.remote.links import LINKS_MAX, ServerLinks
+from unified_cache.storage_backends.remote.links import LINKS_MAX, LinkedCall, ServerLinks
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.wire.calls import Call
-from unified_cache.wire.links import LinkSocket
+from unified_cache.wire.links import LinkSocket, framed
 from unified_cache.wire.local_sockets import SocketOffer
 
 THREADS = 3 * LINKS_MAX
 FRAME_BYTES_MAX = 1 << 20
+STEP_S = 0.002
+WAIT_S = 0.05
+STEPS = 2500
+"""Of ``STEP_S``: more than a hundred times as long as anybody waits."""
+READ_BYTES = 40 << 10
+"""Read at a time: more than what the system sends as one piece."""
 
 
 @pytest.fixture
@@ -195,6 +202,73 @@ def test_an_answer_that_makes_no_sense_fails_its_call_and_ends_the_link(sent: by
         thread.join(PATIENCE_S)
     links.close()
     gc.collect()  # what was left open would be told now
+
+
+@contextmanager
+def stepping(server: socket.socket, step: Callable[[socket.socket], object]) -> Iterator[None]:
+    """Have one end of a socket do something over and over, as long as its other end stands it."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        with suppress(OSError):
+            while not is_over.wait(STEP_S):
+                step(server)
+
+    doing = threading.Thread(target=repeat)
+    doing.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        server.shutdown(socket.SHUT_RDWR)
+        doing.join(PATIENCE_S)
+
+
+def test_a_frame_that_comes_a_byte_at_a_time_is_late_as_a_whole() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, closing(LinkSocket(ours, FRAME_BYTES_MAX)) as link:
+        theirs.sendall(STEPS.to_bytes(4, "little"))
+        link.wait_at_most(WAIT_S)
+        with stepping(theirs, lambda server: server.sendall(b"x")), pytest.raises(TimeoutError):
+            link.receive()
+
+
+def test_a_frame_that_is_read_a_little_at_a_time_is_late_as_a_whole() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, closing(LinkSocket(ours, FRAME_BYTES_MAX)) as link:
+        reads: list[bytes] = []
+        link.wait_at_most(WAIT_S)
+        with stepping(theirs, lambda server: reads.append(server.recv(READ_BYTES))), pytest.raises(TimeoutError):
+            link.send(pb.LinkedRequest(message=bytes(STEPS * READ_BYTES)))
+        assert len(reads) < STEPS / 10
+
+
+@pytest.mark.parametrize(
+    ("ask", "code"),
+    [
+        (lambda call: call.answer(), grpc.StatusCode.INTERNAL),
+        (deque, grpc.StatusCode.DEADLINE_EXCEEDED),
+    ],
+    ids=["one answer", "a stream"],
+)
+def test_a_server_that_always_has_one_more_answer_ends_no_call_late(
+    ask: Callable[[LinkedCall], object], code: grpc.StatusCode
+) -> None:
+    reply = framed(pb.LinkedReply(message=b"x"))
+    with socket.socket(socket.AF_UNIX) as server, ExitStack() as answering:
+
+        def connect(offer: SocketOffer, timeout_s: float) -> None:
+            server.connect("\0" + offer.name)
+            server.sendall(offer.proof)
+            answering.enter_context(stepping(server, lambda server: server.sendall(STEPS * reply)))
+
+        with closing(ServerLinks(connect, lambda: 0.0)) as links:
+            call = links.call(WAIT_S)
+            assert call is not None
+            call.begin(Call.STATS, b"")
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(call)
+            assert caught.value.code() is code
 
 
 class LentForACall:
