@@ -10,6 +10,7 @@ import re
 import secrets
 import socket
 import struct
+import time
 from contextlib import suppress
 
 from unified_cache.errors import InputError
@@ -51,30 +52,40 @@ class SocketOffer:
         try:
             listener.bind("\0" + name)
             listener.listen()
-            listener.settimeout(CONNECT_S)
         except OSError:
             listener.close()
             raise
         return cls(listener, name, proof)
 
-    def accepted(self) -> socket.socket | None:
-        """Wait for the server to connect, and return the socket; None where nobody has that proves it.
+    def accepted(self) -> socket.socket:
+        """Wait for the server to connect, and return the socket. Any process may see the name: strangers are let go.
 
         Raises:
-            OSError: nobody connected, or whoever did is silent.
+            OSError: nobody has connected and proved to be the server in time.
         """
-        connection, _ = self._listener.accept()
-        is_proved = False
-        try:
-            connection.settimeout(CONNECT_S)
-            proof = b""
-            while len(proof) < SOCKET_PROOF_BYTES and (chunk := connection.recv(SOCKET_PROOF_BYTES - len(proof))):
-                proof += chunk
-            is_proved = secrets.compare_digest(proof, self.proof) and _is_of_this_user(connection)
-            return connection if is_proved else None
-        finally:
-            if not is_proved:
-                connection.close()
+        ends_s = time.monotonic() + CONNECT_S
+        while True:
+            _wait_until(self._listener, ends_s)
+            connection, _ = self._listener.accept()
+            is_proved = False
+            try:
+                is_proved = _is_of_this_user(connection) and self._is_proved(connection, ends_s)
+                if is_proved:
+                    connection.settimeout(CONNECT_S)
+                    return connection
+            finally:
+                if not is_proved:
+                    connection.close()
+
+    def _is_proved(self, connection: socket.socket, ends_s: float) -> bool:
+        proof = b""
+        while len(proof) < SOCKET_PROOF_BYTES:
+            _wait_until(connection, ends_s)
+            chunk = connection.recv(SOCKET_PROOF_BYTES - len(proof))
+            if not chunk:
+                return False
+            proof += chunk
+        return secrets.compare_digest(proof, self.proof)
 
     def withdraw(self) -> None:
         """Let nobody connect any more, from any thread: who waits in ``accepted`` returns."""
@@ -108,6 +119,18 @@ def connected_socket(name: str, proof: bytes) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _wait_until(waiting: socket.socket, ends_s: float) -> None:
+    """Have a socket wait no longer than until then.
+
+    Raises:
+        TimeoutError: it is over.
+    """
+    left_s = ends_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("nobody has proved to be the server in time")
+    waiting.settimeout(left_s)
 
 
 def _is_of_this_user(connection: socket.socket) -> bool:

@@ -228,10 +228,9 @@ class RegionOffer:
 
     def hand_over(self) -> RegionTie | None:
         """Wait for the server to connect and hand the memory over; None where it does not, or does not prove itself."""
-        connection: socket.socket | None = None
-        with suppress(OSError):
+        try:
             connection = self._socket.accepted()
-        if connection is None:
+        except OSError:
             return None
         with suppress(OSError):  # whoever has gone meanwhile answers with an error
             socket.send_fds(connection, [_LETTER], [self._descriptor])

@@ -5,9 +5,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import NamedTuple
 
 import grpc
@@ -27,6 +28,7 @@ from unified_cache.service.access.tokens import remove_token
 from unified_cache.service.requests.calls import CallMethods
 from unified_cache.service.requests.links import CallLinks
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.wire import local_sockets
 from unified_cache.wire.calls import Call
 from unified_cache.wire.links import LinkSocket
 from unified_cache.wire.local_sockets import SocketOffer
@@ -41,6 +43,15 @@ os.setuid(int(sys.argv[1]))
 listener = socket.socket(socket.AF_UNIX)
 listener.bind("\\0" + sys.argv[2])
 listener.listen()
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+CONNECT = """
+import os, socket, sys
+os.setuid(int(sys.argv[1]))
+connection = socket.socket(socket.AF_UNIX)
+connection.connect("\\0" + sys.argv[2])
 print("up", flush=True)
 sys.stdin.read()
 """
@@ -94,9 +105,8 @@ def offered() -> Iterator[tuple[SocketOffer, pb.LinkRequest]]:
         yield offer, pb.LinkRequest(name=offer.name, proof=offer.proof)
 
 
-def accepted(offer: SocketOffer) -> LinkSocket | None:
-    connection = offer.accepted()
-    return None if connection is None else LinkSocket(connection, FRAME_BYTES_MAX)
+def accepted(offer: SocketOffer) -> LinkSocket:
+    return LinkSocket(offer.accepted(), FRAME_BYTES_MAX)
 
 
 @contextmanager
@@ -105,7 +115,6 @@ def linked(wire: AddressWire) -> Iterator[LinkClient]:
     with offered() as (offer, request):
         wire.ask(Call.LINK, request)
         link = accepted(offer)
-    assert link is not None
     with closing(link):
         yield LinkClient(link)
 
@@ -305,17 +314,57 @@ def test_a_caller_on_another_machine_has_no_link() -> None:
     with offered() as (offer, request):
         links.open("default", DirectContext(), request)
         link = accepted(offer)
-    assert link is not None
     links.close()
     assert link.receive() is None
     link.close()
 
 
-def test_who_does_not_prove_to_be_the_server_has_no_link() -> None:
+def test_who_does_not_prove_to_be_the_server_has_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_sockets, "CONNECT_S", 0.05)
     with offered() as (offer, _), socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect("\0" + offer.name)
         stranger.sendall(bytes(32))
-        assert offer.accepted() is None
+        with pytest.raises(TimeoutError):
+            offer.accepted()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_silent_process_of_another_user_does_not_keep_the_server_out() -> None:
+    with offered() as (offer, _):
+        command = [sys.executable, "-c", CONNECT, str(NOBODY_UID), offer.name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+            assert stranger.stdout is not None
+            stranger.stdout.readline()
+            with local_sockets.connected_socket(offer.name, offer.proof) as server, offer.accepted() as connection:
+                server.sendall(b"x")
+                assert connection.recv(1) == b"x"
+            stranger.kill()
+
+
+def test_a_stranger_without_a_proof_does_not_keep_the_server_out() -> None:
+    with offered() as (offer, _), socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect("\0" + offer.name)
+        stranger.sendall(bytes(32))
+        with local_sockets.connected_socket(offer.name, offer.proof) as server, offer.accepted() as connection:
+            server.sendall(b"x")
+            assert connection.recv(1) == b"x"
+            assert stranger.recv(1) == b""
+
+
+def test_a_proof_that_comes_a_byte_at_a_time_is_late_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_sockets, "CONNECT_S", 0.05)
+    with offered() as (offer, _), socket.socket(socket.AF_UNIX) as slow, ThreadPoolExecutor(1) as sending:
+        slow.connect("\0" + offer.name)
+
+        def send() -> None:
+            with suppress(OSError):
+                for byte in offer.proof:
+                    slow.sendall(bytes([byte]))
+                    Event().wait(0.005)
+
+        sending.submit(send)
+        with pytest.raises(TimeoutError):
+            offer.accepted()
 
 
 def test_a_token_revoked_since_is_refused_over_an_open_link(tmp_path: Path) -> None:
@@ -349,7 +398,6 @@ def test_a_certificate_revoked_since_is_refused_over_an_open_link(tmp_path: Path
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.LINK.path)
         begin(request.SerializeToString(), timeout=CALL_S)
         link = accepted(offer)
-        assert link is not None
         with closing(link):
             client = LinkClient(link)
             asked = client.ask(Call.STATS, pb.StatsRequest(tenant="acme"))

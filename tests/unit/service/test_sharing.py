@@ -267,7 +267,6 @@ def test_one_descriptor_comes_and_no_other_number(wire: Wire, memory: Offered, d
         request = pb.ShareRequest(region_bytes=REGION_BYTES, socket_name=listener.name, socket_proof=listener.proof)
         asked = asking.submit(wire.ask, Call.SHARE, request)
         connection = listener.accepted()
-        assert connection is not None
         with connection:
             socket.send_fds(connection, [b"m"], [memory.offer._descriptor] * descriptors_count)
             with refused(PRECONDITION, "expected one descriptor"):
@@ -281,7 +280,6 @@ def test_a_client_that_connects_and_hands_nothing_over_is_refused_in_time(
         request = pb.ShareRequest(region_bytes=REGION_BYTES, socket_name=listener.name, socket_proof=listener.proof)
         asked = asking.submit(wire.ask, Call.SHARE, request)
         connection = listener.accepted()
-        assert connection is not None
         # Others share meanwhile: nobody waits for one that is slow.
         name = shared(wire, memory)
         assert put(wire, memory.region, name, 1) == b"\x02"

@@ -291,8 +291,7 @@ class ServerLinks:
             offer = SocketOffer.listen()
             try:
                 self._offer(offer, timeout_s)
-                connection = offer.accepted()
-                return None if connection is None else LinkSocket(connection, FRAME_BYTES_MAX)
+                return LinkSocket(offer.accepted(), FRAME_BYTES_MAX)
             finally:
                 offer.close()
         return None
