@@ -56,6 +56,8 @@ class MissingPages:
 
     def ends(self, coming: Sequence[Pages]) -> Pages:
         """Tell for each end after ``known_end`` whether it can be resumed from once these pages have come."""
+        if not any(np.count_nonzero(pages) for pages in coming):  # as mostly, and then none can
+            return np.zeros(len(self.held[0]) - self.known_end, np.bool_)
         holes = [~(held | pages) for held, pages in zip(self.held, coming, strict=True)]
         ends = restorable_ends(self.spans, holes, 0, len(holes[0]), [0 for _ in self.spans])
         return ends[self.known_end :]

@@ -70,15 +70,16 @@ class PrefetchSteps:
         spans = [component.span for component in self.ledger.layout.components]
         held, device, to_copy, to_read = [], [], [], []
         for component, span in enumerate(spans):
-            on_host, on_device = np.zeros((2, prompt.pages_count), np.bool_)
-            on_host[: found.tree_end] = tree.slots(found, Tier.HOST, component, 0, found.tree_end) >= 0
-            on_device[: found.tree_end] = tree.slots(found, Tier.DEVICE, component, 0, found.tree_end) >= 0
-            held.append(on_host | on_device)
+            on_host = tree.held_pages(found, Tier.HOST, component)
+            on_device = tree.held_pages(found, Tier.DEVICE, component)
+            either = on_host | on_device
+            held.append(either)
             device.append(on_device)
-            to_copy.append(on_device & ~on_host)
-            to_read.append(~(on_host | on_device) if lost is None else ~(on_host | on_device | lost[component]))
+            to_copy.append(either ^ on_host)
+            to_read.append(~either if lost is None else ~(either | lost[component]))
             to_read[component][: window(found.host_end + 1, span)] = False
-        return MissingPages(found, spans, found.host_end, int(held[0].sum()), held, device, to_copy, to_read)
+        full_end = int(np.count_nonzero(held[0]))
+        return MissingPages(found, spans, found.host_end, full_end, held, device, to_copy, to_read)
 
     def nothing_lost(self, prompt: Prompt) -> list[Pages]:
         """Return by component a mask of a prompt's pages that storage has been found to lack: of none yet."""

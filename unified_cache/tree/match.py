@@ -1,17 +1,28 @@
 """Find a prompt in the tree, and the longest prefix of it that every component can resume from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.page import Prompt
-from unified_cache.pool import Slots, no_slots, numbers_of
+from unified_cache.pool import Pages, Slots, no_slots, numbers_of
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import restorable_ends, window
 
-__all__ = ["Match", "binding_components", "find", "make_recent", "node_at", "path_slots", "peek", "restorable_end"]
+__all__ = [
+    "Match",
+    "binding_components",
+    "find",
+    "held_pages",
+    "make_recent",
+    "node_at",
+    "path_slots",
+    "peek",
+    "restorable_end",
+]
 
 
 @dataclass(slots=True)
@@ -127,6 +138,19 @@ def path_slots(path: list[Node], lane: int, start: int, end: int) -> Slots:
         return runs[0].copy()
     # Joining the runs as bytes takes a third of what concatenating them as arrays does; the result is writable.
     return np.frombuffer(bytearray().join(runs), np.int32)  # type: ignore[arg-type]  # arrays are buffers
+
+
+def held_pages(path: Sequence[Node], lane: int, end: int, count: int) -> Pages:
+    """Tell of each of ``count`` pages, the first ``end`` of which stand on a path, whether a lane holds it."""
+    held_mask = np.zeros(count, np.bool_)
+    for node in path:
+        if node.start >= end:
+            break
+        held = node.slots[lane]
+        if held is not None:
+            last = min(node.end, end)
+            held_mask[node.start : last] = node.held_count[lane] == node.pages or held[: last - node.start] >= 0
+    return held_mask
 
 
 def restorable_end(tree: TreeState, view: int, path: list[Node], end: int) -> int:

@@ -25,7 +25,7 @@ from unified_cache.tree.forecast import Forecast, Visit
 from unified_cache.tree.insert import Inserted, insert
 from unified_cache.tree.lane_outlooks import forecast_figures, lane_outlooks
 from unified_cache.tree.lock import Lock, lock, release_windows, unlock
-from unified_cache.tree.match import Match, find, make_recent, node_at, path_slots, peek
+from unified_cache.tree.match import Match, find, held_pages, make_recent, node_at, path_slots, peek
 from unified_cache.tree.node import Node
 from unified_cache.tree.outlook import ForecastFigures, LaneOutlook
 from unified_cache.tree.policy import UNNAMED
@@ -237,6 +237,11 @@ class RadixTree:
         """Return the slots of pages [start, end) of a match, a new array; -1 for holes."""
         self._check_alive(found)
         return path_slots(found.path, self._lane(tier, component), start, min(end, found.tree_end))
+
+    def held_pages(self, found: Match, tier: Tier, component: int) -> Pages:
+        """Tell of each page of a match's prompt whether a component is held on a tier, a new array."""
+        self._check_alive(found)
+        return held_pages(found.path, self._lane(tier, component), found.tree_end, found.prompt.pages_count)
 
     def node_ends(self, found: Match) -> list[int]:
         """Return where the nodes of a match end, ascending: where prompts end, were resumed, or leave each other."""

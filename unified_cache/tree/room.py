@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from unified_cache.pool import Pages, Tier, all_pages, numbers_of
-from unified_cache.tree.match import Match, path_slots
+from unified_cache.tree.match import Match, held_pages
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
 from unified_cache.window import restorable_ends, window, window_counts
@@ -37,8 +37,8 @@ def fitting_end(tree: TreeState, found: Match, source: Tier, target: Tier, avail
     fits = restorable_ends(tree.spans, _holes(tree, found.path, view, end), 0, end, [0] * components)
     for component, available in enumerate(available_pages):
         lane = int(target) * components + component
-        takes = path_slots(found.path, int(source) * components + component, 0, end) >= 0
-        takes &= path_slots(found.path, lane, 0, end) < 0
+        takes = held_pages(found.path, int(source) * components + component, end, end)
+        takes &= ~held_pages(found.path, lane, end, end)
         takes &= ~_in_flight(found.path, lane, end)
         takes |= evictable_mask(tree, found.path, lane, end)
         fits &= window_counts(takes, tree.spans[component])[1:] <= available
