@@ -200,6 +200,8 @@ class BackupScheduler:
 
         One after the other, so that a store that takes some pages and fails on others is not asked for ever.
         """
+        if not self._running:
+            return
         over = [operation for operation in self._running if operation.state is not OperationState.RUNNING]
         for operation in over:
             prompt = self._running.pop(operation)

@@ -194,12 +194,11 @@ class Ledger:
             self.tree.offer(victim)
 
     def _take_evicted(self, freed: Freed) -> None:
-        for number, arrays in enumerate(freed.slots):
-            lanes = self._evicted_pages[number // len(self._evicted_pages[0])]
-            lanes[number % len(lanes)] += sum(map(len, arrays))
         if self.changes.is_watched:
             self.changes.note_freed(freed)
-        self._take_back(freed)
+        for lane, count in self._take_back(freed):
+            tier, component = divmod(lane, len(self.layout.components))
+            self._evicted_pages[tier][component] += count
 
     def fork(self, lock: Lock, memory: PageMemory) -> list[Slots] | None:
         """Copy what a device lock pins of components that are neither Full nor mapped into slots of their own.
@@ -448,11 +447,11 @@ class Ledger:
             )
 
     def _check_masks(self, masks: Sequence[Pages]) -> None:
-        names = ", ".join(component.name for component in self.layout.components)
+        names = ", ".join([component.name for component in self.layout.components])
         check_each(masks, np.ndarray, f"one array of bool for each of {names}")
-        is_flat = all(mask.dtype == np.bool_ and mask.ndim == 1 for mask in masks)
-        lengths = [len(mask) for mask in masks] if is_flat else []
-        if len(lengths) != len(self.layout.components) or len(set(lengths)) != 1 or not masks[0].all():
+        shapes = [mask.shape for mask in masks if mask.dtype == np.bool_ and mask.ndim == 1]
+        are_alike = len(masks) == len(self.layout.components) and shapes == [masks[0].shape] * len(masks)
+        if not are_alike or np.count_nonzero(masks[0]) < len(masks[0]):
             raise InputError(
                 f"expected one array for each of {names}, of bool and of one length, the first all True, "
                 f"found {_shapes(masks)}"
@@ -483,7 +482,9 @@ class Ledger:
         if self.paired is not None:
             self.paired.map.apply(map_changes)
 
-    def _take_back(self, freed: Freed) -> None:
+    def _take_back(self, freed: Freed) -> list[tuple[int, int]]:
+        """Take back what the tree has let go; return (lane, pages) of each lane that is any of it."""
+        counts: list[tuple[int, int]] = []
         if self.paired is not None and freed.unmapped:
             self.paired.map.unbind(np.concatenate(freed.unmapped))
         components = len(self.layout.components)
@@ -492,6 +493,8 @@ class Ledger:
                 # In order, so that later copies join: the next to be allocated are taken from these.
                 slots = arrays[0] if len(arrays) == 1 else np.sort(np.concatenate(arrays))
                 self._allocators[lane // components][lane % components].drop(slots)
+                counts.append((lane, len(slots)))
+        return counts
 
 
 def _shapes(arrays: Sequence[Slots] | Sequence[Pages]) -> str:

@@ -252,8 +252,9 @@ class Controller:
 
     def _wait_s(self, left_s: float) -> float:
         """Return how long to wait for a job: not past the next moment at which something else could happen."""
-        if any(operation.is_woken for operation in self._live):
-            return 0
+        for operation in self._live:
+            if operation.is_woken:
+                return 0
         held_up = any(in_use(operation, error) for operation, error in self._ended.items())
         if self._ranks.size > 1:
             left_s = min(left_s, RANKS_LOOK_S if held_up or len(self._ended) < len(self._live) else 0)
@@ -293,21 +294,18 @@ class Controller:
 
     def _readiness(self, operation: Operation, now_s: float) -> Readiness:
         error = self._ended.get(operation)
-        return Readiness(
-            ended=operation in self._ended,
-            succeeded=error is None,
-            free=not in_use(operation, error),
-            in_time=now_s < operation.due_s,
-            patient=now_s < operation.stop_s,
-            unanswered=now_s < operation.answer_s,
-        )
+        ended, succeeded, free = operation in self._ended, error is None, not in_use(operation, error)
+        in_time, patient, unanswered = now_s < operation.due_s, now_s < operation.stop_s, now_s < operation.answer_s
+        return Readiness(ended, succeeded, free, in_time, patient, unanswered)
 
     def _failures(self, live: list[Operation], agreed: list[Readiness]) -> dict[Operation, CacheError]:
         """Return the errors of jobs that have ended on every rank: this rank's own, or one that names the ranks."""
         each = zip(live, agreed, strict=True)
         failed = [operation for operation, readiness in each if readiness.ended and not readiness.succeeded]
+        if not failed:
+            return {}
         ours = [self._ended[operation] for operation in failed]
-        if not failed or self._ranks.size == 1:
+        if self._ranks.size == 1:
             return {operation: error for operation, error in zip(failed, ours, strict=True) if error is not None}
         where = failed_ranks(self._ranks, [error is not None for error in ours])
         failures: dict[Operation, CacheError] = {}

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from threading import Lock
 
 import numpy as np
@@ -134,19 +133,20 @@ class StorageTier:
         by_component = {part.component: number for number, part in enumerate(parts)}
         keys, buffers = prompt.keys, self.memory.buffers
         parents = (None, *keys)
-        listed: list[tuple[int, int, int, PageIO]] = []
+        numbers = [part.pages.tolist() for part in parts]
+        listed: list[tuple[int, int, PageIO]] = []
         for component, pool in order:
             if component not in by_component:
                 continue
             owner, name, number = self.owners[pool.name], pool.name, by_component[component]
-            pages, slots = parts[number].pages.tolist(), parts[number].target.tolist()
+            pages = zip(numbers[number], parts[number].target.tolist(), strict=True)
             listed += [
-                (page, number, index, PageIO(Label(owner, keys[page], name), parents[page], buffers(pool, slot)))
-                for index, (page, slot) in enumerate(zip(pages, slots, strict=True))
+                (number, index, PageIO(Label(owner, keys[page], name), parents[page], buffers(pool, slot)))
+                for index, (page, slot) in enumerate(pages)
             ]
         if len(order) > 1:
-            listed.sort(key=itemgetter(0))
-        return [(number, index, page_io) for _, number, index, page_io in listed]
+            listed.sort(key=lambda each: numbers[each[0]][each[1]])
+        return listed
 
 
 def whole_pages(

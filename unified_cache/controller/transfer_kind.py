@@ -18,3 +18,5 @@ class TransferKind(Enum):
     """Storage to host."""
     CLEAR = "clear"
     """Out of storage."""
+
+    __hash__ = object.__hash__  # see Answer

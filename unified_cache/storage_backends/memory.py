@@ -26,8 +26,8 @@ class PageContents(Protocol):
         """Name of the store, for people."""
         ...
 
-    def size_of(self, page: PageIO) -> int:
-        """Return the bytes that a page counts for under the cap."""
+    def sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
+        """Return the bytes that each page counts for under the cap."""
         ...
 
     def take(self, page: PageIO) -> bytes:
@@ -44,8 +44,8 @@ class _WholePages:
 
     store_name = "memory"
 
-    def size_of(self, page: PageIO) -> int:
-        return page_bytes(page)
+    def sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
+        return [page_bytes(page) for page in pages]
 
     def take(self, page: PageIO) -> bytes:
         return b"".join(page.buffers)
@@ -67,8 +67,9 @@ class _NamesAlone:
     def __init__(self, object_bytes: Mapping[str, int] | None) -> None:
         self._object_bytes = object_bytes
 
-    def size_of(self, page: PageIO) -> int:
-        return page_bytes(page) if self._object_bytes is None else self._object_bytes[page.label.pool]
+    def sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
+        object_bytes = self._object_bytes
+        return [page_bytes(page) if object_bytes is None else object_bytes[page.label.pool] for page in pages]
 
     def take(self, page: PageIO) -> bytes:
         return b""
@@ -119,13 +120,13 @@ class MemoryStorage:
         """Tell for each label whether it is held. No access."""
         with self._guard:
             self._check_open()
-            return Answer.of_reads(label in self._pages for label in labels)
+            return Answer.of_reads(map(self._pages.__contains__, labels))
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Copy each page into its buffers. A page of another length is dropped."""
         with self._guard:
             self._check_open()
-            hits = self._lru.find([page.label for page in pages], self._sizes_of(pages))
+            hits = self._lru.find([page.label for page in pages], self._contents.sizes_of(pages))
             for page, hit in zip(pages, hits, strict=True):
                 if hit:
                     self._contents.fill(page, self._pages[page.label])
@@ -144,7 +145,7 @@ class MemoryStorage:
             if level is Level.DURABLE:
                 name = self._contents.store_name
                 raise StorageError(f"{name} cannot store at level DURABLE, only CACHED", retryable=False)
-            sizes = self._sizes_of(pages)
+            sizes = self._contents.sizes_of(pages)
             stored, evicted = self._lru.store([page.label for page in pages], sizes)
             for label in evicted:
                 del self._pages[label]
@@ -206,9 +207,6 @@ class MemoryStorage:
         if was_there:
             self._removed.note((label,))
         return was_there
-
-    def _sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
-        return [self._contents.size_of(page) for page in pages]
 
 
 def keys_only_storage(bytes_max: int | None = None, object_bytes: Mapping[str, int] | None = None) -> MemoryStorage:

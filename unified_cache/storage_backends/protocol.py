@@ -45,6 +45,8 @@ class Answer(Enum):
     DECLINED = "declined"
     """The store has no room for the page under its cap."""
 
+    __hash__ = object.__hash__  # a member is one object; Enum would call into its name's hash at each use as a key
+
     def __bool__(self) -> bool:
         return self is Answer.HIT or self is Answer.STORED
 
@@ -57,7 +59,8 @@ class Answer(Enum):
     @staticmethod
     def of_puts(stored: Iterable[bool]) -> "list[Answer]":
         """Return STORED for each True, DECLINED for each False."""
-        return [Answer.STORED if ok else Answer.DECLINED for ok in stored]
+        taken, declined = Answer.STORED, Answer.DECLINED
+        return [taken if ok else declined for ok in stored]
 
 
 @dataclass(frozen=True, slots=True)

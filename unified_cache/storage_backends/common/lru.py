@@ -2,8 +2,9 @@
 
 import heapq
 import itertools
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
+from operator import attrgetter
 
 from unified_cache.errors import ConfigError
 from unified_cache.seal import Label
@@ -11,6 +12,8 @@ from unified_cache.storage_backends.common.chains import Chains, Link, LinkedPag
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 
 __all__ = ["SCAN_OBJECTS_MAX", "StoreLru", "page_bytes"]
+
+_NBYTES = attrgetter("nbytes")
 
 SCAN_OBJECTS_MAX = 1000
 """Objects in one answer of a scan; a listing of that size fits one message of any transport."""
@@ -126,7 +129,7 @@ class StoreLru:
     ) -> tuple[list[StoredObject], int]:
         """Name objects until they are worth ``short``; return with them what is short after all."""
         named: list[StoredObject] = []
-        gone_count: Counter[Link] = Counter()
+        gone_count: defaultdict[Link, int] = defaultdict(int)
         waiting = (label for label in self._objects if label not in keep)
         while True:
             needed: list[Label] = []
@@ -214,4 +217,4 @@ class StoreLru:
 def page_bytes(page: PageIO) -> int:
     """Sum up the buffers of a page."""
     buffers = page.buffers
-    return buffers[0].nbytes if len(buffers) == 1 else sum([buffer.nbytes for buffer in buffers])
+    return buffers[0].nbytes if len(buffers) == 1 else sum(map(_NBYTES, buffers))

@@ -20,3 +20,5 @@ class Method(Enum):
     MANIFESTS = "manifests"
     USED_BETWEEN = "used_between"
     CLOSE = "close"
+
+    __hash__ = object.__hash__  # see Answer
