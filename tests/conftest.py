@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import threading
 from collections import Counter
 
 import pytest
@@ -31,8 +32,11 @@ def pytest_configure() -> None:
     )
     settings.load_profile("any-machine")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if threading.current_thread() is threading.main_thread():
+        # Who tells the tests to end, as a limit of time does, leaves no engine or cluster of theirs behind.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
