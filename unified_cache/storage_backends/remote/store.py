@@ -14,7 +14,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import zip_longest
 
 import grpc
@@ -153,15 +153,18 @@ class RemoteStorage:
 
             def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
-                lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
-                shared = range_of(lent)
-                request = pb.GetRequest(tenant=batch.server.tenant, runs=sized_runs(chosen), shared=shared)
-                parts = batch.server.receive(Call.GET, request.SerializeToString(), batch.time.timeout_s(), lent)
-                reader = ScatterReader(chosen, None if lent is None else lent.window)
+                with ExitStack() as lending:
+                    lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
+                    lending.enter_context(batch.server.over(lent))
+                    shared = range_of(lent)
+                    request = pb.GetRequest(tenant=batch.server.tenant, runs=sized_runs(chosen), shared=shared)
+                    parts = batch.server.receive(Call.GET, request.SerializeToString(), batch.time.timeout_s(), lent)
+                    reader = ScatterReader(chosen, None if lent is None else lent.window)
+                    lending_goes_on = lending.pop_all()
 
                 def await_reply() -> None:
                     try:
-                        with batch.server.over(lent):
+                        with lending_goes_on:
                             for message in parts:
                                 reader.take(decoded(message))
                     finally:
@@ -191,13 +194,17 @@ class RemoteStorage:
 
             def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
-                lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
-                messages = GatedMessages(put_messages(batch.server, chosen, level, lent))
-                timeout_s = batch.time.timeout_s()
-                answer = batch.server.send(Call.PUT, messages, timeout_s, lent, is_only=batch.is_only)
+                with ExitStack() as lending:
+                    lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
+                    lending.enter_context(batch.server.over(lent))
+                    messages = GatedMessages(put_messages(batch.server, chosen, level, lent))
+                    lending.enter_context(closing(messages))
+                    timeout_s = batch.time.timeout_s()
+                    answer = batch.server.send(Call.PUT, messages, timeout_s, lent, is_only=batch.is_only)
+                    lending_goes_on = lending.pop_all()
 
                 def await_reply() -> None:
-                    with batch.server.over(lent), closing(messages):
+                    with lending_goes_on:
                         reply = parsed(pb.PutReply, answer())
                     kept = put_answers(reply.stored, reply.reasons, len(batch.numbers))
                     for number, where in zip(batch.numbers, kept, strict=True):

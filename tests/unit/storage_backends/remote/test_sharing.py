@@ -22,6 +22,7 @@ from unified_cache.seal import Label
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.remote.server import Server
 from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN, RegionGrant, RegionSharing
 from unified_cache.storage_backends.remote.store import RemoteStorage, open_secure_url
 from unified_cache.wire.calls import Call
@@ -170,6 +171,29 @@ def test_a_region_belongs_to_the_tenant_of_the_certificate_that_it_was_offered_w
         unshare = pb.UnshareRequest(region=name)
         assert refusal(foreign, Call.UNSHARE, unshare) == (grpc.StatusCode.NOT_FOUND, "no such region")
         assert refusal(own, Call.UNSHARE, unshare) is None
+
+
+@pytest.mark.parametrize("begun_by", ["receive", "send"])
+def test_a_call_that_is_interrupted_as_it_begins_leaves_no_window_behind(
+    running: LoopbackServer, begun_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = running.client()
+    come_and_go(storage)
+    sharing = storage._servers[0]._sharing
+    assert sharing is not None
+    opened = sharing._open
+    assert opened is not None
+
+    def interrupted(*arguments: object, **named: object) -> None:
+        assert len(opened.lent) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, begun_by, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        come_and_go(storage)
+    assert opened.lent == []
+    assert sharing._open is None, "the server may be at it still"
+    storage.close()
 
 
 def test_a_server_that_grants_what_it_never_came_for_shares_nothing() -> None:
