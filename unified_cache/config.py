@@ -32,9 +32,9 @@ class Retention:
     """
 
     tail_tokens: int = 0
-    """Every page boundary less than this many tokens before the prompt's last one can be resumed at, too."""
+    """A prompt can be resumed at every page boundary less than this many tokens before its last one, too."""
     branches: bool = True
-    """True to keep them where the prompt branches off what is cached, too: the second visitor pays for it."""
+    """Keep windows and states where a prompt leaves what is cached, too; the second one to leave there pays for it."""
 
     def __post_init__(self) -> None:
         if self.tail_tokens < 0:

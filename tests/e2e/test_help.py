@@ -10,7 +10,7 @@ import pytest
 from typer.core import TyperGroup
 
 from tests.sources import ROOT
-from unified_cache.cli.commands import DeferredCommand, command_line
+from unified_cache.cli.commands import DEFERRED, DeferredCommand, command_line
 from unified_cache.cli.main import app, run
 
 HEAVY = frozenset({"torch", "transformers", "grpc", "matplotlib", "numpy", "google", "pydantic", "asyncio"})
@@ -58,6 +58,16 @@ def test_all_commands_are_found() -> None:
     assert len(names) > 20
 
 
+def test_help_shows_every_command_under_a_heading_and_no_value_of_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "<bool>" not in shown
+    assert [line.split("─ ")[1].split(" ─")[0] for line in shown.splitlines() if line.startswith("╭")] == [
+        "Options",
+        *DEFERRED,
+    ]
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",)])
 def test_what_only_commands_need_is_not_imported_for_help(arguments: tuple[str, ...]) -> None:
     modules = modules_loaded_by(*arguments)
@@ -84,4 +94,5 @@ def test_a_command_says_of_itself_what_the_list_says_of_it(deferred: DeferredCom
 def test_the_help_of_a_command_ends_in_an_example_of_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*name.split(), "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    assert "<bool>" not in shown, "a flag takes no value"
     assert f"unified-cache {name} " in f"{shown.partition('Examples')[2]} "

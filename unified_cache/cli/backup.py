@@ -124,7 +124,7 @@ class BackupCommand:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchCommand:
-    """Warm a store with single prompts: make their longest restorable prefixes restorable from it.
+    """Copy what the longest restorable prefixes of some prompts need from one store into another.
 
     Copies what a resume at the end of the prefix needs and DST lacks: every page of full attention, and of every other
     component the window before the end. Pages that DST has are read there and verified. Where a page is flawed, or

@@ -40,7 +40,7 @@ REMEMBERS = "nothing: a store does not say what it had; ask the cache itself, Un
 
 @dataclass(frozen=True, slots=True)
 class ExplainCommand:
-    """Say why the hit of each prompt in a file would be as long as it is from a store alone, and show its pages.
+    """Explain how long a prefix of each prompt in a file a store can restore, and which page is missing for more.
 
     By component which pages the store has, how far a resume could go, and which page is missing for one more. Where it
     has none, it is asked for the same tokens under its other identities, and without a namespace. It reads no page.

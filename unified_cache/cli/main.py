@@ -10,7 +10,7 @@ from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 
-from unified_cache.cli.commands import command_line
+from unified_cache.cli.commands import HELP_NAMES, command_line
 from unified_cache.cli.text import printable
 from unified_cache.errors import CacheError, InputError
 
@@ -26,7 +26,7 @@ EXIT_BROKEN_PIPE = 141
 app = typer.Typer(
     name="unified-cache",
     help="Prefix cache over device, host and storage for LLM serving engines.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_NAMES},
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )

@@ -68,7 +68,7 @@ ObjectArgument = Annotated[str, typer.Argument(metavar="OBJECT", help="IDENTITY/
 
 @dataclass(frozen=True, slots=True)
 class PingCommand:
-    """Say Hello to every server of a service: whom they take you for, and how long it takes."""
+    """Ask every server of a service whether it answers, whom it takes you for, and how long it takes."""
 
     url: ServiceArgument
     as_json: JsonOption = False
@@ -286,7 +286,7 @@ class RemoteClearCommand:
 
 @dataclass(frozen=True, slots=True)
 class DrainCommand:
-    """End a service as SIGTERM does: its servers refuse new calls and let those in flight finish. An admin's to do."""
+    """End a service as SIGTERM does: its servers refuse new calls and finish those in flight. For admins."""
 
     url: ServiceArgument
 

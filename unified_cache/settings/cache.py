@@ -45,7 +45,7 @@ class EmbeddedSettings(Section):
     """URL of the store (L3): ``file:DIR``, ``packed:DIR``, ``grpc://HOST:PORT``, ``mooncake://HOST``, ``memory:``,
     ``package.module:factory``, or ``none``."""
     storage_bytes: Bytes | None = None
-    """Cap on the store, headers included; unset, it has what its place has."""
+    """Cap on the store, headers included; unset, it may take all that its file system has."""
     retention: Retained = Retention()
     eviction: Eviction = EvictionConfig()
     write: WritePolicy = cast(WritePolicy, _DEFAULTS["write"])

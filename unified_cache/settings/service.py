@@ -42,7 +42,7 @@ class ServiceSettings(Section):
     storage: str = Field(default_factory=_default_storage)
     """URL of the store (L3), as every command takes them; ``file:~/.cache/unified-cache`` if unset."""
     storage_bytes: Bytes | None = None
-    """Cap on the store, headers included; unset, it has what its place has."""
+    """Cap on the store, headers included; unset, it may take all that its file system has."""
     host_bytes: BytesOrNone = 256 << 20
     """Host memory in front of the store; 0 for none."""
     insecure: bool = False
