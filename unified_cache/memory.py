@@ -1,7 +1,7 @@
 """The bytes of the memory tiers: the engine's device tensors, our host slabs, and copies between them."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from threading import Lock
@@ -95,7 +95,7 @@ class PageMemory(Protocol):
         """Copy pages of a pool within the device. Called from the owner's thread, between forwards."""
         ...
 
-    def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:
+    def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Seal host pages whose payload is complete."""
         ...
 
@@ -273,7 +273,7 @@ class TieredMemory:
             for layer in self._device[pool.name].layers:
                 _copy_within(layer, source, target)
 
-    def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:
+    def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Write the header of each page."""
         if pool.page_bytes:
             page = self._host[pool.name].page
@@ -312,7 +312,7 @@ class NoBytes:
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy nothing."""
 
-    def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:
+    def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Seal nothing."""
 
     def buffers(self, pool: PoolSpec, slot: int) -> tuple[memoryview, ...]:

@@ -16,7 +16,7 @@ from unified_cache.pool import PageNumbers, Pages, Tier, numbers_of
 from unified_cache.tree import Match
 from unified_cache.window import needed_pages, restorable_ends, window, window_counts
 
-__all__ = ["FetchPlan", "FetchPlanner", "FetchedPages", "MissingPages", "last_end", "masks_of"]
+__all__ = ["FetchPlan", "FetchPlanner", "FetchedPages", "MissingPages", "last_end"]
 
 ENDS_BETWEEN_MAX = 64
 """Ends in between, at most, whose windows one prefetch reads: evenly apart, so one that ends early loses little."""
@@ -56,11 +56,15 @@ class MissingPages:
 
     def ends(self, coming: Sequence[Pages]) -> Pages:
         """Tell for each end after ``known_end`` whether it can be resumed from once these pages have come."""
-        if not any(np.count_nonzero(pages) for pages in coming):  # as mostly, and then none can
-            return np.zeros(len(self.held[0]) - self.known_end, np.bool_)
         holes = [~(held | pages) for held, pages in zip(self.held, coming, strict=True)]
         ends = restorable_ends(self.spans, holes, 0, len(holes[0]), [0 for _ in self.spans])
         return ends[self.known_end :]
+
+    def stored_ends(self, stored: Sequence[Pages]) -> Pages:
+        """Tell what ``ends`` does of what storage has; ``stored[c]`` says that of each page of ``to_read[c]``."""
+        if not any(np.count_nonzero(pages) for pages in stored):  # as mostly: there is no end beyond what is known
+            return np.zeros(len(self.held[0]) - self.known_end, np.bool_)
+        return self.ends(_masks_of(stored, self.to_read))
 
     def candidates(self, ends: Pages) -> Candidates:
         """Return what bringing up each of ``ends`` takes, as a mask from ``known_end`` on; the first brings nothing."""
@@ -229,7 +233,7 @@ class FetchedPages:
                         del fetched[key]
 
 
-def masks_of(chosen: Sequence[Pages], pages: Sequence[Pages]) -> list[Pages]:
+def _masks_of(chosen: Sequence[Pages], pages: Sequence[Pages]) -> list[Pages]:
     """Return by component ``pages`` without those that are not chosen; ``chosen[c]`` says it of each that is True."""
     masks = [each.copy() for each in pages]
     for mask, kept in zip(masks, chosen, strict=True):

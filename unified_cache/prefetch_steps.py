@@ -15,7 +15,7 @@ from unified_cache.ledger import HostReservation, Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import PageCopies, Pages, Slots, Tier, no_slots
-from unified_cache.prefetch_plan import FetchedPages, FetchPlanner, MissingPages, last_end, masks_of
+from unified_cache.prefetch_plan import FetchedPages, FetchPlanner, MissingPages, last_end
 from unified_cache.ranks import RankGroup, held_by_all
 from unified_cache.traffic import TrafficCounts
 from unified_cache.tree import Lock
@@ -101,17 +101,17 @@ class PrefetchSteps:
         if operation.state is not OperationState.RUNNING:
             return None
         stored = probe.present
-        if self.ledger.tree.match(prompt) is not missing.found:  # others have brought or evicted some of it meanwhile
+        if self.ledger.tree.peek(prompt) is not missing.found:  # others have brought or evicted some of it meanwhile
             missing = self.missing(prompt, lost)
             stored = probe.among(missing.page_numbers)
-        ends = self.ranks.agree(missing.ends(masks_of(stored, missing.to_read)))
+        ends = self.ranks.agree(missing.stored_ends(stored))
         return (operation, missing, ends) if last_end(ends) >= worth_pages else None
 
     # ---- while it is read ------------------------------------------------------------------------------------
 
     def pinned(self, prompt: Prompt, end: int) -> AbstractContextManager[Lock]:
         """Keep what a resume of a prompt at ``end`` needs on the host, and the place of what the host lacks of it."""
-        return self.ledger.pinned(self.ledger.tree.match(prompt), end, Tier.HOST)
+        return self.ledger.pinned(self.ledger.tree.peek(prompt), end, Tier.HOST)
 
     @contextmanager
     def budgeted(self, pages: int) -> Iterator[None]:

@@ -104,7 +104,7 @@ class Prefetches:
         """
         shared = self._shared
         tree, speeds = shared.ledger.tree, shared.speeds
-        first_end = tree.match(prompt).host_end
+        first_end = tree.peek(prompt).host_end
         lost = shared.nothing_lost(prompt)
         left_alone: LeftAlone | None = None
         reads_left = READS_MAX

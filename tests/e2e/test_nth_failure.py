@@ -6,7 +6,7 @@ once the fault has passed.
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,7 +186,7 @@ class FaultyMemory:
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         self._memory.duplicate(pool, source, target)
 
-    def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:
+    def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         if self._world.copies.fires():
             self._raise()
         self._memory.seal(pool, slots, labels)

@@ -1,6 +1,6 @@
 """Page memory whose pages hold one number each: what they are. Copies are captured, to be made later, one by one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -118,7 +118,7 @@ class ContentMemory:
         assert self.captured is not None, "bytes are moved outside a job"
         self.captured.append(copy)
 
-    def seal(self, pool: PoolSpec, slots: Slots, labels: Sequence[Label]) -> None:
+    def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         if not pool.page_bytes:
             return
         self.moved.append(("seal", pool.name))

@@ -11,7 +11,7 @@ from unified_cache.controller.operation import JobQueue
 from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_pages
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PageCopies, Pages, all_pages
+from unified_cache.pool import ModelLayout, PageCopies, Pages, PoolSpec, all_pages
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -61,15 +61,18 @@ class BackupJob:
 
     def run(self) -> bool:
         """Copy, then seal."""
-        keys = self._prompt.keys
         with self._ordered:
             for component, pool in self._layout.transfer_order:
                 part = self._parts.get(component)
                 if part is not None:
                     self._memory.backup(pool, part.source, part.target)
-                    labels = [Label(self._owners[pool.name], keys[page], pool.name) for page in part.pages.tolist()]
-                    self._memory.seal(pool, part.target, labels)
+                    self._memory.seal(pool, part.target, self._labels(pool, part))
         return True
+
+    def _labels(self, pool: PoolSpec, part: PageCopies) -> Iterator[Label]:
+        """Yield the name of each page in one pool, as far as somebody seals them."""
+        owner, keys = self._owners[pool.name], self._prompt.keys
+        return (Label(owner, keys[page], pool.name) for page in part.pages.tolist())
 
     def stop(self) -> None:
         """Go on: half a copy is worth nothing, and the end is near."""

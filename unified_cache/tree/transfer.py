@@ -125,7 +125,7 @@ def _mark(
         if pages is None:
             pages = marks[lane] = np.zeros(node.pages, np.bool_)
         pages[part.pages[first:last] - node.start] = arriving
-        if not np.count_nonzero(pages):
+        if not arriving and not np.count_nonzero(pages):
             del marks[lane]
         node.in_flight = marks or None
 
