@@ -491,7 +491,10 @@ class Ledger:
         for lane, arrays in enumerate(freed.slots):
             if arrays:
                 # In order, so that later copies join: the next to be allocated are taken from these.
-                slots = arrays[0] if len(arrays) == 1 else np.sort(np.concatenate(arrays))
+                slots = arrays[0]
+                if len(arrays) > 1:
+                    slots = np.concatenate(arrays)
+                    slots.sort()
                 self._allocators[lane // components][lane % components].drop(slots)
                 counts.append((lane, len(slots)))
         return counts

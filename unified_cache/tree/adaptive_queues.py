@@ -127,10 +127,10 @@ class AdaptiveQueues(EvictionQueues):
         for cell, queue in enumerate(self._queues[first : end : self._lanes_count]):
             oldest = self._oldest(cell, lane) if queue else None
             if oldest is not None:
-                ends.note(cell, oldest)
+                ends.noted[cell] = oldest
                 youngest = self._youngest(cell, lane) if by_forecast else None
                 if youngest is not None:
-                    ends.note(ends.cells_count + cell, youngest)
+                    ends.noted[ends.cells_count + cell] = youngest
 
     # ---- queues --------------------------------------------------------------------------------------------------
 
@@ -167,17 +167,16 @@ class AdaptiveQueues(EvictionQueues):
         ends = self._ends[lane]
         queue = self._queues[queue_id]
         if queue and queue[0][2] is node:
-            ends.note(cell, node)
+            ends.noted[cell] = node
         young = self._young.get(queue_id)
         if young is None:
             young = self._young[queue_id] = deque(maxlen=YOUNG_MAX)
-        youngest = young[-1] if young else None
-        if youngest is not node:
-            if youngest is not None and youngest.request > node.request:
-                return
+        if young and young[-1] is not node and young[-1].request > node.request:
+            return
+        if not young or young[-1] is not node:
             young.append(node)
         if self._by_forecast[lane]:
-            ends.note(ends.cells_count + cell, node)
+            ends.noted[ends.cells_count + cell] = node
 
     def _enqueue(self, node: Node, lane: int, queue_id: int) -> None:
         """Put a node into a queue in which it is not."""
@@ -263,7 +262,7 @@ class AdaptiveQueues(EvictionQueues):
     def _least(self, lane: int) -> Node | None:
         """Return the node that is worth least of the oldest and youngest of all cells."""
         ends = self._ends[lane]
-        if ends.due_at <= self.forecast.now:
+        if ends.noted or ends.due_at <= self.forecast.now:
             self._renew(ends, lane)
         worths, nodes = ends.worths, ends.nodes
         while worths:
@@ -277,28 +276,34 @@ class AdaptiveQueues(EvictionQueues):
             if node is None:
                 ends.leave(place)
                 continue
-            if node is not nodes[place] or not ends.worths_stand:
-                nodes[place] = node
-                worths[place], until = self._standing(node, lane)
-                ends.standing[place] = until
-                if until < ends.due_at:
-                    ends.due_at = until
-                if worths[place] > least:
-                    continue
-            return node
+            if node is nodes[place] and ends.worths_stand:
+                return node
+            nodes[place] = node
+            worth, until = self._standing(node, lane)
+            worths[place], ends.standing[place] = worth, until
+            if until < ends.due_at:
+                ends.due_at = until
+            if worth <= least:
+                return node
         return None
 
     def _renew(self, ends: CellEnds, lane: int) -> None:
         """Look up what nodes are worth whose worth does not stand any more."""
         nodes, worths, standing = ends.nodes, ends.worths, ends.standing
+        cells_count, standing_of = ends.cells_count, self.forecast.standing
         for place in ends.due(self.forecast.now):
-            if ends.ends[place] < ends.cells_count:  # some other node may be the oldest by now
-                oldest = self._oldest(ends.ends[place], lane)
+            cell = ends.ends[place]
+            if cell < cells_count:  # some other node may be the oldest by now
+                oldest = self._oldest(cell, lane)
                 if oldest is None:
                     ends.leave(place)
                     continue
                 nodes[place] = oldest
-            worths[place], standing[place] = self._standing(nodes[place], lane)
+            node = nodes[place]
+            if ends.worths_stand:
+                worths[place], standing[place] = standing_of(node.cell, node.request)
+            else:
+                worths[place], standing[place] = self._standing(node, lane)
         ends.due_at = min(standing)
 
     def _oldest(self, cell: int, lane: int) -> Node | None:
@@ -330,9 +335,18 @@ class AdaptiveQueues(EvictionQueues):
 
     def _goes_from(self, node: Node, cell: int, lane: int) -> bool:
         """Tell whether a node belongs to a cell and could be evicted now."""
-        if (window_cell(node) if lane % self._components_count else node.cell) != cell:
+        if lane % self._components_count:
+            if window_cell(node) != cell or not self.evictable(node, lane):
+                return False
+        elif (  # ``evictable`` of Full, in place: of all that is asked of queues, this is asked most often
+            node.cell != cell
+            or node.full_children[lane // self._components_count]
+            or not node.held_count[lane]
+            or node.locks[lane]
+            or node.dead
+        ):
             return False
-        return self.evictable(node, lane) and (node.history is None or not self._is_preferred(node, lane))
+        return node.history is None or not self._is_preferred(node, lane)
 
     def _worth(self, node: Node, lane: int) -> float:
         """Return what a node of a lane is worth now; by lru, while there is nothing to go by, the later the more."""

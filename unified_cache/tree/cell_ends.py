@@ -23,7 +23,7 @@ class CellEnds:
     was found there last: a node may be evictable no more.
     """
 
-    __slots__ = ("_places", "cells_count", "due_at", "ends", "nodes", "standing", "worths", "worths_stand")
+    __slots__ = ("_places", "cells_count", "due_at", "ends", "nodes", "noted", "standing", "worths", "worths_stand")
 
     def __init__(self, cells_count: int) -> None:
         self.cells_count = cells_count
@@ -37,26 +37,29 @@ class CellEnds:
         """Number of the request from which on each worth has to be looked up anew."""
         self.due_at = NEVER
         """The least of these."""
+        self.noted: dict[int, Node] = {}
+        """Nodes found at ends since worths were looked up last, by end: they are put in the lists then."""
         self.worths_stand = False
         """Whether a worth is the same until then while the node is: not of windows, nor by LRU, where it rises."""
 
-    def note(self, end: int, node: Node) -> None:
-        """Note the node at an end, whose worth is looked up before the next victim is chosen."""
-        place = self._places[end]
-        if place == NOWHERE:
-            self._places[end] = len(self.ends)
-            self.ends.append(end)
-            self.nodes.append(node)
-            self.worths.append(NO_NODE)
-            self.standing.append(0)
-        else:
-            self.nodes[place] = node
-            self.standing[place] = 0
-        self.due_at = 0
-
     def due(self, now: int) -> list[int]:
-        """Return the places whose worth has to be looked up at request ``now``."""
-        return [place for place, until in enumerate(self.standing) if until <= now]
+        """Return the places whose worth has to be looked up at request ``now``, those of nodes that were noted too."""
+        due: list[int] = []
+        if self.due_at <= now:
+            due = [place for place, until in enumerate(self.standing) if until <= now]
+        for end, node in self.noted.items():
+            place = self._places[end]
+            if place == NOWHERE:
+                place = self._places[end] = len(self.ends)
+                self.ends.append(end)
+                self.nodes.append(node)
+                self.worths.append(NO_NODE)
+                self.standing.append(NEVER)
+            else:
+                self.nodes[place] = node
+            due.append(place)
+        self.noted.clear()
+        return due
 
     def leave(self, place: int) -> None:
         """Note that there is no node at the end that stands at a place."""
@@ -70,4 +73,5 @@ class CellEnds:
         self.nodes.clear()
         self.worths.clear()
         self.standing.clear()
+        self.noted.clear()
         self.due_at = NEVER

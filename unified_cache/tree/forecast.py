@@ -271,12 +271,14 @@ class Forecast:
     def begin(self, start: int, total: int, last: Ghost | None, *, below_shared: bool) -> Visit:
         """Note a request of ``total`` pages, of which the tree knows ``start``; ``last`` is the one it continues."""
         self.requests_count += 1
-        if last is not None:
+        if last is None:
+            row, new_pages = int(below_shared), total - start
+        else:
             self._log.close(last.number)
-        new_pages = total - (start if last is None else last.end)
+            row, new_pages = self._row(last), total - last.end
         column = max(1, min(new_pages // self._column_pages, 16)).bit_length() - 1
         layer = int(start >= 2 * self._column_pages)
-        cell = (self._row(last, below_shared=below_shared) * COLUMNS + column) * LAYERS + layer
+        cell = (row * COLUMNS + column) * LAYERS + layer
         number = self.now = self._log.open(cell)
         if self.requests_count >= self._refresh_at:
             least, most = REFRESH_REQUESTS
@@ -287,9 +289,8 @@ class Forecast:
             self.look = LogLook(ended, spent, self._table)
         return Visit(number, cell, start, total, last is not None)
 
-    def _row(self, last: Ghost | None, *, below_shared: bool) -> int:
-        if last is None:
-            return int(below_shared)
+    def _row(self, last: Ghost) -> int:
+        """Return the row of a request that continues another."""
         pause = self.now + 1 - last.number
         mean = self._mean_pause
         self._mean_pause = mean + (pause - mean) / 64 if mean else float(pause)

@@ -52,25 +52,20 @@ class RequestMarks:
         forecast = self.forecast
         node = path[-1] if path else None
         last, gone = self._recall(prompt, tree_end)
-        if (
-            last is None
-            and node is not None
-            and in_session(node.cell)
-            and goes_on(tree_end, node.start, node.asked_end)
-        ):
-            last = Ghost(node.request, node.cell, node.asked_end, node.used, node.end)
-            if tree_end == node.end:
-                for child in node.children.values():
-                    if child.request == node.request:
-                        self.pass_by(child)
-        if node is not None:
-            if node.cell >= PASSED:
-                self._come_back(node.cell)
-            elif node.end == node.asked_end == tree_end and in_session(node.cell):
+        is_shared = False
+        if node is None:
+            pass
+        elif in_session(node.cell):
+            if last is None and goes_on(tree_end, node.start, node.asked_end):
+                last = self._continued(node, tree_end)
+            if node.end == node.asked_end == tree_end:
                 self.queues.tails.come_back()
+        elif node.cell < PASSED:
+            is_shared = last is None and node.end == tree_end
+        else:
+            self._come_back(node.cell)
         if self._has_windows:
             self.queues.shares.note_request(node, tree_end, None if last is None else last.end)
-        is_shared = last is None and node is not None and node.end == tree_end and SHARED <= node.cell < PASSED
         visit = forecast.begin(tree_end, prompt.pages_count, last, below_shared=is_shared)
         self.shadow.arrive(visit.number, path, tree_end, gone, prompt.pages_count)
         self.queues.trust(forecast=forecast.is_ready and not self.shadow.is_ahead)
@@ -78,6 +73,14 @@ class RequestMarks:
             forecast.close(node.request)
             self._share(node)
         return visit
+
+    def _continued(self, node: Node, tree_end: int) -> Ghost:
+        """Return the request of a session that is continued from ``node``; what it alone had below is passed by."""
+        if tree_end == node.end:
+            for child in node.children.values():
+                if child.request == node.request:
+                    self.pass_by(child)
+        return Ghost(node.request, node.cell, node.asked_end, node.used, node.end)
 
     def _recall(self, prompt: Prompt, start: int) -> tuple[Ghost | None, list[tuple[int, int]]]:
         """Take back what is remembered of a prompt's pages from ``start`` on, which have left the tree.
@@ -204,6 +207,7 @@ class RequestMarks:
 
     def remember(self, node: Node, end: int) -> None:
         """Have the forecast remember whose pages of a node from ``end`` on leave the tree."""
-        offset = (end - node.start) * self._page_key_bytes
-        page = node.key[offset : offset + self._page_key_bytes]
+        page_key_bytes = self._page_key_bytes
+        offset = (end - node.start) * page_key_bytes
+        page = node.key[offset : offset + page_key_bytes]
         self.forecast.remember(end, page, (node.request, node.cell, node.asked_end, abs(node.used), node.end))

@@ -93,31 +93,28 @@ class ShadowLru:
 
         ``gone`` are runs after those that have left the tree: (request that used them last, pages).
         """
-        found = end
         runs: list[tuple[int, int]] = []
-        last_used = count = 0
+        start = used = 0
         for node in path:
-            used, pages = node.used, node.end - node.start
-            if node.end <= end:
-                node.used = number
-            else:  # its part will be marked when the node is cut there
-                pages = end - node.start
+            if node.used != used:
+                if node.start > start:
+                    runs.append((used, node.start - start))
+                    start = node.start
+                used = node.used
+            node.used = number
+        if path:
+            runs.append((used, end - start))
+            if path[-1].end > end:  # its part will be marked when the node is cut there
+                path[-1].used = used
+        found = end
+        for used, count in runs:
             if used <= 0:  # brought from storage, for a request to come
-                found -= pages
-                used = -used
-            if used == last_used:
-                count += pages
-                continue
-            if count:
-                runs.append((last_used, count))
-            last_used, count = used, pages
-        if count:
-            runs.append((last_used, count))
+                found -= count
         runs += gone
         hits = moved = 0
         is_held = True
         for used, count in runs:
-            took = self._take(used, count)
+            took = self._take(abs(used), count)
             moved += took
             if is_held:
                 hits += took
@@ -159,17 +156,17 @@ class ShadowLru:
         """Count pages as used last by the latest request; ``more`` of them were not held before."""
         buckets, key = self._buckets, number >> self._shift
         buckets[key] = buckets.get(key, 0) + pages
-        held = self._held + more
-        while held > self._capacity:
+        excess = self._held + more - self._capacity
+        while excess > 0:
             oldest = next(iter(buckets))
             there = buckets[oldest]
-            if held - there < self._capacity:
-                buckets[oldest] = there - (held - self._capacity)
-                held = self._capacity
+            if there > excess:
+                buckets[oldest] = there - excess
+                excess = 0
             else:
                 del buckets[oldest]
-                held -= there
-        self._held = held
+                excess -= there
+        self._held = self._capacity + excess
         if len(buckets) > BUCKETS_MAX:
             self._shift += 1
             halved: OrderedDict[int, int] = OrderedDict()
