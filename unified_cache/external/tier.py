@@ -6,7 +6,7 @@ is stored of the others as it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import chain, pairwise
 from threading import Lock
 from typing import NamedTuple, Protocol
@@ -312,10 +312,33 @@ class ExternalTier:
             others = [self._lanes.submit(call, pages[start : start + part]) for start in range(part, len(pages), part)]
         except RuntimeError:
             return [Answer.UNAVAILABLE] * len(pages)  # closed meanwhile
-        answers = call(pages[:part])
-        for other in others:
-            answers = answers + other.result()
+        try:
+            answers = call(pages[:part])
+        finally:
+            _let_end(others)
+        for number, other in enumerate(others, 1):
+            count = len(pages[number * part : (number + 1) * part])
+            answers = answers + ([Answer.UNAVAILABLE] * count if other.cancelled() else other.result())
         return answers
+
+
+def _let_end(lanes: Sequence[Future[list[Answer]]]) -> None:
+    """Wait until no lane has rows any more: each ends by its store's deadline, or was closed before it began.
+
+    Raises:
+        KeyboardInterrupt: who waits was interrupted meanwhile.
+    """
+    is_interrupted = False
+    for lane in lanes:
+        while not lane.done():
+            try:
+                lane.exception()
+            except CancelledError:
+                pass
+            except KeyboardInterrupt:
+                is_interrupted = True
+    if is_interrupted:
+        raise KeyboardInterrupt
 
 
 def _pages(part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]]) -> Iterable[ExternalPage]:

@@ -1,0 +1,78 @@
+"""A call that is split into lanes has the engine's rows in none of them once it is over, however it ends."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.unit.external.test_tier import CountedStore, Pools, chain
+from unified_cache.external import ExternalPage, ExternalStore
+from unified_cache.external.tier import LANE_BYTES_MIN, LANES, BundlePages
+from unified_cache.storage_backends.protocol import Answer
+
+PATIENCE_S = 10.0
+PAGES = 2 * LANES
+
+
+class PausedLanes(CountedStore):
+    """A store that returns to a lane's own thread when the test lets it, and interrupts whoever calls, if told to."""
+
+    def __init__(self, store: ExternalStore) -> None:
+        super().__init__(store)
+        self.interrupts = False
+        self.begun = threading.Semaphore(0)
+        self.goes_on = threading.Event()
+        self.ended_count = 0
+
+    def get_by_deadline(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+        if threading.current_thread().name.startswith("unified-cache-lane"):
+            self.begun.release()
+            assert self.goes_on.wait(PATIENCE_S)
+            answers = super().get_by_deadline(pages)
+            self.ended_count += 1
+            return answers
+        if self.interrupts:
+            assert self.begun.acquire(timeout=PATIENCE_S)
+            threading.Timer(0.05, self.goes_on.set).start()
+            raise KeyboardInterrupt
+        return super().get_by_deadline(pages)
+
+
+@pytest.fixture
+def store() -> Iterator[PausedLanes]:
+    with ExternalStore.open("memory:") as opened:
+        yield PausedLanes(opened)
+
+
+def whole_chain() -> list[BundlePages]:
+    return [BundlePages(("kv",), chain(PAGES), range(PAGES), None)]
+
+
+def test_who_is_interrupted_hears_of_it_when_no_lane_has_rows_any_more(store: PausedLanes) -> None:
+    pools = Pools(store, kv=LANE_BYTES_MIN)
+    store.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        pools.tier.get(whole_chain())
+    assert store.ended_count == LANES - 1
+    pools.tier.close()
+
+
+def test_what_waits_for_a_lane_when_the_tier_is_closed_was_not_read(store: PausedLanes) -> None:
+    pools = Pools(store, kv=LANE_BYTES_MIN)
+    store.goes_on.set()
+    assert pools.store(chain(PAGES), "kv") == [True] * PAGES
+    store.goes_on.clear()
+    lanes_count = 2 * (LANES - 1)
+    with ThreadPoolExecutor(lanes_count + 1) as callers:
+        gets: list[Future[list[list[bool]]]] = []
+        for _ in range(lanes_count):
+            gets.append(callers.submit(pools.tier.get, whole_chain()))
+            assert store.begun.acquire(timeout=PATIENCE_S)
+        late = callers.submit(pools.tier.get, whole_chain())
+        while len(store.gets) < lanes_count + 1:  # each does the first part itself
+            threading.Event().wait(0.001)
+        pools.tier.close()
+        store.goes_on.set()
+        assert late.result(PATIENCE_S) == [[True] * (PAGES // LANES) + [False] * (PAGES - PAGES // LANES)]
+        assert [get.result(PATIENCE_S) for get in gets] == [[[True] * PAGES]] * lanes_count
