@@ -1,6 +1,7 @@
 """Hits and bytes moved of adaptive eviction beside those of lru, over device, host and storage together.
 
-    python -m benchmarks.policy_tiers [--model NAME] [--kind NAME] [--requests N] [--seed N] [--json FILE]
+    python -m benchmarks.policy_tiers [--model NAME] [--kind NAME] [--write POLICY] [--requests N]
+        [--seed N] [--json FILE]
 
 A replay of the conversation trace and of ten kinds of made-up traffic, under each policy on device and host; the store
 goes by its own lru. Full attention alone first, in pages of 512 tokens: the tiers hold 3, 10 and 30 percent of the
@@ -23,7 +24,7 @@ from benchmarks.machine import machine
 from benchmarks.report import keep_rows
 from benchmarks.window_bytes import MODELS, PAGE_TOKENS
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import EvictionPolicy, Retention
+from unified_cache.config import EvictionPolicy, Retention, WritePolicy
 from unified_cache.replay.model_settings import ModelSettings
 from unified_cache.replay.plan import PlannedSettings
 from unified_cache.replay.policies import ReplayPolicies
@@ -59,6 +60,8 @@ class TieredRun:
     model: str
     kind: str
     policy: str
+    write: str
+    """Write policy; on call, every prompt is backed up when it was served."""
     requests: int
     asked_pages: int
     hit_pages: dict[str, int]
@@ -77,21 +80,25 @@ class TieredRun:
         return sum(self.moved_bytes.values())
 
 
-def tiered_runs(kind: str, requests: Sequence[TraceRequest], model: str = FULL_ALONE) -> tuple[TieredRun, TieredRun]:
+def tiered_runs(
+    kind: str, requests: Sequence[TraceRequest], model: str = FULL_ALONE, write: WritePolicy = WritePolicy.ON_CALL
+) -> tuple[TieredRun, TieredRun]:
     """Serve a trace under lru and under adaptive eviction."""
-    return (
-        _run(kind, requests, model, EvictionPolicy.LRU),
-        _run(kind, requests, model, EvictionPolicy.ADAPTIVE),
+    lru, adaptive = (
+        _run(kind, requests, model, ReplayPolicies(device=policy, host=policy, write=write))
+        for policy in (EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE)
     )
+    return lru, adaptive
 
 
-def _run(kind: str, requests: Sequence[TraceRequest], model: str, policy: EvictionPolicy) -> TieredRun:
+def _run(kind: str, requests: Sequence[TraceRequest], model: str, policies: ReplayPolicies) -> TieredRun:
     blocks = TracePages.of(requests, BLOCK_TOKENS, padded=True).distinct_count
-    policies = ReplayPolicies(device=policy, host=policy)
     settings = _full_alone(blocks, policies) if model == FULL_ALONE else _whole_model(model, blocks, policies)
     result = replay(kind, requests, settings, lambda _done, _ratio: None)
     hits = result.hits.by_tier()
-    return TieredRun(model, kind, policy.value, len(requests), result.pages, hits, result.bytes_moved)
+    return TieredRun(
+        model, kind, policies.device.value, policies.write.value, len(requests), result.pages, hits, result.bytes_moved
+    )
 
 
 def _full_alone(blocks: int, policies: ReplayPolicies) -> PlannedSettings:
@@ -135,6 +142,7 @@ def _line(lru: TieredRun, adaptive: TieredRun) -> str:
 def main(
     model: Annotated[list[str] | None, typer.Option(help=f"This alone: {FULL_ALONE}, {', '.join(MODELS)}.")] = None,
     kind: Annotated[list[str] | None, typer.Option(help=f"This alone: {CONVERSATION}, {', '.join(KINDS)}.")] = None,
+    write: Annotated[WritePolicy, typer.Option(help="Time of the backups.")] = WritePolicy.ON_CALL,
     requests: Annotated[int, typer.Option(metavar="N", help="Requests of a trace.")] = REQUESTS,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the made-up traces.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Keep the figures here.")] = None,
@@ -147,12 +155,12 @@ def main(
         for name in kind or ((CONVERSATION, *KINDS) if compared == FULL_ALONE else MODEL_KINDS):
             made = name != CONVERSATION
             trace = generated_trace(name, requests, seed) if made else list(islice(iterate_trace(TRACE), requests))
-            lru, adaptive = tiered_runs(name, trace, compared)
+            lru, adaptive = tiered_runs(name, trace, compared, write)
             worst = max(worst, (lru.hits - adaptive.hits) / max(lru.hits, 1))
             print(_line(lru, adaptive), flush=True)
             if json_file is not None or (requests == REQUESTS and seed == 0):
                 rows = [{**asdict(run), "commit": machine().commit} for run in (lru, adaptive)]
-                keep_rows(rows, json_file or KEPT, ("model", "kind", "policy"))
+                keep_rows(rows, json_file or KEPT, ("model", "kind", "policy", "write"))
     if worst > LOST_MAX:
         raise typer.Exit(1)
 

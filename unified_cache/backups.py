@@ -19,13 +19,14 @@ import numpy as np
 from unified_cache.controller import Operation, StorageTier, TransferKind
 from unified_cache.controller.jobs import BackupJob, StoreJob
 from unified_cache.controller.operation import Job
+from unified_cache.controller.touches import UsedPages
 from unified_cache.controller.workers import run_job
 from unified_cache.errors import RankLostError
 from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import PageCopies, Pages, Tier, numbers_of
+from unified_cache.pool import PageCopies, PageNumbers, Pages, Tier, numbers_of
 from unified_cache.ranks import RankGroup, held_by_all, true_for_all
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.traffic import TrafficCounts
@@ -33,6 +34,9 @@ from unified_cache.tree import Match
 from unified_cache.window import restorable_ends, window
 
 __all__ = ["Backups"]
+
+HEARD_PARTS = 32
+"""Storage hears of a page in use once for so many pages that it is given: the host's, divided by this."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +92,27 @@ class Backups:
         """Back a prompt up for a write policy: storage is given only what it is not known to have."""
         putting = None if storage is None else Putting(storage, Level.CACHED, puts_again=False)
         return self._move(prompt, self._ledger.tree.match, self._moving, putting)
+
+    def note_use(self, found: Match, storage: StorageTier) -> None:
+        """Have storage hear, before it is given more, of the pages in memory that a request asks for.
+
+        Handed out or computed again, and the windows of all ends on the way, where other prompts part from this one. Of
+        these only what storage has and has not heard of for long, and only where it evicts. What the host does not hold
+        is not known to be in storage: the next backup offers it.
+        """
+        if storage.touches is None:
+            return
+        ledger = self._ledger
+        given_pages = -(-ledger.capacity(Tier.HOST, 0) // HEARD_PARTS)
+        pages: list[PageNumbers] = []
+        for component in range(len(ledger.layout.components)):
+            slots = ledger.tree.slots(found, Tier.HOST, component, 0, found.tree_end)
+            unheard_of = numbers_of(ledger.stored.unheard_of(component, slots, given_pages))
+            if len(unheard_of):
+                ledger.stored.add(component, slots[unheard_of])
+            pages.append(unheard_of)
+        if any(map(len, pages)):
+            storage.touches.add(UsedPages(found.prompt, tuple(pages)))
 
     def save(self, prompt: Prompt) -> None:
         """Copy what the host lacks of a prompt's device prefix before the device evicts it; return when it is there.
@@ -207,6 +232,7 @@ class Backups:
         operation.note_stored(stored_count, sum(map(len, parts)) - stored_count)
         new = [part.where(mask & ~was) for part, mask, was in zip(parts, whole, were_stored, strict=True)]
         self._traffic.add(TransferKind.STORE, new)
+        stored.note_given(sum(len(part) for part in new if not part.component))
         return stored_count
 
     def _note_puts(self, prompt: Prompt, parts: Sequence[PageCopies], whole: Sequence[Pages], job: StoreJob) -> None:

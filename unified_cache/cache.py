@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from unified_cache.arguments import check_kind, check_text
-from unified_cache.config import CacheConfig
+from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import (
     LayerwiseLoad,
     Operation,
@@ -153,6 +153,8 @@ class UnifiedCache(OwnedCache):
         check_kind(found, Match, "a match")
         visit = self._ledger.tree.use(found, found.device_end)
         bound_by = binding_components(found) if self._recorder is not None else ()
+        if found.tree_end and self.config.write is not WritePolicy.ON_CALL:
+            self._transfers.note_use(found)
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, visit)
         self._locks.add(lock)
         if self._speeds.measures_prefill:

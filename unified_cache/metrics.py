@@ -45,9 +45,22 @@ class CacheCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with the figures published last."""
         stats, name = self._source.published_stats(), self._cache_name
-        pages, evicted, lookups, matched, operations, live, quarantined, moved, answers, flawed, left, timed, regret = (
-            _empty()
-        )
+        (
+            pages,
+            evicted,
+            lookups,
+            matched,
+            operations,
+            live,
+            quarantined,
+            moved,
+            answers,
+            touched,
+            flawed,
+            left,
+            timed,
+            regret,
+        ) = families = _empty()
         for held in stats.occupancy:
             where = [name, held.tier.name.lower(), held.component]
             for state, count in (
@@ -79,25 +92,13 @@ class CacheCollector:
             moved.add_metric([name, kind.value], traffic.payload_bytes)
         for (method, answer), count in stats.storage_answers.items():
             answers.add_metric([name, method.value, answer.value], count)
+        touched.add_metric([name, "told"], stats.touches.told_pages)
+        touched.add_metric([name, "dropped"], stats.touches.dropped_pages)
         flawed.add_metric([name], stats.flawed_pages)
         _add_loading(stats, name, left, timed)
         if stats.lru is not None:
             regret.add_metric([name], stats.lru.regret_pages)
-        yield from (
-            pages,
-            evicted,
-            lookups,
-            matched,
-            operations,
-            live,
-            quarantined,
-            moved,
-            answers,
-            flawed,
-            left,
-            timed,
-            regret,
-        )
+        yield from families
 
 
 def _add_loading(stats: Stats, name: str, left: CounterMetricFamily, timed: CounterMetricFamily) -> None:
@@ -121,6 +122,7 @@ def _empty() -> tuple[
     CounterMetricFamily,
     GaugeMetricFamily,
     GaugeMetricFamily,
+    CounterMetricFamily,
     CounterMetricFamily,
     CounterMetricFamily,
     CounterMetricFamily,
@@ -152,6 +154,11 @@ def _empty() -> tuple[
             f"{PREFIX}_storage_answers",
             "Answers of the store that is attached, one for each object.",
             labels=["cache", "method", "answer"],
+        ),
+        CounterMetricFamily(
+            f"{PREFIX}_touched_pages",
+            "Pages in use in memory that the store was to be told of, since it evicts.",
+            labels=["cache", "outcome"],
         ),
         CounterMetricFamily(
             f"{PREFIX}_flawed_pages", "Objects read from storage that did not verify.", labels=["cache"]

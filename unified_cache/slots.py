@@ -19,32 +19,49 @@ _STATE_NAMES = ("free", "out", "the tree's")
 
 
 class StoredSlots:
-    """Host slots whose page storage has, by its own word, or is just being given; by component."""
+    """Host slots whose page storage has, by its own word, or is just being given, and when it heard of it last.
 
-    __slots__ = ("_is_stored", "clears_count")
+    By component. Time is counted in pages that storage was given: a store that evicts does so only then.
+    """
+
+    __slots__ = ("_heard_at", "_now", "clears_count")
 
     def __init__(self, capacity: Sequence[int]) -> None:
         self.clears_count = 0
         """Times that all was forgotten: what was read before the last may not be there any more."""
-        self._is_stored = [np.zeros(pages + 1, np.bool_) for pages in capacity]
+        self._now = 1
+        self._heard_at: list[npt.NDArray[np.int64]] = [np.zeros(pages + 1, np.int64) for pages in capacity]
+        """0 where storage does not have the page."""
 
     def add(self, component: int, slots: Slots) -> None:
-        """Note that storage has the pages in these slots."""
-        self._is_stored[component][slots] = True
+        """Note that storage has the pages in these slots, and hears of them now."""
+        self._heard_at[component][slots] = self._now
+
+    def note_given(self, pages: int) -> None:
+        """Let time pass: storage was given so many pages."""
+        self._now += pages
 
     def forget(self, component: int, slots: Slots) -> None:
         """Note that storage may not have them, or that other pages come into these slots."""
-        self._is_stored[component][slots] = False
+        self._heard_at[component][slots] = 0
 
     def forget_all(self) -> None:
         """Note that storage may have none."""
         self.clears_count += 1
-        for is_stored in self._is_stored:
-            is_stored[:] = False
+        for heard_at in self._heard_at:
+            heard_at[:] = 0
 
     def among(self, component: int, slots: Slots) -> npt.NDArray[np.bool_]:
         """Tell of each of these slots whether storage has its page."""
-        return self._is_stored[component][slots]
+        return self._heard_at[component][slots] > 0
+
+    def unheard_of(self, component: int, slots: Slots, pages: int) -> npt.NDArray[np.bool_]:
+        """Tell of which of these slots storage has the page and did not hear while it was given ``pages`` pages.
+
+        False for a slot of -1.
+        """
+        heard_at = self._heard_at[component][slots]
+        return (heard_at > 0) & (heard_at <= self._now - pages) & (slots >= 0)
 
 
 class SlotAllocator:

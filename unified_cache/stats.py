@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import Controller, OperationCounts, SlowOperation, StorageTier, TransferKind
+from unified_cache.controller import (
+    Controller,
+    OperationCounts,
+    SlowOperation,
+    StorageTier,
+    TouchCounts,
+    TransferKind,
+)
 from unified_cache.estimates import LoadingStats
 from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
@@ -128,6 +135,8 @@ class Stats:
     """Pages that storage returned and that were not what they should be: misses, every one."""
     storage_answers: dict[tuple[Method, Answer], int]
     """Answers of the store that is attached, one for each object: why a page was not read, or not stored."""
+    touches: TouchCounts
+    """Pages in use in memory that the store that is attached was told of, because it evicts, or was not."""
     store: AttachedStore | None
     """None where no store is attached."""
     loading: LoadingStats
@@ -172,6 +181,7 @@ class Stats:
             calls_quarantined=len(controller.quarantined),
             flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
             storage_answers={} if storage is None else storage.answers.copy(),
+            touches=TouchCounts() if storage is None or storage.touches is None else storage.touches.counts(),
             store=None if storage is None else AttachedStore.of(storage),
             loading=transfers.speeds.stats(),
             slowest=controller.slowest.latest(),

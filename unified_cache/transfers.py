@@ -30,6 +30,7 @@ from unified_cache.ranks import LocalRanks, RankGroup, held_by_all
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.tails import Tails
 from unified_cache.traffic import TrafficCounts
+from unified_cache.tree import Match
 from unified_cache.window import window
 
 __all__ = ["Transfers"]
@@ -85,6 +86,11 @@ class Transfers:
     def write(self, prompt: Prompt) -> Steps:
         """Back up for a write policy what of a prompt is not backed up or stored yet; see ``Backups.write``."""
         return self.backups.write(prompt, self.storage)
+
+    def note_use(self, found: Match) -> None:
+        """Note that a request asks for what was matched; see ``Backups.note_use``."""
+        if self.storage is not None:
+            self.backups.note_use(found, self.storage)
 
     def better_computed(self, prompt: Prompt) -> LeftAlone | None:
         """Return what the host adds to the device of a prompt, if computing it is faster; None if it is to be loaded.

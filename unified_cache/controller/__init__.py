@@ -5,6 +5,7 @@ from unified_cache.controller.layerwise import LayerwiseLoad
 from unified_cache.controller.left_alone import LeftAlone, LeftAloneReason
 from unified_cache.controller.operation import Operation, OperationState, SlowOperation
 from unified_cache.controller.storage_tier import StorageTier
+from unified_cache.controller.touches import TouchCounts
 from unified_cache.controller.transfer_kind import TransferKind
 from unified_cache.controller.workers import InlineWorkers, ThreadWorkers, Workers
 
@@ -20,6 +21,7 @@ __all__ = [
     "SlowOperation",
     "StorageTier",
     "ThreadWorkers",
+    "TouchCounts",
     "TransferKind",
     "Workers",
 ]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from unified_cache.controller.layerwise import LayerProgress
 from unified_cache.controller.operation import JobQueue
 from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_pages
+from unified_cache.errors import StorageError
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PageCopies, Pages, PoolSpec, all_pages
@@ -249,6 +250,7 @@ class StoreJob:
         with clearing.put(self) as allowed:
             try:
                 if allowed:
+                    self._tell_uses()
                     for _ in self._batches.move(self._put):
                         yield False
             except GeneratorExit:  # nobody runs it any more
@@ -257,6 +259,19 @@ class StoreJob:
                 self._take_back_if_void()
                 raise
             self._take_back_if_void()
+
+    def _tell_uses(self) -> None:
+        """Tell the store first what is in use, so that it evicts other pages for those that are put."""
+        touches = self._storage.touches
+        if touches is None:
+            return
+        for used in touches.take_all():
+            try:
+                self._storage.touch(used)
+            except StorageError:  # a page is older there than it should be; the put says what is wrong with the store
+                touches.note_dropped(used)
+            else:
+                touches.note_told(used)
 
     def _take_back_if_void(self) -> None:
         if self._storage.clearing.is_void(self):

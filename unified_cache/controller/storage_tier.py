@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from unified_cache.config import GuardConfig
 from unified_cache.controller.clearing import Clearing
+from unified_cache.controller.touches import Touches, UsedPages
 from unified_cache.errors import ConfigError, StorageTimeoutError
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
@@ -72,6 +73,8 @@ class StorageTier:
     """Those that this rank stores; see ``ranks.pools_to_store``."""
     clearing: Clearing = field(default_factory=Clearing)
     answers: AnswerCounts = field(default_factory=AnswerCounts)
+    touches: Touches | None = None
+    """Uses that the store is to be told of; None for one that never evicts."""
 
     @classmethod
     def open(
@@ -96,13 +99,15 @@ class StorageTier:
         first = layout.components[0]
         if not any(pool.page_bytes for pool in first.pools):
             raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")
-        guard = None if config is None else StorageGuard.around(store, declared_capability(store), config)
+        capability = declared_capability(store)
+        guard = None if config is None else StorageGuard.around(store, capability, config)
         backend = VerifiedStorage(store if guard is None else guard.breaker)
         for part in identity.parts(layout):
             backend.register(manifest_of(part.identity, part.layout), memory.slabs())
         reads = tuple((component, pool) for component, pool in layout.transfer_order if pool.page_bytes)
         writes = tuple((component, pool) for component, pool in reads if pool.name in written)
-        return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)
+        touches = Touches() if capability.evicts else None
+        return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, touches=touches)
 
     def close(self, timeout_s: float) -> list[str]:
         """Close the store and wait for it at most ``timeout_s``; name what it does not return from in time.
@@ -123,6 +128,22 @@ class StorageTier:
         """Name the objects of one pool for these pages."""
         owner, name = self.owners[pool.name], pool.name
         return [Label(owner, key, name) for key in keys]
+
+    def touch(self, used: UsedPages) -> None:
+        """Tell the store that pages are in use, as far as this rank stores them; the first of a prompt most of all.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        keys = used.prompt.keys
+        named = [
+            (page, Label(self.owners[pool.name], keys[page], pool.name))
+            for component, pool in self.write_order
+            for page in used.pages[component].tolist()
+        ]
+        if named:
+            named.sort(key=lambda each: each[0])
+            self.backend.touch([label for _, label in named])
 
     def pages(self, prompt: Prompt, parts: Sequence[PageCopies], order: PoolOrder) -> list[tuple[int, int, PageIO]]:
         """List every object of ``parts`` in these pools, as (part, index in part, page to read or write).

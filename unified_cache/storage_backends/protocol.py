@@ -89,6 +89,13 @@ class Capability:
     memory. Such a store is called on its caller's thread and given memory that is another's once the call is over. Any
     other one needs a deadline around it, and memory to be late in.
     """
+    shares_cap: bool = False
+    """Whether a cap that is not this store's own may evict what it is given: a service's, which others share."""
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the store may let pages go to make room for others, so that it matters what is known to be in use."""
+        return self.bytes_max is not None or self.shares_cap
 
 
 class PageIO(NamedTuple):

@@ -129,6 +129,7 @@ class RemoteStorage:
                 call_s_max=self._call_s_max,
                 call_bytes=VERIFIED_BYTES,
                 bounded=True,
+                shares_cap=True,
             )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:

@@ -1,0 +1,260 @@
+"""A store that evicts and pages that memory hands out: it hears of their use, seldom, bounded, and ahead of a put."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.cache import ToyEngine, toy_layout
+from tests.support.operations import PAGE, SPANS, configured, filled, tokens
+from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
+from unified_cache.config import WritePolicy
+from unified_cache.controller import InlineWorkers, TouchCounts
+from unified_cache.controller.touches import TOUCHES_MAX
+from unified_cache.errors import StorageError
+from unified_cache.page import Prompt
+from unified_cache.seal import Label
+from unified_cache.slots import StoredSlots
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.window import window
+
+DOCUMENT_PAGES = 4 + 2
+"""Pages that a resume after four needs, of both components."""
+
+WRITES = [WritePolicy.THROUGH, WritePolicy.SELECTIVE, WritePolicy.BACK]
+STORES: dict[str, Callable[[Path, int], StorageBackend]] = {
+    "memory": lambda _path, bytes_max: MemoryStorage(bytes_max),
+    "file": lambda path, bytes_max: FileStorage.open(path, bytes_max=bytes_max),
+    "packed": lambda path, bytes_max: PackedStorage.open(path, bytes_max=bytes_max),
+}
+
+
+class Noting(MemoryStorage):
+    """A store in memory that notes what it is told to be in use, and what it is given."""
+
+    def __init__(self, bytes_max: int | None) -> None:
+        super().__init__(bytes_max)
+        self.calls: list[tuple[str, list[Label]]] = []
+        self.fails_to_touch = False
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        self.calls.append(("touch", list(labels)))
+        if self.fails_to_touch:
+            raise StorageError("touch is out of order", retryable=False)
+        super().touch(labels)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        self.calls.append(("put", [page.label for page in pages]))
+        return super().put(pages, level)
+
+    @property
+    def touched(self) -> list[Label]:
+        return [label for kind, labels in self.calls for label in labels if kind == "touch"]
+
+
+def bytes_of(pages: int) -> int:
+    """Return the bytes that a store needs for a prompt of so many pages."""
+    store = MemoryStorage()
+    filled(store, pages)
+    return store.bytes_used
+
+
+def writing(write: WritePolicy, store: StorageBackend, *, host: int = 16) -> ToyEngine:
+    """Return an engine whose cache writes by that policy, over that store."""
+    toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (host, host), None, InlineWorkers())
+    configured(toy, write=write, dirty_share=0.25).attach(store)
+    return toy
+
+
+def ask(toy: ToyEngine, prompt: Prompt) -> None:
+    lock = toy.serve(prompt)
+    assert lock is not None
+    toy.cache.release(lock)
+    toy.cache.wait_all(5)
+
+
+def needed_labels(toy: ToyEngine, prompt: Prompt) -> list[Label]:
+    """Return the names of all objects that a resume at the end of a prompt needs."""
+    owners = toy.cache.identity.owners(toy.layout)
+    return [
+        Label(owners[pool.name], key, pool.name)
+        for component in toy.layout.components
+        for pool in component.pools
+        for key in prompt.keys[window(prompt.pages_count, component.span) :]
+    ]
+
+
+# ---- what is lost without ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.value)
+def test_what_memory_hands_out_at_each_turn_stays_in_a_store_that_evicts(
+    write: WritePolicy, kind: str, tmp_path: Path
+) -> None:
+    store = STORES[kind](tmp_path, 6 * bytes_of(4))
+    toy = writing(write, store)
+    document = toy.cache.prompt(tokens(4))
+    ask(toy, document)
+    for number in range(16):
+        for pages in (2, 3):
+            ask(toy, toy.cache.prompt(tokens(pages, 10_000 + 1_000 * number)))
+            assert toy.cache.match(document).device_end == 4, "memory hands out all of it"
+            ask(toy, document)
+    assert all(store.exists(needed_labels(toy, document)))
+    toy.cache.close()
+
+
+def test_a_prefix_that_is_computed_again_is_in_use_too() -> None:
+    store = MemoryStorage(5 * bytes_of(4))
+    toy = writing(WritePolicy.THROUGH, store)
+    document = toy.cache.prompt(tokens(4))
+    for first in range(1_000, 16_000, 1_000):
+        prompt = toy.cache.prompt(np.concatenate([tokens(3), tokens(2, first)]))
+        found = toy.cache.match(prompt)
+        assert (found.tree_end, found.device_end) == ((3, 0) if first > 1_000 else (0, 0))
+        lock = toy.cache.lock(found)
+        needed = [np.ones(5, np.bool_), np.arange(5) >= 3]  # no window is kept where the prompts part
+        slots = toy.cache.allocate(needed)
+        assert slots is not None
+        toy.cache.release(toy.cache.insert(prompt, slots, lock))
+        toy.cache.wait_all(5)
+    assert all(store.exists(needed_labels(toy, document.head(3))[:3]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_storage_that_is_larger_than_the_host_has_all_full_pages_of_what_was_asked_for_lately(seed: int) -> None:
+    rng = random.Random(seed)
+    lately_max, pages_max, host = 6, 4, 12
+    store = MemoryStorage(12 * bytes_of(pages_max))
+    toy = writing(WritePolicy.THROUGH, store, host=host)
+    lately: list[Prompt] = []
+    for _ in range(200):
+        document = 1_000 * min(int(rng.expovariate(0.4)), 30)
+        prompt = toy.cache.prompt(tokens(rng.randint(1, pages_max), document))
+        ask(toy, prompt)
+        lately = [*(other for other in lately if other.keys != prompt.keys), prompt][-lately_max:]
+        for other in lately:
+            assert all(store.exists(needed_labels(toy, other)[: other.pages_count]))
+
+
+# ---- what it costs -----------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_are_told_nothing() -> None:
+    for write, bytes_max in ((WritePolicy.THROUGH, None), (WritePolicy.ON_CALL, 10 * bytes_of(4))):
+        store = Noting(bytes_max)
+        toy = writing(write, store)
+        for number in range(10):
+            ask(toy, toy.cache.prompt(tokens(4)))
+            ask(toy, toy.cache.prompt(tokens(2, 1_000 * (number + 1))))
+            if write is WritePolicy.ON_CALL:
+                toy.cache.backup(toy.cache.prompt(tokens(4)))
+                toy.cache.wait_all(5)
+        assert not store.touched
+        assert toy.cache.stats().touches == TouchCounts()
+
+
+def test_a_page_in_use_is_told_of_once_for_a_32nd_of_the_pages_that_the_host_holds() -> None:
+    store = Noting(100 * bytes_of(4))
+    toy = writing(WritePolicy.THROUGH, store, host=128)
+    document = toy.cache.prompt(tokens(4))
+    ask(toy, document)
+    for number in range(40):
+        for _ in range(5):
+            ask(toy, document)
+        ask(toy, toy.cache.prompt(tokens(1, 1_000 * (number + 1))))
+    (times,) = {store.touched.count(label) for label in needed_labels(toy, document)}
+    assert times in (9, 10), "41 pages were given, 4 for each time, of 200 uses"
+    assert toy.cache.stats().touches == TouchCounts(told_pages=times * DOCUMENT_PAGES)
+
+
+def test_the_store_hears_of_uses_before_it_is_given_pages_and_of_a_prompt_the_first_page_most() -> None:
+    store = Noting(100 * bytes_of(4))
+    toy = writing(WritePolicy.THROUGH, store, host=8)
+    document = toy.cache.prompt(tokens(4))
+    ask(toy, document)
+    ask(toy, toy.cache.prompt(tokens(2, 1_000)))
+    ask(toy, document)
+    store.calls.clear()
+    ask(toy, toy.cache.prompt(tokens(1, 5_000)))
+    assert [kind for kind, _ in store.calls] == ["touch", "put"]
+    assert [document.keys.index(label.key) for label in store.calls[0][1]] == [0, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() -> None:
+    store = Noting(1_000 * bytes_of(4))
+    toy = writing(WritePolicy.THROUGH, store, host=256)
+    prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(TOUCHES_MAX + 6)]
+    for prompt in prompts:
+        ask(toy, prompt)
+    toy.cache._ledger.stored.note_given(1_000)
+    for prompt in prompts:
+        toy.cache._transfers.note_use(toy.cache.match(prompt))
+    store.calls.clear()
+    ask(toy, toy.cache.prompt(tokens(1, 900_000)))
+    assert {label.key for label in store.touched} == {prompt.keys[0] for prompt in prompts[6:]}
+    pages = sum(min(component.span, 1) for component in toy.layout.components)
+    assert toy.cache.stats().touches == TouchCounts(TOUCHES_MAX * pages, 6 * pages)
+
+
+def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None:
+    store = Noting(1_000 * bytes_of(4))
+    toy = writing(WritePolicy.THROUGH, store, host=8)
+    ask(toy, toy.cache.prompt(tokens(4)))
+    store.fails_to_touch = True
+    longer = toy.cache.prompt(tokens(6))
+    ask(toy, longer)
+    assert toy.cache.stats().touches == TouchCounts(dropped_pages=DOCUMENT_PAGES)
+    assert all(store.exists(needed_labels(toy, longer)))
+    assert toy.cache.stats().operations_failed == 0
+
+
+def test_ranks_whose_stores_differ_in_whether_they_evict_stay_equal() -> None:
+    def live(ranks: ThreadRanks) -> str:
+        toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (16, 16), None, InlineWorkers())
+        store = Noting(None if ranks.rank else 6 * bytes_of(4))
+        cache = ranked(toy, ranks, store, write=WritePolicy.THROUGH)
+        for number in range(12):
+            ask(toy, cache.prompt(tokens(4)))
+            ask(toy, cache.prompt(tokens(2, 1_000 * (number % 5 + 1))))
+        assert bool(store.touched) is not bool(ranks.rank)
+        cache.check()
+        digest = digest_of(cache)
+        cache.close()
+        return digest
+
+    same(in_threads(2, live))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_when_storage_heard_of_a_page_last_is_counted_in_pages_given(seed: int) -> None:
+    rng = random.Random(seed)
+    stored, now = StoredSlots((8,)), 0
+    model: dict[int, int] = {}
+    for _ in range(300):
+        some = np.array(rng.sample(range(1, 9), 3), np.int32)
+        match rng.randrange(4):
+            case 0:
+                stored.add(0, some)
+                model |= dict.fromkeys(some.tolist(), now)
+            case 1:
+                stored.forget(0, some)
+                model = {slot: heard for slot, heard in model.items() if slot not in some}
+            case 2:
+                given = rng.randrange(4)
+                stored.note_given(given)
+                now += given
+            case _ if rng.random() < 0.1:
+                stored.forget_all()
+                model = {}
+        slots = np.array([-1, *range(1, 9)], np.int32)
+        pages = rng.randrange(1, 6)
+        expected = [False, *(slot in model and now - model[slot] >= pages for slot in range(1, 9))]
+        assert stored.unheard_of(0, slots, pages).tolist() == expected
+        assert stored.among(0, slots[1:]).tolist() == [slot in model for slot in range(1, 9)]
