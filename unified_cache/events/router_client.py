@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from unified_cache.errors import InputError, StateError
 from unified_cache.events.index import EngineScore, Knowledge
@@ -14,6 +17,8 @@ with needs_extra("router", "a router's client"):
     import grpc
 
 __all__ = ["EngineReport", "RouterClient"]
+
+Reply = TypeVar("Reply", bound=Message)
 
 _KNOWLEDGE = {number: knowledge for knowledge, number in KNOWLEDGE_NUMBERS.items()}
 
@@ -46,7 +51,7 @@ class RouterClient:
 
         Raises:
             InputError: the server refuses the tokens.
-            StateError: the server does not answer.
+            StateError: the server does not answer, or not as a router of this version.
         """
         told = pb.PromptNamespace(
             extra_key=namespace.extra_key,
@@ -59,11 +64,11 @@ class RouterClient:
             request = pb.ScoreRequest(tokens=tokens, namespace=told)
         except ValueError as error:
             raise InputError(f"token ids are in [0, 2^31): {error}") from error
-        reply = pb.ScoreReply.FromString(self._ask(RouterCall.SCORE, request.SerializeToString()))
+        reply = self._ask(RouterCall.SCORE, request, pb.ScoreReply)
         return [
             EngineScore(
                 each.engine,
-                _KNOWLEDGE[each.knowledge],
+                self._knowledge(each.knowledge),
                 each.page_size,
                 each.device_pages,
                 each.host_pages,
@@ -76,13 +81,13 @@ class RouterClient:
         """Ask which engines are followed.
 
         Raises:
-            StateError: the server does not answer.
+            StateError: the server does not answer, or not as a router of this version.
         """
-        reply = pb.EnginesReply.FromString(self._ask(RouterCall.ENGINES, pb.EnginesRequest().SerializeToString()))
+        reply = self._ask(RouterCall.ENGINES, pb.EnginesRequest(), pb.EnginesReply)
         return [
             EngineReport(
                 each.engine,
-                _KNOWLEDGE[each.knowledge],
+                self._knowledge(each.knowledge),
                 each.pages,
                 each.batches,
                 each.gaps,
@@ -96,13 +101,19 @@ class RouterClient:
         """Close the connection."""
         self._channel.close()
 
-    def _ask(self, call: RouterCall, message: bytes) -> bytes:
+    def _knowledge(self, number: "pb.Knowledge") -> Knowledge:
+        if number not in _KNOWLEDGE:
+            raise StateError(f"{self._address} must say how much it knows by one of {[*_KNOWLEDGE]}, found {number}")
+        return _KNOWLEDGE[number]
+
+    def _ask(self, call: RouterCall, request: Message, kind: type[Reply]) -> Reply:
         try:
             ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(call.path)
-            answer = ask(message, timeout=self._timeout_s)
+            return kind.FromString(ask(request.SerializeToString(), timeout=self._timeout_s))
+        except DecodeError as error:
+            raise StateError(f"{self._address} must answer with a {kind.DESCRIPTOR.name}, found none") from error
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InputError(str(error.details())) from error
             said = error.details() if isinstance(error, grpc.Call) else str(error)
             raise StateError(f"{self._address} does not answer: {said}") from error
-        return answer

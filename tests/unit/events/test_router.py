@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -16,12 +18,13 @@ from unified_cache.cli.main import run
 from unified_cache.cli.router import parse_engine
 from unified_cache.errors import ConfigError, InputError, StateError
 from unified_cache.events.index import EngineScore, EngineTraits, HashKind, Knowledge, PrefixIndex
-from unified_cache.events.router_calls import RouterCall
+from unified_cache.events.router_calls import ROUTER, RouterCall
 from unified_cache.events.router_client import RouterClient
 from unified_cache.events.router_server import RouterServer, RouterSettings
 from unified_cache.events.subscriber import EventSource, EventSubscriber
 from unified_cache.events.values import Medium, StoredEvent
 from unified_cache.page import Namespace, Prompt
+from unified_cache.proto import router_pb2 as pb
 
 PAGE = 4
 TOKENS = list(range(6 * PAGE))
@@ -97,6 +100,45 @@ def test_a_server_that_is_not_there_is_an_error_in_time() -> None:
     with pytest.raises(StateError):
         client.score(TOKENS)
     client.close()
+
+
+UNKNOWN = cast("pb.Knowledge", 99)
+
+
+@pytest.mark.parametrize(
+    ("scores", "engines"),
+    [
+        (b"\xff\xff", b"\xff\xff"),
+        (
+            pb.ScoreReply(engines=[pb.EngineScore(knowledge=UNKNOWN)]).SerializeToString(),
+            pb.EnginesReply(engines=[pb.FollowedEngine(knowledge=UNKNOWN)]).SerializeToString(),
+        ),
+    ],
+    ids=["no message", "unknown knowledge"],
+)
+def test_an_answer_that_makes_no_sense_is_a_state_error(scores: bytes, engines: bytes) -> None:
+    answers = {RouterCall.SCORE: scores, RouterCall.ENGINES: engines}
+    strange = grpc.server(ThreadPoolExecutor(1))
+    strange.add_generic_rpc_handlers(
+        [
+            grpc.method_handlers_generic_handler(
+                ROUTER,
+                {
+                    call.value: grpc.unary_unary_rpc_method_handler(lambda request, context, said=said: said)
+                    for call, said in answers.items()
+                },
+            )
+        ]
+    )
+    port = strange.add_insecure_port("127.0.0.1:0")
+    strange.start()
+    client = RouterClient(f"127.0.0.1:{port}")
+    with pytest.raises(StateError):
+        client.score(TOKENS)
+    with pytest.raises(StateError):
+        client.engines()
+    client.close()
+    strange.stop(None).wait()
 
 
 def test_a_server_listens_on_this_machine_unless_told_otherwise(server: RouterServer) -> None:
