@@ -73,9 +73,11 @@ class Trial:
             cache.check()
         model = HostModel.of(layout, prompt, store.came, in_memory)
         rooms = (self.room[0], *(self.room[1] for _ in layout.components[1:]))
-        for held, came, room in zip(pages_on(cache, prompt, *Tier), model.pages, rooms, strict=True):
-            # A window that came for an end which then proved too long makes room for the window of a shorter one.
-            assert held == came or (held < came and len(came) > room)
+        asked = self.pages_of(prompt, store.asked)
+        for held, came, wanted, room in zip(pages_on(cache, prompt, *Tier), model.pages, asked, rooms, strict=True):
+            # A window that came for an end which then proved too long makes room for the window of a shorter one, which
+            # may not come either.
+            assert held == came or (held < came and len(came | wanted) > room)
         assert cache.match(prompt).host_end == model.end
         assert len(store.came) == len(set(store.came)), "no page is read twice"
         assert not self.read_of(in_memory, prompt, store.came), "memory had it"
@@ -109,6 +111,13 @@ class Trial:
             )
         ]
         return max(fitting, default=0)
+
+    def pages_of(self, prompt: Prompt, objects: Sequence[Label]) -> list[set[int]]:
+        """Return by component the pages that objects are of."""
+        return [
+            {prompt.keys.index(label.key) for label in objects if label.pool in {pool.name for pool in component.pools}}
+            for component in self.layout.components
+        ]
 
     def read_of(self, pages: list[set[int]], prompt: Prompt, came: Sequence[Label]) -> set[tuple[int, str]]:
         """Return those of the pages, by component, of which an object was read."""

@@ -24,8 +24,10 @@ class VanishingStorage(MemoryStorage):
     def __init__(self) -> None:
         super().__init__()
         self.vanishing: set[Label] = set()
+        self.asked: list[Label] = []
+        """Objects asked for, in that order."""
         self.came: list[Label] = []
-        """Objects read, in that order."""
+        """Those of them that were read."""
         self.calls_count = 0
         """Calls of get."""
         self.before_get: Callable[[int], None] = lambda number: None
@@ -34,6 +36,7 @@ class VanishingStorage(MemoryStorage):
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         self.before_get(self.calls_count)
         self.calls_count += 1
+        self.asked += [page.label for page in pages]
         there = [page for page in pages if page.label not in self.vanishing]
         found = dict(zip((page.label for page in there), super().get(there), strict=True))
         answers = [found.get(page.label, Answer.MISS) for page in pages]
