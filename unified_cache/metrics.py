@@ -4,8 +4,9 @@ from prometheus_client import REGISTRY
 REGISTRY.register(CacheCollector(cache))
 """
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from unified_cache.extras import needs_extra
 from unified_cache.stats import Stats
@@ -16,6 +17,9 @@ with needs_extra("metrics", "unified_cache.metrics"):
 __all__ = ["CacheCollector", "StatsSource"]
 
 PREFIX = "unified_cache"
+
+Samples: TypeAlias = Iterator[tuple[tuple[str, ...], float]]
+"""Values, each with those of its labels that come after the name of the cache."""
 
 
 class StatsSource(Protocol):
@@ -40,142 +44,180 @@ class CacheCollector:
 
     def describe(self) -> Iterator[Metric]:
         """Yield the metrics without samples: registering reads no figures."""
-        return iter(_empty())
+        return (described.empty() for described in METRICS)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with the figures published last."""
-        stats, name = self._source.published_stats(), self._cache_name
-        (
-            pages,
-            evicted,
-            lookups,
-            matched,
-            operations,
-            live,
-            quarantined,
-            moved,
-            answers,
-            touched,
-            flawed,
-            left,
-            timed,
-            regret,
-        ) = families = _empty()
-        for held in stats.occupancy:
-            where = [name, held.tier.name.lower(), held.component]
-            for state, count in (
-                ("free", held.free),
-                ("evictable", held.evictable),
-                ("protected", held.protected),
-                ("out", held.out),
-            ):
-                pages.add_metric([*where, state], count)
-            evicted.add_metric(where, held.evicted)
-        lookups.add_metric([name], stats.lookups.count)
-        for found, count in (
-            ("device", stats.lookups.device_pages),
-            ("host", stats.lookups.host_pages),
-            ("missed", stats.lookups.missed_pages),
+        stats = self._source.published_stats()
+        for described in METRICS:
+            metric = described.empty()
+            for values, value in described.samples(stats):
+                metric.add_metric([self._cache_name, *values], value)
+            yield metric
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMetric:
+    """One metric: its name, what it says, its labels after that of the cache, and where its samples come from."""
+
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    samples: Callable[[Stats], Samples]
+
+    def empty(self) -> CounterMetricFamily | GaugeMetricFamily:
+        """Return the metric without samples."""
+        return self.family(f"{PREFIX}_{self.name}", self.text, labels=["cache", *self.labels])
+
+
+def _pages(stats: Stats) -> Samples:
+    for held in stats.occupancy:
+        for state, count in (
+            ("free", held.free),
+            ("evictable", held.evictable),
+            ("protected", held.protected),
+            ("out", held.out),
         ):
-            matched.add_metric([name, found], count)
-        for kind, counts in stats.operations.items():
-            for outcome, count in (
-                ("done", counts.done),
-                ("failed", counts.failed),
-                ("cancelled", counts.cancelled),
-                ("declined", counts.declined),
-            ):
-                operations.add_metric([name, kind.value, outcome], count)
-        live.add_metric([name], stats.operations_live)
-        quarantined.add_metric([name], stats.calls_quarantined)
-        for kind, traffic in stats.traffic.items():
-            moved.add_metric([name, kind.value], traffic.payload_bytes)
-        for (method, answer), count in stats.storage_answers.items():
-            answers.add_metric([name, method.value, answer.value], count)
-        touched.add_metric([name, "told"], stats.touches.told_pages)
-        touched.add_metric([name, "dropped"], stats.touches.dropped_pages)
-        flawed.add_metric([name], stats.flawed_pages)
-        _add_loading(stats, name, left, timed)
-        if stats.lru is not None:
-            regret.add_metric([name], stats.lru.regret_pages)
-        yield from families
+            yield (held.tier.name.lower(), held.component, state), count
 
 
-def _add_loading(stats: Stats, name: str, left: CounterMetricFamily, timed: CounterMetricFamily) -> None:
-    """Add what was computed in the place of being loaded, and what loads took."""
+def _evicted_pages(stats: Stats) -> Samples:
+    for held in stats.occupancy:
+        yield (held.tier.name.lower(), held.component), held.evicted
+
+
+def _looked_up_pages(stats: Stats) -> Samples:
+    yield ("device",), stats.lookups.device_pages
+    yield ("host",), stats.lookups.host_pages
+    yield ("missed",), stats.lookups.missed_pages
+
+
+def _operations(stats: Stats) -> Samples:
+    for kind, counts in stats.operations.items():
+        for outcome, count in (
+            ("done", counts.done),
+            ("failed", counts.failed),
+            ("cancelled", counts.cancelled),
+            ("declined", counts.declined),
+        ):
+            yield (kind.value, outcome), count
+
+
+def _moved_bytes(stats: Stats) -> Samples:
+    for kind, traffic in stats.traffic.items():
+        yield (kind.value,), traffic.payload_bytes
+
+
+def _storage_answers(stats: Stats) -> Samples:
+    for (method, answer), count in stats.storage_answers.items():
+        yield (method.value, answer.value), count
+
+
+def _touched_pages(stats: Stats) -> Samples:
+    yield ("told",), stats.touches.told_pages
+    yield ("dropped",), stats.touches.dropped_pages
+
+
+def _left_alone_tokens(stats: Stats) -> Samples:
     for why, tokens in (
         ("computing_is_faster", stats.loading.left_alone_tokens),
         ("past_deadline", stats.loading.past_deadline_tokens),
     ):
         for kind, count in tokens.items():
-            left.add_metric([name, kind.value, why], count)
+            yield (kind.value, why), count
+
+
+def _timed_transfer_seconds(stats: Stats) -> Samples:
     for kind, leg in stats.loading.legs.items():
-        for which, seconds in (("expected", leg.expected_s), ("taken", leg.taken_s), ("off", leg.off_s)):
-            timed.add_metric([name, kind.value, which], seconds)
+        yield (kind.value, "expected"), leg.expected_s
+        yield (kind.value, "taken"), leg.taken_s
+        yield (kind.value, "off"), leg.off_s
 
 
-def _empty() -> tuple[
-    GaugeMetricFamily,
-    CounterMetricFamily,
-    CounterMetricFamily,
-    CounterMetricFamily,
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    GaugeMetricFamily,
-    CounterMetricFamily,
-    CounterMetricFamily,
-    CounterMetricFamily,
-    CounterMetricFamily,
-    CounterMetricFamily,
-    CounterMetricFamily,
-    GaugeMetricFamily,
-]:
-    """Return the metrics in the order in which ``collect`` fills them."""
-    return (
-        GaugeMetricFamily(
-            f"{PREFIX}_pages", "Pages by tier, component and state.", labels=["cache", "tier", "component", "state"]
-        ),
-        CounterMetricFamily(
-            f"{PREFIX}_evicted_pages", "Pages evicted from a tier.", labels=["cache", "tier", "component"]
-        ),
-        CounterMetricFamily(f"{PREFIX}_lookups", "Prompts matched.", labels=["cache"]),
-        CounterMetricFamily(
-            f"{PREFIX}_looked_up_pages", "Pages of prompts matched, by where they were.", labels=["cache", "found"]
-        ),
-        CounterMetricFamily(
-            f"{PREFIX}_operations", "Transfers by kind and outcome.", labels=["cache", "kind", "outcome"]
-        ),
-        GaugeMetricFamily(f"{PREFIX}_operations_live", "Transfers that hold something.", labels=["cache"]),
-        GaugeMetricFamily(
-            f"{PREFIX}_calls_quarantined", "Calls that a store has not returned from in time.", labels=["cache"]
-        ),
-        CounterMetricFamily(f"{PREFIX}_moved_bytes", "Bytes moved between tiers.", labels=["cache", "kind"]),
-        CounterMetricFamily(
-            f"{PREFIX}_storage_answers",
-            "Answers of the store that is attached, one for each object.",
-            labels=["cache", "method", "answer"],
-        ),
-        CounterMetricFamily(
-            f"{PREFIX}_touched_pages",
-            "Pages in use in memory that the store was to be told of, since it evicts.",
-            labels=["cache", "outcome"],
-        ),
-        CounterMetricFamily(
-            f"{PREFIX}_flawed_pages", "Objects read from storage that did not verify.", labels=["cache"]
-        ),
-        CounterMetricFamily(
-            f"{PREFIX}_left_alone_tokens",
-            "Tokens that a lower tier had and that were computed, by the transfer that would have brought them.",
-            labels=["cache", "kind", "why"],
-        ),
-        CounterMetricFamily(
-            f"{PREFIX}_timed_transfer_seconds",
-            "Time of transfers that something was expected of: expected, taken, and by how much that was off.",
-            labels=["cache", "kind", "which"],
-        ),
-        GaugeMetricFamily(
-            f"{PREFIX}_regret_pages",
-            "Hits that lru would have had more than adaptive eviction, as its shadow tells; negative where fewer.",
-            labels=["cache"],
-        ),
-    )
+def _regret_pages(stats: Stats) -> Samples:
+    if stats.lru is not None:
+        yield (), stats.lru.regret_pages
+
+
+def _single(value: Callable[[Stats], float]) -> Callable[[Stats], Samples]:
+    """Return the samples of a metric that has one, without further labels."""
+    return lambda stats: iter([((), value(stats))])
+
+
+METRICS = (
+    DescribedMetric(
+        GaugeMetricFamily, "pages", "Pages by tier, component and state.", ("tier", "component", "state"), _pages
+    ),
+    DescribedMetric(
+        CounterMetricFamily, "evicted_pages", "Pages evicted from a tier.", ("tier", "component"), _evicted_pages
+    ),
+    DescribedMetric(CounterMetricFamily, "lookups", "Prompts matched.", (), _single(lambda stats: stats.lookups.count)),
+    DescribedMetric(
+        CounterMetricFamily,
+        "looked_up_pages",
+        "Pages of prompts matched, by where they were.",
+        ("found",),
+        _looked_up_pages,
+    ),
+    DescribedMetric(
+        CounterMetricFamily, "operations", "Transfers by kind and outcome.", ("kind", "outcome"), _operations
+    ),
+    DescribedMetric(
+        GaugeMetricFamily,
+        "operations_live",
+        "Transfers that hold something.",
+        (),
+        _single(lambda stats: stats.operations_live),
+    ),
+    DescribedMetric(
+        GaugeMetricFamily,
+        "calls_quarantined",
+        "Calls that a store has not returned from in time.",
+        (),
+        _single(lambda stats: stats.calls_quarantined),
+    ),
+    DescribedMetric(CounterMetricFamily, "moved_bytes", "Bytes moved between tiers.", ("kind",), _moved_bytes),
+    DescribedMetric(
+        CounterMetricFamily,
+        "storage_answers",
+        "Answers of the store that is attached, one for each object.",
+        ("method", "answer"),
+        _storage_answers,
+    ),
+    DescribedMetric(
+        CounterMetricFamily,
+        "touched_pages",
+        "Pages in use in memory that the store was to be told of, since it evicts.",
+        ("outcome",),
+        _touched_pages,
+    ),
+    DescribedMetric(
+        CounterMetricFamily,
+        "flawed_pages",
+        "Objects read from storage that did not verify.",
+        (),
+        _single(lambda stats: stats.flawed_pages),
+    ),
+    DescribedMetric(
+        CounterMetricFamily,
+        "left_alone_tokens",
+        "Tokens that a lower tier had and that were computed, by the transfer that would have brought them.",
+        ("kind", "why"),
+        _left_alone_tokens,
+    ),
+    DescribedMetric(
+        CounterMetricFamily,
+        "timed_transfer_seconds",
+        "Time of transfers that something was expected of: expected, taken, and by how much that was off.",
+        ("kind", "which"),
+        _timed_transfer_seconds,
+    ),
+    DescribedMetric(
+        GaugeMetricFamily,
+        "regret_pages",
+        "Hits that lru would have had more than adaptive eviction, as its shadow tells; negative where fewer.",
+        (),
+        _regret_pages,
+    ),
+)
