@@ -205,6 +205,13 @@ TREE_MUTANTS = [
         tests=FORECAST_TESTS,
     ),
     Mutant(
+        "a forecast is believed whatever has become of what it said",
+        "tree/forecast.py",
+        "bool(self._table) and not self._record.is_bad",
+        "bool(self._table)",
+        tests=FORECAST_TESTS,
+    ),
+    Mutant(
         "a worth stands for ever",
         "tree/forecast.py",
         "number + _AGES_AFTER[age]",

@@ -35,6 +35,7 @@ Everything is a function of the calls: ranks of a group make the same forecast. 
 function, no sum whose order is left to the machine.
 
 Where requests do not differ by more than luck explains, there is no forecast, and lru is right: see ``tells_apart``.
+Where they differ, but have not come back of late as was foretold, it is not believed: see ``track_record``.
 """
 
 from array import array
@@ -47,6 +48,8 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from unified_cache.tree.track_record import Floats, TrackRecord, summed
+
 __all__ = ["CELLS_COUNT", "NEVER", "NO_NODE", "Forecast", "LogLook", "Visit"]
 
 COLUMN_TOKENS = 512
@@ -55,6 +58,8 @@ LAYERS = 2
 ROWS = 8
 ROW_CELLS = COLUMNS * LAYERS
 SESSION_CELLS = ROWS * ROW_CELLS
+IN_SESSIONS = slice(None, SESSION_CELLS)
+"""Cells by which a forecast is judged: that prefixes which sessions share come back sooner would drown all else."""
 SHARED_CELLS = 3
 """Prefixes below which 2, 3 to 4, 5 and more sessions have begun."""
 SHARED = SESSION_CELLS
@@ -79,7 +84,10 @@ _AGES_AFTER = (*AGES[1:], NEVER)
 LOG_MAX = 65_536
 """Requests that the log remembers; when it is full, every other one is forgotten."""
 REFRESH_REQUESTS = (64, 256)
-"""Requests between two looks at the log: at first, and when it has four times as many as the latter."""
+"""Requests between two looks at the log, least and most: in between a quarter of those that were seen.
+
+What a look has foretold is checked more often: when a sixteenth of those has come, within the same bounds.
+"""
 GHOSTS_MAX = 16_384
 """Runs remembered after they left the tree."""
 PRIOR_EVENTS = 2.0
@@ -103,8 +111,6 @@ DEVIATIONS = 2.0
 """Standard deviations beyond luck from which on requests are taken to differ."""
 NEIGHBOUR = 0.7
 """What an age tells of the next half octave."""
-
-_Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class Visit(NamedTuple):
@@ -143,7 +149,7 @@ class LogLook:
 
     __slots__ = ("_ended", "_spent", "table")
 
-    def __init__(self, ended: _Floats, spent: _Floats, table: list[list[float]]) -> None:
+    def __init__(self, ended: Floats, spent: Floats, table: list[list[float]]) -> None:
         self._ended = ended
         self._spent = spent
         self.table = table
@@ -157,7 +163,7 @@ class LogLook:
     @property
     def continued(self) -> list[int]:
         """Those of them that were continued."""
-        return [int(count) for count in _summed(self._ended, 1)[:, 0]]
+        return [int(count) for count in summed(self._ended, 1)[:, 0]]
 
 
 class ReuseLog:
@@ -204,7 +210,7 @@ class ReuseLog:
         if not number & self._left_out:
             self._cells[(number >> self._shift) - 1] = cell
 
-    def counts(self) -> tuple[_Floats, _Floats]:
+    def counts(self) -> tuple[Floats, Floats]:
         """Return by cell and bin the requests continued at that age, and the time that requests spent at it."""
         cells = np.frombuffer(self._cells, np.int8).astype(np.int64)
         closed = np.frombuffer(self._ages, np.int64)
@@ -225,11 +231,13 @@ class Forecast:
     """Tells requests that continue others, and what pages are worth by the request that used them last."""
 
     __slots__ = (
+        "_check_at",
         "_column_pages",
         "_ghosts",
         "_log",
+        "_look_at",
         "_mean_pause",
-        "_refresh_at",
+        "_record",
         "_table",
         "is_ready",
         "look",
@@ -244,10 +252,11 @@ class Forecast:
         self._log = ReuseLog()
         self._ghosts: OrderedDict[int, GhostFields] = OrderedDict()
         self._mean_pause = 0.0
-        self._refresh_at = REFRESH_REQUESTS[0]
+        self._record = TrackRecord()
+        self._check_at = self._look_at = REFRESH_REQUESTS[0]
         self._table: list[list[float]] = []
         self.is_ready = False
-        """Whether enough has been seen to tell what pages are worth, and they differ by more than luck explains."""
+        """Whether enough was seen to tell what pages are worth, they differ beyond luck, and that came true of late."""
         self.look = LogLook(np.zeros((CELLS_COUNT, BINS)), np.zeros((CELLS_COUNT, BINS)), self._table)
         """Findings of the latest look at the log, for those who ask."""
         self.requests_count = 0
@@ -280,14 +289,24 @@ class Forecast:
         layer = int(start >= 2 * self._column_pages)
         cell = (row * COLUMNS + column) * LAYERS + layer
         number = self.now = self._log.open(cell)
-        if self.requests_count >= self._refresh_at:
-            least, most = REFRESH_REQUESTS
-            self._refresh_at = self.requests_count + min(max(least, self.requests_count // 4), most)
-            ended, spent = self._log.counts()
-            self._table = worths(ended, spent) if tells_apart(ended, spent) else []
-            self.is_ready = bool(self._table)
-            self.look = LogLook(ended, spent, self._table)
+        if self.requests_count >= self._check_at:
+            self._check()
         return Visit(number, cell, start, total, last is not None)
+
+    def _check(self) -> None:
+        """Hold what has come against what was foretold, and look at the log anew when it is time for that."""
+        seen = self.requests_count
+        least, most = REFRESH_REQUESTS
+        ended, spent = self._log.counts()
+        self._record.check(ended[IN_SESSIONS], spent[IN_SESSIONS])
+        if seen >= self._look_at:
+            self._look_at = seen + min(max(least, seen // 4), most)
+            hazards = hazards_by_cell(ended, spent)
+            self._record.foretell(hazards[IN_SESSIONS], _never_rising(*_of_sessions(ended, spent)))
+            self._table = worths(hazards) if tells_apart(ended, spent) else []
+            self.look = LogLook(ended, spent, self._table)
+        self.is_ready = bool(self._table) and not self._record.is_bad
+        self._check_at = min(self._look_at, seen + min(max(least, seen // 16), most))
 
     def _row(self, last: Ghost) -> int:
         """Return the row of a request that continues another."""
@@ -322,55 +341,60 @@ class Forecast:
 
 
 _EDGES: npt.NDArray[np.int64] = np.array(AGES, np.int64)
-_WIDTHS: _Floats = np.diff(_EDGES, append=2 * AGES[-1]).astype(np.float64)
-_FADING: _Floats = np.multiply.accumulate(np.full(BINS, NEIGHBOUR))
-_PRIOR: _Floats = 0.3 / (_EDGES.astype(np.float64) + 30.0)
+_WIDTHS: Floats = np.diff(_EDGES, append=2 * AGES[-1]).astype(np.float64)
+_FADING: Floats = np.multiply.accumulate(np.full(BINS, NEIGHBOUR))
+_PRIOR: Floats = 0.3 / (_EDGES.astype(np.float64) + 30.0)
 """Hazard that is expected before anything was seen: the older, the less."""
 
 
-def worths(ended: _Floats, spent: _Floats) -> list[list[float]]:
-    """Return what a page is worth, by cell and age, from how many requests were continued and how long they waited.
+def hazards_by_cell(ended: Floats, spent: Floats) -> Floats:
+    """Return the hazards by cell and age, from how many requests were continued and how long they waited.
 
     A hazard is that of all requests at that age, times what each of ``MARGINS`` makes of what those before it leave to
     explain; each of these factors begins at one and needs evidence to leave it.
     """
-    in_sessions = slice(None, SESSION_CELLS)
-    known, waited = _summed(ended[in_sessions], 0), _summed(spent[in_sessions], 0)
-    base = (known + PRIOR_EVENTS) / (waited + PRIOR_EVENTS / _PRIOR)
+    known, waited = _of_sessions(ended, spent)
+    base = known / waited
     grid = (ROWS, COLUMNS, LAYERS, BINS)
-    ended_grid, spent_grid = ended[in_sessions].reshape(grid), spent[in_sessions].reshape(grid)
+    ended_grid, spent_grid = ended[IN_SESSIONS].reshape(grid), spent[IN_SESSIONS].reshape(grid)
     by_grid = base * np.array(ROW_FACTORS).reshape(ROWS, 1, 1, 1) * np.ones(grid)
     for axes, events in MARGINS:
         seen, expected = ended_grid, spent_grid * by_grid
         for axis in axes:
-            seen, expected = _summed(seen, axis), _summed(expected, axis)
+            seen, expected = summed(seen, axis), summed(expected, axis)
         continued, awaited = _smoothed(seen, expected) + events
         by_grid *= continued / awaited
     others = slice(SESSION_CELLS, None)
     continued, awaited = _smoothed(ended[others], spent[others] * base) + PRIOR_EVENTS
     hazards = np.concatenate([by_grid.reshape(SESSION_CELLS, BINS), base * (continued / awaited)])
     hazards[PASSED] = hazards[ENDED] = 0.0
-    return _indexes(hazards)
+    return hazards
 
 
-def tells_apart(ended: _Floats, spent: _Floats) -> bool:
+def _of_sessions(ended: Floats, spent: Floats) -> tuple[Floats, Floats]:
+    """Return by age what was seen of all requests of sessions, and what is expected of them before that."""
+    known, waited = summed(ended[IN_SESSIONS], 0)[0], summed(spent[IN_SESSIONS], 0)[0]
+    return known + PRIOR_EVENTS, waited + PRIOR_EVENTS / _PRIOR
+
+
+def tells_apart(ended: Floats, spent: Floats) -> bool:
     """Tell whether requests differ by cell, or come back the likelier the older they are, beyond what luck explains.
 
     Where they do not, the oldest is worth least, whatever its cell, and lru is right. Pearson's test against hazards
     that are the same in all cells and never rise, on those cells and ages of which five continuations are expected.
     """
-    base = _never_rising(_summed(ended, 0)[0], _summed(spent, 0)[0])
+    base = _never_rising(summed(ended, 0)[0], summed(spent, 0)[0])
     expected = spent * base
     chi_squared = count = 0.0
     for axis in (0, 1):
-        for seen, awaited in zip(_summed(ended, axis).flat, _summed(expected, axis).flat, strict=True):
+        for seen, awaited in zip(summed(ended, axis).flat, summed(expected, axis).flat, strict=True):
             if awaited >= EXPECTED_MIN:
                 chi_squared += float((seen - awaited) ** 2 / awaited)
                 count += 1
     return chi_squared - count > DEVIATIONS * sqrt(2 * count)
 
 
-def _never_rising(ended: _Floats, spent: _Floats) -> _Floats:
+def _never_rising(ended: Floats, spent: Floats) -> Floats:
     """Return the hazards by age that fit best of those that never rise: neighbours that do are made one."""
     runs: list[list[float]] = []
     for seen, waited in zip(ended.tolist(), spent.tolist(), strict=True):
@@ -381,7 +405,7 @@ def _never_rising(ended: _Floats, spent: _Floats) -> _Floats:
     return np.array([seen / waited if waited else 0.0 for seen, waited, bins in runs for _ in range(int(bins))])
 
 
-def _smoothed(*counts: _Floats) -> _Floats:
+def _smoothed(*counts: Floats) -> Floats:
     """Let ages speak for their neighbours, less the further they are: the sum of ``NEIGHBOUR ** distance`` of all.
 
     Each of ``counts``, all of one shape, is smoothed by itself, by sums of what has been divided by how it fades.
@@ -389,17 +413,12 @@ def _smoothed(*counts: _Floats) -> _Floats:
     given = np.array(counts)
     rising = np.add.accumulate(given / _FADING, axis=-1) * _FADING
     falling = np.add.accumulate((given * _FADING)[..., ::-1], axis=-1)[..., ::-1] / _FADING
-    smoothed: _Floats = rising + falling - given
+    smoothed: Floats = rising + falling - given
     return smoothed
 
 
-def _summed(counts: _Floats, axis: int) -> _Floats:
-    """Add up an axis in its order, whatever the machine, and keep it."""
-    return np.add.accumulate(counts, axis=axis).take([-1], axis=axis)
-
-
-def _indexes(hazards: _Floats) -> list[list[float]]:
-    """Return the Gittins index of each cell and age: of all times to keep a page for, the best rate of reuse."""
+def worths(hazards: Floats) -> list[list[float]]:
+    """Return what a page is worth by cell and age: the best rate of reuse of all times to keep it for."""
     by_age = hazards.T
     widths = _WIDTHS.reshape(BINS, 1)
     lasting = 1 / (1 + by_age * widths)

@@ -25,7 +25,7 @@ class Guide(Enum):
 
     FORECAST = "forecast"
     UNTOLD = "untold"
-    """LRU: too few requests were seen, or they differ by no more than luck explains."""
+    """LRU: too few requests were seen, or they differ by no more than luck explains, or not as was foretold."""
     LRU_AHEAD = "lru_ahead"
     """LRU, whose shadow has hit more of late."""
     ROOM_LEFT = "room_left"
@@ -39,7 +39,7 @@ class Guide(Enum):
 
 _GUIDE_TEXTS: Mapping[Guide, str] = {
     Guide.FORECAST: "by the forecast",
-    Guide.UNTOLD: "by lru: requests seen so far do not differ by more than luck",
+    Guide.UNTOLD: "by lru: requests differ by no more than luck, or not as was foretold",
     Guide.LRU_AHEAD: "by lru, which would have hit more of late",
     Guide.ROOM_LEFT: "by lru, until half as much has been evicted as is held",
 }

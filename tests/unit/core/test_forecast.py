@@ -16,11 +16,15 @@ from unified_cache.tree.forecast import (
     AGES,
     BINS,
     CELLS_COUNT,
+    COLUMN_TOKENS,
     COLUMNS,
     LAYERS,
     ROW_FACTORS,
     SESSION_CELLS,
+    Forecast,
+    Ghost,
     ReuseLog,
+    hazards_by_cell,
     worths,
 )
 from unified_cache.window import SPAN_ALL
@@ -77,7 +81,7 @@ def test_worth_is_the_best_rate_of_reuse_of_all_times_to_keep_a_page_for() -> No
     rng = np.random.default_rng(3)
     ended = rng.integers(0, 20, (CELLS_COUNT, BINS)).astype(np.float64)
     spent = rng.integers(1, 4000, (CELLS_COUNT, BINS)).astype(np.float64)
-    found = worths(ended, spent)
+    found = worths(hazards_by_cell(ended, spent))
     widths = [*(after - first for first, after in pairwise(AGES)), AGES[-1]]
     sessions = range(SESSION_CELLS)
     base = [
@@ -208,6 +212,26 @@ def test_a_request_that_a_clear_overtakes_is_continued_after_it() -> None:
     assert lock.end == 3
     assert lock.visit is not None
     assert lock.visit.goes_on
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_forecast_is_not_believed_from_soon_after_habits_change_until_it_has_learned_them(seed: int) -> None:
+    rng = random.Random(seed)
+    learned = Forecast(COLUMN_TOKENS)
+    waiting: list[Ghost] = []
+    believed: list[bool] = []
+    for number in range(4_000):
+        goes_on = len(waiting) > 40 and rng.random() < 0.6
+        last = waiting.pop(rng.randrange(len(waiting))) if goes_on else None
+        start = 0 if last is None else last.end
+        end = start + rng.choice((1, 20))
+        visit = learned.begin(start, end, last, below_shared=False)
+        if rng.random() < (0.8 if (end - start == 1) == (number < 1_000) else 0.2):
+            waiting.append(Ghost(visit.number, visit.cell, end, visit.number, end))
+        believed.append(learned.is_ready)
+    assert all(believed[250:1_000])
+    assert not any(believed[1_200:2_000])
+    assert all(believed[3_000:])
 
 
 def test_it_is_lru_until_half_as_much_was_evicted_as_is_held(quick: None) -> None:

@@ -26,6 +26,11 @@ def test_adaptive_keeps_lrus_hits_on_short_traces(kind: str) -> None:
     check(compared_hits(kind, generated_trace(kind, SHORT_REQUESTS), 0.1))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_adaptive_keeps_lrus_hits_although_sessions_flip_their_habits_early(seed: int) -> None:
+    check(compared_hits("flips", generated_trace("flips", 1_200, seed), 0.1))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("kind", KINDS)
