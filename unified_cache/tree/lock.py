@@ -8,8 +8,6 @@ Full is special in one respect only: while its last page is held on the tier, th
 before it, so the lock takes the last node alone. Where that page is not held, the lock takes the whole path.
 """
 
-from dataclasses import dataclass
-
 from unified_cache.pool import Tier
 from unified_cache.tree.forecast import Visit
 from unified_cache.tree.node import Node
@@ -20,22 +18,29 @@ from unified_cache.window import window
 __all__ = ["Lock", "lock", "release_windows", "unlock"]
 
 
-@dataclass(slots=True, eq=False)
 class Lock:
-    """Receipt for pages pinned on one tier; give it back once."""
+    """Receipt for pages pinned on one tier; give it back once.
 
-    tree: TreeState
-    node: Node
-    """The node that ends at ``end``."""
-    end: int
-    tier: Tier
-    held: list[tuple[int, int]]
-    """(component, first page pinned): pages [that, end) are pinned for it."""
-    released: bool = False
-    visit: Visit | None = None
-    """What the forecast made of the request; it goes on to the lock that ``insert`` returns."""
-    session: str | None = None
-    """Session whose request has it; see ``Prompt.session``."""
+    A plain class, since a dataclass is made by interpreted code where the core is compiled: a quarter of a lock's time.
+    """
+
+    __slots__ = ("end", "held", "node", "released", "session", "tier", "tree", "visit")
+
+    def __init__(
+        self, tree: TreeState, node: Node, end: int, tier: Tier, held: list[tuple[int, int]], visit: Visit | None
+    ) -> None:
+        self.tree = tree
+        self.node = node
+        """The node that ends at ``end``."""
+        self.end = end
+        self.tier = tier
+        self.held = held
+        """(component, first page pinned): pages [that, end) are pinned for it."""
+        self.released = False
+        self.visit = visit
+        """What the forecast made of the request; it goes on to the lock that ``insert`` returns."""
+        self.session: str | None = None
+        """Session whose request has it; see ``Prompt.session``."""
 
     def pins(self, component: int) -> bool:
         """Tell whether any page is pinned for a component."""
@@ -49,7 +54,7 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier, visit: Visit | None 
     that a transfer will bring.
     """
     if not end:
-        return Lock(tree, node, 0, tier, [], visit=visit)
+        return Lock(tree, node, 0, tier, [], visit)
     assert not node.dead
     if end < node.end:
         node = tree.split_for(node, end, visit)
@@ -66,7 +71,7 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier, visit: Visit | None 
         _pin(tree, node, lane + component, start)
     if len(tree.counts.changed) > CHANGED_NODES_MAX:
         tree.counts.count_changed()
-    return Lock(tree, node, end, tier, held, visit=visit)
+    return Lock(tree, node, end, tier, held, visit)
 
 
 def _pin(tree: TreeState, node: Node, lane: int, start: int) -> None:
