@@ -187,6 +187,23 @@ def test_the_store_hears_of_uses_before_it_is_given_pages_and_of_a_prompt_the_fi
     assert [document.keys.index(label.key) for label in store.calls[0][1]] == [0, 1, 2, 2, 2, 3, 3, 3]
 
 
+def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage() -> None:
+    store = Noting(100 * bytes_of(4))
+    filled(store, 8)
+    store.calls.clear()
+    toy = writing(WritePolicy.THROUGH, store, host=32)
+    cache, whole = toy.cache, toy.cache.prompt(tokens(8))
+    for pages in (4, 8):
+        cache.prefetch(whole.head(pages))
+        cache.wait_all(5)
+        cache.load(whole.head(pages))
+        cache.wait_all(5)
+        ask(toy, whole.head(pages))
+        ask(toy, cache.prompt(tokens(2, 1_000 * pages)))
+    assert whole.keys.index(store.touched[0].key) == 0
+    assert {whole.keys.index(label.key) for label in store.touched} >= {0, 1, 2, 3}
+
+
 def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() -> None:
     store = Noting(1_000 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=256)
