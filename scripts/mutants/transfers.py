@@ -16,8 +16,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "pages that a hanging store may fill are given back",
         "controller/controller.py",
-        "free=not in_use(operation, error),",
-        "free=True,",
+        "error is None, not in_use(operation, error)",
+        "error is None, True",
     ),
     Mutant(
         "a cancelled transfer frees what a worker still fills",
@@ -58,14 +58,14 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "sidecars are put before their KV",
         "controller/storage_tier.py",
-        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)",
-        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes[::-1])",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, touches=touches)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes[::-1], touches=touches)",
     ),
     Mutant(
         "sidecars are got before their KV",
         "controller/storage_tier.py",
-        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes)",
-        "return cls(backend, guard, layout, identity.owners(layout), memory, reads[::-1], writes)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, touches=touches)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads[::-1], writes, touches=touches)",
     ),
     Mutant(
         "sidecars are copied to the host before their KV",
@@ -76,7 +76,7 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "pages go to storage pool by pool",
         "controller/storage_tier.py",
-        "        listed.sort(key=itemgetter(0))\n",
+        "        if len(order) > 1:\n            listed.sort(key=lambda each: numbers[each[0]][each[1]])\n",
         "",
     ),
     Mutant(

@@ -205,11 +205,6 @@ class ReuseLog:
         if self._ages[place] < 0:
             self._ages[place] = self.now - number
 
-    def move(self, number: int, cell: int) -> None:
-        """Put a request into another cell, of which more is known by now."""
-        if not number & self._left_out:
-            self._cells[(number >> self._shift) - 1] = cell
-
     def counts(self) -> tuple[Floats, Floats]:
         """Return by cell and bin the requests continued at that age, and the time that requests spent at it."""
         cells = np.frombuffer(self._cells, np.int8).astype(np.int64)
