@@ -53,6 +53,13 @@ ENGINES_MUTANTS = [
         SGLANG_TREE_TESTS,
     ),
     Mutant(
+        "a call returns while a lane still fills the engine's rows",
+        "external/tier.py",
+        "            _let_end(others)\n",
+        "            pass\n",
+        tests=("tests/unit/external/test_lanes.py",),
+    ),
+    Mutant(
         "a late read fills the engine's rows",
         "external/loan.py",
         "        with self.guard:\n            self._rows = None\n",

@@ -80,6 +80,13 @@ TRANSFERS_MUTANTS = [
         "",
     ),
     Mutant(
+        "a store never hears of what memory hands out",
+        "controller/jobs.py",
+        "                    self._tell_uses()\n",
+        "",
+        tests=("tests/unit/core/test_touches.py",),
+    ),
+    Mutant(
         "a look-up asks for the first pool alone",
         "controller/jobs.py",
         "pools = [storage.pools(component) for component in range(len(asked))]",
