@@ -16,8 +16,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "pages that a hanging store may fill are given back",
         "controller/controller.py",
-        "error is None, not in_use(operation, error)",
-        "error is None, True",
+        "free=not in_use(operation, error),",
+        "free=True,",
     ),
     Mutant(
         "a cancelled transfer frees what a worker still fills",

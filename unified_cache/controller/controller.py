@@ -294,9 +294,14 @@ class Controller:
 
     def _readiness(self, operation: Operation, now_s: float) -> Readiness:
         error = self._ended.get(operation)
-        ended, succeeded, free = operation in self._ended, error is None, not in_use(operation, error)
-        in_time, patient, unanswered = now_s < operation.due_s, now_s < operation.stop_s, now_s < operation.answer_s
-        return Readiness(ended, succeeded, free, in_time, patient, unanswered)
+        return Readiness(
+            ended=operation in self._ended,
+            succeeded=error is None,
+            free=not in_use(operation, error),
+            in_time=now_s < operation.due_s,
+            patient=now_s < operation.stop_s,
+            unanswered=now_s < operation.answer_s,
+        )
 
     def _failures(self, live: list[Operation], agreed: list[Readiness]) -> dict[Operation, CacheError]:
         """Return the errors of jobs that have ended on every rank: this rank's own, or one that names the ranks."""
