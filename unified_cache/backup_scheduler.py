@@ -1,174 +1,291 @@
-"""Scheduling of backups: one small class for each write policy (write-through, selective, write-back)."""
+"""Scheduling of backups: one small class for each write policy, and the queues of prompts that wait for a backup.
 
+                inserted, used again
+                        |
+    put off (BACK) -> due -> a backup -> all arrived
+                        ^        |
+                        |        v
+                 for room, for the store      (retry queues)
+
+A prompt that a policy means to back up stays in one of these until all of its pages have arrived, or cannot any more. A
+backup that the host had no room for is tried again when another operation has given its pages back; one that the store
+failed or declined, when another backup has been stored, and after a pause; either, when a request uses its prompt.
+Each queue is bounded, and whatever falls out of it is counted by reason.
+"""
+
+import math
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
+
+from unified_cache.backup_request import BackupRequest
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import Operation, OperationState
-from unified_cache.errors import ConfigError
+from unified_cache.controller import LeftOut, Operation, OperationState, PageTally
+from unified_cache.errors import ClosedError, ConfigError
 from unified_cache.page import PageKey, Prompt
+from unified_cache.ranks import RankGroup
 
-__all__ = ["BackupScheduler", "WriteStrategy"]
+__all__ = ["BackupCounts", "BackupScheduler", "WriteStrategy"]
 
-DIRTY_PROMPTS_MAX = 4096
-"""Prompts that a policy puts off at most, however short they are."""
+QUEUED_PROMPTS_MAX = 4096
+"""Prompts that one queue holds at most, however short they are; of more, the oldest fall out."""
 
-DUE_PROMPTS_MAX = 4096
-"""Prompts that are due at most; where more are, those that have been due longest are not backed up."""
+ATTEMPTS_MAX = 32
+"""Backups in a row that bring a prompt no further, at most; then it is given up."""
 
-OWED_PROMPTS_MAX = 4096
-"""Prompts at most whose backup failed and is made up for, however short they are."""
+RETRY_PAUSE_S = 1.0
+"""Before a prompt that the store failed is tried again though no other backup was stored; doubled each time."""
+
+RETRY_PAUSE_S_MAX = 60.0
+
+RETRIED = frozenset((LeftOut.HOST_FULL, LeftOut.DECLINED, LeftOut.FAILED, LeftOut.STOPPED))
+"""Reasons that may be gone the next time."""
+
+
+@dataclass(slots=True)
+class BackupCounts:
+    """Pages that the write policy meant to back up: ``asked == arrived + already + waiting + sum of lost_pages``."""
+
+    asked_pages: int = 0
+    """Of all components, once for each time that the policy asked for a backup of a prompt, unless it still waited."""
+    arrived_pages: int = 0
+    """Taken by storage, or by the host where there is no storage."""
+    already_pages: int = 0
+    """Known to be there before."""
+    waiting_prompts: int = 0
+    """Prompts that are put off, due, being backed up or to be tried again; ``waiting_pages`` of them."""
+    waiting_pages: int = 0
+    retries: int = 0
+    """Backups that were tried again."""
+    lost_prompts: int = 0
+    """Prompts of which pages were given up."""
+    lost_pages: dict[LeftOut, int] = field(default_factory=dict)
+    """Pages given up, by the reason for which they were left out last."""
+
+    def add(self, tally: PageTally) -> bool:
+        """Count what a backup did with its pages for good; return whether it brought any of them further."""
+        evicted_pages = tally.left_out.get(LeftOut.EVICTED, 0)
+        self.arrived_pages += tally.arrived
+        self.already_pages += tally.already
+        self.lose(LeftOut.EVICTED, evicted_pages)
+        return bool(tally.arrived or tally.already or evicted_pages)
+
+    def lose(self, reason: LeftOut, pages: int) -> None:
+        """Count pages that are given up."""
+        if pages:
+            self.lost_pages[reason] = self.lost_pages.get(reason, 0) + pages
+
+    @property
+    def lost_pages_count(self) -> int:
+        """Pages given up, for whatever reason."""
+        return sum(self.lost_pages.values())
+
+    def __str__(self) -> str:
+        """Return in one line what was given up."""
+        reasons = ", ".join(f"{pages} {reason.value}" for reason, pages in sorted_by_pages(self.lost_pages))
+        return f"{self.lost_pages_count} pages of {self.lost_prompts} prompts were not backed up: {reasons}"
+
+
+def sorted_by_pages(pages: dict[LeftOut, int]) -> list[tuple[LeftOut, int]]:
+    """Return reasons and pages, most pages first."""
+    return sorted(pages.items(), key=lambda each: -each[1])
 
 
 class WriteStrategy(Protocol):
-    """A write policy: learns what requests do, and returns the prompts to back up now."""
+    """A write policy: which prompts it backs up, and when."""
 
-    def reused(self, prompt: Prompt) -> list[Prompt]:
-        """Note that a request uses a prompt which another one left on the device."""
+    @property
+    def writes_inserted(self) -> bool:
+        """Whether every prompt that is inserted is to be backed up; the device then evicts nothing without a copy."""
         ...
 
-    def inserted(self, prompt: Prompt, new_pages: int) -> list[Prompt]:
-        """Note that a prompt is on the device, its last ``new_pages`` pages for the first time."""
+    @property
+    def writes_reused(self) -> bool:
+        """Whether a prompt is to be backed up when a request uses it that another one left on the device."""
         ...
 
-    def rest(self) -> list[Prompt]:
+    def put_off(self, request: BackupRequest, new_pages: int) -> list[BackupRequest]:
+        """Take a prompt, the last ``new_pages`` pages of which are new on the device; return those due now."""
+        ...
+
+    def rest(self) -> list[BackupRequest]:
         """Return all that was put off: the policy changes, or the cache is closed."""
         ...
 
     @property
-    def loses_nothing(self) -> bool:
-        """Whether every prompt is to be backed up, and so what the device evicts is copied to the host before."""
+    def waiting(self) -> Iterable[BackupRequest]:
+        """Prompts that are put off."""
         ...
 
 
 class WriteOnCall:
     """Back up on call only."""
 
-    loses_nothing = False
+    writes_inserted = False
+    writes_reused = False
+    waiting: Iterable[BackupRequest] = ()
 
-    def reused(self, prompt: Prompt) -> list[Prompt]:
-        """Back up nothing."""
-        return []
+    def put_off(self, request: BackupRequest, new_pages: int) -> list[BackupRequest]:
+        """Put off nothing."""
+        return [request]
 
-    def inserted(self, prompt: Prompt, new_pages: int) -> list[Prompt]:
-        """Back up nothing."""
-        return []
-
-    def rest(self) -> list[Prompt]:
-        """Nothing waits."""
+    def rest(self) -> list[BackupRequest]:
+        """Return nothing: no prompt waits."""
         return []
 
 
 class WriteThrough(WriteOnCall):
     """Write-through: back up every prompt as soon as it is inserted."""
 
-    loses_nothing = True
-
-    def inserted(self, prompt: Prompt, new_pages: int) -> list[Prompt]:
-        """Back it up."""
-        return [prompt]
+    writes_inserted = True
 
 
 class WriteThroughSelective(WriteOnCall):
     """Write-through selective: back up a prompt when it is used a second time."""
 
-    def reused(self, prompt: Prompt) -> list[Prompt]:
-        """Back up what was used before; what is new has to be used again first."""
-        return [prompt]
+    writes_reused = True
 
 
 class WriteBack(WriteOnCall):
     """Write-back: back up the oldest dirty prompts once more than ``dirty_pages_max`` device pages wait."""
 
-    loses_nothing = True
+    writes_inserted = True
 
-    def __init__(self, dirty_pages_max: int) -> None:
+    def __init__(self, dirty_pages_max: int, counts: BackupCounts) -> None:
+        self._counts = counts
         self._dirty_pages_max = dirty_pages_max
         self._dirty_pages = 0
-        self._dirty: OrderedDict[PageKey, tuple[Prompt, int]] = OrderedDict()
+        self._dirty: OrderedDict[PageKey, tuple[BackupRequest, int]] = OrderedDict()
 
-    def inserted(self, prompt: Prompt, new_pages: int) -> list[Prompt]:
-        """Let it wait behind the others; back up those that have waited longest and are too many."""
-        key = prompt.keys[-1]
-        _, waiting_pages = self._dirty.pop(key, (prompt, 0))
-        self._dirty[key] = (prompt, waiting_pages + new_pages)
+    @property
+    def waiting(self) -> Iterable[BackupRequest]:  # type: ignore[override]  # computed, where the others have none
+        """Prompts that are put off."""
+        return [request for request, _ in self._dirty.values()]
+
+    def put_off(self, request: BackupRequest, new_pages: int) -> list[BackupRequest]:
+        """Let it wait behind the others; return those that have waited longest and are too many."""
+        key = request.prompt.keys[-1]
+        if key in self._dirty:
+            earlier, waiting_pages = self._dirty.pop(key)
+            self._counts.asked_pages -= request.merge(earlier)
+            new_pages += waiting_pages
+            self._dirty_pages -= waiting_pages
+        self._dirty[key] = (request, new_pages)
         self._dirty_pages += new_pages
-        due: list[Prompt] = []
-        while self._dirty and (self._dirty_pages > self._dirty_pages_max or len(self._dirty) > DIRTY_PROMPTS_MAX):
+        due: list[BackupRequest] = []
+        while self._dirty and (self._dirty_pages > self._dirty_pages_max or len(self._dirty) > QUEUED_PROMPTS_MAX):
             _, (oldest, pages) = self._dirty.popitem(last=False)
             self._dirty_pages -= pages
             due.append(oldest)
         return due
 
-    def rest(self) -> list[Prompt]:
-        """Back up all of them."""
-        waiting = [prompt for prompt, _ in self._dirty.values()]
+    def rest(self) -> list[BackupRequest]:
+        """Return all of them."""
+        waiting = [request for request, _ in self._dirty.values()]
         self._dirty.clear()
         self._dirty_pages = 0
         return waiting
 
 
-class OwedBackups:
-    """Prompts whose backup failed, or that storage did not take, until another backup shows that it works again.
+class RetryQueue:
+    """Prompts to be tried again, the one first that has waited longest, of at most ``pages_max`` pages together."""
 
-    All together have at most ``pages_max`` pages, but for a single one; those that failed first are given up first.
-    """
-
-    def __init__(self, pages_max: int) -> None:
+    def __init__(self, pages_max: int, counts: BackupCounts) -> None:
+        self._counts = counts
         self._pages_max = pages_max
         self._pages = 0
-        self._prompts: OrderedDict[PageKey, Prompt] = OrderedDict()
+        self._requests: OrderedDict[PageKey, BackupRequest] = OrderedDict()
 
-    def add(self, prompt: Prompt) -> None:
-        """Remember a prompt, behind the others."""
-        key = prompt.keys[-1]
-        if key not in self._prompts:
-            self._prompts[key] = prompt
-            self._pages += prompt.pages_count
-        self._prompts.move_to_end(key)
-        while len(self._prompts) > 1 and (self._pages > self._pages_max or len(self._prompts) > OWED_PROMPTS_MAX):
-            self._remove_first()
+    def __len__(self) -> int:
+        return len(self._requests)
 
-    def take_first(self) -> list[Prompt]:
-        """Return and forget the prompt that has waited longest; nothing if there is none."""
-        return [self._remove_first()] if self._prompts else []
+    @property
+    def requests(self) -> Iterable[BackupRequest]:
+        """All of them."""
+        return self._requests.values()
 
-    def take_all(self) -> list[Prompt]:
-        """Return and forget all, the one first that has waited longest."""
-        return [self._remove_first() for _ in range(len(self._prompts))]
+    def add(self, request: BackupRequest) -> list[BackupRequest]:
+        """Queue a prompt behind the others; return those that fall out, the oldest, never the only one."""
+        key = request.prompt.keys[-1]
+        earlier = self._requests.pop(key, None)
+        if earlier is None:
+            self._pages += request.prompt.pages_count
+        else:
+            self._counts.asked_pages -= request.merge(earlier)
+        self._requests[key] = request
+        out: list[BackupRequest] = []
+        while len(self) > 1 and (self._pages > self._pages_max or len(self) > QUEUED_PROMPTS_MAX):
+            out += self.take(1)
+        return out
 
-    def _remove_first(self) -> Prompt:
-        _, prompt = self._prompts.popitem(last=False)
-        self._pages -= prompt.pages_count
-        return prompt
+    def take(self, prompts_max: int) -> list[BackupRequest]:
+        """Return and forget so many of those that have waited longest."""
+        return [self._remove(next(iter(self._requests))) for _ in range(min(prompts_max, len(self)))]
+
+    def take_used(self, prompt: Prompt) -> list[BackupRequest]:
+        """Return and forget those that a prompt begins with."""
+        return [self._remove(key) for key in prompt.keys if key in self._requests] if self._requests else []
+
+    def _remove(self, key: PageKey) -> BackupRequest:
+        request = self._requests.pop(key)
+        self._pages -= request.prompt.pages_count
+        return request
 
 
 class BackupScheduler:
-    """The write policy in force, and a bounded queue of the prompts that are due for a backup."""
+    """The write policy in force, and bounded queues of the prompts that wait for a backup."""
 
-    def __init__(self, config: CacheConfig) -> None:
-        """Follow ``config.write``.
+    def __init__(
+        self,
+        config: CacheConfig,
+        request_of: Callable[[Prompt], BackupRequest],
+        ranks: RankGroup,
+        clock: Callable[[], float],
+    ) -> None:
+        """Follow ``config.write``; ``request_of`` asks for all that memory has of a prompt, ``clock`` gives seconds.
 
         Raises:
             ConfigError: it writes, and there is no host tier to write to.
         """
-        self._due: deque[Prompt] = deque(maxlen=DUE_PROMPTS_MAX)
-        self._running: dict[Operation, Prompt] = {}
-        self._owed = OwedBackups(config.host_pages[0])
-        self._writer = _writer_of(config)
+        self._request_of = request_of
+        self._ranks = ranks
+        self._clock = clock
+        self._counts = BackupCounts()
+        self._due: deque[BackupRequest] = deque()
+        self._running: dict[Operation, BackupRequest] = {}
+        pages_max = config.device_pages[0] + config.host_pages[0]
+        self._for_room = RetryQueue(pages_max, self._counts)
+        """Those that the host had no room for."""
+        self._for_store = RetryQueue(pages_max, self._counts)
+        """Those that the store failed or declined, or was detached from."""
+        self._retry_at_s = math.inf
+        """When the first of ``_for_store`` is tried again, whatever happens."""
+        self._pause_s = RETRY_PAUSE_S
+        self._released_count = 0
+        self._writer = _writer_of(config, self._counts)
 
     @property
-    def loses_nothing(self) -> bool:
-        """Whether what the device evicts is to be copied to the host before."""
-        return self._writer.loses_nothing
+    def writes_inserted(self) -> bool:
+        """Whether every prompt is to be backed up, so that a page which the device evicts is copied to the host first.
+
+        A prompt may be lost all the same, where the host has no room for long enough: ``counts`` says so.
+        """
+        return self._writer.writes_inserted
 
     def reused(self, prompt: Prompt) -> None:
-        """Note that a request uses a prompt which another one left on the device."""
-        self._due += self._writer.reused(prompt)
+        """Record that a request uses a prompt which another one left on the device."""
+        if self._writer.writes_reused:
+            self._ask(prompt)
+        for queue in (self._for_room, self._for_store):
+            self._make_due(queue.take_used(prompt))
 
     def inserted(self, prompt: Prompt, new_pages: int) -> None:
-        """Note that a prompt is on the device, its last ``new_pages`` pages for the first time."""
-        self._due += self._writer.inserted(prompt, new_pages)
+        """Record that a prompt is on the device, its last ``new_pages`` pages for the first time."""
+        if self._writer.writes_inserted:
+            self._ask(prompt, new_pages)
 
     def follow(self, config: CacheConfig) -> None:
         """Go on with another policy; what the old one has put off is due now.
@@ -176,49 +293,152 @@ class BackupScheduler:
         Raises:
             ConfigError: as on construction; the old policy stays.
         """
-        writer = _writer_of(config)
+        writer = _writer_of(config, self._counts)
         self.give_up_waiting()
         self._writer = writer
 
     def give_up_waiting(self) -> None:
-        """Make all due that the policy has put off, and what failed before."""
-        self._due += self._writer.rest()
-        self._due += self._owed.take_all()
+        """Make all due that the policy has put off, and what is to be tried again."""
+        self._make_due(self._writer.rest())
+        for queue in (self._for_room, self._for_store):
+            self._make_due(queue.take(len(queue)))
 
-    def take(self, prompts_max: int) -> list[Prompt]:
-        """Return what is to be backed up now, the longest due first, at most ``prompts_max``."""
+    def take(self, prompts_max: int, released_count: int) -> list[BackupRequest]:
+        """Return what is to be backed up now, the longest due first, at most ``prompts_max``.
+
+        ``released_count`` counts the operations so far that have given host pages back.
+        """
         self._look_at_ends()
+        self._make_due(self._for_room.take(released_count - self._released_count))
+        self._released_count = released_count
         return [self._due.popleft() for _ in range(min(prompts_max, len(self._due)))]
 
-    def started(self, prompt: Prompt, operation: Operation | None) -> None:
-        """Note the backup of a prompt that was due, what comes of it counts; None if it was declined."""
-        if operation is not None:
-            self._running[operation] = prompt
+    def look_at_clock(self) -> None:
+        """Make the oldest prompt due that the store failed, where that was long enough ago on every rank."""
+        if self._for_store and not self._ranks.is_lost:
+            is_due = np.array([self._clock() >= self._retry_at_s], np.bool_)
+            if self._ranks.agree(is_due)[0]:
+                self._pause_s = min(2 * self._pause_s, RETRY_PAUSE_S_MAX)
+                self._retry_at_s = self._clock() + self._pause_s
+                self._make_due(self._for_store.take(1))
+
+    def storage_attached(self) -> None:
+        """Make the oldest prompt due that waits for a store: another one is there."""
+        self._make_due(self._for_store.take(1))
+
+    def started(self, request: BackupRequest, operation: Operation | None) -> None:
+        """Record the backup of a prompt that was due; None if it was declined, since a rank is lost."""
+        if operation is None:
+            self._lose(request, LeftOut.FAILED)
+        else:
+            self._running[operation] = request
+
+    def close(self) -> BackupCounts:
+        """Give up what still waits, and return the counts; of what no backup has tried the reason is CLOSED."""
+        self._look_at_ends()
+        self.give_up_waiting()
+        while self._due:
+            self._lose(self._due.popleft(), LeftOut.CLOSED)
+        return self.counts()
+
+    def forget(self) -> None:
+        """Give up what waits: memory holds nothing any more."""
+        self._look_at_ends()
+        self.give_up_waiting()
+        while self._due:
+            self._lose(self._due.popleft(), LeftOut.EVICTED)
+
+    def counts(self) -> BackupCounts:
+        """Return what came of all pages that the policy meant to back up."""
+        waiting = [*self._due, *self._running.values(), *self._writer.waiting]
+        waiting += [*self._for_room.requests, *self._for_store.requests]
+        counts = replace(
+            self._counts,
+            lost_pages=dict(self._counts.lost_pages),
+            waiting_prompts=len(waiting),
+            waiting_pages=sum(request.pages_count for request in waiting),
+        )
+        for operation in self._running:
+            counts.add(operation.tally)
+        return counts
+
+    def _ask(self, prompt: Prompt, new_pages: int = 0) -> None:
+        request = self._request_of(prompt)
+        self._counts.asked_pages += request.pages_count
+        self._make_due(self._writer.put_off(request, new_pages))
+
+    def _make_due(self, requests: Iterable[BackupRequest]) -> None:
+        self._due += requests
+        while len(self._due) > QUEUED_PROMPTS_MAX:
+            self._lose(self._due.popleft(), LeftOut.QUEUE_FULL)
 
     def _look_at_ends(self) -> None:
-        """Remember the prompts whose backups have failed; one that did not makes the oldest of those due again.
+        """Take the backups that are over: queue what is to be tried again, and try more where one was stored.
 
         One after the other, so that a store that takes some pages and fails on others is not asked for ever.
         """
         if not self._running:
             return
-        over = [operation for operation in self._running if operation.state is not OperationState.RUNNING]
-        for operation in over:
-            prompt = self._running.pop(operation)
-            if operation.state is OperationState.FAILED or operation.unstored_count:
-                self._owed.add(prompt)
-            elif operation.state is OperationState.DONE:
-                self._due += self._owed.take_first()
+        for operation in [each for each in self._running if each.state is not OperationState.RUNNING]:
+            request, tally = self._running.pop(operation), operation.tally
+            is_further = self._counts.add(tally)
+            if LeftOut.EVICTED in tally.left_out:
+                self._count_lost(request)
+            request.attempts_count = 0 if is_further else request.attempts_count + 1
+            request.leave_untried(_reason_of(operation))
+            if request.pages_count:
+                self._try_again(request)
+            elif tally.stored or LeftOut.EVICTED in tally.left_out:
+                self._pause_s = RETRY_PAUSE_S
+                self._make_due(self._for_store.take(1))
+
+    def _try_again(self, request: BackupRequest) -> None:
+        """Queue a prompt of which pages were left out for what they wait for, or give it up."""
+        reasons = dict(request.left_out())
+        if request.attempts_count >= ATTEMPTS_MAX or not RETRIED.intersection(reasons):
+            self._lose(request, LeftOut.FAILED)
+            return
+        self._counts.retries += 1
+        if LeftOut.HOST_FULL in reasons:
+            self._lose_all(self._for_room.add(request))
+            return
+        if not self._for_store:
+            self._retry_at_s = self._clock() + self._pause_s
+        self._lose_all(self._for_store.add(request))
+
+    def _lose_all(self, requests: Iterable[BackupRequest]) -> None:
+        for request in requests:
+            self._lose(request, LeftOut.QUEUE_FULL)
+
+    def _lose(self, request: BackupRequest, reason: LeftOut) -> None:
+        """Give a prompt up, for ``reason`` as far as no backup has left its pages out for another."""
+        request.leave_untried(reason)
+        self._count_lost(request)
+        for why, pages in request.left_out():
+            self._counts.lose(why, pages)
+
+    def _count_lost(self, request: BackupRequest) -> None:
+        self._counts.lost_prompts += not request.has_lost
+        request.has_lost = True
 
 
-def _writer_of(config: CacheConfig) -> WriteStrategy:
+def _reason_of(operation: Operation) -> LeftOut:
+    """Return why pages were left out that the backup did not come to."""
+    if isinstance(operation.error, ClosedError):
+        return LeftOut.CLOSED
+    if operation.state is OperationState.CANCELLED:
+        return LeftOut.CANCELLED
+    return LeftOut.STOPPED if operation.error is None else LeftOut.FAILED
+
+
+def _writer_of(config: CacheConfig, counts: BackupCounts) -> WriteStrategy:
     policy = config.write
     if policy is WritePolicy.THROUGH and not config.host_pages[0]:
         return WriteOnCall()  # through a host tier that is not there: nothing to write to
     if policy is not WritePolicy.ON_CALL and not config.host_pages[0]:
         raise ConfigError(f"the write policy {policy.value} needs host pages, found {config.host_pages}")
     if policy is WritePolicy.BACK:
-        return WriteBack(int(config.device_pages[0] * config.dirty_share))
+        return WriteBack(int(config.device_pages[0] * config.dirty_share), counts)
     return {
         WritePolicy.ON_CALL: WriteOnCall,
         WritePolicy.THROUGH: WriteThrough,

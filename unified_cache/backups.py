@@ -1,12 +1,15 @@
 """Backups: what the device has of a prompt, copied to the host, and what the host has of it, put into storage.
 
                  0                          other ends            longest end      pages_count
-    Full         |------------- copied where the host lacks it ---------|.............|
-    windows               |- w -|     |- w -|                    |- w --|
+    Full         |------------- copied where the host lacks it ---------|== in pieces ==|
+    windows               |- w -|     |- w -|                    |- w --|         |= w =|
                  each with the end that it was kept for, for the resumes that begin there
 
+A prompt that the host is too small for goes on to storage in pieces: each is copied into host slots of its own, put,
+and given up before the next one, in the order of the prompt. As the ``buffer_only`` host of SGLang.
+
 A write policy gives storage only what storage is not known to have: a page once, and once more after a failure. Where
-the policy means to lose nothing, what the device evicts before its turn is copied to the host on the owner's thread.
+the policy backs up everything, pages that the device evicts before are copied to the host on the owner's thread.
 """
 
 import logging
@@ -16,8 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_cache.controller import Operation, StorageTier, TransferKind
-from unified_cache.controller.jobs import BackupJob, StoreJob
+from unified_cache.backup_request import BackupRequest
+from unified_cache.controller import LeftOut, Operation, PageTally, StorageTier, TransferKind
+from unified_cache.controller.jobs import STORAGE_BATCH_BYTES, STORAGE_BATCH_OBJECTS, BackupJob, StoreJob
 from unified_cache.controller.operation import Job
 from unified_cache.controller.touches import UsedPages
 from unified_cache.controller.workers import run_job
@@ -26,7 +30,7 @@ from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import PageCopies, PageNumbers, Pages, Tier, numbers_of
+from unified_cache.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, numbers_of
 from unified_cache.ranks import RankGroup, held_by_all, true_for_all
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.traffic import TrafficCounts
@@ -46,14 +50,23 @@ JobSteps = Generator[Job, Operation, int]
 """Steps that wait for jobs of their own alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Putting:
-    """The storage that pages go on to from the host, and which of them."""
+@dataclass(slots=True)
+class BackupRun:
+    """One backup under way."""
 
-    storage: StorageTier
+    request: BackupRequest
+    tally: PageTally
+    storage: StorageTier | None
+    """The storage that pages go on to from the host."""
     level: Level
     puts_again: bool
-    """Whether what storage has already is put once more, to keep it recent there."""
+    """Whether pages that storage has already are put once more, to keep them recent there."""
+    operation: Operation | None = None
+    """Its operation; None until its first job has ended."""
+
+    def is_stopping(self) -> bool:
+        """Return whether the operation was told to make do with what has come."""
+        return self.operation is not None and self.operation.is_stopping
 
 
 class Backups:
@@ -76,22 +89,41 @@ class Backups:
         self._ranks = ranks
         self._traffic = traffic
 
-    def backup(self, prompt: Prompt, storage: StorageTier | None, level: Level) -> JobSteps:
+    def backup(self, prompt: Prompt, storage: StorageTier | None, level: Level, tally: PageTally) -> JobSteps:
         """Copy what the host lacks of a prompt's device prefix and publish it; then put all that the host has of it.
 
         First what a resume at its end needs, then the windows that were kept at other ends, for other resumes. Pages
         that storage has already are put again, and so are the windows at the end that this prompt was resumed from:
         that costs a look-up and keeps them recent there, where hits in memory are not seen. The host pages stay pinned
         until storage has answered.
-        Where the host is short of room, the longest prefix that fits is backed up. Returns the pages copied to it.
+        Where the host is short of room, the longest prefix that fits is kept there; where it is too small for the
+        prompt, the rest goes on to storage in pieces. Returns the pages copied.
         """
-        putting = None if storage is None else Putting(storage, level, puts_again=True)
-        return self._move(prompt, self._ledger.tree.match, self._moving, putting)
+        request = self.request(self._ledger.tree.match(prompt))
+        run = BackupRun(request, tally, storage, level, puts_again=storage is not None)
+        return self._back_up(run, self._ledger.tree.match, self._moving)
 
-    def write(self, prompt: Prompt, storage: StorageTier | None) -> JobSteps:
-        """Back a prompt up for a write policy: storage is given only what it is not known to have."""
-        putting = None if storage is None else Putting(storage, Level.CACHED, puts_again=False)
-        return self._move(prompt, self._ledger.tree.match, self._moving, putting)
+    def write(self, request: BackupRequest, storage: StorageTier | None, tally: PageTally) -> JobSteps:
+        """Back up pages for a write policy: storage is given only what it is not known to have."""
+        run = BackupRun(request, tally, storage, Level.CACHED, puts_again=False)
+        return self._back_up(run, self._ledger.tree.match, self._moving)
+
+    def request(self, found: Match) -> BackupRequest:
+        """Return a request for all of a matched prompt: Full, and the windows that memory keeps at any end.
+
+        Complexity: linear in pages, for layouts with windows.
+        """
+        pages_count = found.prompt.pages_count
+        wanted = [all_pages(pages_count)]
+        spans = [component.span for component in self._ledger.layout.components[1:]]
+        if spans:
+            kept_before = np.concatenate([[0], np.cumsum(self._resumable(found))])
+            ends = np.arange(found.host_end)
+            for span in spans:
+                pages = np.zeros(pages_count, np.bool_)
+                pages[: len(ends)] = kept_before[np.minimum(ends + span, found.host_end)] > kept_before[ends]
+                wanted.append(pages)
+        return BackupRequest(found.prompt, wanted)
 
     def note_use(self, found: Match, storage: StorageTier) -> None:
         """Have storage hear, before it is given more, of the pages in memory that a request asks for.
@@ -121,8 +153,10 @@ class Backups:
         """
         if self._ranks.is_lost:
             return
+        tree = self._ledger.tree
+        run = BackupRun(self.request(tree.peek(prompt)), PageTally(), None, Level.CACHED, puts_again=False)
         try:
-            with closing(self._move(prompt, self._ledger.tree.peek, self._ledger.saving, None)) as steps:
+            with closing(self._back_up(run, tree.peek, self._ledger.saving)) as steps:
                 for job in steps:
                     error = run_job(job)
                     if not self._ranks.agree(np.array([error is None], np.bool_))[0]:
@@ -134,21 +168,20 @@ class Backups:
     def _moving(self, found: Match, end: int) -> Moving:
         return self._ledger.moving(found, end, Tier.DEVICE, Tier.HOST)
 
-    def _move(
-        self,
-        prompt: Prompt,
-        look: Callable[[Prompt], Match],
-        begin: Callable[[Match, int], Moving],
-        putting: Putting | None,
+    def _back_up(
+        self, run: BackupRun, look: Callable[[Prompt], Match], begin: Callable[[Match, int], Moving]
     ) -> JobSteps:
-        """Copy and put what is needed at each end, the longest first; return the pages copied."""
-        tree = self._ledger.tree
+        """Copy and put what is needed at each end, the longest first, then the rest; return the pages copied."""
+        ledger, tree, request = self._ledger, self._ledger.tree, run.request
+        prompt = request.prompt
+        request.begin()
+        run.tally.asked = request.pages_count
         found = look(prompt)
-        longest = max(self._ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), tree.full_end(found, Tier.HOST))
+        self._take_off_known(run, found)
+        longest = max(ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), tree.full_end(found, Tier.HOST))
         if longest < found.device_end:
-            self._ledger.fates.note_unbacked(prompt.head(found.device_end), Cause.HOST_FULL)
-        copied = 0
-        for end in [longest, *self._other_ends(found, longest, putting)] if longest else ():
+            ledger.fates.note_unbacked(prompt.head(found.device_end), Cause.HOST_FULL)
+        for end in [longest, *self._other_ends(found, longest, run)] if longest else ():
             if end != longest:
                 found = look(prompt.head(end))
                 if found.host_end != end or tree.full_end(found, Tier.HOST) < end:
@@ -156,84 +189,239 @@ class Backups:
             with begin(found, end) as held:
                 moving = held_by_all(self._ranks, held)
                 if moving is None:
-                    self._ledger.fates.note_unbacked(prompt.head(end), Cause.HOST_FULL)
+                    ledger.fates.note_unbacked(prompt.head(end), Cause.HOST_FULL)
                     continue
-                copied += yield from self._copy(prompt, moving)
-                if putting is not None:
-                    yield from self._put(prompt, moving.held() if end == longest else moving.held_windows(), putting)
-        return copied
+                yield from self._copy(run, moving)
+                if run.storage is not None:
+                    yield from self._put_held(run, moving.held() if end == longest else moving.held_windows())
+                else:
+                    self._count_on_host(run, moving.held())
+        reason = LeftOut.HOST_FULL
+        if self._exceeds_host(prompt.pages_count):
+            if run.storage is None:
+                reason = LeftOut.HOST_TOO_SMALL
+            else:
+                yield from self._put_in_pieces(run, run.storage)
+        request.leave_untried(LeftOut.STOPPED if run.is_stopping() else reason)
+        for reason, pages in request.left_out():
+            run.tally.leave_out(reason, pages)
+        return run.tally.copied
 
-    def _other_ends(self, found: Match, longest: int, putting: Putting | None) -> list[int]:
+    def _take_off_known(self, run: BackupRun, found: Match) -> None:
+        """Take pages off that are where they should be, and those that memory does not hold any more."""
+        ledger, request = self._ledger, run.request
+        for component in range(len(ledger.layout.components)):
+            end = found.tree_end if component else found.host_end
+            on_device, on_host = (ledger.tree.slots(found, tier, component, 0, end) for tier in Tier)
+            gone = all_pages(found.prompt.pages_count)
+            gone[:end] = (on_device < 0) & (on_host < 0)
+            run.tally.leave_out(LeftOut.EVICTED, request.take_off(component, gone))
+            if run.puts_again:
+                continue
+            if run.storage is None:
+                known = on_host >= 0
+            else:
+                known = ledger.stored.among(component, on_host) & (on_host >= 0)
+                known |= ledger.stored_device.among(component, on_device) & (on_device >= 0)
+            run.tally.already += request.take_off(component, numbers_of(known))
+
+    def _count_on_host(self, run: BackupRun, held: Sequence[PageCopies]) -> None:
+        """Count pages that the host holds now as arrived: of a backup that goes no further."""
+        for part in held:
+            run.tally.arrived += run.request.take_off(part.component, part.pages)
+
+    def _resumable(self, found: Match) -> Pages:
+        """Return a mask of the ends in [1, host_end] at which a match can be resumed from device and host together."""
+        ledger, end = self._ledger, found.host_end
+        spans = [component.span for component in ledger.layout.components]
+        holes: list[Pages | None] = [None]
+        for component in range(1, len(spans)):
+            on_device, on_host = (ledger.tree.slots(found, tier, component, 0, end) for tier in Tier)
+            holes.append((on_device < 0) & (on_host < 0))
+        return restorable_ends(spans, holes, 0, end, [0 for _ in spans])
+
+    def _exceeds_host(self, pages_count: int) -> bool:
+        """Return whether a prompt of so many pages does not fit the host even where that is empty."""
+        ledger = self._ledger
+        return any(
+            min(pages_count, component.span) > ledger.capacity(Tier.HOST, number)
+            for number, component in enumerate(ledger.layout.components)
+        )
+
+    def _other_ends(self, found: Match, longest: int, run: BackupRun) -> list[int]:
         """Return the ends before the longest, descending, whose windows memory keeps and the host or storage lacks.
 
         Where pages are put again, also the last one that neither lacks: that is where the prompt was resumed.
         """
         tree, resumed = self._ledger.tree, found.host_end
         spans = [component.span for component in self._ledger.layout.components]
-        holes: list[Pages | None] = [None]
         lacking: list[tuple[int, Pages]] = []
         for component, span in enumerate(spans[1:], 1):
-            on_device, on_host = (tree.slots(found, tier, component, 0, resumed) for tier in (Tier.DEVICE, Tier.HOST))
+            on_device, on_host = (tree.slots(found, tier, component, 0, resumed) for tier in Tier)
             lacks = (on_device >= 0) & (on_host < 0)
-            if putting is not None:
+            if run.storage is not None:
                 lacks |= (on_host >= 0) & ~self._ledger.stored.among(component, on_host)
             lacks[window(longest, span) :] = False
-            holes.append((on_device < 0) & (on_host < 0))
             lacking.append((span, lacks))
-        puts_again = putting is not None and putting.puts_again and len(spans) > 1
+        puts_again = run.puts_again and len(spans) > 1
         if not puts_again and not any(lacks.any() for _, lacks in lacking):
             return []
-        resumable = restorable_ends(spans, holes, 0, resumed, [0 for _ in spans])
+        resumable = self._resumable(found)
         ends = _covering_ends(lacking, resumable)
         if puts_again:
             before = [end for end in tree.node_ends(found) if end < longest and resumable[end - 1]]
             ends.update([end for end in before if end not in ends][-1:])
         return sorted(ends - {longest}, reverse=True)
 
-    def _copy(self, prompt: Prompt, moving: TierTransfer) -> JobSteps:
-        """Copy and publish what moves; return the pages copied."""
+    def _copy(self, run: BackupRun, moving: TierTransfer) -> Generator[Job, Operation, None]:
+        """Copy and publish what moves; what storage is known to have by the device, it has by the host as well."""
+        prompt, ledger = run.request.prompt, self._ledger
         is_copied = False
         try:
             if moving.parts:
-                yield BackupJob(self._memory, self._ledger.layout, self._owners, prompt, moving.parts)
+                run.operation = yield BackupJob(self._memory, ledger.layout, self._owners, prompt, moving.parts)
             is_copied = True
         finally:
             if not is_copied:
-                self._ledger.fates.note_unbacked(prompt, Cause.BACKUP_FAILED)
-        return self._traffic.add(TransferKind.BACKUP, moving.publish())
+                ledger.fates.note_unbacked(prompt, Cause.BACKUP_FAILED)
+        published = moving.publish()
+        for part in published:
+            ledger.stored.add(part.component, part.target[ledger.stored_device.among(part.component, part.source)])
+        run.tally.copied += self._traffic.add(TransferKind.BACKUP, published)
 
-    def _put(self, prompt: Prompt, held: Sequence[PageCopies], putting: Putting) -> JobSteps:
-        """Put what is chosen of pages that the host holds; return how many storage took or had.
+    def _put_held(self, run: BackupRun, held: Sequence[PageCopies]) -> Generator[Job, Operation, None]:
+        """Put pages that the host holds.
 
         They count as stored from the beginning, so that no write policy offers them twice meanwhile, and as not stored
         where this does not come to a good end.
         """
-        stored, changes = self._ledger.stored, self._ledger.changes
-        since = changes.evictions_count
-        parts = list(held) if putting.puts_again else self._unstored(held)
-        if not any(len(part) for part in parts):
-            return 0
-        were_stored = [stored.among(part.component, part.target) for part in parts]
-        for part in parts:
+        stored, clears_count = self._ledger.stored, self._ledger.stored.clears_count
+        known = [stored.among(part.component, part.target) for part in held]
+        if not run.puts_again:
+            for part, mask in zip(held, known, strict=True):
+                run.tally.already += run.request.take_off(part.component, part.pages[mask])
+            held = [part.where(~mask) for part, mask in zip(held, known, strict=True)]
+            known = [mask[~mask] for mask in known]
+        for part in held:
             stored.add(part.component, part.target)
-        whole: list[Pages] = [np.zeros(len(part), np.bool_) for part in parts]
-        job = StoreJob(putting.storage, prompt, parts, putting.level)
+        whole: list[Pages] = [np.zeros(len(part), np.bool_) for part in held]
         try:
-            operation = yield job
+            whole = yield from self._put(run, held, known)
+        finally:
+            for part, mask in zip(held, whole, strict=True):
+                stored.forget(part.component, part.target[~mask])
+        self._note_stored_on_device(run, held, whole, clears_count)
+
+    def _put(
+        self, run: BackupRun, parts: Sequence[PageCopies], known: Sequence[Pages]
+    ) -> Generator[Job, Operation, list[Pages]]:
+        """Put pages that lie in host slots; return by part a mask of those that storage took or had.
+
+        ``known`` says by part which pages storage was known to have.
+        """
+        if run.storage is None or not any(map(len, parts)):
+            return [np.zeros(len(part), np.bool_) for part in parts]
+        ledger, request, prompt = self._ledger, run.request, run.request.prompt
+        since = ledger.changes.evictions_count
+        whole: list[Pages] = [np.zeros(len(part), np.bool_) for part in parts]
+        job = StoreJob(run.storage, prompt, parts, run.level)
+        try:
+            run.operation = yield job
             whole = true_for_all(self._ranks, job.stored)
         finally:
-            if self._ledger.fates.remembers:
+            if ledger.fates.remembers:
                 self._note_puts(prompt, parts, whole, job)
-            for part, mask in zip(parts, whole, strict=True):
-                stored.forget(part.component, part.target[~mask])
-                if changes.is_watched:
-                    changes.note_stored(part.component, prompt, part.pages[mask], since)
-        stored_count = sum(int(np.count_nonzero(mask)) for mask in whole)
-        operation.note_stored(stored_count, sum(map(len, parts)) - stored_count)
-        new = [part.where(mask & ~was) for part, mask, was in zip(parts, whole, were_stored, strict=True)]
+            if ledger.changes.is_watched:
+                for part, mask in zip(parts, whole, strict=True):
+                    ledger.changes.note_stored(part.component, prompt, part.pages[mask], since)
+        for part, mask, refused in zip(parts, whole, job.declined, strict=True):
+            run.tally.stored += int(np.count_nonzero(mask))
+            run.tally.arrived += request.take_off(part.component, part.pages[mask])
+            request.leave_out(part.component, part.pages[~mask & refused], LeftOut.DECLINED)
+            reason = LeftOut.STOPPED if run.is_stopping() else LeftOut.FAILED
+            request.leave_out(part.component, part.pages[~mask & ~refused], reason)
+        new = [part.where(mask & ~was) for part, mask, was in zip(parts, whole, known, strict=True)]
         self._traffic.add(TransferKind.STORE, new)
-        stored.note_given(sum(len(part) for part in new if not part.component))
-        return stored_count
+        ledger.stored.note_given(sum(len(part) for part in new if not part.component))
+        return whole
+
+    # ---- what the host is too small for ----------------------------------------------------------------------
+
+    def _put_in_pieces(self, run: BackupRun, storage: StorageTier) -> Generator[Job, Operation, None]:
+        """Put pages that the host cannot keep piece by piece, each from host slots that it has for so long alone.
+
+        The device pages of a piece are pinned while they are copied, and no longer: storage may take its time.
+        """
+        ledger, prompt = self._ledger, run.request.prompt
+        objects = sum(len(storage.pools(component)) for component in range(len(ledger.layout.components)))
+        page_bytes = sum(pool.page_bytes for pool in ledger.layout.pools)
+        pages_max = max(1, min(STORAGE_BATCH_OBJECTS // max(objects, 1), STORAGE_BATCH_BYTES // max(page_bytes, 1)))
+        for end in self._ends_to_put(run):
+            while not run.is_stopping():
+                found = ledger.tree.peek(prompt)
+                held_end = min(end, ledger.tree.full_end(found, Tier.DEVICE))
+                wanted = self._next_piece(run, found, held_end, pages_max)
+                if not any(len(pages) for pages, _ in wanted):
+                    break
+                clears_count = ledger.stored.clears_count
+                with ledger.reserving(Tier.HOST, [len(pages) for pages, _ in wanted]) as held:
+                    reserved = held_by_all(self._ranks, held)
+                    if reserved is None:
+                        return
+                    parts = [
+                        PageCopies(component, pages, source, target)
+                        for component, ((pages, source), target) in enumerate(zip(wanted, reserved.slots, strict=True))
+                    ]
+                    with ledger.pinned(ledger.tree.peek(prompt), held_end, Tier.DEVICE):
+                        run.operation = yield BackupJob(self._memory, ledger.layout, storage.owners, prompt, parts)
+                    run.tally.copied += self._traffic.add(TransferKind.BACKUP, parts)
+                    known: list[Pages] = [np.zeros(len(part), np.bool_) for part in parts]
+                    whole = yield from self._put(run, parts, known)
+                self._note_stored_on_device(run, parts, whole, clears_count)
+
+    def _ends_to_put(self, run: BackupRun) -> list[int]:
+        """Return the ends, ascending, whose windows are still to be put, and the longest that the device holds."""
+        found = self._ledger.tree.peek(run.request.prompt)
+        lacking = [
+            (component.span, run.request.untried(number)[: found.host_end])
+            for number, component in enumerate(self._ledger.layout.components)
+            if number
+        ]
+        return sorted({found.device_end, *_covering_ends(lacking, self._resumable(found))} - {0})
+
+    def _next_piece(self, run: BackupRun, found: Match, end: int, pages_max: int) -> list[tuple[PageNumbers, Slots]]:
+        """Return by component the pages before ``end`` to put next and their device slots: as many as have room.
+
+        Nothing where nothing is left to put for that end, or the host has no slot free.
+        """
+        ledger = self._ledger
+        pieces: list[tuple[PageNumbers, Slots]] = []
+        piece_end = end
+        for number, component in enumerate(ledger.layout.components):
+            start = window(end, component.span)
+            on_device = ledger.tree.slots(found, Tier.DEVICE, number, start, end)
+            left = numbers_of(run.request.untried(number)[start:end] & (on_device >= 0))
+            pieces.append((left + start, on_device[left]))
+            room = min(ledger.available_pages(Tier.HOST, number), pages_max)
+            if len(left) > room:
+                piece_end = min(piece_end, int(left[room]) + start)
+        return [(pages[pages < piece_end], slots[pages < piece_end]) for pages, slots in pieces]
+
+    def _note_stored_on_device(
+        self, run: BackupRun, parts: Sequence[PageCopies], whole: Sequence[Pages], clears_count: int
+    ) -> None:
+        """Note for the device slots that hold these pages now that storage has them.
+
+        Unless storage was cleared since ``clears_count`` was read: it may not have them any more.
+        """
+        ledger = self._ledger
+        if clears_count != ledger.stored.clears_count or not any(map(len, parts)):
+            return
+        found = ledger.tree.peek(run.request.prompt)
+        for part, mask in zip(parts, whole, strict=True):
+            slots = ledger.tree.slots(found, Tier.DEVICE, part.component, 0, found.tree_end)
+            there = slots[part.pages[mask & (part.pages < found.tree_end)]]
+            ledger.stored_device.add(part.component, there[there >= 0])
 
     def _note_puts(self, prompt: Prompt, parts: Sequence[PageCopies], whole: Sequence[Pages], job: StoreJob) -> None:
         """Note what became of pages that were offered to storage."""
@@ -245,10 +433,6 @@ class Backups:
                 declined = job.declined[number]
                 note(part.component, prompt, part.pages[declined & ~stored], Cause.STORE_DECLINED)
                 note(part.component, prompt, part.pages[~declined & ~stored], Cause.STORE_FAILED)
-
-    def _unstored(self, held: Sequence[PageCopies]) -> list[PageCopies]:
-        """Return of pages that the host holds those that storage is not known to have."""
-        return [part.where(~self._ledger.stored.among(part.component, part.target)) for part in held]
 
 
 def _covering_ends(lacking: Sequence[tuple[int, Pages]], resumable: Pages) -> set[int]:

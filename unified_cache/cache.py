@@ -10,6 +10,7 @@ from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import (
     LayerwiseLoad,
     Operation,
+    PageTally,
     ThreadWorkers,
     TransferKind,
     Workers,
@@ -375,8 +376,9 @@ class UnifiedCache(OwnedCache):
         if self.config.transfer is TransferPolicy.NEVER:
             return None
         left_alone = self._transfers.better_computed(prompt)
-        steps = self._transfers.load(prompt) if left_alone is None else self._transfers.load_nothing()
-        operation = self._controller.start(TransferKind.LOAD, steps)
+        tally = PageTally()
+        steps = self._transfers.load(prompt, tally) if left_alone is None else self._transfers.load_nothing()
+        operation = self._controller.start(TransferKind.LOAD, steps, tally=tally)
         if operation is not None:
             operation.left_alone = left_alone
         return operation
@@ -384,7 +386,9 @@ class UnifiedCache(OwnedCache):
     def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | None:
         """Start copying a prompt's device prefix to the host, and on to storage; None if too much is under way.
 
-        It tells in the end how many pages storage has at that level and how many it did not take.
+        In the end it is DONE if all of the prompt is there, in storage where there is one; its ``tally`` says how many
+        pages are, and how many are not for which reason. A prompt that the host is too small for goes on to storage in
+        pieces.
 
         Raises:
             ConfigError: there is no host tier.
@@ -393,7 +397,9 @@ class UnifiedCache(OwnedCache):
         self._ledger.tree.check_prompt(prompt)
         check_kind(level, Level, "a level, such as Level.DURABLE")
         self.config.check_host()
-        operation = self._controller.start(TransferKind.BACKUP, self._transfers.backup(prompt, level))
+        tally = PageTally()
+        steps = self._transfers.backup(prompt, level, tally)
+        operation = self._controller.start(TransferKind.BACKUP, steps, tally=tally)
         if operation is None:
             self._ledger.fates.note_unbacked(prompt, Cause.BACKUP_DECLINED)
         return operation

@@ -39,7 +39,18 @@ class VictimSaver(Protocol):
 class Ledger:
     """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
 
-    __slots__ = ("_allocators", "_evicted_pages", "changes", "fates", "layout", "paired", "saver", "stored", "tree")
+    __slots__ = (
+        "_allocators",
+        "_evicted_pages",
+        "changes",
+        "fates",
+        "layout",
+        "paired",
+        "saver",
+        "stored",
+        "stored_device",
+        "tree",
+    )
 
     def __init__(
         self,
@@ -63,6 +74,8 @@ class Ledger:
         """Notes what becomes of pages that are not kept."""
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self.stored = StoredSlots(capacity[Tier.HOST])
+        self.stored_device = StoredSlots(capacity[Tier.DEVICE])
+        """Device slots whose page went to storage without staying on the host, or came from there so."""
         self.changes = PageChanges(self.tree, self.stored, forgotten)
         self.saver: VictimSaver | None = None
         """Saves what the device evicts and the host lacks; None where that is lost."""
@@ -130,8 +143,7 @@ class Ledger:
                     self.free(tier, other, taken)
                 return None
             allocated.append(slots)
-            if tier is Tier.HOST:
-                self.stored.forget(component, slots)
+            (self.stored if tier is Tier.HOST else self.stored_device).forget(component, slots)
         return allocated
 
     def allocate_pages(self, masks: Sequence[Pages], *, may_wait: bool = True) -> list[Slots] | None:
@@ -391,6 +403,7 @@ class Ledger:
     def forget_stored(self) -> None:
         """Note that storage may have none of the pages that the host holds."""
         self.stored.forget_all()
+        self.stored_device.forget_all()
         if self.changes.is_watched:
             self.changes.note_storage_cleared()
 

@@ -8,11 +8,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Self
 
+from unified_cache.backup_request import BackupRequest
 from unified_cache.backup_scheduler import BackupScheduler
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import (
     Controller,
     Operation,
+    PageTally,
     StorageTier,
     TransferKind,
     Workers,
@@ -76,8 +78,8 @@ class OwnedCache:
         prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
         self._speeds = TransferSpeeds(layout, config, ranks, clock)
         self._transfers = Transfers(self._ledger, memory, identity.owners(layout), prefetch_max, self._speeds, ranks)
-        self._backups = BackupScheduler(config)
-        self._ledger.saver = self._transfers.backups if self._backups.loses_nothing else None
+        self._backups = BackupScheduler(config, self._request_of, ranks, clock)
+        self._ledger.saver = self._transfers.backups if self._backups.writes_inserted else None
         self._locks: set[Lock] = set()
         self._owner = threading.get_ident()
         self._closed = False
@@ -103,6 +105,8 @@ class OwnedCache:
         """
         self._enter()
         over = self._controller.poll()
+        if self._storage is not None:
+            self._backups.look_at_clock()
         self._back_up_due()
         self.changes.take_removals()
         self._publish_if_due()
@@ -158,7 +162,7 @@ class OwnedCache:
         self._enter()
         config = replace(self.config, write=policy)
         self._backups.follow(config)
-        self._ledger.saver = self._transfers.backups if self._backups.loses_nothing else None
+        self._ledger.saver = self._transfers.backups if self._backups.writes_inserted else None
         self.config = config
         self._back_up_due()
 
@@ -184,6 +188,7 @@ class OwnedCache:
             tier = StorageTier.open(store, self.config.guard, self.layout, self.identity, self._memory, written)
         self._storage = self._transfers.storage = tier
         self._ledger.follow_storage(tier.backend, tier.owners)
+        self._backups.storage_attached()
         logger.info("attached a store: %s", type(store).__name__)
 
     def detach(self) -> list[str]:
@@ -262,6 +267,7 @@ class OwnedCache:
         self._leave_all()
         self._controller.wait_all(self.config.close_timeout_s)
         self._ledger.clear()
+        self._backups.forget()
         self._speeds.prefill.leave_all()
 
     def check(self) -> None:
@@ -287,11 +293,15 @@ class OwnedCache:
             self._wait_and_back_up(timeout_s)
         self._closed = True
         stuck = self._controller.close(timeout_s)
+        self._controller.take_completed()
+        given_up = self._backups.close()
         if self._storage is not None:
             stuck += self._storage.close(timeout_s)
         self._published.publish()
         self._published.latest.warn_of_nothing_kept(self.config)
         logger.info("closed the cache%s", _hanging(stuck))
+        if given_up.lost_pages:
+            logger.warning("%s", given_up)
         return stuck
 
     def __enter__(self) -> Self:
@@ -347,16 +357,22 @@ class OwnedCache:
         return self._explained(prompt, None, seeks_near=not found.tree_end)
 
     def _count(self) -> Stats:
-        return Stats.of(self._ledger, self._controller, self._transfers, self._lookups)
+        return Stats.of(self._ledger, self._controller, self._transfers, self._lookups, self._backups.counts())
+
+    def _request_of(self, prompt: Prompt) -> BackupRequest:
+        return self._transfers.backups.request(self._ledger.tree.peek(prompt))
 
     def _back_up_due(self) -> bool:
         """Start what the write policy asks for, as far as not too much is under way; tell whether that was anything."""
-        due = self._backups.take(self.config.operations_max - self._controller.live_count)
-        for prompt in due:
-            operation = self._controller.start(TransferKind.BACKUP, self._transfers.write(prompt))
-            self._backups.started(prompt, operation)
+        room = self.config.operations_max - self._controller.live_count
+        due = self._backups.take(room, self._controller.released_count)
+        for request in due:
+            tally = PageTally()
+            steps = self._transfers.write(request, tally)
+            operation = self._controller.start(TransferKind.BACKUP, steps, tally=tally)
+            self._backups.started(request, operation)
             if operation is None:
-                self._ledger.fates.note_unbacked(prompt, Cause.BACKUP_DECLINED)
+                self._ledger.fates.note_unbacked(request.prompt, Cause.BACKUP_DECLINED)
         return bool(due)
 
 

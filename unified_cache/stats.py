@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from unified_cache.backup_scheduler import BackupCounts
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import (
     Controller,
@@ -128,6 +129,8 @@ class Stats:
     lookups: LookupCounts
     operations: dict[TransferKind, OperationCounts]
     """By kind, counted when ``poll`` returns what has ended. None are of STORE, which is part of a backup."""
+    backups: BackupCounts
+    """Pages that the write policy meant to back up: arrived, waiting, and given up by reason."""
     operations_live: int
     calls_quarantined: int
     """Calls that a store has not returned from in time; the pages of each are nobody's until it has."""
@@ -168,7 +171,14 @@ class Stats:
             )
 
     @classmethod
-    def of(cls, ledger: Ledger, controller: Controller, transfers: Transfers, lookups: LookupCounts) -> "Stats":
+    def of(
+        cls,
+        ledger: Ledger,
+        controller: Controller,
+        transfers: Transfers,
+        lookups: LookupCounts,
+        backups: BackupCounts,
+    ) -> "Stats":
         """Count it now."""
         storage = transfers.storage
         return cls(
@@ -176,7 +186,8 @@ class Stats:
             occupancy=Occupancy.of(ledger),
             traffic=transfers.traffic.copy(),
             lookups=replace(lookups),
-            operations={kind: replace(counts) for kind, counts in controller.counts.items()},
+            operations={kind: counts.copy() for kind, counts in controller.counts.items()},
+            backups=backups,
             operations_live=controller.live_count,
             calls_quarantined=len(controller.quarantined),
             flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),

@@ -13,8 +13,18 @@ from collections.abc import Generator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.backup_request import BackupRequest
 from unified_cache.backups import Backups
-from unified_cache.controller import LayerwiseLoad, LeftAlone, Operation, OperationState, StorageTier, TransferKind
+from unified_cache.controller import (
+    LayerwiseLoad,
+    LeftAlone,
+    LeftOut,
+    Operation,
+    OperationState,
+    PageTally,
+    StorageTier,
+    TransferKind,
+)
 from unified_cache.controller.jobs import ClearJob, LoadJob
 from unified_cache.controller.layerwise import LayerProgress
 from unified_cache.controller.operation import Job, Steps
@@ -79,13 +89,13 @@ class Transfers:
         self.tails = Tails(shared)
         self.speeds = speeds
 
-    def backup(self, prompt: Prompt, level: Level) -> Steps:
+    def backup(self, prompt: Prompt, level: Level, tally: PageTally) -> Steps:
         """Back up all of a prompt, and on to storage where there is one; see ``Backups.backup``."""
-        return self.backups.backup(prompt, self.storage, level)
+        return self.backups.backup(prompt, self.storage, level, tally)
 
-    def write(self, prompt: Prompt) -> Steps:
+    def write(self, request: BackupRequest, tally: PageTally) -> Steps:
         """Back up for a write policy what of a prompt is not backed up or stored yet; see ``Backups.write``."""
-        return self.backups.write(prompt, self.storage)
+        return self.backups.write(request, self.storage, tally)
 
     def note_use(self, found: Match) -> None:
         """Note that a request asks for what was matched; see ``Backups.note_use``."""
@@ -136,21 +146,25 @@ class Transfers:
         return 0
         yield
 
-    def load(self, prompt: Prompt) -> Steps:
+    def load(self, prompt: Prompt, tally: PageTally) -> Steps:
         """Copy what the device lacks of a prompt's restorable prefix and publish it.
 
         Where the device is short of room, the longest prefix that fits is loaded instead. Returns pages loaded.
         """
         found = self._ledger.tree.match(prompt)
         end = self._ledger.fitting_end(found, Tier.HOST, Tier.DEVICE)
+        tally.asked = found.host_end - found.device_end
+        tally.leave_out(LeftOut.DEVICE_FULL, found.host_end - max(end, found.device_end))
         if end <= found.device_end:
             return 0
         with self._ledger.moving(found, end, Tier.HOST, Tier.DEVICE) as held:
             moving = held_by_all(self._ranks, held)
             if moving is None:
+                tally.leave_out(LeftOut.DEVICE_FULL, end - found.device_end)
                 return 0
             if moving.parts:
                 yield from self._copy_up(moving)
+            tally.arrived = end - found.device_end
             return self.traffic.add(TransferKind.LOAD, moving.publish())
 
     def _copy_up(self, moving: TierTransfer) -> Generator[Job, Operation, None]:

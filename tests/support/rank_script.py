@@ -322,6 +322,7 @@ class Rank:
             lock = self.cache.lock(found)
             self.toy.verify(prompt, lock)
             self.cache.release(lock)
+        self.tell(self.settled())  # what a store has failed is tried again when it is used
         assert out_pages(self.cache) == 0, "slots leaked"
         self.cache._ledger.check([])
         self.digests.append(digest_of(self.cache))

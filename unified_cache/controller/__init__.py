@@ -4,6 +4,7 @@ from unified_cache.controller.controller import Controller, OperationCounts
 from unified_cache.controller.layerwise import LayerwiseLoad
 from unified_cache.controller.left_alone import LeftAlone, LeftAloneReason
 from unified_cache.controller.operation import Operation, OperationState, SlowOperation
+from unified_cache.controller.page_tally import LeftOut, PageTally
 from unified_cache.controller.storage_tier import StorageTier
 from unified_cache.controller.touches import TouchCounts
 from unified_cache.controller.transfer_kind import TransferKind
@@ -15,9 +16,11 @@ __all__ = [
     "LayerwiseLoad",
     "LeftAlone",
     "LeftAloneReason",
+    "LeftOut",
     "Operation",
     "OperationCounts",
     "OperationState",
+    "PageTally",
     "SlowOperation",
     "StorageTier",
     "ThreadWorkers",

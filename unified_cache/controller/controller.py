@@ -5,12 +5,13 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
 from unified_cache.controller.operation import Operation, OperationState, SlowOperation, Steps
+from unified_cache.controller.page_tally import PageTally
 from unified_cache.controller.transfer_kind import TransferKind
 from unified_cache.controller.workers import Workers
 from unified_cache.errors import (
@@ -64,19 +65,32 @@ class OperationCounts:
     """Operations of one kind by outcome, since the cache was opened."""
 
     done: int = 0
+    partial: int = 0
+    """Ended well, and left pages out: ``pages`` says why."""
     failed: int = 0
     cancelled: int = 0
     declined: int = 0
     """Not started, because too many were under way or a rank is lost."""
+    pages: PageTally = field(default_factory=PageTally)
+    """Pages that all of them were asked for, those asked for again once more."""
 
-    def add(self, state: OperationState) -> None:
+    def add(self, operation: Operation) -> None:
         """Count an operation that is over."""
-        if state is OperationState.DONE:
+        if operation.state is OperationState.DONE:
             self.done += 1
-        elif state is OperationState.CANCELLED:
+        elif operation.state is OperationState.PARTIAL:
+            self.partial += 1
+        elif operation.state is OperationState.CANCELLED:
             self.cancelled += 1
         else:
             self.failed += 1
+        self.pages.add(operation.tally)
+
+    def copy(self) -> "OperationCounts":
+        """Return them, the caller's own."""
+        pages = PageTally()
+        pages.add(self.pages)
+        return replace(self, pages=pages)
 
 
 class Controller:
@@ -104,6 +118,7 @@ class Controller:
         "_timeout_s",
         "_workers",
         "counts",
+        "released_count",
         "slowest",
     )
 
@@ -128,6 +143,8 @@ class Controller:
         """Those whose outcome has become known since the last poll."""
         self.counts = {kind: OperationCounts() for kind in TransferKind}
         """Operations by kind and outcome: those that ``take_completed`` has returned, and those that never began."""
+        self.released_count = 0
+        """Operations so far that have given back what they held while a job of theirs ran."""
         self.slowest: Slowest[SlowOperation] = Slowest(clock())
         """Slowest of those that ``take_completed`` has returned."""
         self._is_loss_told = False
@@ -144,9 +161,16 @@ class Controller:
         return [error.call for error in self._ended.values() if in_flight(error)]
 
     def start(
-        self, kind: TransferKind, steps: Steps, patience_s: float = math.inf, deadline_s: float = math.inf
+        self,
+        kind: TransferKind,
+        steps: Steps,
+        patience_s: float = math.inf,
+        deadline_s: float = math.inf,
+        tally: PageTally | None = None,
     ) -> Operation | None:
         """Start an operation; None if too many are under way: it then never began and holds nothing.
+
+        Its steps count in ``tally`` the pages that it is asked for.
 
         None, too, once a rank is lost. After ``patience_s`` it makes do with what has come once its job has ended;
         after ``deadline_s`` it is done, whether its job has ended or not.
@@ -155,7 +179,9 @@ class Controller:
             self.counts[kind].declined += 1
             return None
         now_s = self._clock()
-        operation = Operation(kind, steps, now_s, now_s + self._timeout_s, now_s + patience_s, now_s + deadline_s)
+        operation = Operation(
+            kind, steps, now_s, now_s + self._timeout_s, now_s + patience_s, now_s + deadline_s, tally
+        )
         operation.advance(None)
         if operation.state is not OperationState.RUNNING:
             self._completed.append(operation)
@@ -202,12 +228,12 @@ class Controller:
         completed, self._completed = self._completed, []
         now_s = self._clock() if completed else 0.0
         for operation in completed:
-            self.counts[operation.kind].add(operation.state)
+            self.counts[operation.kind].add(operation)
             seconds = now_s - operation.started_s
             if self.slowest.is_slow(seconds, now_s):
                 kind, state, pages_count = operation.kind, operation.state, operation.pages_count
                 self.slowest.note(seconds, SlowOperation(seconds, kind, state, pages_count, time.time()))
-            if operation.state is OperationState.FAILED:
+            if operation.state is OperationState.FAILED and not isinstance(operation.error, ClosedError):
                 unexpected = operation.error if isinstance(operation.error, InternalError) else None
                 logger.warning("the %s failed: %s", operation.kind.value, operation.error, exc_info=unexpected)
         return completed
@@ -247,8 +273,16 @@ class Controller:
         for operation, error in list(self._ended.items()):
             if not in_flight(error):
                 self._release(operation)
-            operation.set_outcome(OperationState.FAILED, ClosedError("the cache was closed"))
+            self._close(operation)
+        for operation in self._live:
+            self._close(operation)
         return stuck + [f"{call.name} of the store" for call in self.quarantined]
+
+    def _close(self, operation: Operation) -> None:
+        """Say of an operation that the cache was closed before it was over."""
+        if operation.state is OperationState.RUNNING:
+            operation.set_outcome(OperationState.FAILED, ClosedError("the cache was closed"))
+            self._completed.append(operation)
 
     def _wait_s(self, left_s: float) -> float:
         """Return how long to wait for a job: not past the next moment at which something else could happen."""
@@ -377,6 +411,7 @@ class Controller:
         finally:
             if operation.is_released:
                 del self._live[operation]
+                self.released_count += 1
             if was_running and operation.state is not OperationState.RUNNING:
                 self._completed.append(operation)
         self._submit(operation)
@@ -398,6 +433,7 @@ class Controller:
 
     def _release(self, operation: Operation) -> None:
         del self._live[operation]
+        self.released_count += 1
         self._ended.pop(operation, None)
         operation.release()
 

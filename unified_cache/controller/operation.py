@@ -12,8 +12,9 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from unified_cache.controller.left_alone import LeftAlone
+from unified_cache.controller.page_tally import LeftOut, PageTally
 from unified_cache.controller.transfer_kind import TransferKind
-from unified_cache.errors import CacheError, InternalError
+from unified_cache.errors import CacheError, ClosedError, InternalError
 from unified_cache.storage_backends.wrappers import StorageGuard
 
 __all__ = ["Job", "JobQueue", "Operation", "OperationState", "SlowOperation", "Steps", "TransferKind", "WaitFor"]
@@ -79,6 +80,9 @@ class OperationState(Enum):
 
     RUNNING = "running"
     DONE = "done"
+    """All that was asked for is where it should be."""
+    PARTIAL = "partial"
+    """It ended well and left some of it out: ``Operation.tally`` says how many pages, and why."""
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -118,8 +122,7 @@ class Operation:
         "started_s",
         "state",
         "stop_s",
-        "stored_count",
-        "unstored_count",
+        "tally",
     )
 
     def __init__(
@@ -130,6 +133,7 @@ class Operation:
         due_s: float,
         stop_s: float = math.inf,
         answer_s: float = math.inf,
+        tally: PageTally | None = None,
     ) -> None:
         self.kind = kind
         self.state = OperationState.RUNNING
@@ -138,10 +142,8 @@ class Operation:
 
         Zero is an answer, not a failure.
         """
-        self.stored_count = 0
-        """Pages of a backup that storage took or had, at the level asked for, by its own word on every rank."""
-        self.unstored_count = 0
-        """Pages of a backup that it was offered and did not take: it was full, failing, left alone or being cleared."""
+        self.tally = PageTally() if tally is None else tally
+        """Pages that it was asked for, and what came of each; whole once it is over."""
         self.left_alone: LeftAlone | None = None
         """What could have been brought and was not, because computing it is faster; None if nothing."""
         self.error: CacheError | None = None
@@ -214,13 +216,8 @@ class Operation:
     def tell_done(self, pages_count: int) -> None:
         """Say that it is done as far as anybody waits for it: what it still does is for later requests."""
         if self.state is OperationState.RUNNING:
-            self.pages_count = pages_count
+            self.pages_count = self.tally.arrived = pages_count
         self.set_outcome(OperationState.DONE, None)
-
-    def note_stored(self, stored_count: int, unstored_count: int) -> None:
-        """Count pages that were offered to storage: those that it took or had, and the others. For its own steps."""
-        self.stored_count += stored_count
-        self.unstored_count += unstored_count
 
     def stop(self) -> None:
         """Have it make do with what has come by now: the longest prefix that can be resumed from stays."""
@@ -229,10 +226,18 @@ class Operation:
             self.job.stop()
 
     def set_outcome(self, state: OperationState, error: CacheError | None) -> None:
-        """Say what came of it, unless that has been said."""
-        if self.state is OperationState.RUNNING:
-            self.state = state
-            self.error = error
+        """Say what came of it, unless that has been said; PARTIAL if it was done and has left out any page."""
+        if self.state is not OperationState.RUNNING:
+            return
+        if state is OperationState.DONE:
+            reason = LeftOut.STOPPED
+        elif state is OperationState.CANCELLED:
+            reason = LeftOut.CANCELLED
+        else:
+            reason = LeftOut.CLOSED if isinstance(error, ClosedError) else LeftOut.FAILED
+        self.tally.close(reason)
+        self.state = OperationState.PARTIAL if state is OperationState.DONE and self.tally.left_out else state
+        self.error = error
 
     def release(self) -> None:
         """Give back what it holds. No job of it may be running, and no store may use its pages."""

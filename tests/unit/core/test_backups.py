@@ -10,7 +10,7 @@ import pytest
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, configured, engine, filled, out_pages, serve, started, tokens
 from unified_cache.config import WritePolicy
-from unified_cache.controller import InlineWorkers, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
 from unified_cache.errors import CopyError, StorageError
 from unified_cache.page import Prompt
 from unified_cache.pool import PoolSpec, Slots, Tier
@@ -58,25 +58,28 @@ def test_a_backup_tells_how_many_pages_storage_has_at_that_level(tmp_path: Path)
     for _ in range(2):
         operation = started(toy.cache.backup(serve(toy, 4), Level.DURABLE))
         toy.cache.wait_all(1)
-        assert (operation.stored_count, operation.unstored_count) == (PROMPT_PAGES, 0)
+        assert (operation.tally.stored, operation.tally.left_out) == (PROMPT_PAGES, {})
 
 
-@pytest.mark.parametrize("answer", [Answer.DECLINED, Answer.UNAVAILABLE])
-def test_a_backup_that_stored_nothing_says_so(answer: Answer) -> None:
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(Answer.DECLINED, LeftOut.DECLINED), (Answer.UNAVAILABLE, LeftOut.FAILED)]
+)
+def test_a_backup_that_stored_nothing_says_so(answer: Answer, reason: LeftOut) -> None:
     store = Choosy()
     store.answer = answer
     toy = engine(store)
     operation = started(toy.cache.backup(serve(toy, 4), Level.DURABLE))
     toy.cache.wait_all(1)
-    assert (operation.state, operation.pages_count) == (OperationState.DONE, PROMPT_PAGES)
-    assert (operation.stored_count, operation.unstored_count) == (0, PROMPT_PAGES)
+    assert (operation.state, operation.pages_count) == (OperationState.PARTIAL, PROMPT_PAGES)
+    assert (operation.tally.stored, operation.tally.left_out) == (0, {reason: PROMPT_PAGES})
 
 
 def test_without_storage_no_page_is_offered() -> None:
     toy = engine()
     operation = started(toy.cache.backup(serve(toy, 4), Level.DURABLE))
     toy.cache.wait_all(1)
-    assert (operation.pages_count, operation.stored_count, operation.unstored_count) == (PROMPT_PAGES, 0, 0)
+    tally = operation.tally
+    assert (operation.pages_count, tally.arrived, tally.stored, tally.left_out) == (PROMPT_PAGES, PROMPT_PAGES, 0, {})
 
 
 # ---- offering ----------------------------------------------------------------------------------------------------
@@ -184,15 +187,16 @@ def resumed_from(store: MemoryStorage, prompt: Prompt) -> int:
     return operation.pages_count
 
 
-def test_what_a_failed_store_is_owed_is_bounded_by_the_pages_of_the_host() -> None:
+def test_prompts_that_wait_for_a_store_are_bounded_by_the_pages_of_memory_and_what_falls_out_is_counted() -> None:
     store = Choosy()
     store.fails = True
     toy = writing(WritePolicy.THROUGH, store, host=16)
     for number in range(9):
         serve(toy, 4, first=1000 * number)
         toy.cache.wait_all(1)
-    owed = toy.cache._backups._owed
-    assert (owed._pages, len(owed._prompts)) == (16, 4)
+    backups = toy.cache.stats().backups
+    assert (backups.waiting_prompts, backups.waiting_pages) == ((12 + 16) // 4, (12 + 16) // 4 * PROMPT_PAGES)
+    assert (backups.lost_prompts, backups.lost_pages) == (2, {LeftOut.FAILED: 2 * PROMPT_PAGES})
 
 
 # ---- write-back --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import InlineWorkers, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
 from unified_cache.errors import (
     ClosedError,
     ConfigError,
@@ -137,12 +137,13 @@ def test_a_load_brings_the_longest_prefix_that_has_room() -> None:
 
 
 def test_a_backup_copies_the_longest_prefix_that_the_host_has_room_for() -> None:
-    toy = engine(device=6, host=4, storage=MemoryStorage())
+    toy = engine(device=6, host=4)
     serve(toy, 6)
     backup = toy.cache.backup(toy.cache.prompt(tokens(6)))
     assert backup is not None
     toy.cache.wait_all(5)
     assert (backup.error, backup.pages_count) == (None, 4)
+    assert backup.tally.left_out == {LeftOut.HOST_TOO_SMALL: 2}
 
 
 def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, serve, started, tokens
-from unified_cache.controller import InlineWorkers, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
 from unified_cache.controller.clearing import Clearing
 from unified_cache.errors import StorageError
 from unified_cache.page import Prompt
@@ -113,7 +113,8 @@ def test_a_backup_that_comes_to_the_store_while_it_is_cleared_stores_nothing() -
     clear = started(cache.clear_storage())
     workers.run(2)  # the put, then the clear
     assert cache.poll() == [backup, clear]
-    assert (backup.state, clear.state) == (OperationState.DONE, OperationState.DONE)
+    assert (backup.state, clear.state) == (OperationState.PARTIAL, OperationState.DONE)
+    assert backup.tally.left_out == {LeftOut.FAILED: backup.tally.asked}
     assert objects(store, OURS) == []
     assert cache.traffic()[TransferKind.STORE].pages == 0
     cache.backup(cache.prompt(tokens(4, 1000)))

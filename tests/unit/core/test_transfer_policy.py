@@ -159,7 +159,7 @@ def test_never_brings_nothing_up_and_still_backs_up() -> None:
     engine.compute(prompt)
     operation = started(engine.cache.backup(prompt))
     engine.cache.wait_all(5)
-    assert operation.stored_count == 16
+    assert operation.tally.stored == 16
 
 
 def test_a_curve_of_the_engine_takes_the_place_of_measuring() -> None:

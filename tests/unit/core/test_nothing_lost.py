@@ -1,0 +1,287 @@
+"""What a write policy means to back up: it arrives in storage, or is counted under the reason for which it does not."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.clock import ManualClock
+from tests.support.operations import PAGE, Stepped, configured, started
+from unified_cache.backup_scheduler import RETRY_PAUSE_S
+from unified_cache.cache import UnifiedCache
+from unified_cache.components.deepseek_v4 import DeepSeekV4
+from unified_cache.config import WritePolicy
+from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
+from unified_cache.errors import StorageError
+from unified_cache.page import Prompt
+from unified_cache.pool import ModelLayout
+from unified_cache.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.window import SPAN_ALL, window
+
+LAYOUTS: dict[str, Callable[[], ModelLayout]] = {
+    "full": lambda: toy_layout((SPAN_ALL,), PAGE),
+    "full and a window": lambda: toy_layout((SPAN_ALL, 2), PAGE),
+    "full and a state": lambda: toy_layout((SPAN_ALL, 1), PAGE),
+    "deepseek-v4": lambda: DeepSeekV4((4, 128)).layout(128),
+}
+PROMPT_PAGES = 24
+
+
+class Recording(MemoryStorage):
+    """A store in memory that knows each object it ever took, and fails or declines for as long as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: set[Label] = set()
+        self.puts_count = 0
+        """Objects that it was offered."""
+        self.fails = False
+        self.declines = False
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        self.puts_count += len(pages)
+        if self.fails:
+            raise StorageError("the store is away", retryable=False)
+        if self.declines:
+            return [Answer.DECLINED] * len(pages)
+        answers = super().put(pages, level)
+        self.taken |= {page.label for page, answer in zip(pages, answers, strict=True) if answer}
+        return answers
+
+
+def writing(
+    layout: ModelLayout,
+    store: MemoryStorage | None,
+    *,
+    device: int,
+    host: int,
+    write: WritePolicy = WritePolicy.THROUGH,
+    **fields: object,
+) -> ToyEngine:
+    """Return an engine whose cache has so many pages of every component, and writes by that policy."""
+    pages = [len(layout.components) * (count,) for count in (device, host)]
+    toy = ToyEngine(layout, pages[0], pages[1], None, InlineWorkers())
+    configured(toy, write=write, **fields)
+    if store is not None:
+        toy.cache.attach(store)
+    return toy
+
+
+def prompt_of(toy: ToyEngine, number: int, pages: int = PROMPT_PAGES) -> Prompt:
+    size = toy.page_size
+    start = number * (PROMPT_PAGES + 1) * size
+    return toy.cache.prompt(np.arange(start, start + pages * size, dtype=np.int32))
+
+
+def served(toy: ToyEngine, prompt: Prompt) -> Prompt:
+    lock = toy.serve(prompt)
+    assert lock is not None
+    toy.cache.release(lock)
+    return prompt
+
+
+def labels_of(toy: ToyEngine, prompt: Prompt) -> set[Label]:
+    """Return the objects that storage must have for a resume at the end of a prompt."""
+    owners = IDENTITY.owners(toy.layout)
+    return {
+        Label(owners[pool.name], prompt.keys[page], pool.name)
+        for component in toy.layout.components
+        for pool in component.pools
+        if pool.page_bytes
+        for page in range(window(prompt.pages_count, component.span), prompt.pages_count)
+    }
+
+
+def check_sums(toy: ToyEngine) -> None:
+    """Assert that the counts of the cache add up to what was asked."""
+    stats = toy.cache.stats()
+    backups = stats.backups
+    accounted = backups.arrived_pages + backups.already_pages + backups.waiting_pages + backups.lost_pages_count
+    assert backups.asked_pages == accounted, backups
+    for counts in stats.operations.values():
+        pages = counts.pages
+        assert pages.asked == pages.arrived + pages.already + pages.left_out_count, pages
+
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+writes = pytest.mark.parametrize("write", [WritePolicy.THROUGH, WritePolicy.SELECTIVE, WritePolicy.BACK])
+
+
+@layouts
+def test_prompts_that_come_faster_than_the_host_has_room_all_reach_storage(
+    layout: Callable[[], ModelLayout],
+) -> None:
+    store = Recording()
+    toy = writing(layout(), store, device=800, host=80)
+    prompts = [served(toy, prompt_of(toy, number)) for number in range(30)]
+    toy.cache.wait_all(10)
+    assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 30
+    check_sums(toy)
+    assert not toy.cache.stats().backups.waiting_pages
+    toy.cache.check()
+
+
+@layouts
+@writes
+def test_a_prompt_that_the_host_is_too_small_for_reaches_storage(
+    layout: Callable[[], ModelLayout], write: WritePolicy
+) -> None:
+    store = Recording()
+    toy = writing(layout(), store, device=40, host=8, write=write, dirty_share=0.1)
+    prompt = prompt_of(toy, 0)
+    for _ in range(2):
+        served(toy, prompt)
+        toy.cache.wait_all(10)
+    assert labels_of(toy, prompt) <= store.taken
+    check_sums(toy)
+    toy.cache.check()
+
+
+@layouts
+def test_a_backup_by_call_that_the_host_is_too_small_for_reaches_storage_and_says_so(
+    layout: Callable[[], ModelLayout],
+) -> None:
+    store = Recording()
+    toy = writing(layout(), store, device=40, host=8, write=WritePolicy.ON_CALL)
+    prompt = served(toy, prompt_of(toy, 0))
+    operation = started(toy.cache.backup(prompt))
+    toy.cache.wait_all(10)
+    assert operation.state is OperationState.DONE
+    assert operation.tally.arrived == operation.tally.asked >= PROMPT_PAGES
+    assert labels_of(toy, prompt) <= store.taken
+
+
+def test_without_storage_a_backup_says_how_many_pages_the_host_is_too_small_for() -> None:
+    toy = writing(toy_layout((SPAN_ALL,), PAGE), None, device=40, host=8, write=WritePolicy.ON_CALL)
+    operation = started(toy.cache.backup(served(toy, prompt_of(toy, 0))))
+    toy.cache.wait_all(1)
+    assert operation.state is OperationState.PARTIAL
+    assert (operation.tally.arrived, operation.tally.left_out) == (8, {LeftOut.HOST_TOO_SMALL: 16})
+
+
+@layouts
+def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(layout: Callable[[], ModelLayout]) -> None:
+    store = Recording()
+    toy = writing(layout(), store, device=400, host=40)
+    store.fails = True
+    prompts = [served(toy, prompt_of(toy, number)) for number in range(5)]
+    toy.cache.wait_all(10)
+    check_sums(toy)
+    assert (len(store.taken), toy.cache.stats().backups.waiting_prompts) == (0, 5)
+    store.fails = False
+    prompts.append(served(toy, prompt_of(toy, 6)))
+    toy.cache.wait_all(10)
+    assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 6
+    check_sums(toy)
+
+
+@layouts
+def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stored(
+    layout: Callable[[], ModelLayout],
+) -> None:
+    store, clock = Recording(), ManualClock()
+    toy = writing(layout(), store, device=200, host=40)
+    toy.cache._backups._clock = clock
+    store.fails = True
+    prompts = [served(toy, prompt_of(toy, number)) for number in range(3)]
+    toy.cache.wait_all(10)
+    store.fails = False
+    toy.cache.poll()
+    toy.cache.wait_all(10)
+    assert not store.taken, "a store that has just failed is left alone for a while"
+    clock.sleep(RETRY_PAUSE_S)
+    toy.cache.poll()
+    toy.cache.wait_all(10)
+    assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 3
+    check_sums(toy)
+
+
+@layouts
+def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout: Callable[[], ModelLayout]) -> None:
+    store = Recording()
+    toy = writing(layout(), store, device=200, host=40)
+    store.declines = True
+    prompts = [served(toy, prompt_of(toy, number)) for number in range(2)]
+    toy.cache.wait_all(10)
+    store.declines = False
+    toy.cache.release(toy.cache.lock(toy.cache.match(prompts[1])))
+    toy.cache.wait_all(10)
+    assert labels_of(toy, prompts[1]) <= store.taken
+    check_sums(toy)
+
+
+def test_what_is_evicted_before_the_store_answers_again_is_counted() -> None:
+    store = Recording()
+    toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=24, host=24)
+    store.fails = True
+    for number in range(2):
+        served(toy, prompt_of(toy, number))
+        toy.cache.wait_all(10)
+    store.fails = False
+    served(toy, prompt_of(toy, 3))
+    toy.cache.wait_all(10)
+    backups = toy.cache.stats().backups
+    assert (set(backups.lost_pages), backups.waiting_pages) == ({LeftOut.EVICTED}, 0)
+    check_sums(toy)
+
+
+def test_a_prompt_that_was_put_in_pieces_is_not_put_again_with_its_continuation() -> None:
+    store = Recording()
+    toy = writing(toy_layout((SPAN_ALL,), PAGE), store, device=40, host=8)
+    served(toy, prompt_of(toy, 0))
+    toy.cache.wait_all(10)
+    puts = store.puts_count
+    longer = toy.cache.prompt(np.arange(28 * PAGE, dtype=np.int32))
+    served(toy, longer)
+    toy.cache.wait_all(10)
+    assert labels_of(toy, longer) <= store.taken
+    assert store.puts_count == puts + 4
+    assert toy.cache.stats().backups.already_pages == PROMPT_PAGES
+
+
+def test_closing_counts_the_prompts_and_pages_that_no_backup_came_to(caplog: pytest.LogCaptureFixture) -> None:
+    store, workers = Recording(), Stepped()
+    layout = toy_layout((SPAN_ALL,), PAGE)
+    toy = ToyEngine(layout, (300,), (300,), None, workers)
+    config = replace(toy.cache.config, write=WritePolicy.THROUGH, operations_max=4, close_timeout_s=0.01)
+    pools = list(toy.pools.values())
+    toy.cache = UnifiedCache.open(layout, config, pools, identity=IDENTITY, workers=workers, storage=store)
+    for number in range(10):
+        served(toy, prompt_of(toy, number))
+    toy.cache.close()
+    stats = toy.cache.published_stats()
+    assert stats.operations[TransferKind.BACKUP].failed == 4
+    assert stats.backups.lost_pages == {LeftOut.CLOSED: 10 * PROMPT_PAGES}
+    assert (stats.backups.lost_prompts, stats.backups.waiting_pages) == (10, 0)
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.levelname for record in warnings] == ["WARNING"]
+    assert str(10 * PROMPT_PAGES) in warnings[0].getMessage()
+
+
+def test_a_backup_that_is_cancelled_counts_its_pages_as_cancelled() -> None:
+    store = Recording()
+    toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=40, host=40, write=WritePolicy.ON_CALL)
+    operation = started(toy.cache.backup(served(toy, prompt_of(toy, 0))))
+    assert toy.cache.cancel(operation)
+    toy.cache.wait_all(1)
+    assert operation.state is OperationState.CANCELLED
+    assert operation.tally.left_out == {LeftOut.CANCELLED: operation.tally.asked}
+
+
+def test_a_load_that_the_device_has_no_room_for_says_so() -> None:
+    toy = writing(toy_layout((SPAN_ALL,), PAGE), None, device=24, host=48, write=WritePolicy.ON_CALL)
+    prompt = served(toy, prompt_of(toy, 0))
+    toy.cache.backup(prompt)
+    toy.cache.wait_all(1)
+    held = toy.serve(prompt_of(toy, 1, 20))
+    operation = started(toy.cache.load(prompt))
+    toy.cache.wait_all(1)
+    assert operation.state is OperationState.PARTIAL
+    assert (operation.tally.arrived, operation.tally.left_out) == (0, {LeftOut.DEVICE_FULL: 20})
+    assert held is not None
+    toy.cache.release(held)
