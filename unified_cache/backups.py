@@ -21,7 +21,7 @@ import numpy as np
 
 from unified_cache.backup_request import BackupRequest
 from unified_cache.controller import LeftOut, Operation, PageTally, StorageTier, TransferKind
-from unified_cache.controller.jobs import STORAGE_BATCH_BYTES, STORAGE_BATCH_OBJECTS, BackupJob, StoreJob
+from unified_cache.controller.jobs import BackupJob, StoreJob, batch_pages
 from unified_cache.controller.operation import Job
 from unified_cache.controller.touches import UsedPages
 from unified_cache.controller.workers import run_job
@@ -353,9 +353,7 @@ class Backups:
         The device pages of a piece are pinned while they are copied, and no longer: storage may take its time.
         """
         ledger, prompt = self._ledger, run.request.prompt
-        objects = sum(len(storage.pools(component)) for component in range(len(ledger.layout.components)))
-        page_bytes = sum(pool.page_bytes for pool in ledger.layout.pools)
-        pages_max = max(1, min(STORAGE_BATCH_OBJECTS // max(objects, 1), STORAGE_BATCH_BYTES // max(page_bytes, 1)))
+        pages_max = batch_pages(ledger.layout)
         for end in self._ends_to_put(run):
             while not run.is_stopping():
                 found = ledger.tree.peek(prompt)

@@ -25,7 +25,7 @@ from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim, Visit
 from unified_cache.window import window
 
-__all__ = ["HostReservation", "Ledger", "TierTransfer", "VictimSaver"]
+__all__ = ["Ledger", "Reservation", "TierTransfer", "VictimSaver"]
 
 
 class VictimSaver(Protocol):
@@ -259,6 +259,7 @@ class Ledger:
             SlotError: a slot is not handed out. Nothing was freed.
         """
         taken = self._check_out(pages, Tier.DEVICE)
+        self._check_pairs(pages, Tier.DEVICE)
         if self.paired is not None:
             self.paired.map.unbind(taken[0])
         for component, slots in enumerate(taken):
@@ -301,7 +302,30 @@ class Ledger:
             SlotError, InputError: as ``RadixTree.insert``; also slots that were never handed out.
         """
         given = self._check_out(slots, tier)
+        self._check_pairs(slots, tier)
         inserted = self.tree.insert(prompt, start, slots, tier, priority, visit)
+        self._take_in(inserted, given, prompt, start, slots, tier)
+        return inserted
+
+    def graft(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> None:
+        """Hand pages to the tree whose slots were reserved: mapped ones are reached through the tree's Full slots.
+
+        Raises:
+            SlotError, InputError: as ``insert``.
+        """
+        given = self._check_out(slots, tier)
+        self._take_in(self.tree.insert(prompt, start, slots, tier, UNNAMED), given, prompt, start, slots, tier)
+
+    def _take_in(
+        self,
+        inserted: Inserted,
+        given: Sequence[Slots],
+        prompt: Prompt,
+        start: int,
+        slots: Sequence[Slots],
+        tier: Tier,
+    ) -> None:
+        """Follow an insert: the tree keeps the slots given, and duplicates are freed."""
         self._apply(inserted.map_changes)
         for allocator, kept, duplicates in zip(self._allocators[tier], given, inserted.duplicates, strict=True):
             allocator.keep(kept)
@@ -309,7 +333,6 @@ class Ledger:
         self.fates.note_duplicates(tier, prompt, start, slots, inserted.duplicates)
         if self.changes.is_watched:
             self.changes.note_inserted(tier, prompt, start, slots, inserted.duplicates)
-        return inserted
 
     def fitting_end(self, found: Match, source: Tier, target: Tier) -> int:
         """Return the longest end that a match can be resumed at from ``source`` and ``target`` has room for; or 0."""
@@ -367,14 +390,14 @@ class Ledger:
             self.tree.unlock(lock)
 
     @contextmanager
-    def reserving(self, tier: Tier, counts: Sequence[int]) -> "Iterator[HostReservation | None]":
+    def reserving(self, tier: Tier, counts: Sequence[int]) -> "Iterator[Reservation | None]":
         """Hand out ``counts[c]`` slots of each component for pages not in the tree yet; take back what is left.
 
         Yields None, with nothing handed out, if pins leave too little room.
         """
         reserved = self.allocate_all(tier, list(enumerate(counts)))
         try:
-            yield None if reserved is None else HostReservation(self, tier, reserved)
+            yield None if reserved is None else Reservation(self, tier, reserved)
         finally:
             for component, slots in enumerate(reserved or ()):
                 self.free(tier, component, slots)
@@ -471,7 +494,7 @@ class Ledger:
             )
 
     def _check_out(self, slots: Sequence[Slots], tier: Tier) -> list[Slots]:
-        """Refuse slots that are not out, and mapped ones that belong to other Full slots; return them without -1."""
+        """Refuse slots that are not out; return them without -1."""
         check_each(slots, np.ndarray, "an array of slots for each component")
         if not all(given.dtype.kind == "i" and given.ndim == 1 for given in slots):
             raise InputError(f"expected slots as flat arrays of int32, found {_shapes(slots)}")
@@ -483,12 +506,15 @@ class Ledger:
                 allocator.check_out(given)
             except SlotError as error:
                 raise SlotError(f"{component.name}: {error}") from error
+        return taken
+
+    def _check_pairs(self, slots: Sequence[Slots], tier: Tier) -> None:
+        """Refuse mapped slots that belong to the Full slots of other pages."""
         if self.paired is not None and self.layout.mapped is not None and tier is Tier.DEVICE:
             peers, mapped = self.paired.map.peers(slots[0]), slots[self.layout.mapped]
             if len(peers) == len(mapped) and not np.array_equal(peers, np.maximum(mapped, 0)):
                 name = self.layout.components[self.layout.mapped].name
                 raise SlotError(f"{name}: slots that are not reached through the Full slots of the same pages")
-        return taken
 
     def _apply(self, map_changes: Sequence[MapChange]) -> None:
         """Have the page map follow the tree."""
@@ -562,14 +588,14 @@ class TierTransfer:
         return self.held()[1:]
 
 
-class HostReservation:
-    """Slots waiting for pages that the tree does not know yet."""
+class Reservation:
+    """Slots of one tier waiting for pages that the tree does not know yet."""
 
-    __slots__ = ("_ledger", "_reserved", "_tier")
+    __slots__ = ("_ledger", "_reserved", "tier")
 
     def __init__(self, ledger: Ledger, tier: Tier, reserved: list[Slots]) -> None:
         self._ledger = ledger
-        self._tier = tier
+        self.tier = tier
         self._reserved = reserved
 
     @property
@@ -579,16 +605,16 @@ class HostReservation:
 
     def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots]) -> None:
         """Hand some of the slots to the tree, as pages [start, pages_count); the others are freed in the end."""
-        self._ledger.insert(prompt, start, slots, self._tier)
-        self._reserved[:] = self._ledger.still_out(self._tier, self._reserved)
+        self._ledger.graft(prompt, start, slots, self.tier)
+        self._reserved[:] = self._ledger.still_out(self.tier, self._reserved)
 
     @contextmanager
-    def parted(self, slots: Sequence[Slots]) -> "Iterator[HostReservation]":
+    def parted(self, slots: Sequence[Slots]) -> "Iterator[Reservation]":
         """Move some of the slots, by component, into a reservation of their own; what is left of it goes back."""
         own = list(slots)
         self._reserved[:] = [np.setdiff1d(held, moved) for held, moved in zip(self._reserved, own, strict=True)]
         try:
-            yield HostReservation(self._ledger, self._tier, own)
+            yield Reservation(self._ledger, self.tier, own)
         finally:
             for component, left in enumerate(own):
-                self._ledger.free(self._tier, component, left)
+                self._ledger.free(self.tier, component, left)

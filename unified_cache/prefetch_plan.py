@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.controller import LeftAlone, Operation, OperationState, TransferKind
+from unified_cache.controller.jobs import batch_pages
 from unified_cache.estimates import Candidates, TransferSpeeds
 from unified_cache.ledger import Ledger
 from unified_cache.page import PageKey, Prompt
@@ -90,18 +91,21 @@ class FetchPlan:
     """Whether the device holds some that the host lacks."""
     reads: Sequence[PageNumbers]
     """By component, ascending."""
+    tier: Tier = Tier.HOST
+    """Where they go: to the device, through the host, where the host has no room for them."""
 
 
 class FetchPlanner:
     """Chooses what prefetches read, by what the host has room for and what is worth its time."""
 
-    __slots__ = ("_ledger", "_speeds", "host_pages_left")
+    __slots__ = ("_batch_pages", "_ledger", "_speeds", "host_pages_left")
 
     def __init__(self, ledger: Ledger, host_pages_max: int, speeds: TransferSpeeds) -> None:
         """Let prefetches fill at most ``host_pages_max`` host pages of the first component at a time."""
         self._ledger = ledger
         self._speeds = speeds
         self.host_pages_left = host_pages_max
+        self._batch_pages = batch_pages(ledger.layout)
 
     def plan(self, missing: MissingPages, ends: Pages, left_s: float) -> tuple[FetchPlan, LeftAlone | None]:
         """Choose of ``ends`` one that the host has room for, and earlier ones that are worth their windows.
@@ -122,6 +126,32 @@ class FetchPlanner:
         is_early = not self._speeds.is_choosing or left_s < math.inf
         between = self._ends_between(missing, ends[: length - 1], end, left) if is_early else []
         return FetchPlan(end, missing.copies(end), missing.reads([end, *between])), left_alone
+
+    def plan_through(self, missing: MissingPages, ends: Pages, plan: FetchPlan) -> FetchPlan:
+        """Choose the last of ``ends`` that the device has room for, if that is longer than a plan for the host."""
+        numbers = np.arange(missing.known_end + 1, missing.known_end + 1 + len(ends))
+        fits = ends.copy()
+        for component, span in enumerate(missing.spans):
+            takes = ~missing.on_device[component]
+            evictable = self._ledger.tree.evictable_mask(missing.found, Tier.DEVICE, component)
+            takes[: len(evictable)] |= evictable
+            known = slice(window(missing.known_end, span), missing.known_end)
+            room = self._ledger.available_pages(Tier.DEVICE, component) - int(np.count_nonzero(takes[known]))
+            takes[known] = False
+            fits &= window_counts(takes, span)[numbers] <= room
+        end = missing.known_end + last_end(fits)
+        return FetchPlan(end, copies=False, reads=missing.reads([end]), tier=Tier.DEVICE) if end > plan.end else plan
+
+    def piece_end(self, plan: FetchPlan, start: int) -> int:
+        """Return the end of the piece from page ``start`` on that the host has room for now; ``start`` if for none."""
+        end = plan.end
+        for component, pages in enumerate(plan.reads):
+            left = pages[pages >= start]
+            room = self._ledger.available_pages(Tier.HOST, component)
+            room = min(room, self._batch_pages, *([self.host_pages_left] if component == 0 else []))
+            if len(left) > room:
+                end = min(end, int(left[room]))
+        return end
 
     def longest(self, missing: MissingPages, ends: Pages) -> FetchPlan:
         """Choose the last of ``ends`` that the host has room for, whatever is faster, and no window of another."""

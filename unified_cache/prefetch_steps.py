@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, contextmanager
 import numpy as np
 
 from unified_cache.controller import Operation, OperationState, StorageTier, TransferKind
-from unified_cache.controller.jobs import BackupJob, FetchJob, ProbeJob
+from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob
 from unified_cache.controller.operation import Job
 from unified_cache.estimates import TransferSpeeds
 from unified_cache.forgotten import Cause
-from unified_cache.ledger import HostReservation, Ledger, TierTransfer
+from unified_cache.ledger import Ledger, Reservation, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import PageCopies, Pages, Slots, Tier, no_slots
+from unified_cache.pool import PageCopies, Pages, Slots, Tier, all_pages, no_slots
 from unified_cache.prefetch_plan import FetchedPages, FetchPlanner, MissingPages, last_end
 from unified_cache.ranks import RankGroup, held_by_all
 from unified_cache.traffic import TrafficCounts
@@ -109,9 +109,9 @@ class PrefetchSteps:
 
     # ---- while it is read ------------------------------------------------------------------------------------
 
-    def pinned(self, prompt: Prompt, end: int) -> AbstractContextManager[Lock]:
-        """Keep what a resume of a prompt at ``end`` needs on the host, and the place of what the host lacks of it."""
-        return self.ledger.pinned(self.ledger.tree.peek(prompt), end, Tier.HOST)
+    def pinned(self, prompt: Prompt, end: int, tier: Tier = Tier.HOST) -> AbstractContextManager[Lock]:
+        """Keep what a resume of a prompt at ``end`` needs on a tier, and the place of what that lacks of it."""
+        return self.ledger.pinned(self.ledger.tree.peek(prompt), end, tier)
 
     @contextmanager
     def budgeted(self, pages: int) -> Iterator[None]:
@@ -139,23 +139,47 @@ class PrefetchSteps:
                 yield BackupJob(self.memory, layout, storage.owners, prompt, transfer.parts, is_urgent=True)
                 self._traffic.add(TransferKind.BACKUP, transfer.publish())
 
+    def bring_up(self, moving: AbstractContextManager[TierTransfer | None]) -> Generator[Job, Operation, None]:
+        """Copy to the device what it lacks of a prompt and the host holds, as a load does."""
+        with moving as held:
+            transfer = held_by_all(self.ranks, held)
+            if transfer is not None and transfer.parts:
+                yield self._load(transfer.parts)
+                self._traffic.add(TransferKind.LOAD, transfer.publish())
+
+    def copy_up(
+        self, prompt: Prompt, came: Sequence[PageCopies], target: Reservation, watch: FetchWatch
+    ) -> Generator[Job, Operation, None]:
+        """Copy what came into host slots on to the device, and put it into the tree there."""
+        parts = [
+            PageCopies(part.component, part.pages, part.target, slots)
+            for part, slots in zip(came, target.slots, strict=True)
+        ]
+        yield self._load([part for part in parts if len(part)])
+        self.keep(prompt, target, parts, [all_pages(len(part)) for part in parts], watch)
+        self._traffic.add(TransferKind.LOAD, parts)
+
+    def _load(self, parts: Sequence[PageCopies]) -> LoadJob:
+        return LoadJob(self.memory, self.ledger.layout, parts, self.speeds.legs[TransferKind.LOAD].clock)
+
     # ---- what came -------------------------------------------------------------------------------------------
 
     def keep(
         self,
         prompt: Prompt,
-        staging: HostReservation,
+        staging: Reservation,
         parts: Sequence[PageCopies],
         arrived: Sequence[Pages],
         watch: FetchWatch,
     ) -> None:
-        """Put what came of ``parts`` into the tree, and note that storage has it."""
+        """Put what came of ``parts`` into the tree, on the tier of the reservation, and note that storage has it."""
         grafted = self._graft(prompt, staging, [part.where(mask) for part, mask in zip(parts, arrived, strict=True)])
         if watch.clears_count != self.ledger.stored.clears_count:
             return
         changes = self.ledger.changes
+        stored = self.ledger.stored if staging.tier is Tier.HOST else self.ledger.stored_device
         for part in grafted:
-            self.ledger.stored.add(part.component, part.target)
+            stored.add(part.component, part.target)
             if changes.is_watched:
                 changes.note_stored(part.component, prompt, part.pages, watch.evictions_count)
 
@@ -165,13 +189,13 @@ class PrefetchSteps:
             self.ledger.fates.note_stored(part.component, prompt, part.pages[came], Cause.STORED)
             self.ledger.fates.note_stored(part.component, prompt, part.pages[flawed], Cause.FLAWED)
 
-    def _graft(self, prompt: Prompt, staging: HostReservation, came: Sequence[PageCopies]) -> Sequence[PageCopies]:
-        """Put what came into the tree: Full as far as it continues the host's prefix, the rest where Full is.
+    def _graft(self, prompt: Prompt, staging: Reservation, came: Sequence[PageCopies]) -> Sequence[PageCopies]:
+        """Put what came into the tree: Full as far as it continues the tier's prefix, the rest where Full is.
 
         Returns what that is.
         """
         tree = self.ledger.tree
-        full_end = tree.full_end(tree.match(prompt), Tier.HOST)
+        full_end = tree.full_end(tree.match(prompt), staging.tier)
         new = came[0].pages[came[0].pages >= full_end]
         full_end += int(np.count_nonzero(new == full_end + np.arange(len(new))))
         kept = [part.where(part.pages < full_end) for part in came]

@@ -9,20 +9,31 @@
 A page that the device holds is copied from there, as by a backup, so that the host's Full prefix stays without a hole;
 storage is asked for the rest. Pages are read in the order of the prompt, all pools of a page together, with the windows
 of the ends in between at which the prompt can be resumed too: wherever it ends early, what came is a prefix.
+
+Pages that the host has no room for go on to the device in pieces, if that has room: each is read into host slots of its
+own, copied up, and the slots are given back before the next one. As the ``buffer_only`` host of SGLang.
 """
 
 import math
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
-from unified_cache.controller import LeftAlone, Operation, OperationState, StorageTier, TransferKind
+from unified_cache.controller import (
+    LeftAlone,
+    LeftOut,
+    Operation,
+    OperationState,
+    StorageTier,
+    TransferKind,
+)
 from unified_cache.controller.jobs import FetchJob
 from unified_cache.controller.operation import Job, Steps, WaitFor
 from unified_cache.errors import CacheError, RankError, StorageError
 from unified_cache.estimates import Candidates
-from unified_cache.ledger import HostReservation
+from unified_cache.ledger import Reservation
 from unified_cache.page import Prompt
 from unified_cache.pool import PageCopies, PageNumbers, Pages, Tier, all_pages
 from unified_cache.prefetch_plan import FetchPlan, MissingPages, last_end
@@ -100,13 +111,16 @@ class Prefetches:
         ``worth_pages`` are not worth it. What came is kept however the reading ends, Full pages also without a window
         to resume from; where a page that storage said it had did not come, what is left is read for. Prefetches are
         single flight: while another one fetches any of these pages, this one waits, and then looks again at what is
-        still missing. Returns the pages by which the prompt can be resumed further, whoever has brought them.
+        still missing. An end that the host has no room for is read for on the device, if that has. Returns the pages by
+        which the prompt can be resumed further, whoever has brought them.
         """
         shared = self._shared
         tree, speeds = shared.ledger.tree, shared.speeds
         first_end = tree.peek(prompt).host_end
         lost = shared.nothing_lost(prompt)
         left_alone: LeftAlone | None = None
+        lacks_room = 0
+        operation: Operation | None = None
         reads_left = READS_MAX
         while reads_left:
             answer = yield from shared.ask(prompt, storage, worth_pages, lost)
@@ -117,6 +131,11 @@ class Prefetches:
             stored_end = missing.known_end + last_end(ends)
             plan, left_alone = shared.planner.plan(missing, ends, shared.left_s(operation))
             operation.left_alone = left_alone
+            if left_alone is None and plan.end < stored_end:
+                plan = shared.planner.plan_through(missing, ends, plan)
+            asked_end = stored_end if left_alone is None else plan.end
+            operation.tally.asked = max(operation.tally.asked, asked_end - first_end)
+            lacks_room = asked_end - plan.end
             if left_alone is not None and plan.end < worth_end:
                 if speeds.is_trial_due():
                     operation.tell_done(max(missing.known_end - first_end, 0))
@@ -132,14 +151,18 @@ class Prefetches:
                 break
             reads_left -= 1
             operation.pages_count = max(missing.known_end - first_end, 0)
-            missed = yield from self._fetch(operation, prompt, storage, missing, plan)
+            bring = self._fetch_through if plan.tier is Tier.DEVICE else self._fetch
+            missed = yield from bring(operation, prompt, storage, missing, plan)
             reached = tree.match(prompt).host_end >= plan.end
             if reached or operation.is_stopping or not any(len(pages) for pages in missed):
                 break
             for mask, pages in zip(lost, missed, strict=True):
                 mask[pages] = True
         speeds.note(left_alone)
-        return max(tree.match(prompt).host_end - first_end, 0)
+        gained = max(tree.match(prompt).host_end - first_end, 0)
+        if operation is not None:
+            _count(operation, gained, lacks_room)
+        return gained
 
     def progress(self, operation: Operation) -> PrefetchProgress | None:
         """Return the progress of a prefetch; None while it reads nothing, or if it is over or no prefetch."""
@@ -192,10 +215,73 @@ class Prefetches:
                         if operation.is_stopping or operation.answer_s == math.inf:
                             break
                         gained = ledger.tree.match(prompt).host_end - missing.known_end
-                        operation.pages_count = gained_before + max(gained, 0)
+                        operation.pages_count = operation.tally.arrived = gained_before + max(gained, 0)
                 finally:
                     del self._under_way[operation]
         return [pages[~mask] for pages, mask in zip(plan.reads, fetch.arrived, strict=True)]
+
+    def _fetch_through(
+        self, operation: Operation, prompt: Prompt, storage: StorageTier, missing: MissingPages, plan: FetchPlan
+    ) -> Generator[Job | WaitFor, Operation, list[PageNumbers]]:
+        """Bring what a plan says to the device piece by piece; return by component the pages that did not come.
+
+        The device pages of the prompt stay pinned meanwhile, those of each piece from its insert on.
+        """
+        shared, ledger = self._shared, self._shared.ledger
+        anchor = missing.anchor(plan.end)
+        gained_before = operation.pages_count
+        fetch = FetchUnderWay.begun(missing, plan)
+        with ExitStack() as pins:
+            pins.enter_context(shared.fetching.marked(prompt, plan.reads, operation))
+            for known in sorted({missing.known_end, anchor} - {0}):
+                found = ledger.tree.match(prompt)
+                yield from shared.bring_up(ledger.moving(found, known, Tier.HOST, Tier.DEVICE))
+                pins.enter_context(shared.pinned(prompt, known, Tier.DEVICE))
+            self._under_way[operation] = fetch
+            pins.callback(self._under_way.pop, operation)
+            start = min(int(pages[0]) for pages in plan.reads if len(pages))
+            while (end := shared.planner.piece_end(plan, start)) > start:
+                fetch.chosen = [(start <= pages) & (pages < end) for pages in plan.reads]
+                if not (yield from self._fetch_piece(prompt, storage, fetch)):
+                    break
+                found = ledger.tree.match(prompt)
+                gained = found.host_end - missing.known_end
+                operation.pages_count = operation.tally.arrived = gained_before + max(gained, 0)
+                if operation.is_stopping:
+                    break
+                pins.enter_context(
+                    shared.pinned(prompt, min(end, ledger.tree.full_end(found, Tier.DEVICE)), Tier.DEVICE)
+                )
+                start = end
+        return [pages[~mask] for pages, mask in zip(plan.reads, fetch.arrived, strict=True)]
+
+    def _fetch_piece(
+        self, prompt: Prompt, storage: StorageTier, fetch: FetchUnderWay
+    ) -> Generator[Job, Operation, bool]:
+        """Read the chosen pages into host slots and copy them up; return whether all of them are on the device."""
+        shared, ledger = self._shared, self._shared.ledger
+        chosen = [pages[mask] for pages, mask in zip(fetch.plan.reads, fetch.chosen, strict=True)]
+        with (
+            shared.budgeted(len(chosen[0])),
+            ledger.reserving(Tier.HOST, [len(pages) for pages in chosen]) as held,
+        ):
+            staging = held_by_all(shared.ranks, held)
+            if staging is None:
+                return False
+            parts = [
+                PageCopies(component, pages, slots, slots)
+                for component, (pages, slots) in enumerate(zip(chosen, staging.slots, strict=True))
+            ]
+            watch = FetchWatch(ledger)
+            arrived, failure = yield from self._read(prompt, storage, fetch, parts)
+            came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
+            with ledger.reserving(Tier.DEVICE, [len(part) for part in came]) as on_device:
+                target = held_by_all(shared.ranks, on_device)
+                if target is not None:
+                    yield from shared.copy_up(prompt, came, target, watch)
+            if failure is not None:
+                raise failure
+            return target is not None and all(mask.all() for mask in arrived)
 
     def _slices(self, operation: Operation, plan: FetchPlan) -> Iterator[Sequence[Pages]]:
         """Yield by component the pages of ``plan.reads`` to read next: all, or before a deadline some after the other.
@@ -221,17 +307,26 @@ class Prefetches:
         self,
         prompt: Prompt,
         storage: StorageTier,
-        staging: HostReservation,
+        staging: Reservation,
         fetch: FetchUnderWay,
         parts: Sequence[PageCopies],
     ) -> Generator[Job, Operation, None]:
         """Read some pages of a prefetch into host slots and graft what came."""
+        watch = FetchWatch(self._shared.ledger)
+        arrived, failure = yield from self._read(prompt, storage, fetch, parts)
+        self._shared.keep(prompt, staging, parts, arrived, watch)
+        if failure is not None:
+            raise failure
+
+    def _read(
+        self, prompt: Prompt, storage: StorageTier, fetch: FetchUnderWay, parts: Sequence[PageCopies]
+    ) -> Generator[Job, Operation, tuple[list[Pages], CacheError | None]]:
+        """Read the chosen pages of a prefetch; return by part which came on all ranks, and why others did not."""
         shared = self._shared
         leg = shared.speeds.legs[TransferKind.PREFETCH]
         payload_bytes = shared.speeds.payload_bytes
         fetch.job = job = FetchJob(storage, prompt, parts, leg.clock)
         failure: CacheError | None = None
-        watch = FetchWatch(shared.ledger)
         with leg.moving(payload_bytes([len(part) for part in parts])) as moved:
             try:
                 yield job
@@ -242,7 +337,15 @@ class Prefetches:
         arrived = true_for_all(shared.ranks, job.arrived)
         for mask, chosen, came in zip(fetch.arrived, fetch.chosen, arrived, strict=True):
             mask[chosen] = came
-        shared.keep(prompt, staging, parts, arrived, watch)
         shared.remember(prompt, parts, arrived, job)
-        if failure is not None:
-            raise failure
+        return arrived, failure
+
+
+def _count(operation: Operation, gained: int, lacks_room: int) -> None:
+    """Count what a prefetch gained, and why it gained no more."""
+    tally = operation.tally
+    tally.arrived = gained
+    tally.asked = max(tally.asked, gained)
+    left_out = tally.asked - gained
+    tally.leave_out(LeftOut.HOST_FULL, min(left_out, lacks_room))
+    tally.leave_out(LeftOut.STOPPED if operation.is_stopping else LeftOut.FAILED, max(left_out - lacks_room, 0))

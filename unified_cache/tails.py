@@ -20,7 +20,7 @@ import numpy as np
 from unified_cache.controller import LeftAlone, LeftAloneReason, Operation, StorageTier, TransferKind
 from unified_cache.controller.jobs import FetchJob, TailBatches
 from unified_cache.controller.operation import Job, Steps, WaitFor
-from unified_cache.ledger import HostReservation
+from unified_cache.ledger import Reservation
 from unified_cache.page import Prompt
 from unified_cache.pool import PageCopies, Pages, Tier, all_pages
 from unified_cache.prefetch_plan import FetchPlan, MissingPages
@@ -52,7 +52,7 @@ class TailUnderWay:
     end: int
     parts: Sequence[PageCopies]
     job: FetchJob
-    staging: HostReservation
+    staging: Reservation
     watch: FetchWatch
     began_s: float
 

@@ -16,7 +16,7 @@ from tests.sources import ROOT
 from tests.support.budget import LONG
 from unified_cache.controller import Operation, controller, jobs
 from unified_cache.controller.jobs import FetchJob, TailBatches
-from unified_cache.ledger import HostReservation
+from unified_cache.ledger import Reservation
 from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.slots import PageMap
 from unified_cache.tails import TailUnderWay
@@ -136,10 +136,10 @@ def give_the_slots_of_a_tail_to_two(patch: pytest.MonkeyPatch) -> None:
     """Who has read a tail gives its slots back, though it was joined."""
 
     @contextmanager
-    def shared(self: HostReservation, slots: Sequence[Slots]) -> Iterator[HostReservation]:
-        yield HostReservation(self._ledger, self._tier, list(slots))
+    def shared(self: Reservation, slots: Sequence[Slots]) -> Iterator[Reservation]:
+        yield Reservation(self._ledger, self.tier, list(slots))
 
-    patch.setattr(HostReservation, "parted", shared)
+    patch.setattr(Reservation, "parted", shared)
 
 
 def join_a_tail_before_all_of_it_has_come(patch: pytest.MonkeyPatch) -> None:

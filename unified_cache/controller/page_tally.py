@@ -10,7 +10,7 @@ class LeftOut(Enum):
     """Reason why a page that an operation was asked for is not where it should be."""
 
     HOST_FULL = "host_full"
-    """Its pages were pinned by other operations."""
+    """Other operations pinned its pages; or, of a prefetch, neither it nor the device had room."""
     HOST_TOO_SMALL = "host_too_small"
     """The host does not hold the prompt even when it is empty, and there is no storage that it could go on to."""
     DEVICE_FULL = "device_full"

@@ -1,4 +1,4 @@
-"""What a write policy means to back up: it arrives in storage, or is counted under the reason for which it does not."""
+"""Pages that a write policy means to back up arrive in storage, or are counted under the reason why they do not."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ LAYOUTS: dict[str, Callable[[], ModelLayout]] = {
 PROMPT_PAGES = 24
 
 
-class Recording(MemoryStorage):
+class TakingStorage(MemoryStorage):
     """A store in memory that knows each object it ever took, and fails or declines for as long as the test says."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ writes = pytest.mark.parametrize("write", [WritePolicy.THROUGH, WritePolicy.SELE
 def test_prompts_that_come_faster_than_the_host_has_room_all_reach_storage(
     layout: Callable[[], ModelLayout],
 ) -> None:
-    store = Recording()
+    store = TakingStorage()
     toy = writing(layout(), store, device=800, host=80)
     prompts = [served(toy, prompt_of(toy, number)) for number in range(30)]
     toy.cache.wait_all(10)
@@ -131,7 +131,7 @@ def test_prompts_that_come_faster_than_the_host_has_room_all_reach_storage(
 def test_a_prompt_that_the_host_is_too_small_for_reaches_storage(
     layout: Callable[[], ModelLayout], write: WritePolicy
 ) -> None:
-    store = Recording()
+    store = TakingStorage()
     toy = writing(layout(), store, device=40, host=8, write=write, dirty_share=0.1)
     prompt = prompt_of(toy, 0)
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_a_prompt_that_the_host_is_too_small_for_reaches_storage(
 def test_a_backup_by_call_that_the_host_is_too_small_for_reaches_storage_and_says_so(
     layout: Callable[[], ModelLayout],
 ) -> None:
-    store = Recording()
+    store = TakingStorage()
     toy = writing(layout(), store, device=40, host=8, write=WritePolicy.ON_CALL)
     prompt = served(toy, prompt_of(toy, 0))
     operation = started(toy.cache.backup(prompt))
@@ -166,7 +166,7 @@ def test_without_storage_a_backup_says_how_many_pages_the_host_is_too_small_for(
 
 @layouts
 def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(layout: Callable[[], ModelLayout]) -> None:
-    store = Recording()
+    store = TakingStorage()
     toy = writing(layout(), store, device=400, host=40)
     store.fails = True
     prompts = [served(toy, prompt_of(toy, number)) for number in range(5)]
@@ -184,7 +184,7 @@ def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(layout:
 def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stored(
     layout: Callable[[], ModelLayout],
 ) -> None:
-    store, clock = Recording(), ManualClock()
+    store, clock = TakingStorage(), ManualClock()
     toy = writing(layout(), store, device=200, host=40)
     toy.cache._backups._clock = clock
     store.fails = True
@@ -203,7 +203,7 @@ def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stor
 
 @layouts
 def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout: Callable[[], ModelLayout]) -> None:
-    store = Recording()
+    store = TakingStorage()
     toy = writing(layout(), store, device=200, host=40)
     store.declines = True
     prompts = [served(toy, prompt_of(toy, number)) for number in range(2)]
@@ -216,7 +216,7 @@ def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout:
 
 
 def test_what_is_evicted_before_the_store_answers_again_is_counted() -> None:
-    store = Recording()
+    store = TakingStorage()
     toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=24, host=24)
     store.fails = True
     for number in range(2):
@@ -231,7 +231,7 @@ def test_what_is_evicted_before_the_store_answers_again_is_counted() -> None:
 
 
 def test_a_prompt_that_was_put_in_pieces_is_not_put_again_with_its_continuation() -> None:
-    store = Recording()
+    store = TakingStorage()
     toy = writing(toy_layout((SPAN_ALL,), PAGE), store, device=40, host=8)
     served(toy, prompt_of(toy, 0))
     toy.cache.wait_all(10)
@@ -245,7 +245,7 @@ def test_a_prompt_that_was_put_in_pieces_is_not_put_again_with_its_continuation(
 
 
 def test_closing_counts_the_prompts_and_pages_that_no_backup_came_to(caplog: pytest.LogCaptureFixture) -> None:
-    store, workers = Recording(), Stepped()
+    store, workers = TakingStorage(), Stepped()
     layout = toy_layout((SPAN_ALL,), PAGE)
     toy = ToyEngine(layout, (300,), (300,), None, workers)
     config = replace(toy.cache.config, write=WritePolicy.THROUGH, operations_max=4, close_timeout_s=0.01)
@@ -264,7 +264,7 @@ def test_closing_counts_the_prompts_and_pages_that_no_backup_came_to(caplog: pyt
 
 
 def test_a_backup_that_is_cancelled_counts_its_pages_as_cancelled() -> None:
-    store = Recording()
+    store = TakingStorage()
     toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=40, host=40, write=WritePolicy.ON_CALL)
     operation = started(toy.cache.backup(served(toy, prompt_of(toy, 0))))
     assert toy.cache.cancel(operation)
@@ -285,3 +285,67 @@ def test_a_load_that_the_device_has_no_room_for_says_so() -> None:
     assert (operation.tally.arrived, operation.tally.left_out) == (0, {LeftOut.DEVICE_FULL: 20})
     assert held is not None
     toy.cache.release(held)
+
+
+# ---- from storage to the device, through a host that is too small ------------------------------------------------
+
+
+@layouts
+def test_a_prefetch_that_the_host_is_too_small_for_goes_on_to_the_device(layout: Callable[[], ModelLayout]) -> None:
+    store = TakingStorage()
+    first = writing(layout(), store, device=40, host=40)
+    prompt = served(first, prompt_of(first, 0))
+    first.cache.wait_all(10)
+    toy = writing(layout(), store, device=40, host=8)
+    for _ in range(2):
+        operation = toy.cache.prefetch(prompt)
+        toy.cache.wait_all(10)
+        found = toy.cache.match(prompt)
+        assert (found.device_end, found.host_end) == (PROMPT_PAGES, PROMPT_PAGES)
+        lock = toy.cache.lock(found)
+        assert toy.verify(prompt, lock) >= PROMPT_PAGES
+        toy.cache.release(lock)
+        check_sums(toy)
+        toy.cache.check()
+        if operation is not None and operation.pages_count:
+            assert operation.state is OperationState.DONE
+            assert (operation.pages_count, operation.tally.arrived) == (PROMPT_PAGES, PROMPT_PAGES)
+    assert sum(occupancy.out for occupancy in toy.cache.stats().occupancy) == 0
+
+
+@layouts
+@pytest.mark.parametrize("kept", [6, 12, 23])
+def test_a_prefetch_through_the_host_goes_on_from_what_memory_holds(
+    layout: Callable[[], ModelLayout], kept: int
+) -> None:
+    store = TakingStorage()
+    first = writing(layout(), store, device=40, host=40)
+    prompt = served(first, prompt_of(first, 0))
+    first.cache.wait_all(10)
+    toy = writing(layout(), store, device=32, host=8, write=WritePolicy.ON_CALL)
+    served(toy, prompt.head(kept))
+    toy.cache.backup(prompt.head(min(kept, 8)))
+    toy.cache.wait_all(10)
+    operation = started(toy.cache.prefetch(prompt))
+    toy.cache.wait_all(10)
+    assert (operation.state, operation.pages_count) == (OperationState.DONE, PROMPT_PAGES - kept)
+    lock = toy.cache.lock(toy.cache.match(prompt))
+    assert lock.end == PROMPT_PAGES
+    toy.verify(prompt, lock)
+    toy.cache.release(lock)
+    toy.cache.check()
+
+
+@layouts
+def test_a_prefetch_that_neither_tier_has_room_for_says_so(layout: Callable[[], ModelLayout]) -> None:
+    store = TakingStorage()
+    first = writing(layout(), store, device=40, host=40)
+    prompt = served(first, prompt_of(first, 0))
+    first.cache.wait_all(10)
+    toy = writing(layout(), store, device=20, host=8)
+    operation = started(toy.cache.prefetch(prompt))
+    toy.cache.wait_all(10)
+    assert operation.state is OperationState.PARTIAL
+    assert set(operation.tally.left_out) == {LeftOut.HOST_FULL}
+    check_sums(toy)
+    toy.cache.check()
