@@ -410,11 +410,10 @@ class UnifiedCache(OwnedCache):
         That is, if fewer than ``config.prefetching.threshold_tokens`` are missing, or too much is under way, or the
         transfer policy says never; if storage adds fewer, nothing is read. Where the policy asks for what is fastest,
         what is better computed is not read, and the operation says so (``left_alone``). What has come is kept however
-        the reading ends, by the end of its patience too: as far as the prompt can be resumed from then, and Full pages
-        also for a later prefetch.
+        the reading ends: as far as the prompt can be resumed from then, and Full pages also for a later prefetch.
 
-        After ``deadline_s`` seconds the next ``poll`` returns it as done, whatever the store still does, with what has
-        come by then; what comes later is for other requests.
+        After ``deadline_s`` seconds, or ``config.prefetching.patience`` if that is sooner, the next ``poll`` returns it
+        as done, whatever the store still does, with what has come by then; what comes later is for other requests.
 
         Raises:
             InputError: the deadline is no positive number of seconds.
@@ -428,8 +427,8 @@ class UnifiedCache(OwnedCache):
         if self._storage is None or missing_tokens is None:
             return None
         steps = self._transfers.prefetches.prefetch(prompt, self._storage, self._worth_pages)
-        patience_s = self.config.prefetching.patience(missing_tokens)
-        return self._controller.start(TransferKind.PREFETCH, steps, patience_s, deadline_s)
+        deadline_s = min(deadline_s, self.config.prefetching.patience(missing_tokens))
+        return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s)
 
     def prefetch_tail(self, prompt: Prompt) -> Operation | None:
         """Start reading what storage can add to a prompt from its end backward, for an engine that computes the head.

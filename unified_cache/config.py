@@ -115,7 +115,7 @@ class Prefetching:
     threshold_tokens: int = 0
     """Fewer tokens than these are not worth a look into storage, nor, where storage adds no more, reading them."""
     patience_s: float = math.inf
-    """How long a prefetch goes on, whatever its length; then it makes do with what has come."""
+    """How long a request waits for a prefetch, whatever its length; then the prefetch is done, with what has come."""
     patience_per_1024_tokens_s: float = 0.0
     """How much longer for every 1,024 tokens that are missing."""
     host_share: float = 1.0

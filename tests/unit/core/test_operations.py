@@ -260,10 +260,11 @@ def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
     cache.poll()
     assert not operation._stopping
     clock.now_s = 2.0
-    cache.poll()
-    workers.run()
-    assert cache.poll() == [operation]
+    assert cache.poll() == [operation], "whatever the store still does"
     assert (operation.state, operation.pages_count) == (OperationState.DONE, 0), "the fetch had not begun"
+    workers.run()
+    assert cache.poll() == []
+    assert operation.is_released
     assert cache.match(prompt).host_end == 0
     cache.check()
 

@@ -235,9 +235,6 @@ def test_one_whose_patience_ends_while_it_waits_makes_do_with_what_there_is() ->
     workers.run(2)
     cache.poll()
     clock.now_s = 1.0
-    cache.poll()
-    workers.waiting.rotate(-1)
-    workers.run()
     assert cache.poll() == [second]
     assert (second.state, second.pages_count, first.state) == (OperationState.DONE, 0, OperationState.RUNNING)
     finish(cache, workers)
