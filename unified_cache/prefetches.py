@@ -29,7 +29,7 @@ from unified_cache.controller import (
     StorageTier,
     TransferKind,
 )
-from unified_cache.controller.jobs import FetchJob
+from unified_cache.controller.jobs import FetchJob, calls_of
 from unified_cache.controller.operation import Job, Steps, WaitFor
 from unified_cache.errors import CacheError, RankError, StorageError
 from unified_cache.estimates import Candidates
@@ -44,12 +44,6 @@ __all__ = ["PrefetchProgress", "Prefetches"]
 
 READS_MAX = 4
 """Times that one prefetch reads: again only where pages that storage said it had did not come, for what they leave."""
-
-SLICES_BY_DEADLINE = 8
-"""Parts in which a prefetch reads that is expected to take until its deadline: all but the last come in time."""
-
-SLICE_PAGES_MAX = 64
-"""Pages of one part where it is not known how long a page takes; the first has one, and each twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +197,7 @@ class Prefetches:
                 slots = list(staging.slots)
                 self._under_way[operation] = fetch
                 try:
-                    for chosen in self._slices(operation, plan):
+                    for chosen in self._slices(operation, storage, plan):
                         fetch.chosen = chosen
                         parts = [
                             PageCopies(component, pages[mask], taken[mask], taken[mask])
@@ -283,25 +277,25 @@ class Prefetches:
                 raise failure
             return target is not None and all(mask.all() for mask in arrived)
 
-    def _slices(self, operation: Operation, plan: FetchPlan) -> Iterator[Sequence[Pages]]:
+    def _slices(self, operation: Operation, storage: StorageTier, plan: FetchPlan) -> Iterator[Sequence[Pages]]:
         """Yield by component the pages of ``plan.reads`` to read next: all, or before a deadline some after the other.
 
-        So many that some parts come in time, by what reading takes, which ranks agree on; in the order of the prompt.
+        In the order of the prompt, as many as ``TransferSpeeds.pages_to_read`` says.
         """
         if operation.answer_s == math.inf:
             yield [all_pages(len(pages)) for pages in plan.reads]
             return
-        left_s = self._shared.left_s(operation)
-        read_s, left_s = self._shared.speeds.read_s([len(pages) for pages in plan.reads], left_s)
-        numbers = np.unique(np.concatenate(plan.reads))
-        is_known = 0 < read_s < math.inf
-        count = max(1, int(len(numbers) * left_s / SLICES_BY_DEADLINE / read_s)) if is_known else 1
-        start = 0
-        while start < len(numbers):
-            of_slice = numbers[start : start + count]
+        shared = self._shared
+        left = np.unique(np.concatenate(plan.reads))
+        counts = [len(pages) for pages in plan.reads]
+        payload_bytes = shared.speeds.payload_bytes(counts)
+        pages_count, calls = len(left), calls_of(storage.objects_count(counts), payload_bytes)
+        while len(left):
+            call_pages, page_bytes = max(1, int(pages_count / max(calls, 1.0))), payload_bytes / pages_count
+            left_s, wait_s = shared.left_s(operation), operation.answer_s - operation.started_s
+            count = shared.speeds.pages_to_read(len(left), call_pages, page_bytes, left_s, wait_s)
+            of_slice, left = left[:count], left[count:]
             yield [(of_slice[0] <= pages) & (pages <= of_slice[-1]) for pages in plan.reads]
-            start += count
-            count = count if is_known else min(2 * count, SLICE_PAGES_MAX)
 
     def _fetch_slice(
         self,
@@ -330,7 +324,9 @@ class Prefetches:
         with leg.moving(payload_bytes([len(part) for part in parts])) as moved:
             try:
                 yield job
-                leg.note(moved, payload_bytes([int(mask.sum()) for mask in job.arrived]), job.ended_s)
+                came_bytes = payload_bytes([int(mask.sum()) for mask in job.arrived])
+                leg.note(moved, came_bytes, job.ended_s)
+                shared.speeds.reads.note(job.calls_count, came_bytes, job.ended_s - moved.began_s)
             except (StorageError, RankError) as error:  # what came before it is as good as ever
                 failure = error
         fetch.job = None

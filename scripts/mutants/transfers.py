@@ -4,6 +4,7 @@ from scripts.mutants.mutant import Mutant
 
 __all__ = ["TRANSFERS_MUTANTS"]
 
+READS = ("tests/unit/core/test_deadline_reads.py",)
 TAILS = ("tests/unit/core/test_tails.py", "tests/property/test_tails.py")
 
 TRANSFERS_MUTANTS = [
@@ -109,6 +110,20 @@ TRANSFERS_MUTANTS = [
         "prefetch_plan.py",
         "del fetched[key]",
         "pass",
+    ),
+    Mutant(
+        "a deadline begins with one page",
+        "estimates/reads.py",
+        "one_call = min(pages_count, call_pages)",
+        "one_call = 1",
+        tests=READS,
+    ),
+    Mutant(
+        "reads are measured where the policy is fastest alone",
+        "prefetches.py",
+        "shared.speeds.reads.note(",
+        "shared.speeds.is_choosing and shared.speeds.reads.note(",
+        tests=READS,
     ),
     Mutant(
         "the budget of prefetches leaks",

@@ -18,7 +18,7 @@ from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.method import Method
 
-__all__ = ["BackupJob", "ClearJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob", "TailBatches"]
+__all__ = ["BackupJob", "ClearJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob", "TailBatches", "calls_of"]
 
 STORAGE_BATCH_OBJECTS = 128
 """Objects per call to a store at most: between two calls a job can be stopped, and what came before stays."""
@@ -123,6 +123,11 @@ class LoadJob:
         """Go on: half a copy is worth nothing, and the end is near."""
 
 
+def calls_of(objects_count: int, payload_bytes: int) -> float:
+    """Return how many calls so many objects and bytes fill; the last call may be filled in part."""
+    return max(objects_count / STORAGE_BATCH_OBJECTS, payload_bytes / STORAGE_BATCH_BYTES)
+
+
 def next_batch(pages: list[PageIO]) -> list[PageIO]:
     """Return the first pages that go together in one call: one at least, then as many as STORAGE_BATCH_BYTES allows."""
     left_bytes = STORAGE_BATCH_BYTES
@@ -158,6 +163,8 @@ class StorageBatches:
         self._begun_count = 0
         """Objects, of those listed first, that a call has named, whether it has returned or raised."""
         self._stopped = False
+        self.calls_count = 0
+        """Calls that have returned."""
 
     @property
     def whole(self) -> list[Pages]:
@@ -187,6 +194,7 @@ class StorageBatches:
             batch = next_batch([page for _, _, page in listed[start : start + objects_max]])
             self._begun_count = start + len(batch)
             self._done += call(batch)
+            self.calls_count += 1
             if len(self._done) < len(listed):
                 yield
 
@@ -403,6 +411,11 @@ class FetchJob:
     def arrived(self) -> list[Pages]:
         """By part: True where every pool's object of the page came whole. Nothing, until it has run."""
         return self._batches.whole
+
+    @property
+    def calls_count(self) -> int:
+        """Calls that have returned."""
+        return self._batches.calls_count
 
     @property
     def flawed(self) -> list[Pages]:

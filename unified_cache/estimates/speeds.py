@@ -17,6 +17,7 @@ from unified_cache.controller import LeftAlone, LeftAloneReason, TransferKind
 from unified_cache.estimates.choice import ExpectedTimes, soonest
 from unified_cache.estimates.leg import LegStats, TransferLeg
 from unified_cache.estimates.prefill import PREFILL_PARTS, MeasuredPrefill, prefill_parts
+from unified_cache.estimates.reads import ReadTimes, pages_to_read
 from unified_cache.pool import ModelLayout
 from unified_cache.ranks import LocalRanks, RankGroup, largest_of_all
 from unified_cache.transfer_policy import TransferPolicy
@@ -86,6 +87,7 @@ class TransferSpeeds:
         "_ranks",
         "legs",
         "prefill",
+        "reads",
     )
 
     def __init__(
@@ -107,6 +109,8 @@ class TransferSpeeds:
         }
         self.legs = {kind: TransferLeg(clock, expects=self.is_choosing) for kind in LEGS}
         self.prefill = MeasuredPrefill(clock)
+        self.reads = ReadTimes()
+        """Of prefetches under every policy, for those with a deadline."""
 
     @property
     def is_choosing(self) -> bool:
@@ -153,15 +157,15 @@ class TransferSpeeds:
         pages = left_alone.end - left_alone.start
         return max(1, min(pages, int(pages * TRIAL_S / left_alone.load_s)))
 
-    def read_s(self, pages: Sequence[int], left_s: float) -> tuple[float, float]:
-        """Return the seconds that reading so many pages of each component takes, NaN if unknown, and the time left.
+    def pages_to_read(self, pages_count: int, call_pages: int, page_bytes: float, left_s: float, wait_s: float) -> int:
+        """Return how many of ``pages_count`` pages of ``page_bytes`` to read next before a deadline.
 
-        On every rank the same; ``left_s`` of the rank that has the least.
+        On every rank the same, by the figures of the slowest. ``left_s`` of ``wait_s`` are left, and ``call_pages`` go
+        into a call.
         """
-        own = self._step(TransferKind.PREFETCH, [np.array([count]) for count in pages])
-        *step, left_s = (float(value) for value in largest_of_all(self._ranks, [*own, -left_s]))
-        read_s = step[0] + sum(page_s * count for page_s, count in zip(step[1:-1], pages, strict=True))
-        return read_s, -left_s
+        own = [self.reads.call_s, self.reads.byte_s * page_bytes, -call_pages, -left_s, wait_s]
+        call_s, page_s, call_pages_min, left_s_min, wait_s = largest_of_all(self._ranks, own)
+        return pages_to_read(pages_count, int(-call_pages_min), call_s, page_s, -left_s_min, wait_s)
 
     def stats(self) -> LoadingStats:
         """Return the figures of this moment."""

@@ -60,15 +60,23 @@ def test_a_request_goes_on_at_its_deadline_while_the_store_is_in_its_call(layout
     engine.cache.check()
 
 
+def make_calls_small(monkeypatch: pytest.MonkeyPatch, layout: ModelLayout) -> None:
+    """Have a call take the objects of four pages, so that a prefetch reads in several parts."""
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 4 * len(layout.pools))
+
+
 @every_layout
-def test_what_came_before_the_deadline_is_used_and_what_comes_after_it_is_for_others(layout: ModelLayout) -> None:
+def test_what_came_before_the_deadline_is_used_and_what_comes_after_it_is_for_others(
+    layout: ModelLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_calls_small(monkeypatch, layout)
     engine, workers = stepped(layout)
     prompt = conversation(engine.cache, 16)
     operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
     ends: list[int] = []
 
     def at_deadline(number: int) -> None:
-        if number == 3:  # parts of 1, 2 and 4 pages have come
+        if number == 1:  # a part has come
             engine.clock.now_s = 1.0
             assert engine.cache.poll() == [operation]
             ends.extend((engine.cache.match(prompt).host_end, operation.pages_count))
@@ -76,12 +84,13 @@ def test_what_came_before_the_deadline_is_used_and_what_comes_after_it_is_for_ot
     engine.store.during_get = at_deadline
     run_until_over(engine, workers)
     end, told = ends
-    assert 4 <= end < 16
+    assert 0 < end < 16
     assert told == end
     assert operation.pages_count == end, "what was told stays what it was"
     kept = pages_on(engine.cache, prompt, Tier.HOST)[0]
-    assert kept == set(range(15)), "the part that was under way is kept, and none after it was begun"
-    assert engine.store.gets_count == 4
+    assert kept == set(range(len(kept)))
+    assert end < len(kept) < 16, "the call that was under way is kept, and none after it was begun"
+    assert engine.store.gets_count == 2
     check_tables(engine.cache, [])
 
 
@@ -157,8 +166,9 @@ def test_what_does_not_come_in_time_is_left_alone_and_said() -> None:
     assert sum(engine.cache.stats().loading.past_deadline_tokens.values()) == operation.left_alone.tokens
 
 
-def test_ranks_are_done_at_the_same_look_and_stay_alike() -> None:
+def test_ranks_are_done_at_the_same_look_and_stay_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = LAYOUTS["full-swa"]
+    make_calls_small(monkeypatch, layout)
 
     def live(group: ThreadRanks) -> tuple[list[int], str, int]:
         store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
