@@ -41,7 +41,7 @@ RETRY_PAUSE_S = 1.0
 
 RETRY_PAUSE_S_MAX = 60.0
 
-RETRIED = frozenset((LeftOut.HOST_FULL, LeftOut.DECLINED, LeftOut.FAILED, LeftOut.STOPPED))
+RETRIED = frozenset((LeftOut.HOST_FULL, LeftOut.UNDER_WAY, LeftOut.DECLINED, LeftOut.FAILED, LeftOut.STOPPED))
 """Reasons that may be gone the next time."""
 
 
@@ -258,11 +258,11 @@ class BackupScheduler:
         self._running: dict[Operation, BackupRequest] = {}
         pages_max = config.device_pages[0] + config.host_pages[0]
         self._for_room = RetryQueue(pages_max, self._counts)
-        """Those that the host had no room for."""
+        """Those that the host had no room for, or that another backup is storing."""
         self._for_store = RetryQueue(pages_max, self._counts)
         """Those that the store failed or declined, or was detached from."""
         self._retry_at_s = math.inf
-        """When the first of ``_for_store`` is tried again, whatever happens."""
+        """When the first of either queue is tried again, whatever happens."""
         self._pause_s = RETRY_PAUSE_S
         self._released_count = 0
         self._writer = _writer_of(config, self._counts)
@@ -314,13 +314,14 @@ class BackupScheduler:
         return [self._due.popleft() for _ in range(min(prompts_max, len(self._due)))]
 
     def look_at_clock(self) -> None:
-        """Make the oldest prompt due that the store failed, where that was long enough ago on every rank."""
-        if self._for_store and not self._ranks.is_lost:
+        """Make the oldest prompt due that waits to be tried again, where it has waited long enough on every rank."""
+        queue = self._for_store or self._for_room
+        if queue and not self._ranks.is_lost:
             is_due = np.array([self._clock() >= self._retry_at_s], np.bool_)
             if self._ranks.agree(is_due)[0]:
                 self._pause_s = min(2 * self._pause_s, RETRY_PAUSE_S_MAX)
                 self._retry_at_s = self._clock() + self._pause_s
-                self._make_due(self._for_store.take(1))
+                self._make_due(queue.take(1))
 
     def storage_attached(self) -> None:
         """Make the oldest prompt due that waits for a store: another one is there."""
@@ -381,10 +382,12 @@ class BackupScheduler:
             return
         for operation in [each for each in self._running if each.state is not OperationState.RUNNING]:
             request, tally = self._running.pop(operation), operation.tally
-            is_further = self._counts.add(tally)
+            if self._counts.add(tally):
+                request.attempts_count = 0
+            elif LeftOut.UNDER_WAY not in tally.left_out:
+                request.attempts_count += 1
             if LeftOut.EVICTED in tally.left_out:
                 self._count_lost(request)
-            request.attempts_count = 0 if is_further else request.attempts_count + 1
             request.leave_untried(_reason_of(operation))
             if request.pages_count:
                 self._try_again(request)
@@ -399,12 +402,11 @@ class BackupScheduler:
             self._lose(request, LeftOut.FAILED)
             return
         self._counts.retries += 1
-        if LeftOut.HOST_FULL in reasons:
-            self._lose_all(self._for_room.add(request))
-            return
-        if not self._for_store:
+        waits_for_others = LeftOut.HOST_FULL in reasons or LeftOut.UNDER_WAY in reasons
+        queue = self._for_room if waits_for_others else self._for_store
+        if not self._for_store and not self._for_room:
             self._retry_at_s = self._clock() + self._pause_s
-        self._lose_all(self._for_store.add(request))
+        self._lose_all(queue.add(request))
 
     def _lose_all(self, requests: Iterable[BackupRequest]) -> None:
         for request in requests:

@@ -209,12 +209,12 @@ class Backups:
 
     def _take_off_known(self, run: BackupRun, found: Match) -> None:
         """Take pages off that are where they should be, and those that memory does not hold any more."""
-        ledger, request = self._ledger, run.request
+        ledger, request, usable = self._ledger, run.request, self.request(found)
+        end = found.host_end
         for component in range(len(ledger.layout.components)):
-            end = found.tree_end if component else found.host_end
             on_device, on_host = (ledger.tree.slots(found, tier, component, 0, end) for tier in Tier)
-            gone = all_pages(found.prompt.pages_count)
-            gone[:end] = (on_device < 0) & (on_host < 0)
+            gone = ~usable.waiting(component)
+            gone[end:] = True
             run.tally.leave_out(LeftOut.EVICTED, request.take_off(component, gone))
             if run.puts_again:
                 continue
@@ -260,7 +260,9 @@ class Backups:
             on_device, on_host = (tree.slots(found, tier, component, 0, resumed) for tier in Tier)
             lacks = (on_device >= 0) & (on_host < 0)
             if run.storage is not None:
-                lacks |= (on_host >= 0) & ~self._ledger.stored.among(component, on_host)
+                stored = self._ledger.stored
+                known = stored.among(component, on_host) | stored.offered(component, on_host)
+                lacks |= (on_host >= 0) & ~known
             lacks[window(longest, span) :] = False
             lacking.append((span, lacks))
         puts_again = run.puts_again and len(spans) > 1
@@ -292,24 +294,28 @@ class Backups:
     def _put_held(self, run: BackupRun, held: Sequence[PageCopies]) -> Generator[Job, Operation, None]:
         """Put pages that the host holds.
 
-        They count as stored from the beginning, so that no write policy offers them twice meanwhile, and as not stored
-        where this does not come to a good end.
+        They count as offered meanwhile, so that no write policy gives them twice.
         """
         stored, clears_count = self._ledger.stored, self._ledger.stored.clears_count
         known = [stored.among(part.component, part.target) for part in held]
         if not run.puts_again:
-            for part, mask in zip(held, known, strict=True):
+            offered = [stored.offered(part.component, part.target) for part in held]
+            for part, mask, others in zip(held, known, offered, strict=True):
                 run.tally.already += run.request.take_off(part.component, part.pages[mask])
-            held = [part.where(~mask) for part, mask in zip(held, known, strict=True)]
-            known = [mask[~mask] for mask in known]
-        for part in held:
-            stored.add(part.component, part.target)
+                run.request.leave_out(part.component, part.pages[others], LeftOut.UNDER_WAY)
+            held = [part.where(~mask & ~others) for part, mask, others in zip(held, known, offered, strict=True)]
+            known = [np.zeros(len(part), np.bool_) for part in held]
+        for part, mask in zip(held, known, strict=True):
+            stored.offer(part.component, part.target[~mask])
         whole: list[Pages] = [np.zeros(len(part), np.bool_) for part in held]
         try:
             whole = yield from self._put(run, held, known)
         finally:
             for part, mask in zip(held, whole, strict=True):
+                stored.add(part.component, part.target[mask])
                 stored.forget(part.component, part.target[~mask])
+        new = [mask & ~was for part, mask, was in zip(held, whole, known, strict=True) if not part.component]
+        stored.note_given(sum(map(np.count_nonzero, new)))
         self._note_stored_on_device(run, held, whole, clears_count)
 
     def _put(
@@ -342,7 +348,6 @@ class Backups:
             request.leave_out(part.component, part.pages[~mask & ~refused], reason)
         new = [part.where(mask & ~was) for part, mask, was in zip(parts, whole, known, strict=True)]
         self._traffic.add(TransferKind.STORE, new)
-        ledger.stored.note_given(sum(len(part) for part in new if not part.component))
         return whole
 
     # ---- what the host is too small for ----------------------------------------------------------------------
@@ -376,6 +381,7 @@ class Backups:
                     known: list[Pages] = [np.zeros(len(part), np.bool_) for part in parts]
                     whole = yield from self._put(run, parts, known)
                 self._note_stored_on_device(run, parts, whole, clears_count)
+                ledger.stored.note_given(int(np.count_nonzero(whole[0])))
 
     def _ends_to_put(self, run: BackupRun) -> list[int]:
         """Return the ends, ascending, whose windows are still to be put, and the longest that the device holds."""

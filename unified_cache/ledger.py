@@ -608,6 +608,12 @@ class Reservation:
         self._ledger.graft(prompt, start, slots, self.tier)
         self._reserved[:] = self._ledger.still_out(self.tier, self._reserved)
 
+    def keep(self, slots: Sequence[Slots]) -> None:
+        """Free all but these slots, given by component."""
+        for component, kept in enumerate(slots):
+            self._ledger.free(self.tier, component, np.setdiff1d(self._reserved[component], kept))
+        self._reserved[:] = slots
+
     @contextmanager
     def parted(self, slots: Sequence[Slots]) -> "Iterator[Reservation]":
         """Move some of the slots, by component, into a reservation of their own; what is left of it goes back."""

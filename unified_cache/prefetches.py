@@ -269,6 +269,7 @@ class Prefetches:
             watch = FetchWatch(ledger)
             arrived, failure = yield from self._read(prompt, storage, fetch, parts)
             came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
+            staging.keep([part.target for part in came])
             with ledger.reserving(Tier.DEVICE, [len(part) for part in came]) as on_device:
                 target = held_by_all(shared.ranks, on_device)
                 if target is not None:

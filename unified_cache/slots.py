@@ -14,12 +14,13 @@ __all__ = ["MapChange", "PageMap", "PairedAllocator", "SlotAllocator", "StoredSl
 FEW_SLOTS = 64
 """Slots that a set tells apart sooner than calls of numpy do."""
 
+_OFFERED = -1
 _FREE, _OUT, _KEPT = range(3)
 _STATE_NAMES = ("free", "out", "the tree's")
 
 
 class StoredSlots:
-    """Host slots whose page storage has, by its own word, or is just being given, and when it heard of it last.
+    """Slots of one tier whose page storage has, by its own word, and when it heard of it last; or is being given.
 
     By component. Time is counted in pages that storage was given: a store that evicts does so only then.
     """
@@ -31,11 +32,20 @@ class StoredSlots:
         """Times that all was forgotten: what was read before the last may not be there any more."""
         self._now = 1
         self._heard_at: list[npt.NDArray[np.int64]] = [np.zeros(pages + 1, np.int64) for pages in capacity]
-        """0 where storage does not have the page."""
+        """0 where storage does not have the page, -1 where it is being given."""
 
     def add(self, component: int, slots: Slots) -> None:
         """Note that storage has the pages in these slots, and hears of them now."""
         self._heard_at[component][slots] = self._now
+
+    def offer(self, component: int, slots: Slots) -> None:
+        """Note that a backup is giving storage the pages in these slots, until ``add`` or ``forget``."""
+        self._heard_at[component][slots] = _OFFERED
+
+    def offered(self, component: int, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Return a mask of the slots whose page a backup is giving to storage."""
+        mask: npt.NDArray[np.bool_] = self._heard_at[component][slots] == _OFFERED
+        return mask
 
     def note_given(self, pages: int) -> None:
         """Let time pass: storage was given so many pages."""

@@ -81,7 +81,7 @@ class Trial:
         assert cache.match(prompt).host_end == model.end
         assert len(store.came) == len(set(store.came)), "no page is read twice"
         assert not self.read_of(in_memory, prompt, store.came), "memory had it"
-        if operation.state is OperationState.DONE:
+        if operation.state in (OperationState.DONE, OperationState.PARTIAL):
             assert operation.pages_count == model.end - known_end
             if not operation.is_stopping and reads_count < READS_MAX:
                 assert model.end >= self.best_end(prompt, set(objects) - store.vanishing, in_memory), "there was more"

@@ -137,7 +137,7 @@ class Audit:
         self._check_contents(picture, claims)
         self._check_owners(picture, claims)
         self._check_map(picture, claims)
-        picture.mark = self._mark()
+        picture.mark = self.mark()
         self.picture = picture
         return picture
 
@@ -289,7 +289,8 @@ class Audit:
         for stored, (rows, contents) in ((self.memory.device, picture.device), (self.memory.host, picture.host)):
             assert _same(stored[rows], contents), "wrong bytes in a page"
 
-    def _mark(self) -> tuple[int, ...]:
+    def mark(self) -> tuple[int, ...]:
+        """Return counters that move with any change of tree, slots or map."""
         state, paired = self._tree._state, self._cache._ledger.paired
         free_counts = [allocator.free_count for allocator in self._allocators]
         kept_counts = [allocator._kept_count for allocator in self._allocators]
@@ -301,7 +302,7 @@ class Audit:
 
         What stands where is as in the picture before, and is not walked again.
         """
-        assert self._mark() == self.picture.mark, "a job has changed what only its owner may"
+        assert self.mark() == self.picture.mark, "a job has changed what only its owner may"
         self._check_bytes(self.picture)
         return self.picture
 

@@ -13,6 +13,10 @@ PATIENCE_S = 0.3
 THRESHOLD_PAGES = 3
 HOST_SHARE = 0.25
 """Of the host's pages, where seeds bound what prefetches may fill."""
+SMALL_HOST_PAGES, SMALL_HOST_WINDOW_PAGES = 8, 2
+"""Of the host, where seeds have one that is a buffer: fewer pages than most prompts, and than the longest window."""
+SMALL_HOST_SHARE = 0.3
+"""Of all seeds."""
 
 
 def config_of(cell: Cell, seed: int) -> CacheConfig:
@@ -24,9 +28,12 @@ def config_of(cell: Cell, seed: int) -> CacheConfig:
         return tuple(rng.choice(list(EvictionPolicy)) for _ in range(components))
 
     plain = rng.random() < 0.5
+    host_pages = cell.host_pages
+    if random.Random(f"host of {seed}").random() < SMALL_HOST_SHARE:
+        host_pages = (SMALL_HOST_PAGES, *(SMALL_HOST_WINDOW_PAGES for _ in range(1, components)))
     return CacheConfig(
         cell.device_pages,
-        cell.host_pages,
+        host_pages,
         eviction=EvictionConfig() if plain else EvictionConfig(policies(), policies()),
         write=WritePolicy.ON_CALL if rng.random() < 0.5 else rng.choice(list(WritePolicy)),
         prefetching=Prefetching(

@@ -23,6 +23,8 @@ class WatchedStorage:
     def __init__(self, store: StorageBackend) -> None:
         self._store = store
         self._calls: list[StoreCall] = []
+        self.known: set[Label] = set()
+        """Objects that the store ever said it has or took."""
 
     def take(self) -> list[StoreCall]:
         """Return the calls since the last time; one that raised counts as begun and answered by nothing."""
@@ -64,4 +66,5 @@ class WatchedStorage:
         self._calls.append(StoreCall(method, tuple(labels), ()))
         answers = call()
         self._calls[number] = StoreCall(method, tuple(labels), tuple(answers))
+        self.known |= {label for label, answer in zip(labels, answers, strict=True) if answer}
         return answers

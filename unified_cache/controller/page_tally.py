@@ -14,6 +14,8 @@ class LeftOut(Enum):
     HOST_TOO_SMALL = "host_too_small"
     """The host does not hold the prompt even when it is empty, and there is no storage that it could go on to."""
     DEVICE_FULL = "device_full"
+    UNDER_WAY = "under_way"
+    """Another backup was storing it."""
     DECLINED = "declined"
     """The store had no room."""
     FAILED = "failed"

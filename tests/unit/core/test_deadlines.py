@@ -50,7 +50,7 @@ def test_a_request_goes_on_at_its_deadline_while_the_store_is_in_its_call(layout
     assert engine.cache.poll() == []
     engine.clock.now_s = 1.0
     assert engine.cache.poll() == [operation]
-    assert (operation.state, operation.error, operation.pages_count) == (OperationState.DONE, None, 0)
+    assert (operation.state, operation.error, operation.pages_count) == (OperationState.PARTIAL, None, 0)
     assert not operation.is_released, "the store may still fill its pages"
     engine.compute(prompt)
     run_until_over(engine, workers)

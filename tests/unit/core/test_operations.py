@@ -261,7 +261,7 @@ def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
     assert not operation._stopping
     clock.now_s = 2.0
     assert cache.poll() == [operation], "whatever the store still does"
-    assert (operation.state, operation.pages_count) == (OperationState.DONE, 0), "the fetch had not begun"
+    assert (operation.state, operation.pages_count) == (OperationState.PARTIAL, 0), "the fetch had not begun"
     workers.run()
     assert cache.poll() == []
     assert operation.is_released
@@ -297,7 +297,7 @@ def test_a_prefetch_that_is_concluded_keeps_the_batches_that_came(monkeypatch: p
     store.left = 2
     workers.run()
     assert cache.poll() == [operation]
-    assert (operation.state, operation.pages_count) == (OperationState.DONE, 3)
+    assert (operation.state, operation.pages_count) == (OperationState.PARTIAL, 3)
     assert cache.match(prompt).host_end == 3
     cache.check()
 

@@ -218,7 +218,7 @@ def test_one_that_waits_can_be_cancelled_and_finished_early() -> None:
     workers.waiting.rotate(-1)
     workers.run()
     assert cache.poll() == [third]
-    assert (third.state, third.pages_count) == (OperationState.DONE, 0), "nothing had come"
+    assert (third.state, third.pages_count) == (OperationState.PARTIAL, 0), "nothing had come"
     finish(cache, workers)
     assert first.pages_count == 10
     cache.check()
@@ -236,7 +236,7 @@ def test_one_whose_patience_ends_while_it_waits_makes_do_with_what_there_is() ->
     cache.poll()
     clock.now_s = 1.0
     assert cache.poll() == [second]
-    assert (second.state, second.pages_count, first.state) == (OperationState.DONE, 0, OperationState.RUNNING)
+    assert (second.state, second.pages_count, first.state) == (OperationState.PARTIAL, 0, OperationState.RUNNING)
     finish(cache, workers)
     assert first.pages_count == 10
 
@@ -266,7 +266,7 @@ def test_closing_and_detaching_end_those_that_wait() -> None:
             cache.detach()
             finish(cache, workers)
             cache.poll()
-            assert (second.state, out_pages(cache)) == (OperationState.DONE, 0)
+            assert (second.state, out_pages(cache)) == (OperationState.PARTIAL, 0)
         assert cache.close() == []
         assert second.is_released
 
