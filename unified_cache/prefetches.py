@@ -67,6 +67,8 @@ class FetchUnderWay:
     chosen: Sequence[Pages]
     """By component: which of them the job under way reads."""
     job: FetchJob | None = None
+    staging: Reservation | None = None
+    """The host slots that it has, of which the job under way may fill only some."""
 
     @classmethod
     def begun(cls, missing: MissingPages, plan: FetchPlan) -> "FetchUnderWay":
@@ -195,6 +197,7 @@ class Prefetches:
                 if staging is None:
                     return []
                 slots = list(staging.slots)
+                fetch.staging = staging
                 self._under_way[operation] = fetch
                 try:
                     for chosen in self._slices(operation, storage, plan):
@@ -266,6 +269,7 @@ class Prefetches:
                 PageCopies(component, pages, slots, slots)
                 for component, (pages, slots) in enumerate(zip(chosen, staging.slots, strict=True))
             ]
+            fetch.staging = staging
             watch = FetchWatch(ledger)
             arrived, failure = yield from self._read(prompt, storage, fetch, parts)
             came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]

@@ -27,7 +27,7 @@ from unified_cache.cache import UnifiedCache
 from unified_cache.config import WritePolicy
 from unified_cache.controller import Controller, LayerwiseLoad, Operation, OperationState
 from unified_cache.controller.controller import NEVER_KEPT
-from unified_cache.controller.jobs import BackupJob, LoadJob, StoreJob
+from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, StoreJob
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity, Pages, Tier
 from unified_cache.seal import Label, verify
@@ -109,6 +109,7 @@ class Simulation:
         self.copied: set[Operation] = set()
         """Those whose copy has ended well by the last poll."""
         self.preferences: list[Preference] = []
+        self.is_ending = False
         self.tally = SimTally(happened=self.engine.happened)
         self.audit.look([])
         self.trace = hashlib.sha256()
@@ -184,8 +185,9 @@ class Simulation:
 
     def note(self, kind: str, outcome: object) -> None:
         self.tally.operations[kind] += 1
-        self.tally.nodes.append(self.audit.picture.nodes_count)
-        self.tally.fill.append(self.fill())
+        if not self.is_ending and self.config.host_pages == self.cell.host_pages:  # a buffer fills the store slowly
+            self.tally.nodes.append(self.audit.picture.nodes_count)
+            self.tally.fill.append(self.fill())
         self.trace.update(repr((kind, outcome)).encode())
 
     def fill(self) -> float:
@@ -384,6 +386,7 @@ class Simulation:
 
         What they publish is of their own prompts.
         """
+        self.watch_policy()
         queued = self.workers.tasks.copy()
         mark = self.audit.mark()
         waited = self.tails.landed()
@@ -514,6 +517,10 @@ class Simulation:
         if flow.target is not None:
             lanes = components + flow.target * self.components
             out = np.concatenate([part.target for part in flow.parts]) + self.audit.bases[lanes]
+            fetch = self.cache._transfers.prefetches._under_way.get(task.operation)
+            if isinstance(task.job, FetchJob) and fetch is not None and fetch.staging is not None:
+                reserved = enumerate(fetch.staging.slots)  # before a deadline a job fills only some of them
+                out = np.concatenate([slots + self.audit.bases[self.components + number] for number, slots in reserved])
             claim = claim._replace(out=np.concatenate((claim.out, self.tails.without_joined(task.operation, out))))
             if flow.source is not None and not bounces and not self.tails.is_joining(task.operation):
                 claim = claim._replace(marked=lanes * KEYS_MAX + pages)
@@ -537,7 +544,9 @@ class Simulation:
         known = before.slot_of.shape[1]
         then, now = before.slot_of, after.slot_of[:, :known]
         held_then, held_now = then >= 0, now >= 0
-        if kind != "detach":  # which runs many transfers to their ends: through a small host a page goes and comes again
+        if (
+            kind != "detach"
+        ):  # which runs many transfers to their ends: through a small host a page goes and comes again
             assert not (held_then & held_now & (then != now)).any(), "a page was moved to another slot"
         gone = held_then & ~held_now
         if gone.any():
@@ -608,6 +617,7 @@ class Simulation:
 
     def wait_all(self) -> None:
         """Stop all faults: everything ends, nothing stays out, the cache serves as ever, and all of it can go."""
+        self.is_ending = True
         self.faults.on = False
         if not self.has_store:
             self.do("attach")
