@@ -177,7 +177,7 @@ class _PrefetchBench:
         cache = UnifiedCache.open(
             layout, config, [DevicePool(spec, [pages])], identity=Identity("depth"), storage=store
         )
-        prompt = cache.prompt(np.arange(PAGES * PAGE_SIZE, dtype=np.int32))
+        prompt = cache.prompt(np.arange(PAGES * PAGE_SIZE, dtype=np.int32), whole=True)
         lock = cache.lock(cache.match(prompt))
         fresh = cache.allocate(cache.pages_to_allocate(0, PAGES, ()))
         assert fresh is not None

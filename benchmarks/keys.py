@@ -30,8 +30,8 @@ def keys_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
         against = Comparison("SHA-256 of the same bytes at once", raw_rate.median, rate.median / raw_rate.median)
         yield Figure("keys", f"key chain, page {page_size}", "Mtoken/s", rate, (against,))
     conversions = (
-        ("convert a list of 32k int", lambda: encode_tokens(listed, 64), lambda: np.array(listed, np.int32)),
-        ("convert 32k tokens, int32 array", lambda: encode_tokens(tokens, 64), tokens.tobytes),
+        ("convert a list of 32k int", lambda: encode_tokens(listed), lambda: np.array(listed, np.int32)),
+        ("convert 32k tokens, int32 array", lambda: encode_tokens(tokens), tokens.tobytes),
     )
     for name, convert, plain in conversions:
         ours, raw = interleaved([timed(convert), timed(plain)], rounds, calls=5, warm=2)

@@ -84,7 +84,11 @@ class HybridEngine:
 
 
 def main() -> None:
-    """Serve a prompt, one that evicts it, its continuation, and the prompt in an engine with empty memory."""
+    """Serve a prompt, one that evicts it, its continuation, and the prompt in an engine with empty memory.
+
+    Its tokens fill its pages, and the last token is always computed, for the logits after it: by itself it reuses all
+    pages but the last, continued all of them.
+    """
     told, other = list(range(40)), [7, *range(1, 40)]
     with TemporaryDirectory() as directory:
         engine = HybridEngine(f"file:{directory}")

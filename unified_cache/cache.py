@@ -102,11 +102,17 @@ class UnifiedCache(OwnedCache):
     # ---- asking ----------------------------------------------------------------------------------------------
 
     def prompt(
-        self, tokens: TokensLike, namespace: Namespace = DEFAULT_NAMESPACE, session: str | None = None
+        self,
+        tokens: TokensLike,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        session: str | None = None,
+        *,
+        whole: bool = False,
     ) -> Prompt:
         """Convert token ids once; whole pages only, a partial tail is never cached.
 
-        ``session`` names the session whose request it is, for ``session_ended`` and ``session_returns``.
+        ``session`` names the session whose request it is, for ``session_ended`` and ``session_returns``. ``whole`` says
+        that all pages can be reused, see ``Prompt.of``; otherwise one token at least is left to compute.
 
         Raises:
             TokenError: not a flat run of integers in [0, 2**31).
@@ -114,17 +120,18 @@ class UnifiedCache(OwnedCache):
         """
         if namespace is not DEFAULT_NAMESPACE and self.changes.names_namespaces:
             self.changes.note_namespace(namespace)
-        return Prompt.of(tokens, self.layout.page_size, namespace, session)
+        return Prompt.of(tokens, self.layout.page_size, namespace, session, whole=whole)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest prefix that can be resumed from the device, and from device and host.
 
-        Makes it recent and changes nothing else. The match is dead as soon as the tree changes. Where pages go by
-        priority, that prefix has at least ``priority`` from now on.
+        It leaves a token to compute: of a prompt whose tokens fill its pages, the last page is not part of it
+        (``Prompt.reusable_pages``). Makes recent what is held of the prompt and changes nothing else. The match is dead
+        as soon as the tree changes. Where pages go by priority, that prefix has at least ``priority`` from now on.
         """
         self._enter()
-        found = self._ledger.tree.match(prompt, priority)
-        self._lookups.note(prompt.pages_count, found.device_end, found.host_end)
+        found = self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)
+        self._lookups.note(prompt.reusable_pages, found.device_end, found.host_end)
         for watcher in self._watchers:
             watcher.matched(prompt, found.device_end, found.host_end)
         return found
@@ -132,7 +139,8 @@ class UnifiedCache(OwnedCache):
     def explain(self, prompt: Prompt, *, seeks_near: bool = True, looks_ahead: bool = True) -> Explanation:
         """Say why a prompt's hit is as long as it is, and what became of the pages that are missing.
 
-        By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture.
+        By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture. Its pages
+        are those that ``match`` could find, and so not the last one where its tokens fill it.
         Where the transfer policy asks for what is fastest, it says what would be left in storage or on the host now,
         by the figures of this rank. What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It
         changes nothing, not even recency, and asks the store once for all pages: as long as the store's guard lets it,
@@ -152,7 +160,8 @@ class UnifiedCache(OwnedCache):
         """
         self._enter()
         check_kind(found, Match, "a match")
-        visit = self._ledger.tree.use(found, found.device_end)
+        used = found.prompt.head(found.used_end)
+        visit = self._ledger.tree.use(found, used.pages_count)
         bound_by = binding_components(found) if self._recorder is not None else ()
         if found.tree_end and self.config.write is not WritePolicy.ON_CALL:
             self._transfers.note_use(found)
@@ -162,8 +171,8 @@ class UnifiedCache(OwnedCache):
             self._speeds.prefill.begin(lock)
         for watcher in self._watchers:
             watcher.locked(found.prompt, lock, bound_by)
-        if lock.end:
-            self._backups.reused(found.prompt.head(lock.end))
+        if used.pages_count:
+            self._backups.reused(used)
             self._back_up_due()
         return lock
 
@@ -181,11 +190,12 @@ class UnifiedCache(OwnedCache):
     def checkpoint_ends(self, found: Match) -> tuple[int, ...]:
         """Return the ends, ascending, at which a request that goes on from ``found`` leaves what a resume needs.
 
-        See ``config.Retention``. The last one is the prompt's own end.
+        See ``config.Retention``. The last one is the prompt's own end, where a longer prompt resumes; where that is a
+        page farther than ``match`` goes, the one before it is kept too, for the same prompt again.
         """
         prompt = found.prompt
         ends = self.config.retention.ends(prompt.pages_count, found.tree_end, self.layout.page_size)
-        return tuple(end for end in ends if end > found.device_end)
+        return tuple(sorted(end for end in {prompt.reusable_pages, *ends} if end > found.device_end))
 
     def pages_to_allocate(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
         """Tell by component which pages of [start, end) a resume at one of ``ends`` needs: what ``allocate`` takes.
@@ -258,6 +268,7 @@ class UnifiedCache(OwnedCache):
     def insert(self, prompt: Prompt, slots: Sequence[Slots], lock: Lock, priority: int = UNNAMED) -> Lock:
         """Hand over the computed pages after those that ``lock`` pins; return a lock on the whole prompt instead.
 
+        That is all pages of the prompt, the last one too where ``match`` leaves it out: longer prompts reuse it.
         ``slots[c]`` has an entry for each page from ``lock.end`` on, -1 where component ``c`` keeps none. The
         prompt's slots are those of the new lock from now on: a page that somebody else inserted meanwhile is a
         duplicate, and the caller's slot for it was freed.
@@ -362,10 +373,10 @@ class UnifiedCache(OwnedCache):
     # ---- moving ----------------------------------------------------------------------------------------------
 
     def load(self, prompt: Prompt) -> Operation | None:
-        """Start bringing what the host holds of a prompt to the device; None if too much is under way.
+        """Start bringing what the host holds of a prompt to the device, as far as ``match`` goes.
 
-        None, too, where the transfer policy says never. Where it asks for what is fastest, and that is computing,
-        nothing is brought, and the operation says so (``left_alone``).
+        None if too much is under way, and where the transfer policy says never. Where it asks for what is fastest, and
+        that is computing, nothing is brought, and the operation says so (``left_alone``).
 
         Raises:
             ConfigError: there is no host tier.
@@ -373,6 +384,7 @@ class UnifiedCache(OwnedCache):
         self._enter()
         self._ledger.tree.check_prompt(prompt)
         self.config.check_host()
+        prompt = prompt.reusable
         if self.config.transfer is TransferPolicy.NEVER:
             return None
         left_alone = self._transfers.better_computed(prompt)
@@ -405,12 +417,13 @@ class UnifiedCache(OwnedCache):
         return operation
 
     def prefetch(self, prompt: Prompt, deadline_s: float = math.inf) -> Operation | None:
-        """Start reading what storage can add to a prompt; None without storage, or if it is not worth it now.
+        """Start reading what storage can add to a prompt, as far as ``match`` goes.
 
-        That is, if fewer than ``config.prefetching.threshold_tokens`` are missing, or too much is under way, or the
-        transfer policy says never; if storage adds fewer, nothing is read. Where the policy asks for what is fastest,
-        what is better computed is not read, and the operation says so (``left_alone``). What has come is kept however
-        the reading ends: as far as the prompt can be resumed from then, and Full pages also for a later prefetch.
+        None without storage, or if it is not worth it now: fewer than ``config.prefetching.threshold_tokens`` are
+        missing, or too much is under way, or the transfer policy says never; if storage adds fewer, nothing is read.
+        Where the policy asks for what is fastest, what is better computed is not read, and the operation says so
+        (``left_alone``). What has come is kept however the reading ends: as far as the prompt can be resumed from then,
+        and Full pages also for a later prefetch.
 
         After ``deadline_s`` seconds, or ``config.prefetching.patience`` if that is sooner, the next ``poll`` returns it
         as done, whatever the store still does, with what has come by then; what comes later is for other requests.
@@ -423,6 +436,7 @@ class UnifiedCache(OwnedCache):
         check_kind(deadline_s, int | float, "deadline_s as a number of seconds")
         if not deadline_s > 0:
             raise InputError(f"deadline_s must be a positive number of seconds from now, found {deadline_s}")
+        prompt = prompt.reusable
         missing_tokens = self._tokens_to_prefetch(prompt)
         if self._storage is None or missing_tokens is None:
             return None
@@ -440,6 +454,7 @@ class UnifiedCache(OwnedCache):
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
+        prompt = prompt.reusable
         missing_tokens = self._tokens_to_prefetch(prompt)
         if self._storage is None or missing_tokens is None:
             return None

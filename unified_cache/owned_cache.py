@@ -348,6 +348,7 @@ class OwnedCache:
         self._watchers = tuple(watcher for watcher in candidates if watcher is not None)
 
     def _explained(self, prompt: Prompt, storage: StorageTier | None, *, seeks_near: bool) -> Explanation:
+        prompt = prompt.reusable
         explanation = explain(self._ledger, self.config, storage, self.identity, prompt, seeks_near=seeks_near)
         return replace(explanation, left_alone=self._transfers.left_alone(prompt, explanation.end))
 

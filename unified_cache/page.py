@@ -96,17 +96,14 @@ def _tagged(*fields: str | None) -> bytes:
     return b"".join(parts)
 
 
-def encode_tokens(tokens: TokensLike, page_size: int, ahead: int = 0) -> bytes:
-    """Convert token ids to bytes, cut to whole pages behind the first ``ahead``: the one place to convert tokens.
+def encode_tokens(tokens: TokensLike) -> bytes:
+    """Convert token ids to bytes: the one place to convert tokens.
 
     Returns a copy; the caller may reuse its array.
 
     Raises:
         TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
-        ConfigError: a page size that is not positive.
     """
-    if page_size <= 0:
-        raise ConfigError(f"page_size must be positive, found {page_size}")
     try:
         ids = np.asarray(tokens)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -122,9 +119,6 @@ def encode_tokens(tokens: TokensLike, page_size: int, ahead: int = 0) -> bytes:
     if ids[ids.argmin()] < 0 or (not is_encoded and ids[ids.argmax()] > TOKEN_ID_MAX):
         bad = int(ids[(ids < 0) | (ids > TOKEN_ID_MAX)][0])
         raise TokenError(f"token ids must be in [0, 2**31), found {bad}")
-    rest = (ids.size - ahead) % page_size
-    if rest:
-        ids = ids[:-rest]
     return (ids if is_encoded else ids.astype(_ENCODED)).tobytes()
 
 
@@ -142,7 +136,7 @@ class Prompt:
         first, tokens 7   [3    3] [9    5]
     """
 
-    __slots__ = ("_keys", "first", "page_size", "pages_count", "seed", "session", "tokens")
+    __slots__ = ("_keys", "first", "page_size", "pages_count", "reusable_pages", "seed", "session", "tokens")
 
     def __init__(
         self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"", session: str | None = None
@@ -156,6 +150,8 @@ class Prompt:
         self.seed = seed
         """Digest of the namespace; it stands before the first page in the key chain."""
         self.pages_count = len(tokens) // (page_size * TOKEN_BYTES)
+        self.reusable_pages = self.pages_count
+        """Pages that a request can reuse: one less than all where these leave it no token to compute, see ``of``."""
         self.session = session
         """Name that the engine gives the session whose request this is; None where it gives none. No part of a key."""
         self._keys: tuple[PageKey, ...] | None = None
@@ -167,22 +163,34 @@ class Prompt:
         page_size: int,
         namespace: Namespace = DEFAULT_NAMESPACE,
         session: str | None = None,
+        *,
+        whole: bool = False,
     ) -> "Prompt":
         """Convert token ids; the caller may reuse its array.
 
+        An engine computes the last token of a prompt at least, since it wants the logits after it. So where the last
+        page ends with that token, all pages but this one can be reused; as in SGLang and vLLM. ``whole`` says that all
+        pages can: for whoever computes no token after them, such as warm-up, backup jobs, replays, or disaggregated
+        prefill.
+
         Raises:
             TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
+            ConfigError: a page size that is not positive.
             InputError: ``namespace`` is none, or ``session`` is neither text nor None.
         """
+        if page_size <= 0:
+            raise ConfigError(f"page_size must be positive, found {page_size}")
         if session is not None:
             check_text("the name of a session", session)
-        if namespace is DEFAULT_NAMESPACE:
-            return cls(encode_tokens(tokens, page_size), page_size, b"", session=session)
         check_kind(namespace, Namespace, "a Namespace")
-        ahead = int(namespace.bigrams)
-        encoded = encode_tokens(tokens, page_size, ahead)
-        cut = ahead * TOKEN_BYTES
-        return cls(encoded[cut:], page_size, namespace.seed, encoded[:cut], session)
+        encoded = encode_tokens(tokens)
+        page_bytes = page_size * TOKEN_BYTES
+        start = TOKEN_BYTES if namespace.bigrams else 0
+        end = len(encoded) - (len(encoded) - start) % page_bytes
+        prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start], session)
+        if not whole:
+            prompt.reusable_pages = max(len(encoded) - TOKEN_BYTES, 0) // page_bytes
+        return prompt
 
     @classmethod
     def below(cls, root: bytes, tokens: bytes, page_size: int) -> "Prompt":
@@ -196,7 +204,10 @@ class Prompt:
         return self.seed + self.first
 
     def head(self, pages_count: int) -> "Prompt":
-        """Return the first ``pages_count`` pages as a prompt of their own, keys included."""
+        """Return the first ``pages_count`` pages as a prompt of their own, keys included; itself if it has no more.
+
+        All pages of a head can be reused: it leaves tokens to compute.
+        """
         if pages_count >= self.pages_count:
             return self
         tokens = self.tokens[: pages_count * self.page_size * TOKEN_BYTES]
@@ -204,6 +215,11 @@ class Prompt:
         if self._keys is not None:
             head._keys = self._keys[:pages_count]
         return head
+
+    @property
+    def reusable(self) -> "Prompt":
+        """The first ``reusable_pages`` as a prompt of their own."""
+        return self.head(self.reusable_pages)
 
     @property
     def keys(self) -> tuple[PageKey, ...]:

@@ -9,6 +9,7 @@ TESTS = [
     "tests/unit/core/test_cache.py",
     "tests/unit/core/test_bad_calls.py",
     "tests/unit/core/test_checkpoints.py",
+    "tests/unit/core/test_last_token.py",
     "tests/unit/core/test_transfer_order.py",
     "tests/unit/core/test_at_rest.py",
     "tests/unit/core/test_operations.py",

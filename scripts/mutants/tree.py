@@ -6,6 +6,7 @@ __all__ = ["TREE_MUTANTS"]
 
 WINDOW_TESTS = ("tests/unit/core/test_window_worth.py",)
 SESSION_TESTS = ("tests/unit/core/test_sessions.py",)
+LAST_TOKEN_TESTS = ("tests/unit/core/test_last_token.py",)
 FORECAST_TESTS = ("tests/unit/core/test_forecast.py", "tests/property/test_adaptive_eviction.py")
 
 TREE_MUTANTS = [
@@ -259,5 +260,26 @@ TREE_MUTANTS = [
         "at.request, at.cell, at.asked_end = visit.number, visit.cell, node.end",
         "at.request, at.cell, at.asked_end = self.forecast.now, visit.cell, node.end",
         tests=FORECAST_TESTS,
+    ),
+    Mutant(
+        "matching goes as far as the last token",
+        "page.py",
+        "max(len(encoded) - TOKEN_BYTES, 0) // page_bytes",
+        "len(encoded) // page_bytes",
+        tests=LAST_TOKEN_TESTS,
+    ),
+    Mutant(
+        "windows are kept at the prompt's own end alone",
+        "cache.py",
+        "{prompt.reusable_pages, *ends}",
+        "{*ends}",
+        tests=LAST_TOKEN_TESTS,
+    ),
+    Mutant(
+        "a request that computes its last page again does not use it",
+        "tree/match.py",
+        "self.tree_end if self.device_end == self.prompt.reusable_pages else self.device_end",
+        "self.device_end",
+        tests=LAST_TOKEN_TESTS,
     ),
 ]

@@ -58,7 +58,7 @@ def test_hybrid_engine_resumes_three_kinds_of_state_from_every_tier() -> None:
         "cold: 0 of 10 pages reused",
         "another prompt: 0 of 10",
         "continued, from host memory: 10 of 11",
-        "restarted, from storage: 10 of 10",
+        "restarted, from storage: 9 of 10",
     ]
 
 

@@ -16,7 +16,7 @@ TOKENS = list(range(PAGES * PAGE_SIZE))
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     url = f"file:{tmp_path / 'kept'}"
-    fill(open_storage(url), LAYOUTS["full_swa"], [Prompt.of(TOKENS, PAGE_SIZE)])
+    fill(open_storage(url), LAYOUTS["full_swa"], [Prompt.of(TOKENS, PAGE_SIZE, whole=True)])
     (tmp_path / "prompts").write_text(json.dumps([*TOKENS, *range(5_000, 5_000 + 2 * PAGE_SIZE)]), encoding="utf-8")
     return url
 
@@ -39,7 +39,7 @@ def test_a_prompt_of_another_namespace_is_told_of_the_same_tokens_without_one(st
 
 
 def test_a_prompt_of_the_tenant_it_was_stored_for_has_no_near_match(tmp_path: Path, store: str) -> None:
-    fill(open_storage(store), LAYOUTS["full_swa"], [Prompt.of(TOKENS, PAGE_SIZE, Namespace(tenant="acme"))])
+    fill(open_storage(store), LAYOUTS["full_swa"], [Prompt.of(TOKENS, PAGE_SIZE, Namespace(tenant="acme"), whole=True)])
     said = ask("explain", "--storage", store, "--tokens", tmp_path / "prompts", "--tenant", "acme", "--json")
     (prompt,) = json.loads(said.out)["prompts"]
     assert (prompt["end"], prompt["near"]) == (PAGES, [])

@@ -25,7 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, 
     with running(storage=f"file:{path / 'own'}", access={"local_role": "admin"}) as server:
         url = f"grpc://{server.address}"
         for target in (url, f"file:{path / 'kept'}"):
-            fill(open_storage(target), LAYOUTS["full"], [Prompt.of(TOKENS, PAGE_SIZE)])
+            fill(open_storage(target), LAYOUTS["full"], [Prompt.of(TOKENS, PAGE_SIZE, whole=True)])
         made = ask("token", "new", "--tokens", path / "tokens", "--tenant", "acme")
         assert made.status == 0
         yield url, f"file:{path / 'kept'}", path

@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Yield what stands for the words of ``LONG``: stores of three identities, prompts, and a service."""
     path = tmp_path_factory.mktemp("long")
     tokens = [list(range(n, n + PAGES * PAGE_SIZE)) for n in range(0, 1000 * PROMPTS, 1000)]
-    prompts = [Prompt.of(each, PAGE_SIZE) for each in tokens]
+    prompts = [Prompt.of(each, PAGE_SIZE, whole=True) for each in tokens]
     for name in ("kept", "cleared", "gone"):
         for layout in ("full", "full_swa"):
             fill(open_storage(f"file:{path / name}"), LAYOUTS[layout], prompts)

@@ -65,7 +65,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DocumentS
 def fill_service(shell: DocumentShell) -> str:
     """Have an engine store a prompt in the running service; return the name of one of its objects there."""
     url = f"grpc://{shell.places[ENDPOINT]}"
-    fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE)])
+    fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE, whole=True)])
     with closing(open_storage(url)) as storage:
         (kept,) = identities_of(storage)
         return next(iter(listing(storage, kept.digest))).label.object_name

@@ -28,7 +28,7 @@ def server() -> Iterator[RunningService]:
 
 @pytest.fixture
 def like(tmp_path: Path) -> str:
-    fill(open_store("file", tmp_path / "like"), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE)])
+    fill(open_store("file", tmp_path / "like"), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE, whole=True)])
     return url_of("file", tmp_path / "like")
 
 
@@ -106,7 +106,7 @@ def test_the_services_own_store_tells_what_pages_are_like(
     tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
     with running(storage=own) as server:
         url = f"grpc://{server.address}"
-        fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE)])
+        fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE, whole=True)])
         assert run(["lookup", url, "--like", own, "--tokens", str(tokens), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["prompts"][0]["restorable_tokens"] == PAGES * PAGE_SIZE
         with closing(open_to_read(own)) as storage:
@@ -129,7 +129,7 @@ def test_clear_removes_what_one_identity_has_and_says_what_it_would_remove_first
     with running(access={"local_role": "admin"}) as server:
         url = f"grpc://{server.address}"
         for options in (["--like", like], ["--all"]):
-            fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE)])
+            fill(open_storage(url), LAYOUT, [Prompt.of(TOKENS, PAGE_SIZE, whole=True)])
             assert run(["clear", url, *options]) == 2
             assert "say so with --yes" in capsys.readouterr().err
             assert run(["clear", url, *options, "--yes", "--json"]) == 0

@@ -24,7 +24,7 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import listing
 
 TOKENS = list(range(PAGES * PAGE_SIZE))
-PROMPT = Prompt.of(TOKENS, PAGE_SIZE)
+PROMPT = Prompt.of(TOKENS, PAGE_SIZE, whole=True)
 LAYOUT = LAYOUTS["full_swa"]
 
 STORES = ("memory", "file", "packed")

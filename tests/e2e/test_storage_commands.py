@@ -44,7 +44,7 @@ TIMEOUT_S = 120
 
 TOKENS = {number: np.random.default_rng(number).integers(0, 1000, PAGES * PAGE_SIZE).tolist() for number in (1, 2)}
 TENANT = Namespace(tenant="acme")
-PROMPTS = [Prompt.of(tokens, PAGE_SIZE, TENANT) for tokens in TOKENS.values()]
+PROMPTS = [Prompt.of(tokens, PAGE_SIZE, TENANT, whole=True) for tokens in TOKENS.values()]
 
 Output = tuple[int, str, str]
 Ask = Callable[..., Output]

@@ -69,7 +69,9 @@ class LockedPrompt:
 
 
 def locked(engine: PrefixCachedModel, tokens: tuple[int, ...], family: str) -> Lock:
-    lock = engine.cache.lock(engine.cache.match(engine.cache.prompt(tokens[: all_but_last(tokens, family)])))
+    lock = engine.cache.lock(
+        engine.cache.match(engine.cache.prompt(tokens[: all_but_last(tokens, family)], whole=True))
+    )
     assert lock.end
     return lock
 

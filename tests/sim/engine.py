@@ -64,7 +64,7 @@ class SimEngine:
         self.subject = numbers
         found = self.cache.match(prompt, self.priority())
         spans = self.tree._state.spans
-        device_end, host_end = longest(self.audit.picture, numbers, spans)
+        device_end, host_end = longest(self.audit.picture, numbers[: prompt.reusable_pages], spans)
         assert found.device_end == device_end, "not the longest device prefix"
         assert found.host_end == host_end, "not the longest prefix"
         ends = self.cache.checkpoint_ends(found)
@@ -231,5 +231,5 @@ class SimEngine:
             self.cache.release(lock)
             for tier in Tier:
                 self.make_room(tier, 0, 10**6)
-        worthwhile = prompt.pages_count * self.layout.page_size >= self.cache.config.prefetching.threshold_tokens
-        assert resumed == (prompt.pages_count if worthwhile else 0), "what was stored does not come back"
+        worthwhile = prompt.reusable_pages * self.layout.page_size >= self.cache.config.prefetching.threshold_tokens
+        assert resumed == (prompt.reusable_pages if worthwhile else 0), "what was stored does not come back"

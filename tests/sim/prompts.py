@@ -57,6 +57,7 @@ class Prompts:
             for _ in range(rng.randrange(2, 12)):
                 tokens += self._page(rng.randrange(PAGE_KINDS))
         prompt = Prompt(tokens, self._page_size, seed)
+        prompt.reusable_pages -= prompt.keys[-1][0] & 1  # half of them end with their last page
         made = (prompt, self._numbers.of(prompt.keys))
         if len(self._known) < KNOWN_MAX:
             self._known.append(made)

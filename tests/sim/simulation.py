@@ -318,7 +318,7 @@ class Simulation:
 
     def begin_prefetch(self, prompt: Prompt, begin: Callable[[Prompt], Operation | None]) -> Operation | None:
         """Begin to read what the store has of a prompt, if that is worth it."""
-        missing = (prompt.pages_count - self.cache.match(prompt).host_end) * self.cell.layout.page_size
+        missing = (prompt.reusable_pages - self.cache.match(prompt).host_end) * self.cell.layout.page_size
         operation = begin(prompt)
         is_worth_it = self.has_store and missing >= self.config.prefetching.threshold_tokens
         assert (operation is not None) == is_worth_it, "a prefetch that is not worth it, or none that is"

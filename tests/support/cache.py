@@ -13,7 +13,7 @@ from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import Workers
 from unified_cache.memory import DevicePool
-from unified_cache.page import PageKey, Prompt
+from unified_cache.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.tree import Lock
@@ -35,6 +35,20 @@ def payload(key: PageKey, pool: PoolSpec, share: str = "") -> bytes:
 def oracle(prompt: Prompt, page: int, pool: PoolSpec, share: str = "") -> bytes:
     """Return the only right payload of a page of a prompt, of a rank's share of the model."""
     return payload(prompt.keys[page], pool, share)
+
+
+class WholePromptCache(UnifiedCache):
+    """A cache whose prompts are whole unless a test says otherwise: what it asks and counts are pages, not tokens."""
+
+    def prompt(
+        self,
+        tokens: TokensLike,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        session: str | None = None,
+        *,
+        whole: bool = True,
+    ) -> Prompt:
+        return super().prompt(tokens, namespace, session, whole=whole)
 
 
 @dataclass
@@ -66,7 +80,7 @@ class ToyEngine:
                 layers = [torch.full(shape, 0xDB, dtype=torch.uint8, device=self.device) for shape in shapes]
                 layers[1] = layers[1].view(torch.int16)
                 self.pools[pool.name] = DevicePool(pool, layers)
-        self.cache = UnifiedCache.open(
+        self.cache = WholePromptCache.open(
             self.layout,
             CacheConfig(self.device_pages, self.host_pages, write=WritePolicy.ON_CALL, guard=None),
             list(self.pools.values()),

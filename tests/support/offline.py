@@ -93,7 +93,7 @@ def description_of(layout: ModelLayout) -> Description:
 
 def prompt_of(seed: int, pages: int = PAGES) -> Prompt:
     tokens = np.random.default_rng(seed).integers(0, 1000, pages * PAGE_SIZE)
-    return Prompt.of(tokens, PAGE_SIZE)
+    return Prompt.of(tokens, PAGE_SIZE, whole=True)
 
 
 def engine_on(storage: StorageBackend, layout: ModelLayout) -> ToyEngine:

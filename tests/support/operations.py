@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tests.support.cache import ToyEngine, toy_layout
+from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from unified_cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Operation, Workers
 from unified_cache.controller.operation import Job
@@ -75,7 +75,7 @@ def configured(toy: ToyEngine, **fields: object) -> UnifiedCache:
     """Return another cache over the same tensors, with a changed configuration."""
     config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
     pools = list(toy.pools.values())
-    toy.cache = UnifiedCache.open(toy.layout, config, pools, identity=toy.cache.identity, workers=InlineWorkers())
+    toy.cache = WholePromptCache.open(toy.layout, config, pools, identity=toy.cache.identity, workers=InlineWorkers())
     return toy.cache
 
 

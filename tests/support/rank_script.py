@@ -237,7 +237,8 @@ class Rank:
         return self.prompt_of(self.known[draw % len(self.known)])
 
     def prompt_of(self, pages: Sequence[int]) -> Prompt:
-        return self.cache.prompt(np.repeat(np.array(pages, np.int32), PAGE))
+        """Make a prompt of pages; every other length leaves a token to compute."""
+        return self.cache.prompt(np.repeat(np.array(pages, np.int32), PAGE), whole=len(pages) % 2 == 0)
 
     def lose(self) -> None:
         """Have this rank's store lose some of what it has."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tests.support.cache import IDENTITY, ToyEngine
+from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache
 from tests.support.cache_model import walk
 from unified_cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Operation, Workers
@@ -111,7 +111,7 @@ def ranked(
 ) -> UnifiedCache:
     """Put a rank's cache over an engine's tensors, ``fields`` of its configuration changed."""
     config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
-    toy.cache = UnifiedCache.open(
+    toy.cache = WholePromptCache.open(
         toy.layout,
         config,
         list(toy.pools.values()),

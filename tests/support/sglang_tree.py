@@ -74,7 +74,7 @@ class PromptReader:
         parts = [part.split("+") for part in tokens_text.split(",")] if tokens_text != NOTHING else []
         tokens = [token for first, count in parts for token in range(int(first), int(first) + int(count))]
         namespace = Namespace(extra_key or None, cache_salt or None, bigrams=self.bigrams)
-        return Prompt.of(np.array(tokens, np.int64), self.page_size, namespace)
+        return Prompt.of(np.array(tokens, np.int64), self.page_size, namespace, whole=True)
 
 
 class ReplayedTree:

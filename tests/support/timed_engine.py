@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.support.cache import IDENTITY, ToyEngine
+from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache
 from tests.support.clock import ManualClock
 from tests.support.ranks import head_of
-from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig
 from unified_cache.controller import InlineWorkers, Operation, OperationState, Workers
 from unified_cache.memory import Copied, TieredMemory
@@ -95,7 +94,7 @@ class TimedEngine:
         assert isinstance(memory, PacedMemory)
         memory.clock = clock
         ours = InlineWorkers() if workers is None else workers
-        self.cache = UnifiedCache(layout, config, memory, ours, identity, ranks, clock)
+        self.cache = WholePromptCache(layout, config, memory, ours, identity, ranks, clock)
         self.toy.cache = self.cache
         self.cache.attach(store)
 

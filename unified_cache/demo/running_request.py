@@ -77,7 +77,7 @@ class RunningRequest:
         self._pages = pages
         self._chunk_pages = chunk_pages
         self._keeps_answer = keeps_answer
-        self._prefix = PrefixRestore(cache, prompt, len(request.tokens))
+        self._prefix = PrefixRestore(cache, prompt)
         self._steps = self._begin()
         self._lock: Lock | None = None
         self._fresh: list[Slots] = []

@@ -44,7 +44,7 @@ class ShortHit:
     at_s: float
     """Time of the explanation, in seconds since the epoch."""
     pages: int
-    """Whole pages of the prompt."""
+    """Pages of the prompt that could have been found."""
     page_size: int
     found: FoundByTier
     bound_by: tuple[str, ...]
@@ -145,7 +145,7 @@ class ShortHits:
         """Explain a request that found less than all, if it is time, and was when it was looked up first."""
         self._passed.discard(id(prompt))
         first = self._lookups.take(prompt)
-        if first is None or lock.end == prompt.pages_count or self._clock() < self._due_s:
+        if first is None or lock.end == prompt.reusable_pages or self._clock() < self._due_s:
             return
         began_s = self._effort()
         explanation = self._explain(prompt)
@@ -167,7 +167,7 @@ class ShortHits:
 def _short_hit(prompt: Prompt, found: FoundByTier, explanation: Explanation) -> ShortHit:
     return ShortHit(
         time.time(),
-        prompt.pages_count,
+        prompt.reusable_pages,
         prompt.page_size,
         found,
         explanation.tiers[-1].bound_by,

@@ -124,11 +124,14 @@ class Player:
         return Hits(device, memory - device, min(storage_end, locked_end) - memory)
 
     def _prompt(self, request: TraceRequest) -> Prompt:
-        """Return a request's prompt, as far as the device can hold it."""
+        """Return a request's prompt, as far as the device can hold it.
+
+        It is whole: a trace names the blocks of a request, and no token after them.
+        """
         tokens = request.tokens()
         if not self.plan.padded:
             tokens = tokens[: request.input_length]
-        return self.cache.prompt(tokens).head(self.plan.device_pages[0])
+        return self.cache.prompt(tokens, whole=True).head(self.plan.device_pages[0])
 
     def _moved(self) -> tuple[list[int], ...]:
         """Return by component the pages that have come from storage, and to the device, so far."""

@@ -42,6 +42,18 @@ class Match:
     version: int
     changes_count: int
 
+    @property
+    def used_end(self) -> int:
+        """Pages in use by a request that goes on from ``device_end``: the page that it computes again, too."""
+        return self.tree_end if self.device_end == self.prompt.reusable_pages else self.device_end
+
+    def within(self, end: int) -> "Match":
+        """Return the longest prefixes of at most ``end`` pages; the rest of the match stays as it is."""
+        if self.host_end <= end:
+            return self
+        ends = _restorable_ends(self.tree, self.path, end)
+        return Match(self.prompt, *ends, self.tree_end, self.path, self.tree, self.version, self.changes_count)
+
     def is_as_found(self) -> bool:
         """Tell whether the tree would find the same now: neither its structure nor what it holds has changed."""
         return self.version == self.tree.version and self.changes_count == self.tree.changes_count
@@ -107,9 +119,14 @@ def peek(tree: TreeState, prompt: Prompt) -> Match:
     if root is None:
         return Match(prompt, 0, 0, 0, [], tree, tree.version, tree.changes_count)
     path, tree_end = find(root, prompt, tree.page_key_bytes)
-    device_end = restorable_end(tree, ON_DEVICE, path, tree_end)
-    host_end = device_end if device_end == tree_end else restorable_end(tree, ANYWHERE, path, tree_end)
-    return Match(prompt, device_end, host_end, tree_end, path, tree, tree.version, tree.changes_count)
+    ends = _restorable_ends(tree, path, tree_end)
+    return Match(prompt, *ends, tree_end, path, tree, tree.version, tree.changes_count)
+
+
+def _restorable_ends(tree: TreeState, path: list[Node], end: int) -> tuple[int, int]:
+    """Return the largest end within the first ``end`` pages on the device, and on device and host together."""
+    device_end = restorable_end(tree, ON_DEVICE, path, end)
+    return device_end, device_end if device_end == end else restorable_end(tree, ANYWHERE, path, end)
 
 
 def node_at(path: list[Node], end: int) -> Node:
@@ -155,29 +172,35 @@ def held_pages(path: Sequence[Node], lane: int, end: int, count: int) -> Pages:
 
 def restorable_end(tree: TreeState, view: int, path: list[Node], end: int) -> int:
     """Return the largest restorable end within the first ``end`` pages of ``path``, as ``view`` sees them."""
-    for node in reversed(path):
-        full_end = node.full_end(view)
-        if full_end > node.start:
-            break
-    else:
+    node, end = _full_end(view, path, end)
+    if node is None:
         return 0
-    end = min(end, full_end)
     if tree.components_count == 1 or _windows_live(tree, view, node, end):
         return end
     return _search(tree, view, path, end)
 
 
+def _full_end(view: int, path: list[Node], end: int) -> tuple[Node | None, int]:
+    """Return the node of ``path`` in which Full's prefix of at most ``end`` pages ends, and where it ends."""
+    for node in reversed(path):
+        if node.start < end:
+            full_end = node.full_end(view)
+            if full_end > node.start:
+                return node, min(end, full_end)
+    return None, 0
+
+
 def binding_components(found: Match) -> tuple[int, ...]:
-    """Return the components that keep a match from being longer; none where all of the prompt can be resumed.
+    """Return the components that keep a request from reusing more; none where it can reuse all that a request can.
 
     That is Full, where the match goes as far as Full does on device and host. Else Full goes farther, and those whose
     windows cannot be resumed where it ends.
     """
-    if found.host_end == found.prompt.pages_count:
+    reusable_pages = found.prompt.reusable_pages
+    if found.host_end >= reusable_pages:
         return ()
-    tree, path = found.tree, found.path
-    node = next((node for node in reversed(path) if node.full_end(ANYWHERE) > node.start), None)
-    full_end = 0 if node is None else min(found.tree_end, node.full_end(ANYWHERE))
+    tree = found.tree
+    node, full_end = _full_end(ANYWHERE, found.path, min(found.tree_end, reusable_pages))
     if node is None or full_end <= found.host_end:
         return (0,)
     return tuple(

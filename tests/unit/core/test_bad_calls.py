@@ -437,14 +437,14 @@ def test_numpys_integers_are_priorities_like_others() -> None:
         layout, CacheConfig(sizes, (0,), eviction=eviction), NoBytes(), InlineWorkers(), Identity("m"), None
     )
     for content, priority in enumerate(PRIORITIES):
-        prompt = cache.prompt(tokens(content))
+        prompt = cache.prompt(tokens(content), whole=True)
         slots = cache.allocate(cache.pages_to_allocate(0, 1, [1]))
         assert slots is not None
         cache.release(cache.insert(prompt, slots, cache.lock(cache.match(prompt)), priority))
     gone: list[int] = []
     for _ in range(4):
         assert cache.allocate(cache.pages_to_allocate(0, 1, [1])) is not None
-        held = {content for content in range(4) if cache.match(cache.prompt(tokens(content))).device_end}
+        held = {content for content in range(4) if cache.match(cache.prompt(tokens(content), whole=True)).device_end}
         gone += [content for content in range(4) if content not in held and content not in gone]
     assert gone == [1, 2, 0, 3]
 

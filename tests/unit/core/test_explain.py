@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache, toy_layout
 from tests.support.offline import ListedMemory
 from tests.support.operations import PAGE, SPANS, Stepped, serve, started, tokens
-from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Retention, WritePolicy
 from unified_cache.controller import InlineWorkers, Workers
 from unified_cache.errors import ConfigError
@@ -50,7 +49,7 @@ def remembering(
     toy = ToyEngine(layout, device, host, None, InlineWorkers(), identity)
     toy.cache.close()
     config = CacheConfig(device, host, write=WritePolicy.ON_CALL, guard=None, forgotten_pages_max=REMEMBERED)
-    toy.cache = UnifiedCache.open(
+    toy.cache = WholePromptCache.open(
         layout,
         replace(config, **fields),  # type: ignore[arg-type]  # fields of CacheConfig by name
         list(toy.pools.values()),

@@ -7,7 +7,7 @@ from threading import enumerate as living_threads
 
 import pytest
 
-from tests.support.cache import ToyEngine, toy_layout
+from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.operations import PAGE, out_pages, serve, started, tokens
 from tests.support.service import wait_for
 from unified_cache.cache import UnifiedCache
@@ -66,7 +66,7 @@ def open_cache(store: HangingReads) -> Open:
             toy.cache.wait_all(1)
         config = replace(toy.cache.config, guard=guard, close_timeout_s=2.0)
         pools = list(toy.pools.values())
-        return UnifiedCache.open(toy.layout, config, pools, identity=toy.cache.identity, storage=store)
+        return WholePromptCache.open(toy.layout, config, pools, identity=toy.cache.identity, storage=store)
 
     return open_cache
 

@@ -6,8 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.support.cache import toy_layout
-from unified_cache import UnifiedCache
+from tests.support.cache import WholePromptCache, toy_layout
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.controller import InlineWorkers
 from unified_cache.explain.explanation import Explanation
@@ -28,7 +27,7 @@ class ForeseenCache:
         self.spans = spans
         eviction = EvictionConfig(device=(policy,) * len(spans), preferred_share=0.25)
         config = CacheConfig((PAGES,) * len(spans), (0,) * len(spans), eviction=eviction)
-        self.cache = UnifiedCache(toy_layout(spans, 1), config, NoBytes(), InlineWorkers(), Identity("m"))
+        self.cache = WholePromptCache(toy_layout(spans, 1), config, NoBytes(), InlineWorkers(), Identity("m"))
 
     def serve(self, tokens: list[int]) -> int:
         cache, prompt = self.cache, self.cache.prompt(tokens)

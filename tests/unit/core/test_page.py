@@ -35,13 +35,13 @@ TOKENS = [5, 0, 2**31 - 1, 7, 8, 9]
     ids=str,
 )
 def test_every_kind_of_token_sequence_is_the_same_prompt(tokens: list[int]) -> None:
-    assert encode_tokens(tokens, 2) == struct.pack("<6i", *TOKENS)
+    assert encode_tokens(tokens) == struct.pack("<6i", *TOKENS)
 
 
 @pytest.mark.parametrize("bad", [-1, 2**31, 2**32 + 5, 2**63])
 def test_a_token_id_out_of_range_is_an_error_and_never_wraps(bad: int) -> None:
     with pytest.raises(TokenError, match=r"\[0, 2\*\*31\)"):
-        encode_tokens([1, bad, 3], 1)
+        encode_tokens([1, bad, 3])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_token_id_out_of_range_is_an_error_and_never_wraps(bad: int) -> None:
 )
 def test_what_is_not_a_flat_run_of_integers_is_an_error(bad: object) -> None:
     with pytest.raises(TokenError):
-        encode_tokens(bad, 1)  # type: ignore[arg-type]
+        encode_tokens(bad)  # type: ignore[arg-type]
 
 
 def test_no_tokens_are_no_pages() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.cache import toy_layout
+from tests.support.cache import WholePromptCache, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.documents import code_blocks
-from unified_cache import InputError, UnifiedCache
+from unified_cache import InputError
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.controller import InlineWorkers
 from unified_cache.memory import NoBytes
@@ -30,7 +30,7 @@ class NamedSessions:
         layout = toy_layout((SPAN_ALL,), 1)
         eviction = EvictionConfig(device=(policy,), preferred_share=preferred_share)
         config = CacheConfig((PAGES,), (0,), eviction=eviction)
-        self.cache = UnifiedCache(layout, config, NoBytes(), InlineWorkers(), Identity("m"), clock=self.clock)
+        self.cache = WholePromptCache(layout, config, NoBytes(), InlineWorkers(), Identity("m"), clock=self.clock)
 
     def begin(self, tokens: list[int], session: str | None = None) -> tuple[list[int], Lock]:
         return tokens, self.cache.lock(self.cache.match(self.cache.prompt(tokens, session=session)))

@@ -17,7 +17,7 @@ PAGE = 4
 
 def prompt(*pages: int, extra_key: str | None = None) -> Prompt:
     """Make a prompt of one page for each number."""
-    return Prompt.of(np.repeat(np.array(pages, np.int64), PAGE), PAGE, Namespace(extra_key))
+    return Prompt.of(np.repeat(np.array(pages, np.int64), PAGE), PAGE, Namespace(extra_key), whole=True)
 
 
 def give(tree: EngineSlotTree, tokens: Prompt, start: int, *slots: int) -> list[int]:

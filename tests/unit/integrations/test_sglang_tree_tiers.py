@@ -23,7 +23,7 @@ TIMEOUT_S = 20.0
 
 def prompt(*pages: int) -> Prompt:
     """Make a prompt of one page for each number."""
-    return Prompt.of(np.repeat(np.array(pages, np.int64), PAGE), PAGE)
+    return Prompt.of(np.repeat(np.array(pages, np.int64), PAGE), PAGE, whole=True)
 
 
 class EngineMemory:

@@ -194,7 +194,7 @@ def test_another_namespace_has_other_pages() -> None:
     layout = LAYOUTS["full"]
     source, target = ListedMemory(), ListedMemory()
     tokens = list(range(PAGES * 8))
-    fill_densely(source, layout, Prompt.of(tokens, 8, Namespace(tenant="acme")))
+    fill_densely(source, layout, Prompt.of(tokens, 8, Namespace(tenant="acme"), whole=True))
     other = Prompt.of(tokens, 8, Namespace(tenant="other"))
     assert plan_backup(source, target, description_of(layout), [other]).objects_count == 0
     assert prefetch(source, target, layout, [other])[0] == [Prefetched(PAGES, 0, 0)]

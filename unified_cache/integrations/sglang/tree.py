@@ -242,7 +242,7 @@ class UnifiedCacheTree(BasePrefixCache):  # type: ignore[misc]  # the engine say
 
     def _prompt(self, key: RadixKey) -> Prompt:
         namespace = Namespace(key.extra_key, key.cache_salt, bigrams=self._bigrams)
-        return Prompt.of(key.raw_token_ids(), self.page_size, namespace)
+        return Prompt.of(key.raw_token_ids(), self.page_size, namespace, whole=True)  # a key leaves a token already
 
     def _prompt_of(self, req: CheckpointedRequest, tokens: "array[int]") -> Prompt:
         return self._prompt(RadixKey(tokens, req.extra_key, cache_salt=req.cache_salt))

@@ -115,7 +115,7 @@ class PrefixCachedModel:
             TokenError: no token ids.
             InputError: no token at all.
         """
-        ids = np.frombuffer(encode_tokens(tokens, 1), "<i4").tolist()
+        ids = np.frombuffer(encode_tokens(tokens), "<i4").tolist()
         head = HeadStart(self.cache, self.pages, ids, self._chunk_pages, self._clock) if self._overlaps else None
         return Sequence(self.cache, self.pages, ids, namespace, self._chunk_pages, head)
 

@@ -30,17 +30,13 @@ class Reused:
 class PrefixRestore:
     """Brings the longest prefix of a prompt that any tier holds to the device, and counts the tokens of each tier."""
 
-    __slots__ = ("_asked", "_cache", "_head", "_operation", "_pages_count", "ends", "lock", "reused")
+    __slots__ = ("_cache", "_head", "_operation", "_prompt", "ends", "lock", "reused")
 
-    def __init__(self, cache: UnifiedCache, prompt: Prompt, tokens_count: int, head: HeadStart | None = None) -> None:
-        """Ask for no more than leaves one of ``tokens_count`` tokens to compute: its logits are the answer.
-
-        With a ``head`` that is computed while storage is read.
-        """
+    def __init__(self, cache: UnifiedCache, prompt: Prompt, head: HeadStart | None = None) -> None:
+        """Ask for a prompt; with a ``head`` that is computed while storage is read."""
         self._cache = cache
-        self._asked = prompt.head((tokens_count - 1) // prompt.page_size)
+        self._prompt = prompt
         self._head = head
-        self._pages_count = prompt.pages_count
         self._operation: Operation | None = None
         self.lock: Lock | None = None
         """Pins the prefix, once it is there. Whoever takes it sets it to None; else ``abort`` releases it."""
@@ -50,23 +46,23 @@ class PrefixRestore:
 
     def steps(self) -> Iterator[Stage]:
         """Start what is to be moved; yield as long as it moves. The owner polls the cache between two steps."""
-        cache, asked = self._cache, self._asked
-        at_first = cache.match(asked)
+        cache, prompt = self._cache, self._prompt
+        at_first = cache.match(prompt)
         on_device, in_memory = at_first.device_end, at_first.host_end
-        if in_memory < asked.pages_count and self._head is not None:
-            yield from self._head.steps(asked)
-        elif in_memory < asked.pages_count:
-            yield from self._awaiting(cache.prefetch(asked), Stage.FETCH)
-        found = cache.match(asked)
+        if in_memory < prompt.reusable_pages and self._head is not None:
+            yield from self._head.steps(prompt.reusable)
+        elif in_memory < prompt.reusable_pages:
+            yield from self._awaiting(cache.prefetch(prompt), Stage.FETCH)
+        found = cache.match(prompt)
         if found.host_end > found.device_end:
-            yield from self._awaiting(cache.load(asked), Stage.LOAD)
-        found = cache.match(asked)
-        self.ends = frozenset((*cache.checkpoint_ends(found), self._pages_count))
+            yield from self._awaiting(cache.load(prompt), Stage.LOAD)
+        found = cache.match(prompt)
+        self.ends = frozenset(cache.checkpoint_ends(found))
         self.lock = cache.lock(found)
         end = self.lock.end
         device, memory = min(on_device, end), min(in_memory, end)
         stored = max(0, end - memory - self._drop_head())
-        self.reused = Reused(*(count * asked.page_size for count in (device, memory - device, stored)))
+        self.reused = Reused(*(count * prompt.page_size for count in (device, memory - device, stored)))
 
     def _drop_head(self) -> int:
         """Let go of the head, which the lock on the prefix pins by now; return the pages that were computed of it."""

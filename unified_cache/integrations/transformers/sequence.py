@@ -77,7 +77,7 @@ class Sequence:
         self._chunk_pages = chunk_pages
         self._prompt = cache.prompt(tokens, namespace)
         self._head = head
-        self._prefix = PrefixRestore(cache, self._prompt, len(tokens), head)
+        self._prefix = PrefixRestore(cache, self._prompt, head)
         self._lock: Lock | None = None
         self._fresh: list[Slots] | None = None
         self._is_over = False

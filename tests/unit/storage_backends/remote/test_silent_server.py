@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cache import ToyEngine, toy_layout
+from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.operations import PAGE, serve, started, tokens
 from tests.support.service import LoopbackServer
-from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, GuardConfig, WritePolicy
 from unified_cache.controller import InlineWorkers, OperationState
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -44,7 +43,7 @@ def test_a_cache_opens_over_two_servers_of_which_one_is_silent(addresses: tuple[
     config = CacheConfig((12,), (12,), write=WritePolicy.ON_CALL, guard=GUARD)
     storage = RemoteStorage.open(RemoteOptions(servers, timeout_s=TIMEOUT_S))
     pools = list(toy.pools.values())
-    toy.cache = UnifiedCache.open(toy.layout, config, pools, identity=toy.cache.identity, storage=storage)
+    toy.cache = WholePromptCache.open(toy.layout, config, pools, identity=toy.cache.identity, storage=storage)
     backup = started(toy.cache.backup(serve(toy, 4)))
     toy.cache.wait_all(20 * TIMEOUT_S)
     assert backup.state is OperationState.DONE

@@ -1,0 +1,319 @@
+"""Prompts whose tokens fill their pages: one token is left to compute, and the last page with it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.cache import ToyEngine, toy_layout
+from tests.support.components import COMPONENT_SETS
+from tests.support.operations import configured
+from unified_cache.cache import UnifiedCache
+from unified_cache.config import EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
+from unified_cache.controller import InlineWorkers, Operation, TransferKind
+from unified_cache.page import Namespace, Prompt
+from unified_cache.pool import ModelLayout, Tier
+from unified_cache.recording.note import RequestNote
+from unified_cache.recording.requests import CacheRequests
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.window import SPAN_ALL
+
+LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
+SMALL_LAYOUTS = {name: layouts[0] for name, layouts in COMPONENT_SETS.items() if layouts[0].page_size == 1}
+FULL = LAYOUTS["full"]
+PAGES = 8
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+
+
+def engine(layout: ModelLayout, storage: MemoryStorage | None = None, pages: int = 24) -> ToyEngine:
+    sizes = tuple(pages for _ in layout.components)
+    return ToyEngine(layout, sizes, sizes, storage, InlineWorkers())
+
+
+def prompt_of(cache: UnifiedCache, pages: int = PAGES, first: int = 0, more: int = 0) -> Prompt:
+    """Return the prompt of an engine: so many whole pages, and a few tokens more."""
+    count = pages * cache.layout.page_size + more
+    return cache.prompt(np.arange(first, first + count, dtype=np.int32), whole=False)
+
+
+def serve(toy: ToyEngine, prompt: Prompt) -> int:
+    """Serve a prompt by the calls of the documents, every byte compared; return the pages that it reused."""
+    reused = toy.cache.match(prompt).device_end
+    lock = toy.serve(prompt)
+    assert lock is not None
+    assert lock.end == prompt.pages_count
+    toy.cache.release(lock)
+    toy.cache.check()
+    return reused
+
+
+def move(toy: ToyEngine, *starts: Callable[[Prompt], Operation | None], prompt: Prompt) -> None:
+    for start in starts:
+        start(prompt)
+        assert all(operation.error is None for operation in toy.cache.wait_all(5))
+
+
+def empty_device(toy: ToyEngine) -> None:
+    """Evict everything from the device."""
+    ledger = toy.cache._ledger
+    for component in range(len(toy.layout.components)):
+        slots = ledger.allocate(Tier.DEVICE, component, ledger.capacity(Tier.DEVICE, component))
+        assert slots is not None
+        ledger.free(Tier.DEVICE, component, slots)
+
+
+def held_windows(cache: UnifiedCache, prompt: Prompt, tier: Tier) -> list[bool]:
+    """Tell of each end of a prompt whether a tier alone can resume there."""
+    tree = cache._ledger.tree
+    held = [
+        tree.held_pages(tree.peek(prompt), tier, component).tolist()
+        for component in range(len(cache.layout.components))
+    ]
+    spans = [component.span for component in cache.layout.components]
+    return [
+        all(all(pages[max(0, end - span) : end]) for pages, span in zip(held, spans, strict=True))
+        for end in range(1, prompt.pages_count + 1)
+    ]
+
+
+# ---- the prompt ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pages", "reusable"), [(0, 0, 0), (1, 0, 0), (3, 0, 0), (4, 1, 0), (5, 1, 1), (8, 2, 1), (9, 2, 2)]
+)
+def test_the_pages_that_can_be_reused_leave_a_token(tokens: int, pages: int, reusable: int) -> None:
+    prompt = Prompt.of(range(tokens), 4)
+    assert (prompt.pages_count, prompt.reusable_pages) == (pages, reusable)
+    assert prompt.reusable.keys == prompt.keys[:reusable]
+    assert Prompt.of(range(tokens), 4, whole=True).reusable_pages == pages
+    assert prompt.head(reusable).reusable_pages == reusable, "the rest of a head's prompt is left to compute"
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_page_of_bigrams_knows_the_token_after_it_and_so_leaves_one(page_size: int) -> None:
+    for tokens in range(12):
+        prompt = Prompt.of(range(tokens), page_size, Namespace(bigrams=True))
+        assert prompt.reusable_pages == prompt.pages_count == max(0, tokens - 1) // page_size
+
+
+# ---- from each tier --------------------------------------------------------------------------------------------------
+
+
+@every_layout
+def test_a_prompt_that_fills_its_pages_is_reused_up_to_the_last_one(layout: ModelLayout) -> None:
+    toy = engine(layout)
+    assert [serve(toy, prompt_of(toy.cache)) for _ in range(4)] == [0, 7, 7, 7]
+    assert serve(toy, prompt_of(toy.cache, PAGES + 1)) == 8, "continued, all pages are reused"
+    assert serve(toy, prompt_of(toy.cache)) == 7
+
+
+@pytest.mark.parametrize("layout", SMALL_LAYOUTS.values(), ids=SMALL_LAYOUTS)
+def test_with_pages_of_one_token_all_tokens_but_one_are_reused(layout: ModelLayout) -> None:
+    toy = engine(layout, pages=200)
+    assert [serve(toy, prompt_of(toy.cache, 100)) for _ in range(4)] == [0, 99, 99, 99]
+    assert serve(toy, prompt_of(toy.cache, 101)) == 100
+
+
+@every_layout
+def test_a_prompt_that_ends_within_a_page_is_reused_whole(layout: ModelLayout) -> None:
+    toy = engine(layout)
+    assert [serve(toy, prompt_of(toy.cache, more=3)) for _ in range(4)] == [0, 8, 8, 8]
+
+
+@every_layout
+def test_whoever_computes_no_token_after_a_prompt_reuses_all_of_it(layout: ModelLayout) -> None:
+    toy = engine(layout)
+    tokens = np.arange(PAGES * layout.page_size)
+    assert [serve(toy, toy.cache.prompt(tokens, whole=True)) for _ in range(3)] == [0, 8, 8]
+
+
+@every_layout
+def test_a_prompt_on_the_host_is_loaded_up_to_the_last_page(layout: ModelLayout) -> None:
+    toy = engine(layout)
+    prompt = prompt_of(toy.cache)
+    serve(toy, prompt)
+    move(toy, toy.cache.backup, prompt=prompt)
+    empty_device(toy)
+    found = toy.cache.match(prompt)
+    assert (found.device_end, found.host_end) == (0, 7)
+    move(toy, toy.cache.load, prompt=prompt)
+    assert toy.cache.traffic()[TransferKind.LOAD].component_pages[0] == 7
+    assert serve(toy, prompt) == 7
+    empty_device(toy)
+    longer = prompt_of(toy.cache, PAGES + 1)
+    move(toy, toy.cache.load, prompt=longer)
+    assert serve(toy, longer) == 8
+
+
+@every_layout
+def test_a_prompt_in_storage_is_prefetched_up_to_the_last_page(layout: ModelLayout) -> None:
+    toy = engine(layout, MemoryStorage())
+    cache = toy.cache
+    prompt = prompt_of(cache)
+    serve(toy, prompt)
+    move(toy, cache.backup, prompt=prompt)
+    cache.reset()
+    move(toy, cache.prefetch, cache.load, prompt=prompt)
+    assert cache.traffic()[TransferKind.PREFETCH].component_pages[0] == 7
+    assert [serve(toy, prompt) for _ in range(2)] == [7, 7]
+    cache.reset()
+    longer = prompt_of(cache, PAGES + 1)
+    move(toy, cache.prefetch, cache.load, prompt=longer)
+    assert serve(toy, longer) == 8, "backups keep the last page, and its windows"
+
+
+@every_layout
+def test_a_tail_is_read_up_to_the_last_page(layout: ModelLayout) -> None:
+    toy = engine(layout, MemoryStorage())
+    cache = toy.cache
+    prompt = prompt_of(cache)
+    serve(toy, prompt)
+    move(toy, cache.backup, prompt=prompt)
+    cache.reset()
+    operation = cache.prefetch_tail(prompt)
+    assert operation is not None
+    while (landed := cache.landed_tail(operation)) is None or landed.start:
+        cache.poll()
+    assert landed.end == 7
+    assert cache.join_tail(operation) is not None
+    cache.wait_all(5)
+    move(toy, cache.load, prompt=prompt)
+    assert serve(toy, prompt) == 7
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_windows_are_kept_at_the_end_and_a_page_before_it_once() -> None:
+    cache = engine(LAYOUTS["full-swa-mamba"]).cache
+    for prompt, ends in (
+        (prompt_of(cache), (7, 8)),
+        (prompt_of(cache, more=1), (8,)),
+        (prompt_of(cache, 1), (1,)),
+        (prompt_of(cache, 0), ()),
+        (prompt_of(cache).head(6), (6,)),
+    ):
+        assert cache.checkpoint_ends(cache.match(prompt)) == ends
+    cache.config = replace(cache.config, retention=Retention(tail_tokens=3 * cache.layout.page_size))
+    assert cache.checkpoint_ends(cache.match(prompt_of(cache))) == (6, 7, 8)
+
+
+@every_layout
+@pytest.mark.parametrize("policy", [WritePolicy.THROUGH, WritePolicy.BACK, WritePolicy.SELECTIVE])
+def test_write_policies_copy_the_last_page_too_and_the_windows_at_both_ends(
+    layout: ModelLayout, policy: WritePolicy
+) -> None:
+    toy = engine(layout)
+    cache = configured(toy, write=policy)
+    for _ in range(2):
+        serve(toy, prompt_of(cache))
+        cache.wait_all(5)
+    if policy is WritePolicy.BACK:
+        cache.set_write_policy(WritePolicy.THROUGH)
+        cache.wait_all(5)
+    assert held_windows(cache, prompt_of(cache), Tier.HOST)[-2:] == [True, True]
+
+
+@every_layout
+def test_what_the_device_evicts_before_its_turn_is_copied_with_the_windows_at_both_ends(layout: ModelLayout) -> None:
+    toy = engine(layout)
+    cache = configured(toy, write=WritePolicy.BACK)
+    prompt = prompt_of(cache)
+    serve(toy, prompt)
+    assert not any(held_windows(cache, prompt, Tier.HOST))
+    count = cache.config.device_pages[0]
+    everything = cache.allocate(cache.pages_to_allocate(0, count, range(1, count + 1)))
+    assert everything is not None
+    cache.free(everything)
+    assert held_windows(cache, prompt, Tier.HOST)[-2:] == [True, True]
+
+
+def test_a_prompt_of_one_page_that_is_asked_again_is_written_under_the_selective_policy() -> None:
+    toy = engine(FULL)
+    cache = configured(toy, write=WritePolicy.SELECTIVE)
+    prompt = prompt_of(cache, 1)
+    assert [serve(toy, prompt) for _ in range(2)] == [0, 0]
+    cache.wait_all(5)
+    assert held_windows(cache, prompt, Tier.HOST) == [True]
+
+
+# ---- what goes first -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", EvictionPolicy)
+@pytest.mark.parametrize("spans", [(SPAN_ALL,), (SPAN_ALL, 2, 1)], ids=str)
+def test_a_prompt_asked_again_and_again_stays_whole_while_others_go(
+    spans: tuple[int, ...], policy: EvictionPolicy
+) -> None:
+    toy = engine(toy_layout(spans, 4), pages=3 * PAGES)
+    cache = configured(toy, host_pages=tuple(0 for _ in spans), eviction=EvictionConfig((policy,) * len(spans)))
+    prompt = prompt_of(cache)
+    for number in range(1, 12):
+        serve(toy, prompt)
+        serve(toy, prompt_of(cache, PAGES, first=1_000 * number, more=1))
+    assert cache._ledger.tree.peek(prompt).device_end == PAGES
+    assert serve(toy, prompt) == 7
+
+
+@pytest.mark.parametrize("policy", [EvictionPolicy.LFU, EvictionPolicy.SLRU])
+def test_the_first_time_that_a_prompt_is_asked_again_counts_as_a_use(policy: EvictionPolicy) -> None:
+    toy = engine(FULL, pages=20)
+    cache = configured(toy, host_pages=(0,), eviction=EvictionConfig((policy,)))
+    prompt = prompt_of(cache)
+    for _ in range(2):
+        serve(toy, prompt)
+    for number in range(1, 4):
+        serve(toy, prompt_of(cache, PAGES, first=1_000 * number, more=1))
+    assert serve(toy, prompt) == 7
+
+
+# ---- what is told ----------------------------------------------------------------------------------------------------
+
+
+def test_a_page_that_no_request_can_reuse_is_no_miss() -> None:
+    toy = engine(LAYOUTS["full-mamba"], MemoryStorage())
+    cache = toy.cache
+    notes: list[RequestNote] = []
+    cache.record_to(CacheRequests(["full", "mamba"], notes.append))
+    cache.look_at_explanations()
+    cache.wait_all(1)
+    prompt = prompt_of(cache)
+    assert serve(toy, prompt) == 0
+    before = cache.stats().lookups.missed_pages
+    assert before % 7 == 0
+    assert serve(toy, prompt_of(cache)) == 7
+    assert cache.stats().lookups.missed_pages == before
+    assert [(note.found.device, note.bound_by) for note in notes] == [(0, ("full",)), (7, ())]
+    assert cache.explain(prompt).end == 7
+    assert not cache.explain(prompt).losses
+    assert [hit for hit in cache.recent_explanations() if hit.missed < 7] == []
+
+
+def test_a_request_is_bound_by_the_component_that_lacks_its_window_before_the_last_page() -> None:
+    toy = engine(LAYOUTS["full-mamba"])
+    cache = toy.cache
+    notes: list[RequestNote] = []
+    cache.record_to(CacheRequests(["full", "mamba"], notes.append))
+    serve(toy, cache.prompt(np.arange(PAGES * cache.layout.page_size), whole=True))
+    assert serve(toy, prompt_of(cache)) == 0, "whole, it has left a state at its end alone"
+    assert notes[-1].bound_by == ("mamba",)
+
+
+def test_a_prefetch_is_worth_what_a_request_can_reuse() -> None:
+    toy = engine(FULL, MemoryStorage())
+    cache, size = toy.cache, FULL.page_size
+    prompt = prompt_of(cache)
+    serve(toy, prompt)
+    move(toy, cache.backup, prompt=prompt)
+    cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=1))
+    assert cache.prefetch(prompt) is None
+    cache.reset()
+    cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=7 * size + 1))
+    assert cache.prefetch(prompt) is None
+    assert cache.prefetch_tail(prompt) is None
+    cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=7 * size))
+    assert cache.prefetch(prompt) is not None
+    cache.wait_all(5)
