@@ -257,6 +257,7 @@ def settled_simulation() -> Simulation:
     while simulation.workers.tasks:
         simulation.work()
         simulation.poll()
+        simulation.watch_policy()  # a poll starts what is tried again
     simulation.audit.look(simulation.claims())
     simulation.cache.check()
     return simulation
