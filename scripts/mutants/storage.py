@@ -12,6 +12,13 @@ STORAGE_MUTANTS = [
         "None",
     ),
     Mutant(
+        "an answer that no store may give is a miss",
+        "storage_backends/wrappers/checked.py",
+        "        return allowed.issuperset(answers)\n",
+        "        return True\n",
+        tests=("tests/unit/storage_backends/wrappers/test_checked.py",),
+    ),
+    Mutant(
         "a checksum goes on after a gap",
         "seal.py",
         "            self._end = -1\n            return\n",

@@ -17,6 +17,7 @@ from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import (
     BreakerStorage,
+    CheckedStorage,
     DeadlineStorage,
     RetryStorage,
 )
@@ -49,10 +50,10 @@ def faulty(backend: StorageBackend) -> StorageBackend:
 
 
 def stacked(backend: StorageBackend) -> StorageBackend:
-    return VerifiedStorage(breaker(retry(deadline(metered(faulty(backend))))))
+    return VerifiedStorage(breaker(retry(deadline(metered(CheckedStorage(faulty(backend)))))))
 
 
-WRAPPERS = (metered, deadline, retry, breaker, faulty, stacked)
+WRAPPERS = (CheckedStorage, metered, deadline, retry, breaker, faulty, stacked)
 
 
 def in_memory(path: Path) -> StorageBackend:

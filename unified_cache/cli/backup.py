@@ -38,6 +38,7 @@ from unified_cache.offline.stores import StoredIdentity, choose, identities_of, 
 from unified_cache.page import Namespace
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers import CheckedStorage
 
 __all__ = ["BackupCommand", "PrefetchCommand", "backup_app"]
 
@@ -104,13 +105,13 @@ class BackupCommand:
                 found = selected(source, self.source, self.identity)
                 for kept in found:
                     kept.described()
-                with closing(open_storage(self.target)) as target:
+                with closing(CheckedStorage(open_storage(self.target))) as target:
                     results = [_copy(kept, source, target) for kept in found]
             else:
                 found = [choose(identities_of(source), self.source, self.identity)]
                 description = found[0].described()
                 prompts = read_prompts(self.prefix, description.layout.page_size, namespace)
-                with closing(open_storage(self.target)) as target:
+                with closing(CheckedStorage(open_storage(self.target))) as target:
                     plan = plan_backup(source, target, description, prompts)
                     with objects_watched(sys.stderr, "backup", plan.objects_count) as watch:
                         results = [backup_prefixes(plan, watch)]
@@ -156,7 +157,7 @@ class PrefetchCommand:
             description = kept.described()
             page_size = description.layout.page_size
             prompts = read_prompts(self.tokens, page_size, namespace)
-            with closing(open_storage(self.target)) as target:
+            with closing(CheckedStorage(open_storage(self.target))) as target:
                 plan = plan_prefetch(source, target, description, prompts)
                 with objects_watched(sys.stderr, "prefetch", plan.objects_count) as watch:
                     found, result = prefetch_prefixes(plan, watch)

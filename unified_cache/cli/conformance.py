@@ -20,10 +20,11 @@ from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.listing import listed
-from unified_cache.storage_backends.catalog import Catalog
+from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import CheckedStorage
 from unified_cache.testing import storage_contract
 
 __all__ = ["ConformanceCommand", "ContractTrial", "TrialVerdict", "conformance_app", "promises_of", "try_promises"]
@@ -122,7 +123,7 @@ class ConformanceCommand:
             raise CacheError(f"{self.store} must keep {len(tried)} promises, {broken} are broken")
 
     def _opened(self, cap: int | None) -> StorageBackend:
-        storage = open_storage(self.store, bytes_max=cap)
+        storage = CheckedStorage(open_storage(self.store, bytes_max=cap))
         # A backend of names alone gives no bytes to be verified.
         return storage if self.keys_only else VerifiedStorage(storage)
 
@@ -147,10 +148,11 @@ def _check_empty(url: str) -> None:
     Raises:
         ConfigError: it does.
     """
-    with closing(open_storage(url)) as storage:
-        if not isinstance(storage, Catalog):
+    with closing(CheckedStorage(open_storage(url))) as storage:
+        catalog = catalog_in(storage)
+        if catalog is None:
             return
-        for identity in storage.manifests():
+        for identity in catalog.manifests():
             if identity not in _OWN_IDENTITIES and any(listed(storage, identity)):
                 raise ConfigError(
                     f"{url} must be empty, found pages of {identity.hex()[:12]}, any of which may go; "

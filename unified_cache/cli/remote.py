@@ -39,6 +39,7 @@ from unified_cache.storage_backends.manifest import Description, manifest_of, mo
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import CheckedStorage
 
 if TYPE_CHECKING:
     from unified_cache.storage_backends.remote.inquiry import Inquiry, PromptCoverage
@@ -324,7 +325,7 @@ def _check_output(path: Path) -> None:
 
 
 def _store_at(url: str, described: Description) -> StorageBackend:
-    storage = open_storage(url)
+    storage = CheckedStorage(open_storage(url))
     try:
         storage.register(_manifest(described), {})
     except CacheError:

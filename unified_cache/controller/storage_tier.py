@@ -19,7 +19,7 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.deadline import call_within
 from unified_cache.storage_backends.wrappers.method import Method
 
@@ -99,6 +99,7 @@ class StorageTier:
         first = layout.components[0]
         if not any(pool.page_bytes for pool in first.pools):
             raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")
+        store = CheckedStorage(store)
         capability = declared_capability(store)
         guard = None if config is None else StorageGuard.around(store, capability, config)
         backend = VerifiedStorage(store if guard is None else guard.breaker)

@@ -11,7 +11,7 @@ from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
 from unified_cache.storage_backends.protocol import Capability, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
 
 __all__ = ["OpenedStore", "StoreOpening"]
 
@@ -20,8 +20,8 @@ __all__ = ["OpenedStore", "StoreOpening"]
 class OpenedStore:
     """A store, verified and guarded, and what it says of itself.
 
-    Innermost first: the store, verification, deadline, retries, breaker. So a page is verified on the thread that read
-    it, in the same call, while it is in that processor's caches.
+    Innermost first: the store, the check of its answers, verification, deadline, retries, breaker. So a page is
+    verified on the thread that read it, in the same call, while it is in that processor's caches.
     """
 
     verified: VerifiedStorage
@@ -33,8 +33,9 @@ class OpenedStore:
     @classmethod
     def around(cls, backend: StorageBackend, config: GuardConfig, clock: Callable[[], float]) -> "OpenedStore":
         """Take a store over; asks it what it can do, without a bound on the time."""
-        capability = backend.capability()
-        verified = VerifiedStorage(backend)
+        checked = CheckedStorage(backend)
+        capability = checked.capability()
+        verified = VerifiedStorage(checked)
         guard = StorageGuard.around(verified, capability, config, clock)
         return cls(verified, guard, capability, memory_reader_in(backend))
 

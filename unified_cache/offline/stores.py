@@ -15,6 +15,7 @@ from unified_cache.storage_backends.packed.reader import PackedReader
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers import CheckedStorage
 
 __all__ = [
     "StoredIdentity",
@@ -88,7 +89,7 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
         return DIRECTORY_STORES[scheme].open(
             address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min, notes_reads=False
         )
-    return open_storage(url, bytes_max=bytes_max)
+    return CheckedStorage(open_storage(url, bytes_max=bytes_max))
 
 
 def has_cap_of_its_own(url: str) -> bool:
@@ -110,7 +111,7 @@ def open_to_read(url: str) -> StorageReader:
     scheme, _, rest = url.partition(":")
     if scheme in DIRECTORY_READERS:
         return DIRECTORY_READERS[scheme].open(parse_address(rest, scheme).path)
-    return open_storage(url)
+    return CheckedStorage(open_storage(url))
 
 
 def identities_of(storage: StorageReader) -> list[StoredIdentity]:

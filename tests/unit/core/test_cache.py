@@ -1,5 +1,6 @@
 """Promises of the facade to an engine."""
 
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -242,6 +243,33 @@ def test_a_bug_in_a_backend_fails_its_operation_and_the_worker_lives() -> None:
         assert isinstance(failed.error.__cause__, ValueError)
     assert toy.cache.stats().operations_failed == 3
     assert [occupancy.out for occupancy in toy.cache.stats().occupancy] == [0, 0]
+    toy.cache.check()
+    assert toy.cache.close() == []
+
+
+class SaysTrue(MemoryStorage):
+    """Says True for a page that it has, as stores of other systems do."""
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        return [answer is Answer.HIT for answer in super().exists(labels)]  # type: ignore[misc]
+
+
+def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named() -> None:
+    toy = engine(device=4, host=4, storage=SaysTrue())
+    prompt = toy.cache.prompt(tokens(4))
+    serve(toy, 4)
+    toy.cache.backup(prompt)
+    toy.cache.wait_all(5)
+    serve(toy, 4, first=1000)
+    toy.cache.backup(toy.cache.prompt(tokens(4, 1000)))
+    toy.cache.wait_all(5)
+    prefetch = toy.cache.prefetch(prompt)
+    toy.cache.wait_all(5)
+    assert prefetch is not None
+    assert prefetch.state is OperationState.FAILED
+    assert isinstance(prefetch.error, StorageError)
+    assert re.search(r"SaysTrue\.exists must return a list of \d+ answers.* found True", str(prefetch.error))
+    assert not prefetch.error.retryable
     toy.cache.check()
     assert toy.cache.close() == []
 

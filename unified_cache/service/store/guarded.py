@@ -15,7 +15,7 @@ from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 
 __all__ = ["GuardedStore"]
@@ -27,8 +27,9 @@ _PREFIX = "unified_cache_service_store"
 class GuardedStore:
     """A store, verified and guarded; closing ``guard.breaker`` closes it. A collector of what all of them count.
 
-    Innermost first: the store, its counts, verification, the guard. A store may ask for gets of a MiB, so that pages
-    are verified while they are in the caches; the guard hands all of them over to another thread by one call.
+    Innermost first: the store, the check of its answers, its counts, verification, the guard. A store may ask for gets
+    of a MiB, so that pages are verified while they are in the caches; the guard hands all of them over to another
+    thread by one call.
     """
 
     backend: StorageBackend
@@ -46,8 +47,9 @@ class GuardedStore:
             StorageError: it cannot be opened.
         """
         backend = open_storage(settings.storage, bytes_max=settings.storage_bytes)
-        capability = declared_capability(backend)
-        metered = MeteredStorage(backend, StorageMetrics(registry), capability.name)
+        checked = CheckedStorage(backend)
+        capability = declared_capability(checked)
+        metered = MeteredStorage(checked, StorageMetrics(registry), capability.name)
         verified = VerifiedStorage(metered)
         guard = StorageGuard.around(verified, capability, settings.guard)
         guarded = cls(backend, verified, guard, metered.memory_reader())

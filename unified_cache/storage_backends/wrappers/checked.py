@@ -1,0 +1,196 @@
+"""A wrapper that checks what a store answers: an answer that the protocol does not allow becomes an error."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from unified_cache.errors import StorageError
+from unified_cache.page import PAGE_KEY_BYTES
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import Catalog, UsedBetween
+from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
+from unified_cache.storage_backends.protocol import (
+    Answer,
+    Capability,
+    Level,
+    PageIO,
+    Scan,
+    StorageBackend,
+    StoredObject,
+)
+from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
+
+__all__ = ["CheckedStorage"]
+
+Result = TypeVar("Result")
+
+READS = frozenset({Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE})
+"""Answers of ``exists`` and of ``get``."""
+PUTS = frozenset({Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE})
+"""Answers of ``put``."""
+IDENTITY_BYTES = 32
+"""Length of ``Identity.digest``."""
+
+COUNT = "the number of objects removed, an int"
+SCAN = "a Scan of a list of StoredObject and a cursor that is text"
+OBJECT = f"with a key of {PAGE_KEY_BYTES} bytes, a pool that is text, and its length in bytes"
+MANIFESTS = f"a dict of Manifest or None by digest, {IDENTITY_BYTES} bytes"
+USED_BETWEEN = "UsedBetween of two ints, or None"
+
+
+class CheckedStorage:
+    """Raise StorageError, not retryable, where a store answers what its method cannot; pass every other answer on.
+
+    It stands next to the store, below counts, deadline, retries and breaker, so that none of them meets a wrong answer:
+    for them a store that gives one has failed. A batch is checked without a step of Python for each page. Bytes of
+    pages are not looked at; ``VerifiedStorage`` does that.
+
+    It owns the wrapped backend. Thread-safe where the backend is.
+    """
+
+    def __init__(self, backend: StorageBackend) -> None:
+        self._backend = backend
+
+    def capability(self) -> Capability:
+        """Return what the wrapped backend can do."""
+        return self._returned(Method.CAPABILITY, self._backend.capability(), _is_capability, "a Capability")
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Announce an identity to the wrapped backend."""
+        self._nothing(Method.REGISTER, lambda: self._backend.register(manifest, slabs))
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Ask the wrapped backend."""
+        return self._answers(Method.EXISTS, self._backend.exists(labels), len(labels), READS)
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Fill each page's buffers."""
+        return self._answers(Method.GET, self._backend.get(pages), len(pages), READS)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Store pages."""
+        return self._answers(Method.PUT, self._backend.put(pages, level), len(pages), PUTS)
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent in the wrapped backend."""
+        self._nothing(Method.TOUCH, lambda: self._backend.touch(labels))
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects from the wrapped backend."""
+        return self._returned(Method.REMOVE, self._backend.remove(labels), _is_count, COUNT)
+
+    def clear(self, identity: bytes) -> int:
+        """Clear one identity in the wrapped backend."""
+        return self._returned(Method.CLEAR, self._backend.clear(identity), _is_count, COUNT)
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of the wrapped backend."""
+        found = self._returned(Method.SCAN, self._backend.scan(identity, cursor), _is_scan, SCAN)
+        for listed in found.objects:
+            if not _is_object_of(listed, identity):
+                raise self._wrong(Method.SCAN, f"objects of identity {identity.hex()}, each {OBJECT}", listed)
+        return found
+
+    def removals(self) -> RemovalFeed | None:
+        """Subscribe to the removals of the wrapped backend."""
+        return removals_of(self._backend)
+
+    def catalog(self) -> Catalog | None:
+        """Check what the wrapped backend's catalog returns."""
+        return WrappedCatalog.of(self._backend, self._listed)
+
+    def memory_reader(self) -> MemoryReader | None:
+        """Return what reads pages that the wrapped backend has in memory; None where nothing does."""
+        return memory_reader_in(self._backend)
+
+    def close(self) -> None:
+        """Close the wrapped backend."""
+        self._backend.close()
+
+    def _answers(
+        self, method: Method, answers: list[Answer], asked_count: int, allowed: frozenset[Answer]
+    ) -> list[Answer]:
+        if not _are_answers(answers, asked_count, allowed):
+            names = ", ".join(sorted(answer.name for answer in allowed))
+            raise self._wrong(method, f"a list of {asked_count} answers, each of {names}", answers, allowed)
+        return answers
+
+    def _nothing(self, method: Method, work: Callable[[], object]) -> None:
+        self._returned(method, work(), _is_none, "None")
+
+    def _listed(self, method: Method, work: Callable[[], Result]) -> Result:
+        if method is Method.MANIFESTS:
+            return self._returned(method, work(), _are_manifests, MANIFESTS)
+        return self._returned(method, work(), _is_used_between, USED_BETWEEN)
+
+    def _returned(self, method: Method, found: Result, is_right: Callable[[object], bool], expected: str) -> Result:
+        if not is_right(found):
+            raise self._wrong(method, expected, found)
+        return found
+
+    def _wrong(
+        self, method: Method, expected: str, found: object, allowed: frozenset[Answer] = frozenset()
+    ) -> StorageError:
+        kind = type(self._backend)
+        name = f"{kind.__module__}.{kind.__qualname__}.{method.value}"
+        return StorageError(f"{name} must return {expected}, found {_shown(found, allowed)}", retryable=False)
+
+
+def _are_answers(answers: object, asked_count: int, allowed: frozenset[Answer]) -> bool:
+    if not isinstance(answers, list) or len(answers) != asked_count:
+        return False
+    try:
+        return allowed.issuperset(answers)
+    except TypeError:  # an answer that has no hash
+        return False
+
+
+def _is_none(found: object) -> bool:
+    return found is None
+
+
+def _is_capability(found: object) -> bool:
+    return isinstance(found, Capability)
+
+
+def _is_count(found: object) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+
+
+def _is_scan(found: object) -> bool:
+    return isinstance(found, Scan) and isinstance(found.objects, list) and isinstance(found.cursor, str)
+
+
+def _is_object_of(listed: object, identity: bytes) -> bool:
+    if (
+        not isinstance(listed, StoredObject)
+        or not isinstance(listed.label, Label)
+        or not _is_count(listed.object_bytes)
+    ):
+        return False
+    label = listed.label
+    is_key = isinstance(label.key, bytes) and len(label.key) == PAGE_KEY_BYTES
+    return label.identity == identity and is_key and isinstance(label.pool, str)
+
+
+def _are_manifests(found: object) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(digest, bytes) and len(digest) == IDENTITY_BYTES and isinstance(manifest, Manifest | None)
+        for digest, manifest in found.items()
+    )
+
+
+def _is_used_between(found: object) -> bool:
+    return found is None or (isinstance(found, UsedBetween) and all(isinstance(time_ns, int) for time_ns in found))
+
+
+def _shown(found: object, allowed: frozenset[Answer]) -> str:
+    """Return the part of a wrong answer that is wrong, on one short line."""
+    if isinstance(found, list) and allowed:
+        for number, answer in enumerate(found):
+            if not _are_answers([answer], 1, allowed):
+                return f"{answer!r:.80} at index {number}"
+        return f"a list of {len(found)}"
+    return f"{found!r:.80} of type {type(found).__name__}"
