@@ -117,7 +117,7 @@ def test_two_results_are_compared_by_figures_and_by_the_settings_that_differ(tmp
     assert "the settings are the same" in ask("compare", files[0], files[0]).out
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "not json", '{"blocks": "many"}'])
+@pytest.mark.parametrize("text", ["[]", "{}", "not json", '{"blocks": "many"}', "[" * 100_000])
 def test_what_is_no_result_is_refused_and_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(text, encoding="utf-8")
     said = ask("compare", tmp_path / "other.json", tmp_path / "other.json")

@@ -1,6 +1,5 @@
 """``unified-cache top``: the live page of a cache or a service in a terminal, or its figures once for a program."""
 
-import json
 import os
 import sys
 import time
@@ -8,7 +7,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Annotated, TypedDict
+from typing import Annotated, TypedDict, cast
 from urllib.parse import urlsplit
 
 import typer
@@ -22,6 +21,7 @@ from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.text import console_on, printable, table
 from unified_cache.errors import CacheError, ConfigError
+from unified_cache.nesting import parse_json
 
 __all__ = ["TopCommand", "top_app"]
 
@@ -206,7 +206,7 @@ def _asked(page: str) -> ShownFigures:
     request = urllib.request.Request(page, headers=headers)  # noqa: S310  # http and https alone, see _page_of
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S_MAX) as answer:  # noqa: S310
-            figures: ShownFigures = json.loads(answer.read(ANSWER_BYTES_MAX))
+            answered = parse_json(answer.read(ANSWER_BYTES_MAX))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 401:
@@ -218,10 +218,10 @@ def _asked(page: str) -> ShownFigures:
         raise CacheError(f"{page} does not answer: {error}") from None
     except ValueError:
         raise CacheError(f"{page} must answer with the figures of a live page, found no JSON") from None
-    found = dict(figures).get("format") if isinstance(figures, dict) else None
+    found = answered.get("format") if isinstance(answered, dict) else None
     if found != FORMAT:
         raise CacheError(f"{page} must speak version {FORMAT} of a live page's figures, found {found}")
-    return figures
+    return cast("ShownFigures", answered)
 
 
 def _without_version(figures: ShownFigures) -> dict[str, object]:

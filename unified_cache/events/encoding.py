@@ -204,7 +204,7 @@ def decode_batch(payload: bytes) -> DecodedBatch:
     try:
         raw = _BATCHES.decode(payload)
         events = [event for part in raw.events for event in _read(bytes(part))]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EventFormatError(
             f"expected a batch of KV events of {len(payload)} bytes, found other bytes: {error}"
         ) from error

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unified_cache.errors import TokenError
+from unified_cache.nesting import parse_json
 from unified_cache.page import Namespace, Prompt
 
 __all__ = ["read_prompts"]
@@ -26,7 +27,7 @@ def read_prompts(path: Path, page_size: int, namespace: Namespace) -> list[Promp
     try:
         text = path.read_text(encoding="utf-8").strip()
         found = _json_prompts(text) if text.startswith("[") else [[int(word) for word in text.split()]]
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise TokenError(f"{path} must hold token ids as JSON lists or with spaces between, found {error}") from error
     if not any(found):
         raise TokenError(f"{path} must hold token ids, found none")
@@ -42,9 +43,9 @@ def read_prompts(path: Path, page_size: int, namespace: Namespace) -> list[Promp
 def _json_prompts(text: str) -> Sequence[Sequence[int]]:
     """Read one JSON value or, where the text is no single one, one a line."""
     try:
-        whole: object = json.loads(text)
+        whole = parse_json(text)
     except json.JSONDecodeError:
-        return [_tokens(json.loads(line)) for line in text.splitlines() if line.strip()]
+        return [_tokens(parse_json(line)) for line in text.splitlines() if line.strip()]
     if isinstance(whole, list) and whole and all(isinstance(each, list) for each in whole):
         return [_tokens(each) for each in whole]
     return [_tokens(whole)]

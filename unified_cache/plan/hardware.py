@@ -8,7 +8,6 @@ storage_read_bytes_per_s = "13GB"
 32768 = 17500
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from unified_cache.arguments import did_you_mean
 from unified_cache.byte_sizes import parse_bytes
 from unified_cache.errors import ConfigError
+from unified_cache.nesting import parse_toml
 from unified_cache.replay.trace_pages import Counts, Floats
 
 __all__ = ["ACTIVE_PARAMETERS", "HARDWARE", "Hardware", "hardware_named", "read_hardware"]
@@ -168,8 +168,8 @@ def read_hardware(path: Path, active_parameters: float | None = None) -> Hardwar
         OSError: it cannot be read.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        found = parse_toml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ConfigError(f"{path} must be TOML, found: {error}") from error
     base = hardware_named(str(found.pop("base", "h100")), active_parameters)
     values = {**base.as_json(), "name": path.stem}

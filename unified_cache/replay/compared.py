@@ -1,12 +1,12 @@
 """Two results of replays held against each other: figures side by side, and the settings in which they differ."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.errors import ConfigError
+from unified_cache.nesting import parse_json
 
 __all__ = ["FigurePair", "KeptResult", "SettingPair", "compared_figures", "compared_settings", "read_result"]
 
@@ -59,7 +59,7 @@ def read_result(path: Path) -> KeptResult:
         OSError: it cannot be read.
     """
     try:
-        found: object = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path} must hold the JSON of a replay, found something else: {error}") from error
     try:

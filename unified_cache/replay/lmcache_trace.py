@@ -145,13 +145,14 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[_T]", data: bytes | msgspec.Raw, 
 
 def _chunks(value: object) -> Iterator[bytes]:
     """Yield the hashes of the chunks that an argument names, in order, however deep they lie in it."""
-    if isinstance(value, dict):
-        held = value.get(_VALUE)
-        if value.get(_TAG) == _KEY_TAG and isinstance(held, dict) and isinstance(held.get(_HASH), bytes):
-            yield held[_HASH]
-        else:
-            for each in value.values():
-                yield from _chunks(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _chunks(each)
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += reversed(each)
+        elif isinstance(each, dict):
+            held = each.get(_VALUE)
+            if each.get(_TAG) == _KEY_TAG and isinstance(held, dict) and isinstance(held.get(_HASH), bytes):
+                yield held[_HASH]
+            else:
+                waiting += reversed(each.values())

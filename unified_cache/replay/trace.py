@@ -11,7 +11,6 @@ tokens, and its ids are any of 63 bits, which are numbered anew here, in the ord
 
 import gzip
 import io
-import json
 import math
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, TraceError
+from unified_cache.nesting import parse_json
 
 __all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "TraceRequest", "iterate_trace", "read_trace", "untold"]
 
@@ -200,8 +200,8 @@ def _unpacked(raw: io.BufferedReader, path: Path) -> io.BufferedIOBase:
 
 def _request_of(line: bytes, place: str) -> TraceRequest:
     try:
-        entry: object = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        entry = parse_json(line)
+    except ValueError as error:
         raise TraceError(f"{place}: expected a JSON object, found {_shown(line)} ({error})") from error
     if not isinstance(entry, dict):
         raise TraceError(f"{place}: expected a JSON object, found {_shown(line)}")

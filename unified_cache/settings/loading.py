@@ -6,7 +6,6 @@ it is that of this command alone, and wins. Variables are named alike: ``UNIFIED
 ``[guard]``.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from unified_cache.errors import ConfigError
+from unified_cache.nesting import parse_json
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import is_known
 from unified_cache.settings.names import (
@@ -191,10 +191,9 @@ def _read_text(text: str) -> object:
     """Return a table or a list that a variable has as JSON; other text as it is."""
     if text[:1] in ("{", "["):
         try:
-            value: object = json.loads(text)
+            return parse_json(text)
         except ValueError:
             return text  # such as an IPv6 address in brackets
-        return value
     return text
 
 

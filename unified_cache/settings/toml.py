@@ -9,6 +9,7 @@ from tomllib import TOMLDecodeError, loads
 from pydantic import BaseModel
 
 from unified_cache.errors import ConfigError
+from unified_cache.nesting import parse_toml
 
 __all__ = ["SettingPath", "TomlFile", "as_toml", "flattened", "quoted", "read_toml", "toml_literal"]
 
@@ -54,8 +55,8 @@ def read_toml(path: Path) -> TomlFile:
     except OSError as error:
         raise ConfigError(f"{path}: expected a file that can be read, found: {error.strerror}") from error
     try:
-        return TomlFile(path, loads(text), dict(_lines(text)))
-    except TOMLDecodeError as error:
+        return TomlFile(path, parse_toml(text), dict(_lines(text)))
+    except ValueError as error:
         found = _PLACE.search(str(error))
         line = f":{found[1]}" if found is not None and found[1] else f":{text.count(chr(10)) + 1}"
         reason = _PLACE.sub("", str(error)).strip()

@@ -251,6 +251,7 @@ def test_what_the_engines_leave_out_or_add_is_understood() -> None:
         msgspec.msgpack.encode([1.0, [{"type": "BlockMoved"}]]),
         msgspec.msgpack.encode([1.0, [["BlockRemoved", "no list"]]]),
         msgspec.msgpack.encode([1.0, [5]]),
+        b"\x92" + msgspec.msgpack.encode(1.0) + b"\x91" * 5_000,
         encoded(Consumer.VLLM, Encoding.MAPS)[:-1],
     ],
 )

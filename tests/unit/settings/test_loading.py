@@ -139,10 +139,18 @@ def test_a_size_is_written_alike_everywhere(text: str, model: type[Section], tmp
         ("a = [1,\n 2,\n", "a.toml:3: expected TOML"),
         ("limit = 1\nlimit = 2\n", "a.toml:2: expected TOML"),
         ('limit = """\n', "a.toml:2: expected TOML"),
+        (f"a = {'[' * 5_000}{']' * 5_000}\n", "more than 100 deep"),
+        (f"{'a.' * 5_000}a = 1\n", "more than 100 deep"),
     ],
 )
 def test_what_makes_no_sense_is_named_with_its_line(text: str, said: str, tmp_path: Path) -> None:
     assert said in refusal(tmp_path, text)
+
+
+def test_a_variable_of_lists_within_lists_without_end_is_text_that_is_no_value(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "", UNIFIED_CACHE_HOST_BYTES="[" * 5_000)
+    assert said.startswith("UNIFIED_CACHE_HOST_BYTES: host_bytes must be bytes as in 4096, 500MB or 4GiB, found '[[[[")
+    assert len(said) < 300
 
 
 def test_the_line_is_right_after_values_of_several_lines(tmp_path: Path) -> None:

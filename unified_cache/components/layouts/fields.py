@@ -1,12 +1,12 @@
 """Read a model's configuration field by field; what is missing or makes no sense is an error that names the field."""
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
 
 from unified_cache.errors import LayoutError
+from unified_cache.nesting import parse_json
 
 __all__ = ["CONFIG_BYTES_MAX", "COUNT_MAX", "LAYERS_MAX", "Fields", "read_config"]
 
@@ -214,8 +214,8 @@ def read_config(config: Mapping[str, object] | str | Path) -> Fields:
     if len(text) > CONFIG_BYTES_MAX:
         raise LayoutError(f"{path} must be a config.json of at most {CONFIG_BYTES_MAX} bytes, found more")
     try:
-        parsed: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(text)
+    except ValueError as error:
         raise LayoutError(f"{path} must be a JSON file, found something else: {error}") from error
     if not isinstance(parsed, dict):
         raise LayoutError(f"{path} must hold a JSON object, found {short(parsed)}")

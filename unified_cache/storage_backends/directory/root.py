@@ -13,6 +13,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from unified_cache.errors import ConfigError, StorageError
+from unified_cache.nesting import parse_json
 from unified_cache.storage_backends.directory.descriptors import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
@@ -302,8 +303,8 @@ def _read_marker(disk: Disk, root_fd: int) -> StoreFormat | None:
     """Return the format that the marker says, None where it says none."""
     fd = disk.open(_MARKER_NAME, READ_FLAGS, dir_fd=root_fd)
     try:
-        marker: object = json.loads(disk.read(fd, _MARKER_BYTES_MAX))
-    except (ValueError, RecursionError):
+        marker = parse_json(disk.read(fd, _MARKER_BYTES_MAX))
+    except ValueError:
         return None
     finally:
         close_quietly(disk, fd)

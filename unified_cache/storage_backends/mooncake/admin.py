@@ -1,11 +1,11 @@
 """The HTTP side of a Mooncake master: whether it serves, what nodes it counts on, and which keys there are."""
 
 import http.client
-import json
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from unified_cache.errors import StorageError
+from unified_cache.nesting import parse_json
 from unified_cache.storage_backends.mooncake.hosts import KNOCK_TIMEOUT_S, knock
 
 __all__ = ["MasterAdmin"]
@@ -43,7 +43,7 @@ class MasterAdmin:
     def is_serving(self) -> bool:
         """Tell whether the master says that it serves; one that does not answer does not."""
         try:
-            answer: object = json.loads(self._ask("/health", KNOCK_TIMEOUT_S, _text))
+            answer = parse_json(self._ask("/health", KNOCK_TIMEOUT_S, _text))
         except (StorageError, ValueError):
             return False
         return isinstance(answer, dict) and answer.get("service_ready") is True
