@@ -167,6 +167,20 @@ TREE_MUTANTS = [
         "needed[:] = False\n        needed[max(window(resumed, span) - start, 0) : max(resumed - start, 0)] = True",
     ),
     Mutant(
+        "a split leaves the last window at the place of what was cut off before it",
+        "tree/eviction_queues.py",
+        "            if rank == queued_rank and place == queued_place:\n",
+        "            if rank == queued_rank:\n",
+        tests=("tests/unit/core/test_eviction.py",),
+    ),
+    Mutant(
+        "of windows touched together the last one goes before those of another cell",
+        "tree/adaptive_queues.py",
+        "return node.stamps[lane] + self.place_of(node, lane) / START_MAX, NEVER",
+        "return node.stamps[lane], NEVER",
+        tests=("tests/unit/core/test_eviction.py",),
+    ),
+    Mutant(
         "a demoted page keeps its old place",
         "tree/eviction_queues.py",
         "history.demoted = self.clock",

@@ -40,7 +40,7 @@ _columns = attrgetter(
     "start", "end", "held_count", "locks", "last_hole", "slots", "full_children", "queued", "partial_locks"
 )
 _more_columns = attrgetter("in_flight", "parent", "key", "dead")
-_third = itemgetter(2)
+_node = itemgetter(3)
 
 
 class Claim(NamedTuple):
@@ -209,11 +209,11 @@ class Audit:
         for line, queue in enumerate(queues._queues):
             if not queue:
                 continue
-            found = list(map(number_of, map(_third, queue)))
+            found = list(map(number_of, map(_node, queue)))
             alive = [number + line * nodes_count for number in found if number is not None]
             dead[line % self._lanes] += len(found) - len(alive)
             if len(alive) < len(found):
-                assert len(set(map(_third, queue))) == len(queue), "a node stands twice in one queue"
+                assert len(set(map(_node, queue))) == len(queue), "a node stands twice in one queue"
             standing += alive
         lines = len(queues._queues)
         times = np.bincount(np.array(standing, np.int64), minlength=lines * nodes_count).reshape(lines, -1)

@@ -30,6 +30,8 @@ WEIGH_REQUESTS = 4
 """Requests after which windows and states are weighed anew: where sessions resume is learned with every request."""
 _FIRST = len(Queue)
 """First queue of a lane that is a cell's."""
+START_MAX = 1 << 24
+"""More than the pages of a prompt: of windows of equal stamp, in whatever cells, that goes first which begins first."""
 YOUNG_MAX = 16
 """Nodes of each cell, the youngest, that are known as such."""
 
@@ -166,7 +168,7 @@ class AdaptiveQueues(EvictionQueues):
             self._enqueue(node, lane, queue_id)
         ends = self._ends[lane]
         queue = self._queues[queue_id]
-        if queue and queue[0][2] is node:
+        if queue and queue[0][3] is node:
             ends.noted[cell] = node
         young = self._young.get(queue_id)
         if young is None:
@@ -182,7 +184,7 @@ class AdaptiveQueues(EvictionQueues):
         """Put a node into a queue in which it is not."""
         self._enter(node, lane, queue_id)
         self._sequence += 1
-        heappush(self._queues[queue_id], (node.stamps[lane], self._sequence, node))
+        heappush(self._queues[queue_id], (node.stamps[lane], self.place_of(node, lane), self._sequence, node))
 
     def _enter(self, node: Node, lane: int, queue_id: int) -> None:
         if node.queued:
@@ -311,16 +313,17 @@ class AdaptiveQueues(EvictionQueues):
         queue_id = self._first_cell_queue + cell * self._lanes_count + lane
         queue = self._queues[queue_id]
         while queue:
-            queued_stamp, _, node = queue[0]
+            queued_stamp, queued_place, _, node = queue[0]
             if not self._goes_from(node, cell, lane):
                 heappop(queue)
                 self._leave(node, lane, queue_id)
                 continue
             stamp = node.stamps[lane]
-            if stamp == queued_stamp:
+            place = node.start if lane % self._components_count else 0
+            if stamp == queued_stamp and place == queued_place:
                 return node
             self._sequence += 1
-            heapreplace(queue, (stamp, self._sequence, node))
+            heapreplace(queue, (stamp, place, self._sequence, node))
         return None
 
     def _youngest(self, cell: int, lane: int) -> Node | None:
@@ -355,7 +358,7 @@ class AdaptiveQueues(EvictionQueues):
     def _standing(self, node: Node, lane: int) -> tuple[float, int]:
         """Return what a node of a lane is worth, and the request from which on it may be worth something else."""
         if not self._by_forecast[lane]:
-            return node.stamps[lane], NEVER
+            return node.stamps[lane] + self.place_of(node, lane) / START_MAX, NEVER
         component = lane % self._components_count
         if not component:
             return self.forecast.standing(node.cell, node.request)
@@ -381,7 +384,7 @@ class AdaptiveQueues(EvictionQueues):
             queue_id = queued.bit_length() - 1
             queued ^= 1 << queue_id
             queue = self._queues[queue_id]
-            if queue_id % self._lanes_count == lane and queue[0][2] is node:
+            if queue_id % self._lanes_count == lane and queue[0][3] is node:
                 heappop(queue)
                 self._leave(node, lane, queue_id)
         if self._is_adaptive[lane]:

@@ -4,6 +4,10 @@ A heap with lazy ranks: touching a node only writes its stamp; the queue finds o
 puts it back in its place. So a touch costs nothing, a split keeps its place, and a victim costs O(log n). This needs
 that a rank never falls, which every policy promises (see policy).
 
+Of windows of equal rank, as one request's have, that goes first which begins first in its prompt: the last one, from
+which the prompt is resumed, goes last. Where a node begins never falls either; a split moves it back. Of Full no two
+nodes of a request can be evicted at a time, and others of equal rank go in the order in which they were queued.
+
 A node stands in a lane's queue while something of it could be evicted there. It is offered again whenever
 that may have become true: a fill, an unlock, a split, the last Full child's going. What makes a node go earlier or
 later than its rank says is another queue of the same lane, see ``Queue``; who moves a node to another queue offers it
@@ -92,8 +96,10 @@ class EvictionQueues:
         self._ages = Ages(eviction.ttl_s, time) if eviction.ttl_s is not None and not all_lru else None
         """None without a time to live, and where every lane is lru, which evicts by age already."""
         self._biased = bool(self._priority_lanes) or self._ages is not None
-        self._queues: list[list[tuple[Rank, int, Node]]] = [[] for _ in range((len(Queue) + cells_count) * len(lanes))]
-        """Heaps of (rank, sequence, node), by queue id."""
+        self._queues: list[list[tuple[Rank, int, int, Node]]] = [
+            [] for _ in range((len(Queue) + cells_count) * len(lanes))
+        ]
+        """Heaps of (rank, ``place_of``, sequence, node), by queue id."""
         ordered = (Queue.OPEN, Queue.PROTECTED, Queue.PREFERRED)
         self._ordered = [tuple(queue * len(lanes) + lane for queue in ordered) for lane in range(len(lanes))]
         """By lane: ids of its queues but the aged, in the order in which they are emptied."""
@@ -216,19 +222,25 @@ class EvictionQueues:
             return node.stamps[lane]
         return policy.rank(self.history(node, lane), node.stamps[lane])
 
+    def place_of(self, node: Node, lane: int) -> int:
+        """Return by what nodes of equal rank go: of windows the page at which they begin, of Full nothing."""
+        return node.start if lane % self._components_count else 0
+
     def offer(self, node: Node, lane: int) -> None:
         """Queue ``node`` in ``lane`` if it is evictable there and not queued yet."""
         if node.history is None:
             if not node.queued >> lane & 1 and node.held_count[lane] and self.evictable(node, lane):
                 node.queued |= 1 << lane
                 self._sequence += 1
-                heappush(self._queues[lane], (node.stamps[lane], self._sequence, node))
+                place = node.start if lane % self._components_count else 0
+                heappush(self._queues[lane], (node.stamps[lane], place, self._sequence, node))
         elif self.evictable(node, lane):
             for queue_id in self.queue_ids(node, lane):
                 if not node.queued >> queue_id & 1:
                     self._enter(node, lane, queue_id)
                     self._sequence += 1
-                    heappush(self._queues[queue_id], (self.rank(node, queue_id), self._sequence, node))
+                    rank, place = self.rank(node, queue_id), self.place_of(node, lane)
+                    heappush(self._queues[queue_id], (rank, place, self._sequence, node))
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
@@ -273,13 +285,13 @@ class EvictionQueues:
                 continue
             left = [
                 node
-                for _, _, node in queue
+                for _, _, _, node in queue
                 if node.dead or (node.queued & places != place and not self._belongs(node, lane, queue_id))
             ]
             if left:
                 for node in left:
                     self._leave(node, lane, queue_id)
-                queue[:] = [entry for entry in queue if entry[2].queued & place]
+                queue[:] = [entry for entry in queue if entry[3].queued & place]
                 heapify(queue)
 
     def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
@@ -304,7 +316,7 @@ class EvictionQueues:
         """Take the next victim of ``lane`` out of every queue that it heads, until it is offered again."""
         for queue_id in (*self._ordered[lane], Queue.AGED * self._lanes_count + lane):
             queue = self._queues[queue_id]
-            if queue and queue[0][2] is node:
+            if queue and queue[0][3] is node:
                 heappop(queue)
                 self._leave(node, lane, queue_id)
 
@@ -329,16 +341,17 @@ class EvictionQueues:
         queue = self._queues[queue_id]
         lru = not self.tracked[lane]
         while queue:
-            queued_rank, _, node = queue[0]
+            queued_rank, queued_place, _, node = queue[0]
             if not self.evictable(node, lane) or not self._belongs(node, lane, queue_id):
                 heappop(queue)
                 self._leave(node, lane, queue_id)
                 continue
             rank = node.stamps[lane] if lru else self.rank(node, queue_id)
-            if rank == queued_rank:
+            place = node.start if lane % self._components_count else 0
+            if rank == queued_rank and place == queued_place:
                 return node
             self._sequence += 1
-            heapreplace(queue, (rank, self._sequence, node))
+            heapreplace(queue, (rank, place, self._sequence, node))
         return None
 
     @property
@@ -348,7 +361,7 @@ class EvictionQueues:
 
     def entries(self, queue_id: int) -> Iterator[tuple[Node, Rank]]:
         """Yield the nodes of a queue, dead ones too, with the ranks they are queued under; for ``check``."""
-        return ((node, rank) for rank, _, node in self._queues[queue_id])
+        return ((node, rank) for rank, _, _, node in self._queues[queue_id])
 
     def places_count(self, node: Node, lane: int) -> int:
         """Return in how many queues of a lane a node stands, the aged left out: one is not stale; for ``check``."""

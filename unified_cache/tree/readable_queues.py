@@ -80,20 +80,21 @@ class ReadableQueues(AdaptiveQueues):
         Entries whose queued rank is above the least present one cannot come before it: a rank never falls.
         """
         queue_id = queue * self._lanes_count + lane
-        entries: Sequence[tuple[Rank, int, Node]] = self._queues[queue_id]
+        entries: Sequence[tuple[Rank, int, int, Node]] = self._queues[queue_id]
         found: Node | None = None
-        least: tuple[Rank, bool] = (0, False)
-        """Rank of what was found, and whether it would have to be put back, behind those of equal rank."""
-        frontier = [(entries[0][0], entries[0][1], 0)] if entries else []
+        least: tuple[Rank, int, bool] = (0, 0, False)
+        """Rank and place of what was found, and whether it would have to be put back, behind its equals."""
+        frontier = [(*entries[0][:3], 0)] if entries else []
         while frontier:
-            rank, _, place = heappop(frontier)
-            if found is not None and least[0] < rank:
+            rank, place, _, number = heappop(frontier)
+            if found is not None and least[:2] < (rank, place):
                 break
-            node = entries[place][2]
+            node = entries[number][3]
             if self.evictable(node, lane) and self._belongs(node, lane, queue_id):
-                present = node.stamps[lane]
-                if found is None or (present, present != rank) < least:
-                    found, least = node, (present, present != rank)
-            for below in range(2 * place + 1, min(2 * place + 3, len(entries))):
-                heappush(frontier, (entries[below][0], entries[below][1], below))
+                present = (node.stamps[lane], self.place_of(node, lane))
+                standing = (*present, present != (rank, place))
+                if found is None or standing < least:
+                    found, least = node, standing
+            for below in range(2 * number + 1, min(2 * number + 3, len(entries))):
+                heappush(frontier, (*entries[below][:3], below))
         return found

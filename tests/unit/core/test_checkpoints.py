@@ -90,6 +90,18 @@ def test_a_window_is_left_at_branches_too() -> None:
     assert serve(toy, 1, 2, 3, 9) == 3
 
 
+@pytest.mark.parametrize("window_pages", [2, 4])
+def test_one_page_evicted_of_the_windows_of_a_tail_leaves_an_end_to_resume_from(window_pages: int) -> None:
+    toy = engine(SlidingWindow(window_pages * PAGE, PAGE, (PoolSpec("swa", 32),)))
+    toy.cache.config = CacheConfig((32, 8), (0, 0), retention=Retention(tail_tokens=PAGE + 1))
+    contents = range(1, 17)
+    assert serve(toy, *contents) == 0
+    assert toy.cache.stats().occupancy[1].evictable == window_pages + 1
+    assert toy.cache.allocate([np.ones(8 - window_pages, np.bool_)] * 2) is not None, "one page more than are free"
+    assert toy.cache.stats().occupancy[1].evictable == window_pages
+    assert toy.cache.match(toy.cache.prompt(tokens(*contents))).device_end == 16
+
+
 def test_without_branches_every_visitor_pays_again() -> None:
     toy = engine(STATE)
     toy.cache.config = CacheConfig((32, 8), (0, 0), retention=Retention(branches=False))

@@ -375,6 +375,64 @@ def test_ages_know_nothing_before_the_first_touch() -> None:
     assert Ages(1.0, ManualClock(1000.0)).expired() == 0
 
 
+# ---- pages of one touch -------------------------------------------------------------------------------------
+
+WINDOW = (SPAN_ALL, 2)
+
+
+@pytest.mark.parametrize("kind", EvictionPolicy)
+def test_of_windows_touched_together_the_last_of_the_prompt_goes_last(kind: EvictionPolicy) -> None:
+    toy = Toy(kind, spans=WINDOW)
+    toy.insert(*range(1, 17))
+    assert toy.evict(16, component=1) == list(range(1, 17))
+
+
+@pytest.mark.parametrize("kind", EvictionPolicy)
+def test_a_prompt_is_resumed_at_its_end_until_its_last_window_goes(kind: EvictionPolicy) -> None:
+    toy = Toy(kind, spans=WINDOW)
+    toy.insert(*range(1, 17))
+    ends = [toy.tree.peek(Prompt.of(range(1, 17), 1)).device_end for _ in range(14) if toy.evict(1, component=1)]
+    assert ends == [16] * 14
+
+
+@pytest.mark.parametrize("kind", EvictionPolicy)
+@pytest.mark.parametrize("again", ["insert", "match", "split", "unlock"])
+def test_windows_keep_the_order_of_the_prompt_however_they_were_touched(kind: EvictionPolicy, again: str) -> None:
+    toy = Toy(kind, spans=WINDOW)
+    prompt = Prompt.of(range(1, 17), 1)
+    toy.insert(*range(1, 17))
+    if again == "insert":
+        toy.insert(*range(1, 20))
+        toy.insert(*range(1, 17))
+    elif again == "match":
+        assert toy.tree.match(prompt).device_end == 16
+    elif again == "split":
+        toy.insert(*range(1, 9), 50, 51)
+        assert toy.tree.match(prompt).device_end == 16
+    else:
+        toy.tree.unlock(toy.tree.lock(toy.tree.match(prompt), 16, Tier.DEVICE))
+    gone = [page for page in toy.evict(14, component=1) if page <= 16]
+    assert gone == sorted(gone)
+    assert toy.tree.match(prompt).device_end == 16
+
+
+def test_windows_of_a_session_go_in_order_while_adaptive_has_no_forecast() -> None:
+    toy = Toy(EvictionPolicy.ADAPTIVE, spans=WINDOW)
+    prompt = Prompt.of(range(1, 17), 1, session="one")
+    visit = toy.tree.use(toy.tree.match(prompt), 0)
+    assert visit is not None
+    toy.tree.insert(prompt, 0, [np.arange(1, 17, dtype=np.int32)] * 2, Tier.DEVICE, 0, visit)
+    assert toy.evict(16, component=1) == list(range(1, 17))
+
+
+def test_windows_of_one_touch_go_in_order_beside_those_of_older_ones() -> None:
+    toy = Toy(spans=WINDOW)
+    toy.insert(*range(1, 9))
+    toy.insert(*range(21, 29))
+    assert toy.tree.match(Prompt.of(range(1, 9), 1)).device_end == 8
+    assert toy.evict(16, component=1) == [21, 22, 23, 24, 25, 26, 27, 28, *range(1, 9)]
+
+
 # ---- policies by themselves ----------------------------------------------------------------------------------
 
 
