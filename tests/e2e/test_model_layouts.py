@@ -32,7 +32,13 @@ def serve_and_back_up(toy: ToyEngine, prompt: Prompt) -> None:
 
 @pytest.mark.parametrize(
     ("preset", "page_size"),
-    [("deepseek-v4-flash", 256), ("gpt-oss-20b", 64), ("llama-3.1-8b", 16), ("nemotron-3-nano-30b-a3b", 64)],
+    [
+        ("deepseek-v4-flash", 256),
+        ("deepseek-v4.1-flash", 256),
+        ("gpt-oss-20b", 64),
+        ("llama-3.1-8b", 16),
+        ("nemotron-3-nano-30b-a3b", 64),
+    ],
 )
 @pytest.mark.parametrize("url", ["memory:", "file:{}"])
 def test_a_models_prefix_comes_back_whole_from_every_tier(

@@ -37,6 +37,7 @@ def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> Non
     assert said.status == 0, said.err
     assert "of each device" in said.out.splitlines()[0]
     assert "1 combinations replayed" in said.out
+    assert "draft (MTP) layers are left out, num_nextn_predict_layers says 1" in said.out
     found = json.loads(file.read_text(encoding="utf-8"))
     assert (found["command"], found["format"], found["complete"]) == ("plan", 1, True)
     assert len(found["combinations"]) == 10

@@ -112,7 +112,7 @@ def layout_as_json(sized: SizedLayout) -> dict[str, object]:
     page_size = sized.layout.page_size
     return {
         "architecture": sized.architecture,
-        "notes": list(sized.notes),
+        "notes": [*sized.notes, *sized.left_out],
         "page_size": page_size,
         "window_tokens": sized.window_tokens,
         "pools": [
@@ -155,6 +155,8 @@ def print_layout(stream: TextIO, sized: SizedLayout) -> None:
     console.print_line(title, style="bold")
     for note in sized.notes:
         console.print_line(f"note: {note}")
+    for note in sized.left_out:
+        console.print(f"note: {note}")
     console.print(_pools(sized))
     console.print(_components(sized))
     console.print(_cost(sized))

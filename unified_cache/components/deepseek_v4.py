@@ -1,4 +1,4 @@
-"""DeepSeek-V4 as pools: what each layer keeps, in bytes per page, and which component it follows.
+"""DeepSeek-V4 and V4.1 as pools: what each layer keeps, in bytes per page, and which component it follows.
 
     component  pool                          layers      rows per page
     Full       kv                            none        none: a logical anchor, slots without bytes
@@ -13,6 +13,20 @@
 The state of the ratio-128 compressor belongs to a request and is never cached: a page is a multiple of 128 tokens,
 so no group of 128 is pending at a page boundary. Names and formats as SGLang 0.5.23 has them
 (``deepseek_v4_memory_pool.py``, ``dsv4/kv_layout.py``).
+
+V4.1 has ratios 0, 1 and 2. Of its compressed layers a few, the *sources*, keep rows and the keys of the indexer, each
+for itself and for the layers up to the next; no state is cached, since a page is a multiple of 2 tokens:
+
+    component  pool                          layers      rows per page
+    Full       kv                            none        none
+               deepseek_v4_c1                sources     page_size
+               deepseek_v4_c1_indexer        sources     page_size; fp4 always
+               deepseek_v4_c1_indexer_scale  sources     page_size; only where scales lie apart
+               deepseek_v4_c2, and so on     sources     page_size / 2
+    SWA        swa                           all         page_size
+
+Names and formats as SGLang has them (#38954, ``hicache_storage.PoolName``), where windows are paged. Where it keeps
+them by request, and computes the last window anew after a hit ("bounded replay"), they are no part of its cache.
 """
 
 from collections import Counter
@@ -30,6 +44,8 @@ __all__ = [
     "PAGE_SIZE",
     "RATIO_CSA",
     "RATIO_HCA",
+    "RATIO_LATENT",
+    "RATIO_PAIR",
     "RATIO_SWA",
     "ROW_FORMATS",
     "DeepSeekV4",
@@ -46,6 +62,10 @@ RATIO_CSA = 4
 """Compressed sparse attention: one row per 4 tokens, chosen by an indexer."""
 RATIO_HCA = 128
 """Heavily compressed attention: one row per 128 tokens."""
+RATIO_LATENT = 1
+"""V4.1: one row per token, chosen by an indexer."""
+RATIO_PAIR = 2
+"""V4.1: one row per 2 tokens, chosen by an indexer."""
 
 HEAD_DIM = 512
 """448 values without and 64 with rotary position; the row formats below are made for it."""
@@ -64,8 +84,17 @@ _POOLS_OF_RATIO: Mapping[int, tuple[str, ...]] = {
         "deepseek_v4_c4_indexer_state",
     ),
     RATIO_HCA: ("deepseek_v4_c128", "swa"),
+    RATIO_LATENT: ("deepseek_v4_c1", "deepseek_v4_c1_indexer", "deepseek_v4_c1_indexer_scale", "swa"),
+    RATIO_PAIR: ("deepseek_v4_c2", "deepseek_v4_c2_indexer", "deepseek_v4_c2_indexer_scale", "swa"),
 }
-"""Pools that a layer keeps state in; the table above, by layer."""
+"""Pools that a layer keeps state in; the tables above, by layer. Of V4.1 a source; others have their windows alone."""
+
+_V4_RATIOS = frozenset({RATIO_SWA, RATIO_CSA, RATIO_HCA})
+_V41_RATIOS = frozenset({RATIO_SWA, RATIO_LATENT, RATIO_PAIR})
+
+_INDEXER = "_indexer"
+_SCALE = "_indexer_scale"
+"""Parts of the names of pools of the indexer, and of its scales."""
 
 _STATE_ROW_VALUES = 4
 """Rows of the head dimension in one row of ratio-4 compressor state: kv and score of two overlapping groups."""
@@ -123,7 +152,7 @@ INDEXER_FP4_APART = IndexerFormat(values_per_byte=2, scale_apart=True)
 
 @dataclass(frozen=True, slots=True)
 class DeepSeekV4:
-    """Layers of a DeepSeek-V4 model and the formats an engine keeps them in."""
+    """Layers of a DeepSeek-V4 or V4.1 model and the formats an engine keeps them in."""
 
     compress_ratios: tuple[int, ...]
     """Compression ratio of every decoder layer; a draft (MTP) layer's entry does not belong here."""
@@ -136,13 +165,19 @@ class DeepSeekV4:
     """fp32; 2 for bf16."""
     ring_rows: int = 8
     """Rows of compressor state per page of the sliding window; 16 with speculative decoding."""
+    source_layers: tuple[int, ...] = ()
+    """Of V4.1: layers that keep rows and keys for themselves and those up to the next; ascending."""
+    index_layers: tuple[int, ...] = ()
+    """Of V4.1: layers that run an indexer, the sources among them, over the keys of the last source."""
 
     def __post_init__(self) -> None:
-        strange = sorted({ratio for ratio in self.compress_ratios if ratio not in _POOLS_OF_RATIO})
-        if strange:
-            raise LayoutError(f"compress_ratios must be among {tuple(_POOLS_OF_RATIO)}, found {strange}")
+        ratios = frozenset(self.compress_ratios)
+        if not (ratios <= _V4_RATIOS or ratios <= _V41_RATIOS):
+            expected = f"among {sorted(_V4_RATIOS)} of V4 or {sorted(_V41_RATIOS)} of V4.1"
+            raise LayoutError(f"compress_ratios must be {expected}, found {sorted(ratios)}")
         if not any(self.compress_ratios):
-            raise LayoutError("compress_ratios must name a compressed layer (4 or 128), found none")
+            raise LayoutError("compress_ratios must name a compressed layer, found none")
+        self._check_sources()
         if self.rows not in ROW_FORMATS:
             raise LayoutError(f"rows must be one of {sorted(ROW_FORMATS)}, found {self.rows!r}")
         if self.state_value_bytes not in (2, 4):
@@ -150,28 +185,85 @@ class DeepSeekV4:
         if self.index_head_dim <= 0 or self.index_head_dim % self.indexer.values_per_byte:
             raise LayoutError(f"index_head_dim must be positive and fill whole bytes, found {self.index_head_dim}")
 
+    @property
+    def has_sources(self) -> bool:
+        """Whether it is of V4.1, where few layers keep rows for all."""
+        return not _V4_RATIOS.issuperset(self.compress_ratios)
+
+    def _check_sources(self) -> None:
+        """Check that every compressed layer of V4.1 has a source of its ratio, and that no layer of V4 needs one."""
+        if not self.has_sources:
+            if self.source_layers or self.index_layers:
+                raise LayoutError(f"ratios of V4 have no source_layers, found {self.source_layers}")
+            return
+        if self.indexer.values_per_byte != INDEXER_FP4.values_per_byte:
+            raise LayoutError("indexer of the ratios 1 and 2 must be fp4, found fp8")
+        for name, layers in (("source_layers", self.source_layers), ("index_layers", self.index_layers)):
+            if list(layers) != sorted({layer for layer in layers if 0 <= layer < len(self.compress_ratios)}):
+                raise LayoutError(f"{name} must be ascending layers of {len(self.compress_ratios)}, found {layers}")
+        if not set(self.source_layers) <= set(self.index_layers):
+            raise LayoutError(f"index_layers must contain the source_layers {self.source_layers}")
+        for layer, ratio in enumerate(self.compress_ratios):
+            source = self._source_of(layer)
+            if ratio and (source is None or self.compress_ratios[source] != ratio):
+                raise LayoutError(f"layer {layer} of ratio {ratio} must have a source layer of it, found {source}")
+            if not ratio and layer in self.index_layers:
+                raise LayoutError(f"index_layers must be of ratio 1 or 2, found layer {layer} of ratio 0")
+
+    def _source_of(self, layer: int) -> int | None:
+        return max((source for source in self.source_layers if source <= layer), default=None)
+
     def check_page_size(self, page_size: int) -> None:
         """Check the rules that make a page boundary a place where nothing is pending.
 
         Raises:
             LayoutError: a compression group or a ring would straddle two pages, or a page would not hold windows.
         """
-        for name, value in (("ratio", RATIO_HCA), ("window", self.window_tokens), ("ring_rows", self.ring_rows)):
+        multiples = [("ratio", RATIO_PAIR if self.has_sources else RATIO_HCA), ("window", self.window_tokens)]
+        if not self.has_sources:
+            multiples.append(("ring_rows", self.ring_rows))
+        for name, value in multiples:
             if page_size <= 0 or value <= 0 or page_size % value:
                 raise LayoutError(f"page_size must be a multiple of the {name} {value}, found {page_size}")
-        if self.ring_rows % RATIO_CSA:
+        if not self.has_sources and self.ring_rows % RATIO_CSA:
             raise LayoutError(f"ring_rows must be a multiple of the ratio {RATIO_CSA}, found {self.ring_rows}")
 
     def layers_mapping(self) -> tuple[tuple[LayerPlace, ...], ...]:
-        """Return the pools of each layer, as ``ModelLayout`` has them."""
-        absent = set() if self.indexer.scale_apart else {"deepseek_v4_c4_indexer_scale"}
-        return place_layers(
-            [pool for pool in _POOLS_OF_RATIO[ratio] if pool not in absent] for ratio in self.compress_ratios
+        """Return the pools of each layer, as ``ModelLayout`` has them; a layer of V4.1 has its source's places, too."""
+        kept = [
+            [
+                pool
+                for pool in _POOLS_OF_RATIO[ratio]
+                if (self.indexer.scale_apart or not pool.endswith(_SCALE))
+                and (pool == "swa" or not self.has_sources or layer in self.source_layers)
+            ]
+            for layer, ratio in enumerate(self.compress_ratios)
+        ]
+        places = place_layers(kept)
+        return tuple(self._borrowed(layer, places) + own for layer, own in enumerate(places))
+
+    def _borrowed(self, layer: int, places: tuple[tuple[LayerPlace, ...], ...]) -> tuple[LayerPlace, ...]:
+        """Return the places of its source that a layer reads: its rows, and where it has an indexer the keys."""
+        source = self._source_of(layer) if self.compress_ratios[layer] else None
+        if source is None or source == layer:
+            return ()
+        return tuple(
+            place
+            for place in places[source]
+            if place.pool != "swa" and (layer in self.index_layers or _INDEXER not in place.pool)
         )
 
     def layer_page_bytes(self, page_size: int) -> Mapping[str, int]:
         """Return the bytes of one page of one layer in each pool, by name, anchors first."""
         window_rows, compressed_rows = ROW_FORMATS[self.rows]
+        if self.has_sources:
+            sizes = {"kv": 0}
+            for ratio in (RATIO_LATENT, RATIO_PAIR):
+                rows, (name, indexer, scale, _) = page_size // ratio, _POOLS_OF_RATIO[ratio]
+                sizes[name] = compressed_rows.page_bytes(rows)
+                sizes[indexer] = rows * self.indexer.key_bytes(self.index_head_dim)
+                sizes[scale] = rows * INDEXER_SCALE_BYTES
+            return {**sizes, "swa": window_rows.page_bytes(page_size)}
         csa_rows = page_size // RATIO_CSA
         state_row_bytes = _STATE_ROW_VALUES * self.state_value_bytes
         return {
@@ -193,7 +285,7 @@ class DeepSeekV4:
         """
         self.check_page_size(page_size)
         mapping = self.layers_mapping()
-        layers = Counter(place.pool for layer in mapping for place in layer)
+        layers = Counter(place.pool for place in {place for layer in mapping for place in layer})
         specs = {
             name: PoolSpec(name, layers[name] * page_bytes, replicated=True)
             for name, page_bytes in self.layer_page_bytes(page_size).items()

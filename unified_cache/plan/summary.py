@@ -45,6 +45,7 @@ def plan_notes(result: PlanResult) -> list[str]:
             f"{len(result.checked)} combinations replayed: the plan is off by {worst * 100:.2f} points at most"
             + (", beyond what it left open" if result.told_by is not None else "")
         )
+    lines += result.model.sized.left_out
     if not result.is_complete:
         lines.append("interrupted: not all combinations were evaluated")
     return lines

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,10 +21,12 @@ from unified_cache.components.layouts import (
     size_hf_config,
     size_preset,
 )
+from unified_cache.components.layouts.hf_config import DRAFT_LAYERS
 from unified_cache.components.layouts.presets import PRESET_ALIASES
 from unified_cache.errors import LayoutError
 from unified_cache.pool import HitPolicy, Identity, LayerPlace
 from unified_cache.seal import HEADER_BYTES
+from unified_cache.window import SPAN_ALL
 
 
 @dataclass(frozen=True)
@@ -210,9 +213,11 @@ def test_every_layer_of_a_preset_has_a_number_of_its_own_in_each_pool_that_it_ke
     text = inner if isinstance(inner, dict) else config
     assert len(sized.layout.layers_mapping) == text["num_hidden_layers"]
     numbers: dict[str, list[int]] = {pool.name: [] for pool in sized.layout.pools}
-    for layer in sized.layout.layers_mapping:
-        for pool, number in layer:
-            numbers[pool].append(number)
+    places = [place for layer in sized.layout.layers_mapping for place in layer]
+    if "kv_source_layer_ids" in text:
+        places = list(dict.fromkeys(places))  # its layers have the places of their sources, too
+    for pool, number in places:
+        numbers[pool].append(number)
     # Numbered in the order of the model, none left out: where an engine finds the tensor of a layer.
     assert numbers == {pool: list(range(layers)) for pool, layers in sized.layers.items()}
 
@@ -256,6 +261,108 @@ def test_layouts_that_differ_in_their_layers_alone_are_one_to_every_cache_and_st
     unknown = replace(known, layers_mapping=())
     assert known == unknown
     assert Identity("gpt-oss").digest(known) == Identity("gpt-oss").digest(unknown)
+
+
+def test_the_sources_of_deepseek_v4_1_keep_rows_and_keys_and_every_layer_a_window() -> None:
+    sized = size_preset("deepseek-v4.1-flash")
+    assert pool_bytes(sized) == {
+        "kv": 0,
+        "deepseek_v4_c1": 149_760,
+        "deepseek_v4_c1_indexer": 256 * 68,
+        "deepseek_v4_c2": 3 * 74_880,  # as SGLang's pages of 128 rows
+        "deepseek_v4_c2_indexer": 3 * 128 * 68,
+        "swa": 40 * 149_760,
+    }
+    assert [component.span for component in sized.layout.components] == [SPAN_ALL, 1]
+    fp4 = pool_bytes(size_preset("deepseek-v4.1-flash", dtype="v41_fp4"))
+    assert (fp4["deepseek_v4_c1"], fp4["swa"]) == (256 * 288, 40 * 256 * 528)
+
+
+def test_a_layer_of_deepseek_v4_1_has_the_rows_of_its_source_and_its_keys_where_it_has_an_indexer() -> None:
+    found = pools_by_layer("deepseek-v4.1-flash")
+    c1, c2 = (f"deepseek_v4_c{ratio}+deepseek_v4_c{ratio}_indexer+swa" for ratio in (1, 2))
+    assert [found[layer] for layer in (0, 2, 3, 8, 20, 24)] == ["swa", c2, "deepseek_v4_c2+swa", c2, c1, c1]
+    mapping = layout("deepseek-v4.1-flash").layers_mapping
+    assert [mapping[layer][0].number for layer in (2, 7, 8, 13, 14, 19, 20, 39)] == [0, 0, 1, 1, 2, 2, 0, 0]
+    assert mapping[24][:2] == mapping[20][:2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"kv_source_layer_ids": [8, 14, 20]}, "layer 2 of ratio 2 must have a source layer of it, found None"),
+        ({"kv_source_layer_ids": [2, 8, 14]}, "layer 20 of ratio 1 must have a source layer of it, found 14"),
+        ({"kv_source_layer_ids": [2, 14, 8, 20]}, "source_layers must be ascending"),
+        ({"kv_source_layer_ids": None}, "text_config.kv_source_layer_ids must be a list"),
+        ({"index_source_layer_ids": [2, 8, 20]}, "index_layers must contain the source_layers"),
+        ({"index_source_layer_ids": [0, 2, 8, 14, 20]}, "found layer 0 of ratio 0"),
+        ({"compress_ratios": [4] * 40}, "compress_ratios must hold nothing but"),
+        ({"num_nextn_predict_layers": 2}, "compress_ratios must have 40 or 42 entries"),
+    ],
+)
+def test_a_configuration_of_deepseek_v4_1_that_makes_no_sense_is_refused(
+    changed: dict[str, object], named: str
+) -> None:
+    config = preset_config("deepseek-v4.1-flash")
+    text = config["text_config"]
+    assert isinstance(text, dict)
+    with pytest.raises(LayoutError, match=named):
+        from_hf_config({**config, "text_config": {**text, **changed}})
+
+
+def test_the_text_model_of_deepseek_v4_1_is_read_alone_too() -> None:
+    text = preset_config("deepseek-v4.1-flash")["text_config"]
+    assert isinstance(text, dict)
+    assert from_hf_config({**text, "model_type": "deepseek_v41"}) == layout("deepseek-v4.1-flash")
+
+
+@pytest.mark.parametrize("page_size", [64, 129, 255])
+def test_a_page_of_deepseek_v4_1_holds_whole_pairs_and_windows(page_size: int) -> None:
+    with pytest.raises(LayoutError, match=r"page_size must be a multiple of the (ratio 2|window 128)"):
+        layout("deepseek-v4.1-flash", page_size=page_size)
+    assert layout("deepseek-v4.1-flash", page_size=128).page_size == 128
+
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 512,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize("name", DRAFT_LAYERS)
+def test_draft_layers_are_left_out_by_the_name_of_their_field_and_the_cost_of_one_is_said(name: str) -> None:
+    sized = size_hf_config({**LLAMA, name: 2})
+    assert sized.layout == from_hf_config(LLAMA)
+    (left_out,) = sized.left_out
+    assert left_out.startswith(f"draft (MTP) layers are left out, {name} says 2; ")
+    assert left_out.endswith(f"takes {2 * 2 * 64 * 2} bytes per token in kv")
+    assert not size_hf_config({**LLAMA, name: 0}).left_out
+    assert not size_hf_config({**LLAMA, name: 1, "use_mtp": False}).left_out
+    assert layout_as_json(sized)["notes"] == [left_out]
+
+
+def test_a_draft_layer_of_a_model_with_windows_is_told_in_each_kind_of_its_attention() -> None:
+    (left_out,) = size_preset("step-3.5-flash").left_out
+    assert "num_nextn_predict_layers says 3" in left_out
+    assert left_out.endswith("takes 4,096 bytes per token in kv or 4,096 bytes per token in swa")
+
+
+def test_draft_layers_warn_nobody() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_hf_config({**LLAMA, "num_nextn_predict_layers": 1})
+
+
+def test_without_head_dim_qwen3_moe_shares_the_hidden_size_out_among_its_heads() -> None:
+    config = {**LLAMA, "model_type": "qwen3_moe"}
+    for absent in (config, {**config, "head_dim": None}):
+        assert from_hf_config(absent) == from_hf_config({**config, "head_dim": 64})
+    with pytest.raises(LayoutError, match="head_dim must be a positive integer"):
+        from_hf_config({**config, "model_type": "qwen3", "head_dim": None})
 
 
 def test_the_entry_of_a_draft_layer_makes_no_layer() -> None:

@@ -2,9 +2,12 @@
 
 from unified_cache.components.deepseek_v4 import (
     HEAD_DIM,
+    INDEXER_FP4,
     PAGE_SIZE,
     RATIO_CSA,
     RATIO_HCA,
+    RATIO_LATENT,
+    RATIO_PAIR,
     RATIO_SWA,
     ROW_FORMATS,
     DeepSeekV4,
@@ -14,7 +17,7 @@ from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import DTYPE_BYTES, Choice, LayerBytes, SizedLayout, value_bytes
 from unified_cache.errors import LayoutError
 
-__all__ = ["deepseek_v4", "hy_v4", "indexed", "latent", "longcat"]
+__all__ = ["deepseek_v4", "deepseek_v41", "hy_v4", "indexed", "latent", "longcat"]
 
 DSA_PAGE_SIZE = 64
 """Tokens per page of the sparse-attention kernels of V3.2; model_overrides/deepseek_v2.py of SGLang 0.5.23."""
@@ -128,21 +131,31 @@ def compress_ratios(fields: Fields) -> tuple[int, ...]:
     return tuple(found[0])
 
 
-def deepseek_v4(fields: Fields, choice: Choice) -> SizedLayout:
-    """Read DeepseekV4Config. ``Choice.dtype`` names a row format; any fp8 stands for the default one."""
+def row_format(fields: Fields, choice: Choice) -> str:
+    """Return the row format that ``Choice.dtype`` names; any fp8 stands for the default one.
+
+    Raises:
+        LayoutError: it names another thing, or the heads are not those that the formats are made for.
+    """
     for name, expected in (("head_dim", HEAD_DIM), ("num_key_value_heads", 1), ("qk_rope_head_dim", 64)):
         if name in fields and fields.count(name) != expected:
             raise fields.error(name, f"{expected}, which the row formats are made for")
-    if "compress_rates" in fields:
-        rates = fields.inner("compress_rates")
-        for name in rates.values:
-            if not rates.holds(name, RATIO_OF_LAYER_TYPE.get(name)):
-                raise rates.error(name, f"one of {RATIO_OF_LAYER_TYPE}")
     rows = choice.dtype or "v4"
     if rows in DTYPE_BYTES and value_bytes(rows, "dtype") == 1:
         rows = "v4"
     if rows not in ROW_FORMATS:
         raise LayoutError(f"dtype of DeepSeek-V4 must be fp8 or one of {', '.join(ROW_FORMATS)}, found {rows!r}")
+    return rows
+
+
+def deepseek_v4(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read DeepseekV4Config."""
+    rows = row_format(fields, choice)
+    if "compress_rates" in fields:
+        rates = fields.inner("compress_rates")
+        for name in rates.values:
+            if not rates.holds(name, RATIO_OF_LAYER_TYPE.get(name)):
+                raise rates.error(name, f"one of {RATIO_OF_LAYER_TYPE}")
     model = DeepSeekV4(
         compress_ratios(fields),
         window_tokens=fields.count("sliding_window"),
@@ -151,3 +164,21 @@ def deepseek_v4(fields: Fields, choice: Choice) -> SizedLayout:
     )
     layout = model.layout(choice.page(PAGE_SIZE))
     return SizedLayout(fields.text("model_type"), layout, model.window_tokens)
+
+
+def deepseek_v41(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read DeepseekV41Config or its text model's: ratios 0, 1 and 2, of which few layers keep rows for all."""
+    rows = row_format(fields, choice)
+    layers = layer_count(fields)
+    fields.of_layers("compress_ratios", layers, fields.number("num_nextn_predict_layers", default=0))
+    ratios = fields.numbers("compress_ratios", (RATIO_SWA, RATIO_LATENT, RATIO_PAIR))[:layers]
+    model = DeepSeekV4(
+        tuple(ratios),
+        window_tokens=fields.count("sliding_window"),
+        index_head_dim=fields.count("index_head_dim"),
+        rows=rows,
+        indexer=INDEXER_FP4,
+        source_layers=tuple(fields.numbers("kv_source_layer_ids", range(layers))),
+        index_layers=tuple(fields.numbers("index_source_layer_ids", range(layers))),
+    )
+    return SizedLayout(fields.text("model_type"), model.layout(choice.page(PAGE_SIZE)), model.window_tokens)

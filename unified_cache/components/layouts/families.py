@@ -8,7 +8,7 @@ plain                         full attention alone                              
 windowed(...)                 full and sliding-window layers                      attention.py
 gemma4, llama4, mimo, step3p5 windows, with heads or chunks of their own          attention.py
 latent, longcat, indexed      one latent row per token (MLA), maybe an indexer    deepseek.py
-deepseek_v4                   windows and compressed rows                         deepseek.py
+deepseek_v4, deepseek_v41     windows and compressed rows                         deepseek.py
 decilm, looped, plamo3, ...   attention that differs by layer or by pass          listed.py
 delta_net, lightning, ...     recurrent state between or beside attention         recurrent.py
 """
@@ -36,7 +36,7 @@ from unified_cache.components.layouts.attention import (
     where_named,
     windowed,
 )
-from unified_cache.components.layouts.deepseek import deepseek_v4, hy_v4, indexed, latent, longcat
+from unified_cache.components.layouts.deepseek import deepseek_v4, deepseek_v41, hy_v4, indexed, latent, longcat
 from unified_cache.components.layouts.fields import Fields
 from unified_cache.components.layouts.listed import (
     chunked,
@@ -117,10 +117,10 @@ FAMILIES: tuple[Family, ...] = (
     Family(windowed(where_named), "ministral ministral3 mistral mixtral phi3 phi4mm phimoe starcoder2"),
     Family(
         windowed(last_layers),
-        "dots1 qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text qwen3_omni_moe_text qwen3_vl_moe_text "
+        "dots1 qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text qwen3_moe qwen3_omni_moe_text qwen3_vl_moe_text "
         "qwen3_vl_text",
     ),
-    Family(windowed(last_layers, needs_head_dim=True), "qwen3 qwen3_moe"),
+    Family(windowed(last_layers, needs_head_dim=True), "qwen3"),
     Family(windowed(periodic("global_attn_every_n_layers", 4)), "afmoe"),
     Family(windowed(periodic("sliding_window_pattern", 4)), "cohere2"),
     Family(windowed(after_dense, needs_head_dim=True), "cohere2_moe"),
@@ -154,6 +154,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(indexed, "axk2 deepseek_v32 glm_moe_dsa"),
     Family(hy_v4, "hy_v4"),
     Family(deepseek_v4, "deepseek_v4"),
+    Family(deepseek_v41, "deepseek_v41 deepseek_v41_text"),
     Family(delta_net, "qwen3_5_moe_text qwen3_5_text qwen3_next"),
     Family(olmo_hybrid, "olmo_hybrid"),
     Family(lightning, "minimax minimax_m1 minimax_text_01"),

@@ -20,6 +20,16 @@ __all__ = ["LayoutWarning", "from_hf_config", "size_hf_config"]
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where a multimodal model has the configuration of its text model; the first that is there."""
+DRAFT_LAYERS = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "mtp_num_layers",
+    "num_mtp_layers",
+    "num_mtp_modules",
+)
+"""Numbers of draft layers for speculative decoding: of DeepSeek, GLM and Step, of Qwen, of Megatron, of MiniMax."""
+ATTENTION_POOLS = frozenset({"kv", "swa"})
+"""Pools of layers of attention, as draft layers are."""
 NESTED_MAX = 3
 """Most configurations that are read within one another."""
 
@@ -63,10 +73,29 @@ def size_hf_config(
     choice = Choice(page_size, kept, _model_dtype(text, whole))
     known = text.with_values({"model_type": model_type}).with_synonyms(SYNONYMS)
     if model_type in RULES:
-        return RULES[model_type](known, choice)
-    check_decoder(whole)
-    sized = rule_of_fields(known)(known, choice)
-    return replace(sized, notes=(what_is_assumed(known, sized, (*RULES, *WRAPPERS)),))
+        sized = RULES[model_type](known, choice)
+    else:
+        check_decoder(whole)
+        sized = rule_of_fields(known)(known, choice)
+        sized = replace(sized, notes=(what_is_assumed(known, sized, (*RULES, *WRAPPERS)),))
+    return replace(sized, left_out=_left_out(text, sized))
+
+
+def _left_out(fields: Fields, sized: SizedLayout) -> tuple[str, ...]:
+    """Say of each kind of draft layers in a configuration that the layout has none, and what one costs of each kind."""
+    page_size = sized.layout.page_size
+    costs = [
+        f"{pool.page_bytes / page_size / sized.layers[pool.name]:,.0f} bytes per token in {pool.name}"
+        for pool in sized.layout.pools
+        if pool.name in ATTENTION_POOLS and pool.page_bytes and sized.layers[pool.name]
+    ]
+    notes: list[str] = []
+    for name in DRAFT_LAYERS:
+        count = fields.values.get(name)
+        if type(count) is int and count > 0 and fields.values.get("use_mtp") is not False:
+            cost = f"; one like the model's own takes {' or '.join(costs)}" if costs else ""
+            notes.append(f"draft (MTP) layers are left out, {name} says {count}{cost}")
+    return tuple(notes)
 
 
 def _text_model(whole: Fields) -> tuple[Fields, str]:

@@ -178,6 +178,8 @@ class SizedLayout:
     """Tokens that sliding-window layers keep; None where there are none."""
     notes: tuple[str, ...] = ()
     """What was assumed of an architecture that is not known, in sentences for people."""
+    left_out: tuple[str, ...] = ()
+    """Layers of the configuration that the layout has not, draft (MTP) layers, in sentences for people."""
 
     @property
     def layers(self) -> Mapping[str, int]:
