@@ -99,9 +99,22 @@ def _operations(stats: Stats) -> Samples:
             ("done", counts.done),
             ("failed", counts.failed),
             ("cancelled", counts.cancelled),
+            ("partial", counts.partial),
             ("declined", counts.declined),
         ):
             yield (kind.value, outcome), count
+
+
+def _backup_pages(stats: Stats) -> Samples:
+    yield ("arrived",), stats.backups.arrived_pages
+    yield ("already",), stats.backups.already_pages
+    for reason, pages in stats.backups.lost_pages.items():
+        yield (f"lost_{reason.value}",), pages
+
+
+def _waiting_backups(stats: Stats) -> Samples:
+    yield ("prompts",), stats.backups.waiting_prompts
+    yield ("pages",), stats.backups.waiting_pages
 
 
 def _moved_bytes(stats: Stats) -> Samples:
@@ -162,6 +175,20 @@ METRICS = (
     ),
     DescribedMetric(
         CounterMetricFamily, "operations", "Transfers by kind and outcome.", ("kind", "outcome"), _operations
+    ),
+    DescribedMetric(
+        CounterMetricFamily,
+        "backup_pages",
+        "Pages that the write policy meant to back up: arrived, there already, or lost by reason.",
+        ("outcome",),
+        _backup_pages,
+    ),
+    DescribedMetric(
+        GaugeMetricFamily,
+        "backups_waiting",
+        "Prompts, and pages of them, that wait for a backup or to be tried again.",
+        ("unit",),
+        _waiting_backups,
     ),
     DescribedMetric(
         GaugeMetricFamily,

@@ -4,10 +4,67 @@ from scripts.mutants.mutant import Mutant
 
 __all__ = ["TRANSFERS_MUTANTS"]
 
+LOST = ("tests/unit/core/test_nothing_lost.py",)
 READS = ("tests/unit/core/test_deadline_reads.py",)
 TAILS = ("tests/unit/core/test_tails.py", "tests/property/test_tails.py")
 
 TRANSFERS_MUTANTS = [
+    Mutant(
+        "pages that a backup left out are not counted",
+        "backups.py",
+        "run.tally.leave_out(reason, pages)",
+        "run.tally.asked -= pages",
+        LOST,
+    ),
+    Mutant(
+        "a cache that closes forgets the prompts that are due",
+        "backup_scheduler.py",
+        "self._lose(self._due.popleft(), LeftOut.CLOSED)",
+        "self._due.popleft()",
+        LOST,
+    ),
+    Mutant(
+        "a backup that the host had no room for is not tried again",
+        "backup_scheduler.py",
+        "self._make_due(self._for_room.take(released_count - self._released_count))",
+        "self._make_due(self._for_room.take(0))",
+        LOST,
+    ),
+    Mutant(
+        "a store that answers again is given nothing that it failed",
+        "backup_scheduler.py",
+        "self._make_due(self._for_store.take(1))\n\n    def _try_again",
+        "self._make_due(self._for_store.take(0))\n\n    def _try_again",
+        LOST,
+    ),
+    Mutant(
+        "pages that another backup is still storing count as stored",
+        "slots.py",
+        "return self._heard_at[component][slots] > 0",
+        "return self._heard_at[component][slots] != 0",
+        LOST,
+    ),
+    Mutant(
+        "a prompt that the host is too small for is not put in pieces",
+        "backups.py",
+        "yield from self._put_in_pieces(run, run.storage)",
+        "pass",
+        LOST,
+    ),
+    Mutant(
+        "the device evicts a piece while it is copied",
+        "backups.py",
+        "with ledger.pinned(ledger.tree.peek(prompt), held_end, Tier.DEVICE):",
+        "with ledger.pinned(ledger.tree.peek(prompt), 0, Tier.DEVICE):",
+        ("tests/sim/test_simulation.py",),
+    ),
+    Mutant(
+        "a prefetch that the host has no room for stops there",
+        "prefetch_plan.py",
+        "tier=Tier.DEVICE) if end > plan.end else plan",
+        "tier=Tier.DEVICE) if end < plan.end else plan",
+        LOST,
+    ),
     Mutant(
         "a page is complete when its first pool is",
         "controller/storage_tier.py",

@@ -90,7 +90,7 @@ def figures_of(name: str, stats: Stats, explanations: tuple[ShortHit, ...]) -> L
         legs=tuple(LegFigures(kind.value, moved.pages, moved.payload_bytes) for kind, moved in stats.traffic.items()),
         operations_live=stats.operations_live,
         operations=tuple(
-            OperationFigures(kind.value, counts.done, counts.failed, counts.cancelled, counts.declined)
+            OperationFigures(kind.value, counts.done, counts.failed, counts.cancelled, counts.declined, counts.partial)
             for kind, counts in stats.operations.items()
             if kind is not TransferKind.STORE
         ),

@@ -97,6 +97,8 @@ class OperationFigures(NamedTuple):
     cancelled: int
     declined: int
     """Not begun: too many were under way, or the caller was over its quota."""
+    partial: int = 0
+    """Ended well and left pages out; of a cache's operations alone."""
 
 
 class SlowFigures(NamedTuple):

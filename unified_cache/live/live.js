@@ -290,8 +290,8 @@ function show(figures) {
     ["in storage", "storage"], ["missed", "missed"],
   ].filter(([, name]) => name !== (figures.kind === "cache" ? "storage" : "prefetched")).map(([words, name]) => [name, [words, ["found." + name, found[name], count(found[name])]]]), "");
   showStore(figures.store);
-  table("operations", ["kind", "done", "failed", "cancelled", "declined"], figures.operations.map((each) => [each.kind, [
-    each.kind, ...["done", "failed", "cancelled", "declined"].map((name) => ["operations." + each.kind + "." + name, each[name], count(each[name])]),
+  table("operations", ["kind", "done", "partial", "failed", "cancelled", "declined"], figures.operations.map((each) => [each.kind, [
+    each.kind, ...["done", "partial", "failed", "cancelled", "declined"].map((name) => ["operations." + each.kind + "." + name, each[name], count(each[name])]),
   ]]), "None has ended.");
   table("slowest", ["kind", "took", "pages", "outcome", "ended"], figures.slowest.map((each, number) => [String(number), [
     each.kind, seconds(each.seconds), each.pages === null ? "" : count(each.pages), each.outcome, clock(each.ended_at_s),

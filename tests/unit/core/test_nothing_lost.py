@@ -349,3 +349,31 @@ def test_a_prefetch_that_neither_tier_has_room_for_says_so(layout: Callable[[], 
     assert set(operation.tally.left_out) == {LeftOut.HOST_FULL}
     check_sums(toy)
     toy.cache.check()
+
+
+def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_that_fails() -> None:
+    store, workers = TakingStorage(), Stepped()
+    layout = toy_layout((SPAN_ALL, 2), PAGE)
+    toy = ToyEngine(layout, (80, 80), (80, 80), None, workers)
+    config = replace(toy.cache.config, write=WritePolicy.ON_CALL)
+    pools = list(toy.pools.values())
+    toy.cache = UnifiedCache.open(layout, config, pools, identity=IDENTITY, workers=workers, storage=store)
+    prompt = served(toy, prompt_of(toy, 0))
+    by_call = started(toy.cache.backup(prompt))
+    workers.run()
+    toy.cache.poll()
+    toy.cache.set_write_policy(WritePolicy.THROUGH)
+    served(toy, prompt)
+    longer = served(toy, toy.cache.prompt(np.arange((PROMPT_PAGES + 2) * PAGE, dtype=np.int32), whole=True))
+    for _ in range(2):  # its copy, and its put of what nobody else is storing
+        workers.run_last()
+        toy.cache.poll()
+    store.fails = True
+    workers.run()
+    store.fails = False
+    while workers.waiting or toy.cache._controller.live_count:
+        workers.run(len(workers.waiting))
+        toy.cache.poll()
+    assert by_call.state is OperationState.FAILED
+    assert labels_of(toy, longer) <= store.taken
+    check_sums(toy)
