@@ -363,7 +363,6 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
     workers.run()
     toy.cache.poll()
     toy.cache.set_write_policy(WritePolicy.THROUGH)
-    served(toy, prompt)
     longer = served(toy, toy.cache.prompt(np.arange((PROMPT_PAGES + 2) * PAGE, dtype=np.int32), whole=True))
     for _ in range(2):  # its copy, and its put of what nobody else is storing
         workers.run_last()
