@@ -211,7 +211,7 @@ class UnifiedCache(OwnedCache):
         succeeds. ``stats`` has the same for all components and tiers, with the protected pages.
         """
         self._enter()
-        self._ledger.check_component(component)
+        self.layout.check_component(component)
         return self._ledger.available_pages(Tier.DEVICE, component)
 
     def allocate(self, masks: Sequence[Pages], *, may_wait: bool = True) -> list[Slots] | None:

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import numpy as np
 
-from unified_cache.arguments import check_each
 from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.forgotten import ForgottenPages
@@ -155,7 +154,7 @@ class Ledger:
         Raises:
             InputError: not an array for each component, of one length, the first all True.
         """
-        self._check_masks(masks)
+        self.layout.check_masks(masks)
         counts = [int(np.count_nonzero(pages)) for pages in masks]
         allocated = self.allocate_all(Tier.DEVICE, list(enumerate(counts)), may_wait=may_wait)
         if allocated is None:
@@ -274,7 +273,7 @@ class Ledger:
             InputError: as ``allocate_pages``, or the arrays differ in length.
             SlotError: a slot is not out. Nothing was freed.
         """
-        self._check_masks(masks)
+        self.layout.check_masks(masks)
         if [len(slots) for slots in pages] != [len(mask) for mask in masks]:
             raise InputError(f"expected slots for {len(masks[0])} pages of every component")
         gone = [(slots >= 0) & ~keep for slots, keep in zip(pages[1:], masks[1:], strict=True)]
@@ -464,42 +463,15 @@ class Ledger:
 
         Raises:
             LockError: released already, or another tree's.
-            InputError: as ``check_component``.
+            InputError: as ``ModelLayout.check_component``.
         """
         self.tree.check_lock(lock)
-        self.check_component(component)
+        self.layout.check_component(component)
         return self.tree.lock_slots(lock, component)
-
-    def check_component(self, component: int) -> None:
-        """Refuse a number that no component has.
-
-        Raises:
-            InputError: it is no index of the layout's components.
-        """
-        names = [each.name for each in self.layout.components]
-        if component not in range(len(names)):
-            raise InputError(
-                f"a component is a number in [0, {len(names)}), for {', '.join(names)}, found {component!r}"
-            )
-
-    def _check_masks(self, masks: Sequence[Pages]) -> None:
-        names = ", ".join([component.name for component in self.layout.components])
-        check_each(masks, np.ndarray, f"one array of bool for each of {names}")
-        shapes = [mask.shape for mask in masks if mask.dtype == np.bool_ and mask.ndim == 1]
-        are_alike = len(masks) == len(self.layout.components) and shapes == [masks[0].shape] * len(masks)
-        if not are_alike or np.count_nonzero(masks[0]) < len(masks[0]):
-            raise InputError(
-                f"expected one array for each of {names}, of bool and of one length, the first all True, "
-                f"found {_shapes(masks)}"
-            )
 
     def _check_out(self, slots: Sequence[Slots], tier: Tier) -> list[Slots]:
         """Refuse slots that are not out; return them without -1."""
-        check_each(slots, np.ndarray, "an array of slots for each component")
-        if not all(given.dtype.kind == "i" and given.ndim == 1 for given in slots):
-            raise InputError(f"expected slots as flat arrays of int32, found {_shapes(slots)}")
-        if len(slots) != len(self.layout.components):
-            raise InputError(f"expected slots for {len(self.layout.components)} components, found {len(slots)}")
+        self.layout.check_slots(slots)
         taken = [given[given >= 0] for given in slots]
         for component, allocator, given in zip(self.layout.components, self._allocators[tier], taken, strict=True):
             try:
@@ -537,10 +509,6 @@ class Ledger:
                 self._allocators[lane // components][lane % components].drop(slots)
                 counts.append((lane, len(slots)))
         return counts
-
-
-def _shapes(arrays: Sequence[Slots] | Sequence[Pages]) -> str:
-    return ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
 
 
 class TierTransfer:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from numbers import Integral
@@ -312,10 +312,54 @@ class ModelLayout:
         others = (needed_pages(ends, other.span, start, end) for other in self.components[1:])
         return [all_pages(end - start), *others]
 
+    def check_component(self, component: int) -> None:
+        """Refuse a number that no component has.
+
+        Raises:
+            InputError: it is no index of the layout's components.
+        """
+        names = [each.name for each in self.components]
+        if component not in range(len(names)):
+            raise InputError(
+                f"a component is a number in [0, {len(names)}), for {', '.join(names)}, found {component!r}"
+            )
+
+    def check_masks(self, masks: Sequence[Pages]) -> None:
+        """Refuse what is not a mask of pages for each component.
+
+        Raises:
+            InputError: not an array for each component, of one length, the first all True.
+        """
+        names = ", ".join([component.name for component in self.components])
+        check_each(masks, np.ndarray, f"one array of bool for each of {names}")
+        shapes = [mask.shape for mask in masks if mask.dtype == np.bool_ and mask.ndim == 1]
+        are_alike = len(masks) == len(self.components) and shapes == [masks[0].shape] * len(masks)
+        if not are_alike or np.count_nonzero(masks[0]) < len(masks[0]):
+            raise InputError(
+                f"expected one array for each of {names}, of bool and of one length, the first all True, "
+                f"found {_shapes(masks)}"
+            )
+
+    def check_slots(self, slots: Sequence[Slots]) -> None:
+        """Refuse what is not an array of slots for each component.
+
+        Raises:
+            InputError: it is not that.
+        """
+        check_each(slots, np.ndarray, "an array of slots for each component")
+        if not all(given.dtype.kind == "i" and given.ndim == 1 for given in slots):
+            raise InputError(f"expected slots as flat arrays of int32, found {_shapes(slots)}")
+        if len(slots) != len(self.components):
+            raise InputError(f"expected slots for {len(self.components)} components, found {len(slots)}")
+
     @property
     def page_bytes(self) -> int:
         """Payload of one page in all pools."""
         return sum(pool.page_bytes for pool in self.pools)
+
+
+def _shapes(arrays: Sequence[Slots] | Sequence[Pages]) -> str:
+    return ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
 
 
 def facts_of(told: Mapping[str, object]) -> tuple[tuple[str, str], ...]:

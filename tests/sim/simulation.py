@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.sim.audit import KEYS_MAX, Audit, Claim, Picture
+from tests.sim.audit import Audit, Claim, Picture
 from tests.sim.cells import CELLS, Cell
+from tests.sim.claims import JobClaims
 from tests.sim.engine import SETTLE_S, SimEngine
 from tests.sim.faults import DecliningStorage, Faults
 from tests.sim.job_audit import JobAudit
@@ -27,7 +28,7 @@ from unified_cache.cache import UnifiedCache
 from unified_cache.config import WritePolicy
 from unified_cache.controller import Controller, LayerwiseLoad, Operation, OperationState
 from unified_cache.controller.controller import NEVER_KEPT
-from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, StoreJob
+from unified_cache.controller.jobs import BackupJob, LoadJob
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity, Pages, Tier
 from unified_cache.seal import Label, verify
@@ -55,9 +56,7 @@ SETTLE_BACKUPS_MAX = 200
 """Pauses of the retry queue, until nothing waits for a backup any more."""
 SERVED_AFTER = 5
 """Prompts that must be served as ever once all faults have stopped."""
-
 IDENTITY = Identity("simulated")
-
 EXPECTED = ("on purpose", "were put", "was cancelled", "took longer than")
 """What an operation may fail with, in the words of whoever made it fail; anything else is a bug."""
 
@@ -100,8 +99,7 @@ class Simulation:
         self.claim_of: dict[ScheduledJob, Claim] = {}
         self.arrivals: dict[LayerwiseLoad, ScheduledJob] = {}
         """What the engine reads of loads under way, and which job brings it."""
-        self.bounced: set[ScheduledJob] = set()
-        """Jobs whose host slots are the operation's own from the first to the last: the tree never has them."""
+        self.jobs = JobClaims(self.cache, self.audit, self.tails, self.engine.happened)
         self.held: list[ScheduledJob] = []
         """Jobs that have ended and whose operation waits until the engine has left it."""
         self.brought: list[tuple[Flow, Contents]] = []
@@ -113,7 +111,12 @@ class Simulation:
         self.tally = SimTally(happened=self.engine.happened)
         self.audit.look([])
         self.trace = hashlib.sha256()
-        self.acts: dict[str, Callable[[], object]] = {
+        self.acts = self.acts_by_kind()
+        self.conditions = self.conditions_of_acts()
+
+    def acts_by_kind(self) -> dict[str, Callable[[], object]]:
+        """Return each operation by its kind."""
+        return {
             "begin": self.engine.begin,
             "insert": self.engine.insert,
             "end": self.engine.end_one,
@@ -140,7 +143,6 @@ class Simulation:
             "prefer": self.prefer,
             "unprefer": self.unprefer,
         }
-        self.conditions = self.conditions_of_acts()
 
     # ---- the run ---------------------------------------------------------------------------------------------
 
@@ -405,14 +407,14 @@ class Simulation:
             (flow_of(task.job, self.operations[task.operation][0]), self.operations[task.operation][1])
             for task in gone_on
             if task.error is None
-            and task not in self.bounced
+            and task not in self.jobs.bounced
             and not isinstance(task.operation.error, NEVER_KEPT)
             # Without a store nothing stays pinned, and the windows of earlier ends may take the room of the last one's.
             and not isinstance(task.operation.job, BackupJob)
         ]
         subjects = [self.operations[task.operation][1] for task in gone_on]
         self.engine.subject = np.concatenate(subjects) if subjects else _NO_NUMBERS
-        self.bounced.intersection_update(self.workers.tasks)
+        self.jobs.bounced.intersection_update(self.workers.tasks)
         for operation in over:
             tally = operation.tally
             assert tally.asked == tally.arrived + tally.already + tally.left_out_count, f"counts do not add up: {tally}"
@@ -489,53 +491,10 @@ class Simulation:
         claims = [request.claim for request in self.requests if request.claim is not None]
         known = self.claim_of
         tasks = [*self.workers.tasks, *self.held]
-        self.claim_of = {task: known.get(task) or self.task_claim(task) for task in tasks}
+        self.claim_of = {
+            task: known.get(task) or self.jobs.claim(task, *self.operations[task.operation]) for task in tasks
+        }
         return [*claims, *self.claim_of.values(), *self.tails.claims()]
-
-    def task_claim(self, task: ScheduledJob) -> Claim:
-        """Say what a job has out, what it reads in the tree, and what it brings from tier to tier."""
-        prompt, numbers = self.operations[task.operation]
-        flow = flow_of(task.job, prompt)
-        if not flow.parts:
-            return Claim()
-        components = np.repeat([part.component for part in flow.parts], [len(part) for part in flow.parts])
-        pages = numbers[np.concatenate([part.pages for part in flow.parts])]
-        claim = Claim()
-        bounces = self.bounces(task)
-        if bounces:
-            self.bounced.add(task)
-            self.tally.happened[f"bounced by {type(task.job).__name__}"] += 1
-        if flow.source is not None:
-            slots = np.concatenate([part.source for part in flow.parts])
-            lanes = components + flow.source * self.components
-            if bounces and flow.source is Tier.HOST:
-                stores = isinstance(task.job, StoreJob)
-                slots = np.concatenate([part.target if stores else part.source for part in flow.parts])
-                claim = claim._replace(out=slots + self.audit.bases[lanes])
-            else:
-                claim = claim._replace(read_lanes=lanes, read_numbers=pages, read_slots=slots)
-        if flow.target is not None:
-            lanes = components + flow.target * self.components
-            out = np.concatenate([part.target for part in flow.parts]) + self.audit.bases[lanes]
-            fetch = self.cache._transfers.prefetches._under_way.get(task.operation)
-            if isinstance(task.job, FetchJob) and fetch is not None and fetch.staging is not None:
-                reserved = enumerate(fetch.staging.slots)  # before a deadline a job fills only some of them
-                out = np.concatenate([slots + self.audit.bases[self.components + number] for number, slots in reserved])
-            claim = claim._replace(out=np.concatenate((claim.out, self.tails.without_joined(task.operation, out))))
-            if flow.source is not None and not bounces and not self.tails.is_joining(task.operation):
-                claim = claim._replace(marked=lanes * KEYS_MAX + pages)
-        return claim
-
-    def bounces(self, task: ScheduledJob) -> bool:
-        """Tell whether the host slots of a job are neither the tree's nor on their way into it."""
-        if isinstance(task.job, StoreJob):
-            allocators = self.cache._ledger._allocators[Tier.HOST]
-            parts = flow_of(task.job, self.operations[task.operation][0]).parts
-            return any(len(part) and allocators[part.component].is_out(part.target) for part in parts)
-        if not isinstance(task.job, BackupJob | LoadJob) or self.tails.is_joining(task.operation):
-            return False
-        moved = list(task.job._parts.values())
-        return not any(part is one for transfer in self.tree._transfers for part in transfer.parts for one in moved)
 
     def compare(self, kind: str, before: Picture, after: Picture) -> None:
         """A page comes, goes and stays only where the operation may make it; none moves, and no pinned one goes."""
