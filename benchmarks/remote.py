@@ -22,7 +22,6 @@ from benchmarks.plan import BenchmarkPlan
 from benchmarks.remote_load import load_figures
 from benchmarks.remote_pages import MovedPages, sealed
 from benchmarks.remote_server import BARE_GET, BARE_PUT, TCP_GET, TCP_PUT, ListeningPorts, serve
-from benchmarks.remote_shared import shared_figures
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
@@ -59,9 +58,8 @@ def remote_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
             for streams in STREAMS:
                 with ExitStack() as opened:
                     yield from _Streams(ports, page_kib, streams, opened).figures(plan)
-                yield from shared_figures(f"127.0.0.1:{ports.service}", page_kib, streams, plan)
         yield from _lookup_figures(ports, plan)
-        yield from load_figures(f"127.0.0.1:{ports.streams}", plan)
+        yield from load_figures(f"127.0.0.1:{ports.service}", plan)
     finally:
         server.terminate()
         server.join()
@@ -71,7 +69,7 @@ class _Streams:
     """One page size and one number of streams: a share of the pages for each stream."""
 
     def __init__(self, ports: ListeningPorts, page_kib: int, streams: int, opened: ExitStack) -> None:
-        address = f"127.0.0.1:{ports.streams}"
+        address = f"127.0.0.1:{ports.service}"
         self._moved = MovedPages(address, page_kib, streams, opened)
         self._total_bytes = self._moved.total_bytes // streams // PART_BYTES * PART_BYTES
         self._channels = [

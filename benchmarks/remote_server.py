@@ -35,12 +35,10 @@ HOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ListeningPorts:
-    """Ports of the three servers."""
+    """Ports of the two servers."""
 
     service: int
-    """The service, with memory shared with callers."""
-    streams: int
-    """The service without shared memory, and bare gRPC."""
+    """The service and bare gRPC."""
     tcp: int
 
 
@@ -136,7 +134,8 @@ class BareServicer:
                 connection.sendall(b"\n")
 
 
-def _listening(limits: LimitSettings, bare: BareServicer) -> tuple[int, grpc.Server]:
+def _listening(bare: BareServicer) -> tuple[int, grpc.Server]:
+    limits = LimitSettings()
     everyone = OpenGate()
     # No room in the store: what is measured is the way to the server's memory, not a store.
     usage = TenantUsage(everyone, limits.counted_pages_max, None)
@@ -153,10 +152,9 @@ def serve(ports: "Connection[ListeningPorts, None]") -> None:
     """Listen, say where, and serve until the process is ended."""
     keep_freed_memory()
     bare = BareServicer()
-    shared, _shared = _listening(LimitSettings(), bare)
-    streams, _streams = _listening(LimitSettings(regions_max=0), bare)
+    service, _server = _listening(bare)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        ports.send(ListeningPorts(shared, streams, listener.getsockname()[1]))
+        ports.send(ListeningPorts(service, listener.getsockname()[1]))
         while True:
             connection, _ = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -61,24 +61,22 @@ class ServiceContract(StorageContract):
             assert storage.get([blank_page(label(number))]) == [Answer.HIT]
 
 
-Fronted = tuple[Callable[[Path], StorageBackend], int, int]
-"""A store behind a server: what makes it, the regions of shared memory that a client may have, and HOST_BYTES."""
+Fronted = tuple[Callable[[Path], StorageBackend], int]
+"""A store behind a server: what makes it, and HOST_BYTES."""
 
 
 def fronted_stores() -> Iterator[object]:
-    """Yield every combination; in every run are so many that each two of the three values come together."""
-    for number, (make, host_bytes) in enumerate(product((in_memory, in_directory, in_packed_files), HOST_BYTES)):
-        for regions_max, place in ((0, "in streams"), (4, "in shared memory")):
-            marks = () if (regions_max > 0) == (number % 2 > 0) else pytest.mark.long
-            yield pytest.param((make, regions_max, host_bytes), id=f"{make.__name__}-{place}-{host_bytes}", marks=marks)
+    """Yield every combination."""
+    for make, host_bytes in product((in_memory, in_directory, in_packed_files), HOST_BYTES):
+        yield pytest.param((make, host_bytes), id=f"{make.__name__}-{host_bytes}")
 
 
 class TestRemoteStorage(ServiceContract):
     @pytest.fixture(params=list(fronted_stores()))
     def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
         fronted: Fronted = request.param
-        make, regions_max, host_bytes = fronted
-        limits = limits_with(part_bytes=500, regions_max=regions_max)
+        make, host_bytes = fronted
+        limits = limits_with(part_bytes=500)
         running = LoopbackServer.start(make(tmp_path), limits, host_bytes=host_bytes)
         storage = VerifiedStorage(running.client())
         yield storage

@@ -1,9 +1,8 @@
 """Fuzz targets: each takes any bytes, and raises only where a promise is broken."""
 
 import hashlib
-import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -18,7 +17,6 @@ from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.requests.links import LinkOrigin
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
@@ -26,10 +24,9 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.wire.calls import Call
-from unified_cache.wire.links import LinkSocket, framed
 from unified_cache.wire.parts import decoded
 
-__all__ = ["TARGETS", "Links", "Pages", "Requests"]
+__all__ = ["TARGETS", "Pages", "Requests"]
 
 PAYLOAD_BYTES = 64
 LAYOUT = ModelLayout(
@@ -106,20 +103,13 @@ class Requests:
             (Call.STATS, pb.StatsRequest(tenant="default")),
             (Call.CLEAR, pb.ClearRequest(identity=LABEL.identity)),
             (Call.DRAIN, pb.DrainRequest()),
-            (
-                Call.SHARE,
-                pb.ShareRequest(region_bytes=4096, socket_name=f"unified-cache-{'0' * 32}", socket_proof=LABEL.key),
-            ),
-            (Call.UNSHARE, pb.UnshareRequest(region="00" * 16)),
-            (Call.LINK, pb.LinkRequest(name=f"unified-cache-{'0' * 32}", proof=LABEL.key)),
-            (Call.GET, pb.GetRequest(runs=[run], shared=pb.SharedRange(region="00" * 16, length=4096))),
         ]
         order = list(Call)
         for call, message in messages:
             yield bytes([order.index(call)]) + message.SerializeToString()
         framed = [len(each).to_bytes(LENGTH_BYTES) + each for each in (message.SerializeToString() for message in put)]
         yield bytes([order.index(Call.PUT)]) + b"".join(framed)
-        yield bytes([len(order)]) + pb.GetPart(offset=7, hits=b"\1", shared_bytes=1 << 63).SerializeToString()
+        yield bytes([len(order)]) + pb.GetPart(offset=1 << 63, hits=b"\1").SerializeToString()
         yield bytes([len(order)]) + pb.GetPart(offset=300, hits=b"\1\2", content=whole_page()).SerializeToString()
 
     def _make(self, call: Call, message: bytes) -> None:
@@ -145,7 +135,6 @@ class Requests:
             ours, theirs = decoded(message), pb.GetPart.FromString(message)
             # A number of more than 64 bits protobuf cuts; here it stays, and whoever takes the part refuses it.
             assert ours.offset % UINT64 == theirs.offset
-            assert ours.shared_bytes % UINT64 == theirs.shared_bytes
             assert (ours.hits, bytes(ours.content)) == (theirs.hits, theirs.content)
 
 
@@ -191,56 +180,4 @@ class Pages:
             yield b"\x40" + whole_page()[:count]
 
 
-class Links:
-    """Bytes that a client sends over a link before it ends it."""
-
-    def __init__(self) -> None:
-        limits = limits_with(pages_max=64, tokens_max=1024, identities_max=8, stream_idle_s=0.05)
-        self._notes = Notes()
-        usage = TenantUsage(CappedQuota(1 << 20), limits.counted_pages_max, None)
-        store = TieredStore(VerifiedStorage(MemoryStorage(1 << 20)), HostTier(1 << 20), usage, self._notes)
-        self._links = CacheService(store, TokenGate(), self._notes, limits, lambda: None)._links
-
-    def take(self, content: bytes) -> None:
-        """Answer all of it on this thread; no answer says that the server is at fault."""
-        self._notes.anomalies.clear()
-        self._notes.codes.clear()
-        ours, theirs = socket.socketpair()
-        server, client = LinkSocket(ours, 1 << 20), LinkSocket(theirs, 1 << 20)
-        with closing(server), closing(client):
-            theirs.sendall(_HELLO_FRAME + content)
-            theirs.shutdown(socket.SHUT_WR)
-            self._links.answer_all(server, LinkOrigin("default", "unix:", (), {}))
-            server.shut()
-            while (frame := client.receive()) is not None:
-                reply = pb.LinkedReply.FromString(frame)
-                assert reply.code != grpc.StatusCode.INTERNAL.value[0], self._notes.anomalies
-
-    def seeds(self) -> Iterator[bytes]:
-        """Yield calls of one frame and of several, and what is no frame."""
-        run = pb.PageRun(identity=LABEL.identity, pool="kv", keys=[LABEL.key], object_bytes=len(whole_page()))
-        exists, put = pb.ExistsRequest(runs=[run]), pb.PutPart(start=pb.PutStart(runs=[run]))
-        page = pb.PutPart(content=whole_page())
-        yield _frame(method="Exists", timeout_s=1.0, message=exists.SerializeToString(), is_last=True)
-        yield b"".join(
-            [
-                _frame(method="Put", timeout_s=1.0, message=put.SerializeToString()),
-                _frame(message=page.SerializeToString(), is_last=True),
-                _frame(
-                    method="Get", timeout_s=1.0, message=pb.GetRequest(runs=[run]).SerializeToString(), is_last=True
-                ),
-            ]
-        )
-        yield b"\xff\xff\xff\xff"
-
-
-def _frame(*, method: str = "", timeout_s: float = 0.0, message: bytes = b"", is_last: bool = False) -> bytes:
-    request = pb.LinkedRequest(method=method, timeout_s=timeout_s, message=message, is_last=is_last)
-    return framed(request)
-
-
-_HELLO_FRAME = _frame(
-    method="Hello", timeout_s=60.0, message=pb.HelloRequest(manifest=MANIFEST).SerializeToString(), is_last=True
-)
-
-TARGETS: Mapping[str, Callable[[], Requests | Pages | Links]] = {"requests": Requests, "pages": Pages, "links": Links}
+TARGETS: Mapping[str, Callable[[], Requests | Pages]] = {"requests": Requests, "pages": Pages}

@@ -17,7 +17,6 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.server import Service
 from unified_cache.settings.loading import service_settings
-from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN
 from unified_cache.wire.calls import Call
 
 __all__ = ["CALL_S", "REQUESTS", "RunningService", "called", "credentials", "refusal", "running"]
@@ -67,13 +66,12 @@ class RunningService:
 
 @contextmanager
 def running(**settings: object) -> Iterator[RunningService]:
-    """Open a server over memory, with little shared memory for each client; ``settings`` go over that."""
+    """Open a server over memory; ``settings`` go over what it needs."""
     flags = {
         "listen": "127.0.0.1:0",
         "storage": "memory:",
         "host_bytes": 1 << 20,
         "metrics": {"listen": "127.0.0.1:0"},
-        "limits": {"region_bytes_max": REGION_BYTES_MIN},
     }
     stream, drain = StringIO(), Drain()
     log = Log(stream, LogRateLimit(100, 1.0, time.monotonic), time.time)

@@ -20,9 +20,7 @@ from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.tiered import TieredStore
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
-from unified_cache.storage_backends.memory_reads import memory_reader_in
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
-from unified_cache.storage_backends.remote.sharing import REGION_BYTES_MIN
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -137,11 +135,8 @@ class Notes:
 
 
 def limits_with(**settings: object) -> LimitSettings:
-    """Return the limits of a server, these among them, as its settings would have them.
-
-    Clients make as much shared memory as they may, and all of it is touched: the least they take is enough for tests.
-    """
-    return LimitSettings.model_validate({"region_bytes_max": REGION_BYTES_MIN, **settings})
+    """Return the limits of a server, these among them, as its settings would have them."""
+    return LimitSettings.model_validate(settings)
 
 
 class LoopbackServer:
@@ -172,7 +167,7 @@ class LoopbackServer:
         gate, notes, usage = TokenGate(), Notes(), usage or CappedQuota()
         drains: list[None] = []
         counted = TenantUsage(usage, limits.counted_pages_max, store.capability().bytes_max)
-        tiered = TieredStore(VerifiedStorage(store), HostTier(host_bytes), counted, notes, memory_reader_in(store))
+        tiered = TieredStore(VerifiedStorage(store), HostTier(host_bytes), counted, notes)
         service = CacheService(tiered, gate, notes, limits, lambda: drains.append(None), clock or time.monotonic)
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
         server.add_generic_rpc_handlers((service.rpc_methods(),))

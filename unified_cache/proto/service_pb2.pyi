@@ -26,34 +26,20 @@ class HelloRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., vocabulary: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store", "region_bytes_max", "links_max")
+    __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     PART_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAGES_MAX_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
-    REGION_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
-    LINKS_MAX_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     tenant: str
     durable: bool
     part_bytes: int
     pages_max: int
     store: str
-    region_bytes_max: int
-    links_max: int
-    def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ..., region_bytes_max: _Optional[int] = ..., links_max: _Optional[int] = ...) -> None: ...
-
-class SharedRange(_message.Message):
-    __slots__ = ("region", "start", "length")
-    REGION_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    LENGTH_FIELD_NUMBER: _ClassVar[int]
-    region: str
-    start: int
-    length: int
-    def __init__(self, region: _Optional[str] = ..., start: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+    def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
 
 class PageRun(_message.Message):
     __slots__ = ("identity", "pool", "keys", "parents", "object_bytes")
@@ -156,52 +142,44 @@ class ExistsReply(_message.Message):
     def __init__(self, found: _Optional[bytes] = ..., reasons: _Optional[bytes] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("tenant", "runs", "shared")
+    __slots__ = ("tenant", "runs")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    SHARED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    shared: SharedRange
-    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ..., shared: _Optional[_Union[SharedRange, _Mapping]] = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
 
 class GetPart(_message.Message):
-    __slots__ = ("offset", "hits", "reasons", "content", "shared_bytes")
+    __slots__ = ("offset", "hits", "reasons", "content")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
-    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     offset: int
     hits: bytes
     reasons: bytes
     content: bytes
-    shared_bytes: int
-    def __init__(self, offset: _Optional[int] = ..., hits: _Optional[bytes] = ..., reasons: _Optional[bytes] = ..., content: _Optional[bytes] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., hits: _Optional[bytes] = ..., reasons: _Optional[bytes] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class PutStart(_message.Message):
-    __slots__ = ("tenant", "level", "runs", "shared")
+    __slots__ = ("tenant", "level", "runs")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    SHARED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     level: Level
     runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    shared: SharedRange
-    def __init__(self, tenant: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ..., shared: _Optional[_Union[SharedRange, _Mapping]] = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
 
 class PutPart(_message.Message):
-    __slots__ = ("offset", "content", "start", "shared_bytes")
+    __slots__ = ("offset", "content", "start")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
-    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     offset: int
     content: bytes
     start: PutStart
-    shared_bytes: int
-    def __init__(self, offset: _Optional[int] = ..., content: _Optional[bytes] = ..., start: _Optional[_Union[PutStart, _Mapping]] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., content: _Optional[bytes] = ..., start: _Optional[_Union[PutStart, _Mapping]] = ...) -> None: ...
 
 class PutReply(_message.Message):
     __slots__ = ("stored", "reasons")
@@ -338,83 +316,3 @@ class DrainRequest(_message.Message):
 class DrainReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class ShareRequest(_message.Message):
-    __slots__ = ("tenant", "region_bytes", "socket_name", "socket_proof")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SOCKET_NAME_FIELD_NUMBER: _ClassVar[int]
-    SOCKET_PROOF_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    region_bytes: int
-    socket_name: str
-    socket_proof: bytes
-    def __init__(self, tenant: _Optional[str] = ..., region_bytes: _Optional[int] = ..., socket_name: _Optional[str] = ..., socket_proof: _Optional[bytes] = ...) -> None: ...
-
-class ShareReply(_message.Message):
-    __slots__ = ("region", "idle_s")
-    REGION_FIELD_NUMBER: _ClassVar[int]
-    IDLE_S_FIELD_NUMBER: _ClassVar[int]
-    region: str
-    idle_s: float
-    def __init__(self, region: _Optional[str] = ..., idle_s: _Optional[float] = ...) -> None: ...
-
-class UnshareRequest(_message.Message):
-    __slots__ = ("tenant", "region")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    REGION_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    region: str
-    def __init__(self, tenant: _Optional[str] = ..., region: _Optional[str] = ...) -> None: ...
-
-class UnshareReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class LinkRequest(_message.Message):
-    __slots__ = ("tenant", "name", "proof")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    name: str
-    proof: bytes
-    def __init__(self, tenant: _Optional[str] = ..., name: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
-
-class LinkReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class LinkedRequest(_message.Message):
-    __slots__ = ("method", "timeout_s", "message", "is_last")
-    METHOD_FIELD_NUMBER: _ClassVar[int]
-    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    IS_LAST_FIELD_NUMBER: _ClassVar[int]
-    method: str
-    timeout_s: float
-    message: bytes
-    is_last: bool
-    def __init__(self, method: _Optional[str] = ..., timeout_s: _Optional[float] = ..., message: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...
-
-class LinkedReply(_message.Message):
-    __slots__ = ("message", "is_last", "code", "details", "trailing")
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    IS_LAST_FIELD_NUMBER: _ClassVar[int]
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    DETAILS_FIELD_NUMBER: _ClassVar[int]
-    TRAILING_FIELD_NUMBER: _ClassVar[int]
-    message: bytes
-    is_last: bool
-    code: int
-    details: str
-    trailing: _containers.RepeatedCompositeFieldContainer[TrailingEntry]
-    def __init__(self, message: _Optional[bytes] = ..., is_last: _Optional[bool] = ..., code: _Optional[int] = ..., details: _Optional[str] = ..., trailing: _Optional[_Iterable[_Union[TrailingEntry, _Mapping]]] = ...) -> None: ...
-
-class TrailingEntry(_message.Message):
-    __slots__ = ("name", "value")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    value: str
-    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...

@@ -130,7 +130,7 @@ class Service:
             _warn_of_quotas(settings, access, bytes_max, observed.metrics)
             usage = TenantUsage(stored, settings.limits.counted_pages_max, bytes_max)
             host = HostTier(settings.host_bytes)
-            store = TieredStore(guarded.guard.breaker, host, usage, observed.metrics, guarded.memory)
+            store = TieredStore(guarded.guard.breaker, host, usage, observed.metrics)
             lookups = ShortLookups()
             takers = _note_takers(settings, lookups, opened)
             cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, note_takers=takers)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
 
 import grpc
 import numpy as np
@@ -16,7 +15,7 @@ from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.requests.assembler import PageAssembler
-from unified_cache.service.requests.calls import CallBoundary, CallMethods, ServedCall, SingleAnswer
+from unified_cache.service.requests.calls import CallBoundary, ServedCall
 from unified_cache.service.requests.checks import (
     NamedRun,
     all_stored,
@@ -29,31 +28,30 @@ from unified_cache.service.requests.checks import (
     removable,
 )
 from unified_cache.service.requests.identities import listed_after
-from unified_cache.service.requests.links import CallLinks
 from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
-from unified_cache.service.requests.placement import PageAnswer, placed_messages, read_pages
-from unified_cache.service.requests.shared_memory import LentRegions
 from unified_cache.service.store.leases import Leases
 from unified_cache.service.store.pages import charged_bytes
 from unified_cache.service.store.tiered import ArrivedPage, KeptTier, TieredStore
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.protocol import Answer, Level
-from unified_cache.storage_backends.remote.reasons import reasons_of
+from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
 from unified_cache.window import window
 from unified_cache.wire.calls import SERVICE, Call, parsed
 from unified_cache.wire.names import check_digests, named_runs
-from unified_cache.wire.parts import decoded, parts_of
-from unified_cache.wire.sharing import SharedSlice
+from unified_cache.wire.parts import decoded, mark, parts_of
 
 __all__ = ["CacheService"]
+
+PageAnswer = tuple[bytes, Sequence[memoryview]]
+"""``mark`` of one page, and its bytes where it was found, named as the caller does."""
 
 
 class CacheService:
     """The request path of a server. Owns the store; closing it closes that. Thread-safe.
 
     ``ask_drain`` is called when an administrator asks the server to end; ``clock`` gives seconds and never goes back;
-    Each of ``note_takers`` is given every look-up, without waiting.
+    each of ``note_takers`` is given every look-up, without waiting.
     """
 
     def __init__(
@@ -71,22 +69,18 @@ class CacheService:
         self._leases = Leases(store.host, limits, clock)
         self._registry = Registry(limits)
         self._timeouts = CallTimeouts(limits, clock)
-        self._regions = LentRegions(limits, clock)
         self._calls = CallBoundary(gate, self._timeouts, observer, clock)
-        linked = CallMethods(self._single_answers(), {Call.GET.value: self._get})
-        self._links = CallLinks(limits, linked, clock)
-        self._methods = CallMethods({**linked.single, Call.LINK.value: self._link}, linked.streamed)
         self._ask_drain = ask_drain
         self._note_takers = note_takers
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
-        """Return what a ``grpc.Server`` is given; its options are ``LimitSettings.channel_options``."""
-        return self._methods.of_grpc(SERVICE)
+        """Return what a ``grpc.Server`` is given; its options are ``LimitSettings.channel_options``.
 
-    def _single_answers(self) -> dict[str, SingleAnswer]:
-        """Return the methods that answer once, but for the one that opens links."""
+        All are registered as streams of requests, also those of one message, which is the same on the wire: gRPC then
+        hands a call over as soon as its headers have come, so it is admitted, counted and timed from there on.
+        """
         unary = self._calls.unary
-        return {
+        single = {
             Call.HELLO.value: unary(Call.HELLO, Role.READER, pb.HelloRequest, self._hello),
             Call.LOOKUP.value: unary(Call.LOOKUP, Role.READER, pb.LookupRequest, self._lookup),
             Call.EXISTS.value: unary(Call.EXISTS, Role.READER, pb.ExistsRequest, self._exists),
@@ -100,19 +94,20 @@ class CacheService:
             Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
             Call.CLEAR.value: unary(Call.CLEAR, Role.WRITER, pb.ClearRequest, self._clear),
             Call.DRAIN.value: unary(Call.DRAIN, Role.ADMIN, pb.DrainRequest, self._drain),
-            Call.SHARE.value: self._share,
-            Call.UNSHARE.value: unary(Call.UNSHARE, Role.READER, pb.UnshareRequest, self._unshare),
         }
+        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            name: grpc.stream_unary_rpc_method_handler(answer) for name, answer in single.items()
+        }
+        methods[Call.GET.value] = grpc.stream_stream_rpc_method_handler(self._get)
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def leased_bytes(self) -> int:
         """Return the bytes in memory that leases of all tenants keep from eviction."""
         return self._leases.leased_bytes()
 
     def close(self) -> None:
-        """End the links, then close the store."""
-        self._links.close()
+        """End the timeouts of calls, then close the store."""
         self._timeouts.close()
-        self._regions.close()
         self._store.close()
 
     def _hello(self, call: ServedCall, request: pb.HelloRequest) -> pb.HelloReply:
@@ -126,8 +121,6 @@ class CacheService:
             part_bytes=self._limits.part_bytes,
             pages_max=self._limits.pages_max,
             store=self._store.name(),
-            region_bytes_max=self._regions.region_bytes_max,
-            links_max=self._links.links_max,
         )
 
     def _lookup(self, call: ServedCall, request: pb.LookupRequest) -> pb.LookupReply:
@@ -174,18 +167,12 @@ class CacheService:
         return pb.ExistsReply(found=bytes(answer is Answer.HIT for answer in answers), reasons=reasons_of(answers))
 
     def _get(self, messages: Iterator[bytes], context: AnsweringContext) -> Generator[bytes, None, None]:
-        with self._calls.admitted(Call.GET, Role.READER, context) as call, ExitStack() as lent:
+        with self._calls.admitted(Call.GET, Role.READER, context) as call:
             request = call.parsed(pb.GetRequest, call.first(messages))
             runs = self._named(call.tenant, request.runs)
             call.hold(self._batch_bytes(runs))
-            window = self._lent(call.tenant, request, lent)
             self._leases.sweep()
-            parts = (
-                parts_of(self._found(call, runs), self._limits.part_bytes)
-                if window is None
-                else placed_messages(self._store, call, runs, window, self._limits.batch_bytes)
-            )
-            for part in parts:
+            for part in parts_of(self._found(call, runs), self._limits.part_bytes):
                 call.bytes_out += len(part)
                 yield part
                 call.moved()
@@ -200,11 +187,21 @@ class CacheService:
             count = len(run.labels)
             step = max(1, self._limits.batch_bytes // run.object_bytes)
             for start in range(0, count, step):
-                yield from read_pages(self._store, call.tenant, run, range(start, min(start + step, count)))
+                yield from self._read(call.tenant, run, range(start, min(start + step, count)))
                 call.moved()
 
+    def _read(self, tenant: str, run: NamedRun, numbers: range) -> Iterator[PageAnswer]:
+        """Read pages of a run; those of another length than theirs are misses."""
+        if run.claimed_bytes != run.object_bytes:
+            yield bytes(len(numbers)), ()
+            return
+        stored = run.stored[numbers.start : numbers.stop]
+        found = self._store.read(tenant, stored, [run.object_bytes] * len(stored))
+        for label, (place, answer, page) in zip(run.labels[numbers.start : numbers.stop], found, strict=True):
+            yield mark(place, reason_of(answer)), () if page is None else page.named(label).buffers
+
     def _put(self, messages: Iterator[bytes], context: AnsweringContext) -> bytes:
-        with self._calls.admitted(Call.PUT, Role.WRITER, context) as call, ExitStack() as lent:
+        with self._calls.admitted(Call.PUT, Role.WRITER, context) as call:
             first = parsed(pb.PutPart, call.first(messages))
             if not first.HasField("start") or first.content:
                 raise InputError("a put begins with its start, alone")
@@ -216,7 +213,7 @@ class CacheService:
             runs = self._named(call.tenant, start.runs)
             call.hold(self._batch_bytes(runs))
             kept: list[KeptTier] = []
-            arrivals = PageAssembler(announced(runs), self._lent(call.tenant, start, lent))
+            arrivals = PageAssembler(announced(runs))
             for batch in self._batches(arrivals, call.received(messages)):
                 kept += self._store.put(call.tenant, batch, level)
             return _put_reply(kept).SerializeToString()
@@ -321,28 +318,6 @@ class CacheService:
     def _drain(self, call: ServedCall, request: pb.DrainRequest) -> pb.DrainReply:
         self._ask_drain()
         return pb.DrainReply()
-
-    def _share(self, messages: Iterator[bytes], context: AnsweringContext) -> bytes:
-        with self._calls.admitted(Call.SHARE, Role.READER, context) as call:
-            request = call.parsed(pb.ShareRequest, call.first(messages))
-            return self._regions.share(call.tenant, context.peer(), request).SerializeToString()
-
-    def _unshare(self, call: ServedCall, request: pb.UnshareRequest) -> pb.UnshareReply:
-        if not self._regions.unshare(call.tenant, request.region):
-            raise Refused(grpc.StatusCode.NOT_FOUND, "no such region")
-        return pb.UnshareReply()
-
-    def _link(self, messages: Iterator[bytes], context: AnsweringContext) -> bytes:
-        with self._calls.admitted(Call.LINK, Role.READER, context) as call:
-            request = call.parsed(pb.LinkRequest, call.first(messages))
-            self._links.open(call.tenant, context, request)
-            return pb.LinkReply().SerializeToString()
-
-    def _lent(self, tenant: str, request: pb.GetRequest | pb.PutStart, lent: ExitStack) -> SharedSlice | None:
-        """Enter the shared memory that a call names; None where its pages go in the stream."""
-        if not request.HasField("shared"):
-            return None
-        return lent.enter_context(self._regions.window(tenant, request.shared))
 
     def _named(self, tenant: str, runs: Sequence[pb.PageRun]) -> list[NamedRun]:
         return named(runs, tenant, self._registry, self._limits)

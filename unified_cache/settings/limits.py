@@ -68,15 +68,6 @@ class LimitSettings(Section):
     """Part of ``host_bytes`` that leases of all tenants may keep from eviction; those of one tenant half of that."""
     identities_max: Count = 256
     """Identities of one tenant known at a time."""
-    regions_max: Annotated[int, Field(ge=0)] = 32
-    """Pieces of shared memory of one tenant at a time; 0 to have clients of this machine stream pages, as others do."""
-    region_bytes_max: Bytes = 256 << 20
-    """Largest piece of shared memory."""
-    region_idle_s: Seconds = 60.0
-    """Shared memory that no call has named for so long is let go."""
-    links_max: Annotated[int, Field(ge=0)] = 256
-    """Sockets that clients of this machine call over, of all tenants; 0 to have them call over gRPC alone, as others
-    do. A tenant has at most as many as it leaves to others."""
     counted_pages_max: Count = 1 << 20
     """Pages of one tenant whose stored bytes are counted one by one; beyond, the oldest page is no longer counted."""
 

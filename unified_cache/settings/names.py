@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from unified_cache.arguments import did_you_mean
+from unified_cache.gone import GONE, setting_instead
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import is_known, settings_of
 from unified_cache.settings.mooncake import ClusterChoices, NodeChoices
@@ -91,10 +92,13 @@ def named_by_variable(variable: str) -> tuple[str | None, SettingPath]:
 
 
 def nearest_names(path: SettingPath) -> str:
-    """Return the end of a message about a name that no section has: what is like it, or where all names are."""
+    """Return the end of a message about a name that no section has: its successor, what is like it, or all names."""
     of_all = _names(SECTIONS.values())
     within = [f"{section}.{name}" for section, model in SECTIONS.items() for name in _names([model])]
     name = ".".join(path)
+    instead = setting_instead(".".join(path[1:] if path[0] in SECTIONS else path))
+    if instead:
+        return instead
     if path[0] in SECTIONS:
         known = [each for each in within if each.startswith(f"{path[0]}.")]
     else:
@@ -108,6 +112,9 @@ def nearest_names(path: SettingPath) -> str:
 
 def nearest_variables(variable: str) -> str:
     """Return the end of a message about a variable that names no setting."""
+    for name in (name for each in GONE for name in each.settings):
+        if variable in [variable_name(tuple(name.split(".")), section) for section in (None, *SECTIONS)]:
+            return setting_instead(name)
     known = [variable_name(tuple(each.split("."))) for each in _names(SECTIONS.values())]
     known += [
         variable_name(tuple(each.split(".")), name) for name, model in SECTIONS.items() for each in _names([model])

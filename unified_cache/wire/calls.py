@@ -16,10 +16,8 @@ __all__ = [
     "PART_BYTES",
     "REASON",
     "REASON_HELLO",
-    "REASON_SHARE",
     "RETRY_AFTER",
     "SERVICE",
-    "SHARED_PART_BYTES",
     "Call",
     "Parsed",
     "parsed",
@@ -31,17 +29,11 @@ SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
 PART_BYTES = (1 << 20) + (64 << 10)
 """Content in one message: a MiB, the knee of bare gRPC streaming in Python, and the headers of the pages in it."""
 
-SHARED_PART_BYTES = 4 << 20
-"""Passed in shared memory before a message says so: messages cost more than the copies of a MiB."""
-
 REASON = "unified-cache-reason"
 """Trailing metadata that says what a client can do about a refusal."""
 
 REASON_HELLO = "hello"
 """The server does not know the identity: say Hello, then ask again."""
-
-REASON_SHARE = "share"
-"""The server does not have the shared memory: send pages in the stream."""
 
 RETRY_AFTER = "retry-after-ms"
 """Trailing metadata: when asking again may be worth it."""
@@ -67,9 +59,6 @@ class Call(Enum):
     STATS = "Stats"
     CLEAR = "Clear"
     DRAIN = "Drain"
-    SHARE = "Share"
-    UNSHARE = "Unshare"
-    LINK = "Link"
 
     @property
     def path(self) -> str:

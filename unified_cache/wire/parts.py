@@ -12,26 +12,21 @@ from google.protobuf.message import DecodeError
 
 from unified_cache.errors import InputError
 from unified_cache.proto.service_pb2 import GetPart, PutPart
-from unified_cache.wire.sharing import SharedSlice
 
 __all__ = [
     "Chunk",
-    "SharedParts",
     "decoded",
     "encoded",
-    "encoded_shared",
     "mark",
     "parts_of",
     "pieces_of",
-    "shared_parts_of",
 ]
 
 _OFFSET_TAG = 0x08
 _HITS_TAG = 0x12
 _CONTENT_TAG = 0x1A
-_SHARED_TAG = 0x28
 _REASONS_TAG = 0x32
-"""Field number and wire type of ``offset``, ``hits``, ``content``, ``shared_bytes`` and ``reasons``."""
+"""Field number and wire type of ``offset``, ``hits``, ``content`` and ``reasons``."""
 
 _REASON_SHIFT = 4
 _HIT_MAX = (1 << _REASON_SHIFT) - 1
@@ -50,15 +45,13 @@ class Chunk(NamedTuple):
     hits: bytes
     """A byte for each further page; empty in a put."""
     content: memoryview
-    shared_bytes: int = 0
-    """In place of content: bytes that lie in shared memory."""
     reasons: bytes = b""
     """A byte for each of ``hits``: why a page is a miss. Empty where there is nothing to say."""
 
     @property
     def end(self) -> int:
         """Bytes of content up to its last."""
-        return self.offset + len(self.content) + self.shared_bytes
+        return self.offset + len(self.content)
 
 
 def encoded(offset: int, hits: bytes, pieces: Sequence[memoryview]) -> bytes:
@@ -72,15 +65,6 @@ def encoded(offset: int, hits: bytes, pieces: Sequence[memoryview]) -> bytes:
         prefix.append(_CONTENT_TAG)
         prefix += _varint(content_bytes)
     return b"".join((prefix, *pieces))
-
-
-def encoded_shared(offset: int, hits: bytes, shared_bytes: int) -> bytes:
-    """Return the message of a part whose content lies in shared memory."""
-    prefix = _prefix(offset, hits)
-    if shared_bytes:
-        prefix.append(_SHARED_TAG)
-        prefix += _varint(shared_bytes)
-    return bytes(prefix)
 
 
 def mark(hit: int, reason: int) -> bytes:
@@ -126,91 +110,6 @@ def parts_of(pages: Iterable[tuple[bytes, Sequence[memoryview]]], part_bytes: in
         yield encoded(offset, bytes(hits), held)
 
 
-class SharedParts:
-    """Pages laid into shared memory end to end, and the messages that say so.
-
-    A page is copied into its place with the next message, or has been put there before it is added. Pages of a message
-    are copied at once: between two copies of many bytes, every look-up misses the processor's caches. Until the message
-    is asked for, buffers of its pages must stay as they are.
-    """
-
-    __slots__ = ("_copied_end", "_end", "_hits", "_told_end", "_uncopied", "_window")
-
-    def __init__(self, window: SharedSlice) -> None:
-        self._window = window
-        self._hits = bytearray()
-        self._uncopied: list[memoryview] = []
-        # [0, told_end)          what messages have told of
-        # [told_end, copied_end) in place
-        # [copied_end, end)      what the next message copies
-        self._told_end = self._copied_end = self._end = 0
-
-    @property
-    def untold_bytes(self) -> int:
-        """Bytes that no message has told of."""
-        return self._end - self._told_end
-
-    @property
-    def is_untold(self) -> bool:
-        """Whether there is anything to tell."""
-        return bool(self._hits) or self._end > self._told_end
-
-    @property
-    def room_bytes(self) -> int:
-        """Bytes of the window that no page has taken."""
-        return self._window.length - self._end
-
-    def place(self, offset: int, count_bytes: int) -> memoryview:
-        """Return the memory that lies ``offset`` behind the last page."""
-        return self._window.view(self._end + offset, count_bytes)
-
-    def add(self, hit: bytes, buffers: Sequence[memoryview]) -> None:
-        """Add a page, with its ``mark`` or none; to be copied."""
-        self._hits += hit
-        self._uncopied += buffers
-        self._end += sum(map(len, buffers))
-
-    def add_placed(self, hit: bytes, page_bytes: int) -> None:
-        """Add a page that is in its place: right behind the last one."""
-        self._copy()
-        self._hits += hit
-        self._end += page_bytes
-        self._copied_end = self._end
-
-    def message(self) -> bytes:
-        """Return the message of what was added since the last one.
-
-        Raises:
-            InputError: the window is too small.
-        """
-        self._copy()
-        told = encoded_shared(self._told_end, bytes(self._hits), self.untold_bytes)
-        self._told_end = self._end
-        self._hits.clear()
-        return told
-
-    def _copy(self) -> None:
-        if self._uncopied:
-            self._window.write(self._uncopied, self._copied_end)
-            self._uncopied = []
-        self._copied_end = self._end
-
-
-def shared_parts_of(pages: Iterable[Sequence[memoryview]], window: SharedSlice, part_bytes: int) -> Iterator[bytes]:
-    """Copy pages into shared memory, ``part_bytes`` or more at a time; yield a message that says so.
-
-    Raises:
-        InputError: the window is too small.
-    """
-    parts = SharedParts(window)
-    for buffers in pages:
-        parts.add(b"", buffers)
-        if parts.untold_bytes >= part_bytes:
-            yield parts.message()
-    if parts.is_untold:
-        yield parts.message()
-
-
 def pieces_of(buffers: Sequence[memoryview], page_bytes: int, part_bytes: int) -> Iterator[list[memoryview]]:
     """Cut one page into as few runs as can be, all of about the same length."""
     count = -(-page_bytes // part_bytes)
@@ -248,15 +147,11 @@ def _quickly(message: bytes) -> Chunk | None:
         if len(reasons) != len(hits):
             return None
     if at == end:
-        return Chunk(offset, hits, _NOTHING, 0, reasons)
+        return Chunk(offset, hits, _NOTHING, reasons)
     if at < end and message[at] == _CONTENT_TAG:
         count, at = _read_varint(message, at + 1)
         if at + count == end:
-            return Chunk(offset, hits, memoryview(message)[at:], 0, reasons)
-    if at < end and message[at] == _SHARED_TAG:
-        count, at = _read_varint(message, at + 1)
-        if at == end:
-            return Chunk(offset, hits, _NOTHING, count, reasons)
+            return Chunk(offset, hits, memoryview(message)[at:], reasons)
     return None
 
 
@@ -268,11 +163,9 @@ def _by_protobuf(message: bytes) -> Chunk:
         raise InputError("expected a part of a page, found something else") from error
     if part.HasField("start"):
         raise InputError("a stream of pages starts once, found a second start")
-    if part.content and part.shared_bytes:
-        raise InputError("a part's content lies in the message or in shared memory, found both")
     if read.reasons and len(read.reasons) != len(read.hits):
         raise InputError(f"expected a reason for each of {len(read.hits)} pages, found {len(read.reasons)}")
-    return Chunk(part.offset, read.hits, memoryview(part.content), part.shared_bytes, read.reasons)
+    return Chunk(part.offset, read.hits, memoryview(part.content), read.reasons)
 
 
 def _prefix(offset: int, hits: bytes) -> bytearray:

@@ -9,7 +9,7 @@ from threading import Event, Thread, get_ident
 import pytest
 
 from tests.support.external import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
-from tests.support.service import LoopbackServer, limits_with
+from tests.support.service import LoopbackServer
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
@@ -83,11 +83,8 @@ def opened(backend: MemoryStorage, config: ExternalConfig = CONFIG) -> ExternalS
     return store
 
 
-@pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
-def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(
-    shares_memory: bool, landing: LandingMemory
-) -> None:
-    server = LoopbackServer.start(MemoryStorage(), limits_with(regions_max=4 if shares_memory else 0))
+def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(landing: LandingMemory) -> None:
+    server = LoopbackServer.start(MemoryStorage())
     with ExternalStore.open(f"grpc://{server.address}", CONFIG) as store:
         store.register(IDENTITY, LAYOUT)
         rows = EngineRows.holding(NUMBERS)

@@ -16,7 +16,7 @@ FACADE = "__init__"
 """The package itself, its ``__init__.py``, in the tables below."""
 
 LIBRARY: tuple[tuple[str, ...], ...] = (
-    ("drain", "errors", "files", "nesting", "slowest"),
+    ("drain", "errors", "files", "gone", "nesting", "slowest"),
     ("extras", "arguments", "byte_sizes"),
     ("page",),
     ("window", "shards", "page_digests", "transfer_policy"),

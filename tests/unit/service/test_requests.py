@@ -17,7 +17,7 @@ from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Scan
-from unified_cache.wire.calls import Call
+from unified_cache.wire.calls import SERVICE, Call
 
 PAYLOAD_BYTES = 1000
 OBJECT_BYTES = HEADER_BYTES + PAYLOAD_BYTES
@@ -424,3 +424,18 @@ def test_a_fault_of_the_server_is_internal_and_tells_no_text() -> None:
     assert "the secret" in text
     wire.close()
     running.stop()
+
+
+@pytest.mark.parametrize("name", ["Share", "Unshare", "Link"])
+def test_a_call_of_an_earlier_version_is_unimplemented(name: str, server: ServerOverMemory) -> None:
+    with grpc.insecure_channel(server.running.address) as channel:
+        begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{name}")
+        with server.unchanged(), refused(grpc.StatusCode.UNIMPLEMENTED):
+            begin(b"", 10.0)
+
+
+def test_a_request_with_a_field_of_an_earlier_version_is_answered_in_the_stream(server: ServerOverMemory) -> None:
+    request = pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)]).SerializeToString()
+    range_of_memory = b"\x1a\x04\x0a\x00\x18\x40"  # field 3: a name, and a length
+    (reply,) = server.wire.get(request + range_of_memory)
+    assert pb.GetPart.FromString(reply).content == page(0)

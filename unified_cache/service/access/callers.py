@@ -53,7 +53,7 @@ class AuditEntry:
 
 
 class CallContext(Protocol):
-    """One call as its transport knows it: what ``grpc.ServicerContext`` says, and a link."""
+    """One call as gRPC knows it: what is asked of ``grpc.ServicerContext``."""
 
     def peer(self) -> str:
         """Say where the caller is, as gRPC does."""

@@ -1,10 +1,8 @@
 """The request path: from the first message of a call to its answer.
 
-calls          the boundary of a call: admitted, measured, its errors turned into statuses
-checks         messages, checked before anything is done
-lookup         longest restorable prefix of a prompt
-assembler      pages put together from the parts of a stream
-streams        cancellation of streams that are idle or never end
-shared_memory  memory lent by callers on the same machine
-sweep          the thread that checks for streams and regions that have expired
+calls       the boundary of a call: admitted, measured, its errors turned into statuses
+checks      messages, checked before anything is done
+lookup      longest restorable prefix of a prompt
+assembler   pages put together from the parts of a stream
+identities  the identities of a caller, a bounded number at a time
 """

@@ -7,15 +7,11 @@ from unified_cache.errors import InputError
 from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label, verify_buffers
-from unified_cache.service.store.pages import blank, page_in
+from unified_cache.service.store.pages import page_in
 from unified_cache.service.store.tiered import ArrivedPage
 from unified_cache.wire.parts import Chunk
-from unified_cache.wire.sharing import SharedSlice
 
 __all__ = ["AnnouncedPage", "PageAssembler"]
-
-COPIED_BYTES = 1 << 20
-"""Bytes copied out of shared memory at a time: after each copy the next look-ups miss the processor's caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +30,11 @@ class AnnouncedPage:
 class PageAssembler:
     """Assembly of the parts of one put into whole pages, in the order in which they were announced.
 
-    It holds the pieces of one page at a time. With a ``window`` the pages lie in shared memory, else in the parts.
+    It holds the pieces of one page at a time.
     """
 
-    def __init__(self, announced: Sequence[AnnouncedPage], window: SharedSlice | None = None) -> None:
+    def __init__(self, announced: Sequence[AnnouncedPage]) -> None:
         self._announced = announced
-        self._window = window
         self._done_count = 0
         self._offset = 0
         self._pieces: list[memoryview] = []
@@ -55,14 +50,11 @@ class PageAssembler:
 
         Raises:
             InputError: a gap, an overlap, more than was announced, or a page whose seal does not hold.
-            OSError: shared memory is not there any more.
         """
         if part.offset != self._offset:
             raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
         if part.end == part.offset:
             raise InputError("a part of a put has content")
-        if bool(part.shared_bytes) is not (self._window is not None):
-            raise InputError("a put has its pages in the stream or in shared memory, found both")
         for piece in self._pieces_in(part):
             expected = self._announced[self._done_count]
             self._pieces.append(piece)
@@ -81,29 +73,19 @@ class PageAssembler:
             raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
 
     def _pieces_in(self, part: Chunk) -> Iterator[memoryview]:
-        """Cut a part at the ends of pages; bytes in shared memory are copied first, so that they cannot change."""
-        offset, end = part.offset, part.offset
-        copies: list[memoryview] = []
-        for size in self._sizes_in(part):
-            end += size
-            if self._window is None:
-                yield part.content[end - size - part.offset : end - part.offset]
-                continue
-            copies.append(blank(size))
-            if end - offset >= COPIED_BYTES or end == part.end:
-                self._window.read_into(copies, offset)
-                yield from copies
-                offset, copies = end, []
+        """Cut a part at the ends of pages.
 
-    def _sizes_in(self, part: Chunk) -> Iterator[int]:
-        left_bytes, held_bytes = part.end - part.offset, self._held_bytes
+        Raises:
+            InputError: it goes on beyond the last page.
+        """
+        start, held_bytes = 0, self._held_bytes
         for number in range(self._done_count, len(self._announced)):
-            if not left_bytes:
+            if start == len(part.content):
                 return
-            size = min(left_bytes, self._announced[number].object_bytes - held_bytes)
-            yield size
-            left_bytes, held_bytes = left_bytes - size, 0
-        if left_bytes:
+            end = min(len(part.content), start + self._announced[number].object_bytes - held_bytes)
+            yield part.content[start:end]
+            start, held_bytes = end, 0
+        if start < len(part.content):
             raise InputError(f"found more than the {len(self._announced)} pages announced")
 
     def _whole(self, expected: AnnouncedPage) -> ArrivedPage:

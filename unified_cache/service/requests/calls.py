@@ -3,9 +3,9 @@
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -19,7 +19,7 @@ from unified_cache.service.requests.checks import check_asserted
 from unified_cache.settings.access import Role
 from unified_cache.wire.calls import Call, parsed
 
-__all__ = ["CallBoundary", "CallMethods", "ServedCall", "SingleAnswer"]
+__all__ = ["CallBoundary", "ServedCall"]
 
 FAULT_ID_BYTES = 6
 """Length of the random number that names a fault both in the log and in the answer."""
@@ -32,30 +32,6 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED.name
 CANCELLED = grpc.StatusCode.CANCELLED.name
 
 Request = TypeVar("Request", bound=Message)
-
-SingleAnswer = Callable[[Iterator[bytes], AnsweringContext], bytes]
-StreamedAnswer = Callable[[Iterator[bytes], AnsweringContext], Generator[bytes, None, None]]
-
-
-class CallMethods(NamedTuple):
-    """Methods by name, whatever transport their messages come by: those that answer once, and those with a stream."""
-
-    single: Mapping[str, SingleAnswer]
-    streamed: Mapping[str, StreamedAnswer]
-
-    def of_grpc(self, service: str) -> grpc.GenericRpcHandler:
-        """Return the methods as a ``grpc.Server`` is given them.
-
-        All are registered as streams of requests, also those of one message, which is the same on the wire: gRPC then
-        hands a call over as soon as its headers have come, so it is admitted, counted and timed from there on.
-        """
-        return grpc.method_handlers_generic_handler(
-            service,
-            {
-                **{name: grpc.stream_unary_rpc_method_handler(answer) for name, answer in self.single.items()},
-                **{name: grpc.stream_stream_rpc_method_handler(answer) for name, answer in self.streamed.items()},
-            },
-        )
 
 
 class ServedCall:
@@ -157,7 +133,7 @@ class CallBoundary:
 
     def unary(
         self, method: Call, needs: Role, kind: type[Request], answer: Callable[[ServedCall, Request], Message]
-    ) -> SingleAnswer:
+    ) -> Callable[[Iterator[bytes], AnsweringContext], bytes]:
         """Return a method of one message each way."""
 
         def respond(messages: Iterator[bytes], context: AnsweringContext) -> bytes:

@@ -10,7 +10,6 @@ from unified_cache.seal import Flaw
 from unified_cache.settings.service import ServiceSettings
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
@@ -35,8 +34,6 @@ class GuardedStore:
     backend: StorageBackend
     verified: VerifiedStorage
     guard: StorageGuard
-    memory: MemoryReader | None
-    """The store and its counts, where it reads pages from memory: that waits for nothing, so it needs no guard."""
 
     @classmethod
     def open(cls, settings: ServiceSettings, registry: CollectorRegistry) -> "GuardedStore":
@@ -52,7 +49,7 @@ class GuardedStore:
         metered = MeteredStorage(checked, StorageMetrics(registry), capability.name)
         verified = VerifiedStorage(metered)
         guard = StorageGuard.around(verified, capability, settings.guard)
-        guarded = cls(backend, verified, guard, metered.memory_reader())
+        guarded = cls(backend, verified, guard)
         registry.register(guarded)
         return guarded
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from unified_cache.seal import HEADER_BYTES, Label, relabelled
 
-__all__ = ["HeldPage", "blank", "blank_page", "charged_bytes", "page_in"]
+__all__ = ["HeldPage", "blank_page", "charged_bytes", "page_in"]
 
 PAGE_OVERHEAD_BYTES = 1_280
 """Memory of a page beyond its bytes: label, views of its bytes, places in maps; 1,140 to 1,220 in CPython 3.11."""
@@ -45,12 +45,8 @@ def charged_bytes(object_bytes: int) -> int:
 def blank_page(object_bytes: int) -> HeldPage:
     """Make a page to be filled; its payload holds anything."""
     payload_bytes = object_bytes - HEADER_BYTES
-    return HeldPage(memoryview(bytearray(HEADER_BYTES)), (blank(payload_bytes),) if payload_bytes else ())
-
-
-def blank(count_bytes: int) -> memoryview:
-    """Make room that holds anything; it is not zeroed, unlike a bytearray."""
-    return np.empty(count_bytes, np.uint8).data
+    payload = (np.empty(payload_bytes, np.uint8).data,) if payload_bytes else ()  # not zeroed, unlike a bytearray
+    return HeldPage(memoryview(bytearray(HEADER_BYTES)), payload)
 
 
 def page_in(pieces: Sequence[memoryview]) -> HeldPage:

@@ -21,7 +21,6 @@ from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.pages import HeldPage, blank_page
 from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.common.names import check_scan
-from unified_cache.storage_backends.memory_reads import MemoryReader, RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
 from unified_cache.wire.calls import RETRY_AFTER
 
@@ -97,11 +96,8 @@ class TieredStore:
         host: HostTier,
         usage: TenantUsage,
         observer: Observer,
-        memory: MemoryReader | None = None,
     ) -> None:
-        """``memory`` reads what the store has in memory; None where it does not."""
         self._store = store
-        self._memory = memory
         self._host = host
         self._usage = usage
         self._observer = observer
@@ -170,29 +166,6 @@ class TieredStore:
                 found[number] = _MISS._replace(answer=answer)
         self._usage.take(tenant, list(compress(pages, hits)))
         return found
-
-    @property
-    def may_place(self) -> bool:
-        """Whether pages may be read straight into memory of a caller's, since none are kept in the server's."""
-        return self._memory is not None and not self._host.bytes_max
-
-    def place(self, tenant: str, targets: Sequence[RowsTarget]) -> int:
-        """Read what the store has in memory into a caller's memory; return how many pages, up to the first it lacks.
-
-        Of that one and those after it nothing is known, and nothing counted: ``read`` tells. Waits for nothing.
-        """
-        if self._memory is None:
-            return 0
-        came = self._memory.read_memory(targets)
-        count = came.index(False) if False in came else len(came)
-        if count:
-            pages = [PageIO(target.label, target.parent, target.buffers) for target in targets[:count]]
-            labels = [page.label for page in pages]
-            self._count(tenant, "host", labels, [Answer.MISS] * count)
-            self._count(tenant, "storage", labels, [Answer.HIT] * count)
-            self._usage.touch(tenant, labels)
-            self._usage.take(tenant, pages)
-        return count
 
     def put(self, tenant: str, arrived: Sequence[ArrivedPage], level: Level) -> list[KeptTier]:
         """Store pages; the first page of a name stays.

@@ -6,8 +6,6 @@ A page passes these files in this order:
     batches     which pages go in one call, and how long all calls of a request may take
     rendezvous  which server a page belongs to
     server      one server: connections, Hello, breaker
-    sharing     memory shared with a server on the same machine
-    links       calls over Unix sockets to a server on the same machine, beside gRPC
     scatter     a stream of pages into the buffers that they were asked for with
     url         servers, credentials and timeouts of a URL
     inquiry     questions of people: status, prefix of a prompt, tokens; for the command line

@@ -8,10 +8,9 @@ from typing import NamedTuple
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Level, PageIO
-from unified_cache.storage_backends.remote.server import Server
-from unified_cache.storage_backends.remote.sharing import LentSlice
-from unified_cache.wire.calls import PART_BYTES, SHARED_PART_BYTES
-from unified_cache.wire.parts import parts_of, shared_parts_of
+from unified_cache.storage_backends.remote.server import STREAM_BYTES_MAX, Server
+from unified_cache.wire.calls import PART_BYTES
+from unified_cache.wire.parts import parts_of
 
 __all__ = [
     "PAGES_PER_CALL",
@@ -20,7 +19,6 @@ __all__ = [
     "ServerBatch",
     "cut",
     "put_messages",
-    "range_of",
     "sized_runs",
 ]
 
@@ -54,8 +52,6 @@ class ServerBatch(NamedTuple):
     server: Server
     numbers: list[int]
     """Positions in what was asked for."""
-    total_bytes: int
-    """Of their pages; 0 where only names move."""
     time: RequestTime
     """Of the request that it is a part of."""
     is_only: bool = False
@@ -83,7 +79,7 @@ class GatedMessages:
             return next(self._messages)
 
     def close(self) -> None:
-        """Wait for the message that is being made, some 4 MiB at most, and make no other."""
+        """Wait for the message that is being made, about a MiB, and make no other."""
         with self._guard:
             self._messages.close()
 
@@ -95,34 +91,21 @@ def cut(server: Server, numbers: Sequence[int], sizes: Sequence[int], time: Requ
     total_bytes = 0
     for number in numbers:
         size = sizes[number] if sizes else 0
-        if some and (len(some) == pages_max or total_bytes + size > server.call_bytes_max):
-            yield ServerBatch(server, some, total_bytes, time)
+        if some and (len(some) == pages_max or total_bytes + size > STREAM_BYTES_MAX):
+            yield ServerBatch(server, some, time)
             some, total_bytes = [], 0
         some.append(number)
         total_bytes += size
-    yield ServerBatch(server, some, total_bytes, time)
+    yield ServerBatch(server, some, time)
 
 
-def put_messages(
-    server: Server, pages: Sequence[PageIO], level: Level, lent: LentSlice | None
-) -> Generator[bytes, None, None]:
-    """Yield the start of a put, then its pages: in the stream, or written into the window and told."""
+def put_messages(server: Server, pages: Sequence[PageIO], level: Level) -> Generator[bytes, None, None]:
+    """Yield the start of a put, then its pages."""
     wanted = pb.DURABLE if level is Level.DURABLE else pb.CACHED
-    runs, shared = sized_runs(pages), range_of(lent)
-    start = pb.PutStart(tenant=server.tenant, level=wanted, runs=runs, shared=shared)
+    start = pb.PutStart(tenant=server.tenant, level=wanted, runs=sized_runs(pages))
     yield pb.PutPart(start=start).SerializeToString()
-    if lent is not None:
-        yield from shared_parts_of((page.buffers for page in pages), lent.window, SHARED_PART_BYTES)
-    else:
-        part_bytes = min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
-        yield from parts_of(((b"", page.buffers) for page in pages), part_bytes)
-
-
-def range_of(lent: LentSlice | None) -> pb.SharedRange | None:
-    """Name a window as requests do; None for none."""
-    if lent is None:
-        return None
-    return pb.SharedRange(region=lent.window.name, start=lent.window.start, length=lent.window.length)
+    part_bytes = min(PART_BYTES, server.agreed.part_bytes if server.agreed is not None else PART_BYTES)
+    yield from parts_of(((b"", page.buffers) for page in pages), part_bytes)
 
 
 def sized_runs(pages: Sequence[PageIO]) -> list[pb.PageRun]:

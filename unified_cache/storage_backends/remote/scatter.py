@@ -8,13 +8,8 @@ from unified_cache.errors import InputError
 from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.storage_backends.remote.reasons import read_answer
 from unified_cache.wire.parts import Chunk
-from unified_cache.wire.sharing import SharedSlice
 
 __all__ = ["ScatterReader"]
-
-
-LANDED_BYTES = 1 << 20
-"""Copied out of shared memory at a time: added to checksums while it is in the processor's caches."""
 
 
 class LandingPiece(NamedTuple):
@@ -28,16 +23,15 @@ class LandingPiece(NamedTuple):
 
 
 class ScatterReader:
-    """Fill pages in the order asked for. Content is copied once, from the message or the window into the page.
+    """Fill pages in the order asked for. Content is copied once, from the message into the page.
 
     Where a page has a checksum, what has come of it is added at once, while whoever sends goes on with the next part.
     """
 
-    def __init__(self, pages: Sequence[PageIO], window: SharedSlice | None = None) -> None:
+    def __init__(self, pages: Sequence[PageIO]) -> None:
         self.hits: list[Answer | None] = [None] * len(pages)
         """By page; None while there is no answer, or not the whole page yet."""
         self._pages = pages
-        self._window = window
         self._answered_count = 0
         self._offset = 0
         self._coming: deque[LandingPiece | int] = deque()
@@ -48,12 +42,9 @@ class ScatterReader:
 
         Raises:
             InputError: the stream is not what was asked for.
-            OSError: shared memory is not there any more.
         """
         if part.offset != self._offset:
             raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
-        if bool(part.shared_bytes) and self._window is None:
-            raise InputError("found a part in shared memory, where none was offered")
         if self._answered_count + len(part.hits) > len(self._pages):
             raise InputError(f"expected {len(self._pages)} pages, found more")
         for index, hit in enumerate(part.hits):
@@ -94,26 +85,11 @@ class ScatterReader:
             self.hits[number] = Answer.HIT
 
     def _land(self, part: Chunk, pieces: Sequence[LandingPiece]) -> None:
-        if part.shared_bytes and self._window is not None:
-            self._land_shared(self._window, part.offset, pieces)
-            return
         start = 0
         for piece in pieces:
             end = start + len(piece.buffer)
             piece.buffer[:] = part.content[start:end]
             start = end
-        self._add(pieces)
-
-    def _land_shared(self, window: SharedSlice, offset: int, pieces: Sequence[LandingPiece]) -> None:
-        first = landed_bytes = 0
-        for end, piece in enumerate(pieces, 1):
-            landed_bytes += len(piece.buffer)
-            if landed_bytes >= LANDED_BYTES or end == len(pieces):
-                window.read_into([each.buffer for each in pieces[first:end]], offset)
-                self._add(pieces[first:end])
-                first, offset, landed_bytes = end, offset + landed_bytes, 0
-
-    def _add(self, pieces: Sequence[LandingPiece]) -> None:
         for number, start, buffer in pieces:
             checksum = self._pages[number].checksum
             if checksum is not None:

@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
 
 import grpc
 
@@ -12,23 +11,16 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
-from unified_cache.storage_backends.remote.links import LinkedCall, ServerLinks
-from unified_cache.storage_backends.remote.sharing import CALL_BYTES, LentSlice, RegionGrant, RegionSharing
 from unified_cache.storage_backends.remote.url import RemoteOptions
-from unified_cache.wire.calls import REASON, REASON_HELLO, REASON_SHARE, Call, parsed
-from unified_cache.wire.local_sockets import SocketOffer
-from unified_cache.wire.sharing import RegionOffer, named_here
+from unified_cache.wire.calls import REASON, REASON_HELLO, Call, parsed
 
-__all__ = ["Server", "is_passing", "is_unknown_call", "storage_error", "wants_hello", "wants_stream"]
+__all__ = ["STREAM_BYTES_MAX", "Server", "is_passing", "is_unknown_call", "storage_error", "wants_hello"]
 
 PARTS_AHEAD_BYTES = 8 << 20
 """Bytes of a stream that may be under way to a slow reader."""
 
 STREAM_BYTES_MAX = 1 << 30
 """Of pages in one stream."""
-
-GOODBYE_S = 1.0
-"""Wait for the answer of a server to the end of sharing."""
 
 RECONNECT_MS_MIN = 100
 RECONNECT_MS_MAX = 2000
@@ -67,9 +59,6 @@ class Server:
         self._manifests_sent: dict[bytes, Manifest] = {}
         self.breaker = CircuitBreaker(1, REST, clock)
         """While it is open, the server is asked last."""
-        self._sharing = RegionSharing(self._offer, clock) if named_here(name) else None
-        self._links = ServerLinks(self._offer_link, clock) if named_here(name) else None
-        self._clock = clock
         self.agreed: pb.HelloReply | None = None
         """Latest description that the server gave of itself."""
 
@@ -119,21 +108,6 @@ class Server:
         self._manifests_sent.clear()
 
     @property
-    def call_bytes_max(self) -> int:
-        """Bytes of pages that one call had better move."""
-        return CALL_BYTES if self._region_bytes_max else STREAM_BYTES_MAX
-
-    def lend(self, length: int, timeout_s: float) -> LentSlice | None:
-        """Return shared memory for one call; None to send its pages in the stream, or if that is not clear in time."""
-        if self._sharing is None or not self._region_bytes_max or not length:
-            return None
-        return self._sharing.lend(length, self._region_bytes_max, timeout_s)
-
-    def over(self, lent: LentSlice | None) -> AbstractContextManager[None]:
-        """Take shared memory back at the end of the with block, and give it up where that raises."""
-        return nullcontext() if self._sharing is None else self._sharing.over(lent)
-
-    @property
     def tenant(self) -> str | None:
         """Tenant that every request names; None for none."""
         return self._tenant
@@ -143,100 +117,33 @@ class Server:
 
         Both may raise ``grpc.RpcError``.
         """
-        ends_s = self._clock() + (self._timeout_s if timeout_s is None else timeout_s)
-        linked = self._linked(ends_s)
-        if linked is None:
-            return self._start_unary(call, message, max(0.0, ends_s - self._clock())).result
-        linked.begin(call, message)
-        return linked.answer
+        begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel().unary_unary(call.path)
+        return begin.future(message, self._timeout_s if timeout_s is None else timeout_s, self._metadata).result
 
-    def receive(self, call: Call, message: bytes, timeout_s: float, lent: LentSlice | None) -> Iterable[bytes]:
-        """Begin a call that answers with a stream, of which shared memory may hold the pages.
+    def receive(self, call: Call, message: bytes, timeout_s: float) -> Iterable[bytes]:
+        """Begin a call that answers with a stream.
 
         Iterating over it may raise ``grpc.RpcError``.
         """
-        ends_s = self._clock() + timeout_s
-        linked = None if lent is None else self._linked(ends_s)
-        if linked is None:
-            begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel().unary_stream(call.path)
-            return begin(message, max(0.0, ends_s - self._clock()), self._metadata)
-        linked.begin(call, message)
-        return linked
+        begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel().unary_stream(call.path)
+        return begin(message, timeout_s, self._metadata)
 
-    def send(
-        self, call: Call, messages: Iterator[bytes], timeout_s: float, lent: LentSlice | None, *, is_only: bool
-    ) -> Callable[[], bytes]:
-        """Begin a call that sends a stream; return what waits for its answer. Shared memory may hold the pages.
+    def send(self, call: Call, messages: Iterator[bytes], timeout_s: float, *, is_only: bool) -> Callable[[], bytes]:
+        """Begin a call that sends a stream; return what waits for its answer.
 
-        Over a link the messages are made before this returns. Over gRPC a thread of its own makes them; if the call
-        ``is_only``, who waits looks after it: else each message wakes one more thread, which is 4 to 8 % of the time of
-        a put of pages of 1 MiB and more. Waiting may raise ``grpc.RpcError``, and what making a message raises.
+        A thread of its own makes the messages. If the call ``is_only``, who waits looks after it: else each message
+        wakes one more thread, which is 4 to 8 % of the time of a put of pages of 1 MiB and more. Waiting may raise
+        ``grpc.RpcError``, and what making a message raises.
         """
-        ends_s = self._clock() + timeout_s
-        linked = None if lent is None else self._linked(ends_s)
-        if linked is not None:
-            linked.begin_stream(call, messages)
-            return linked.answer
         begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel().stream_unary(call.path)
-        left_s = max(0.0, ends_s - self._clock())
         if is_only:
-            return lambda: begin(messages, left_s, self._metadata)
-        return begin.future(messages, left_s, self._metadata).result
+            return lambda: begin(messages, timeout_s, self._metadata)
+        return begin.future(messages, timeout_s, self._metadata).result
 
     def close(self) -> None:
         """Close the connections; calls under way are cancelled."""
-        if self._links is not None:
-            self._links.close()
-        region = self._sharing.give_up() if self._sharing is not None else ""
-        if region:
-            request = pb.UnshareRequest(tenant=self._tenant, region=region)
-            # A server that does not hear of it lets the region go by itself, a little later.
-            with suppress(grpc.RpcError):
-                self._start_unary(Call.UNSHARE, request.SerializeToString(), GOODBYE_S).result()
         for channel in self._channels:
             channel.close()
-
-    @property
-    def _region_bytes_max(self) -> int:
-        return self.agreed.region_bytes_max if self._sharing is not None and self.agreed is not None else 0
-
-    def _offer(self, offer: RegionOffer, timeout_s: float) -> RegionGrant | None:
-        """Offer memory; None where the server did not come for it.
-
-        Raises:
-            grpc.RpcError: it does not take the memory.
-            InputError: its answer is none.
-        """
-        request = pb.ShareRequest(
-            tenant=self._tenant,
-            region_bytes=offer.region.region_bytes,
-            socket_name=offer.socket_name,
-            socket_proof=offer.socket_proof,
-        )
-        asked = self._start_unary(Call.SHARE, request.SerializeToString(), timeout_s)
-        asked.add_done_callback(lambda _: offer.withdraw())  # a server that refuses never connects
-        tie = offer.hand_over()
-        try:
-            reply = parsed(pb.ShareReply, asked.result())
-        except (grpc.RpcError, InputError):
-            if tie is not None:
-                tie.close()
-            raise
-        return None if tie is None else RegionGrant(reply.region, reply.idle_s, tie)
-
-    def _offer_link(self, offer: SocketOffer, timeout_s: float) -> None:
-        request = pb.LinkRequest(tenant=self._tenant, name=offer.name, proof=offer.proof)
-        self._start_unary(Call.LINK, request.SerializeToString(), timeout_s).result()
-
-    def _linked(self, ends_s: float) -> LinkedCall | None:
-        """Return a call over a link; None where it goes over gRPC."""
-        if self._links is None or self.agreed is None or not self.agreed.links_max:
-            return None
-        return self._links.call(ends_s - self._clock())
-
-    def _start_unary(self, call: Call, message: bytes, timeout_s: float) -> "grpc.Future[bytes]":
-        begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel().unary_unary(call.path)
-        return begin.future(message, timeout_s, self._metadata)
 
     def _channel(self) -> grpc.Channel:
         return self._channels[next(self._turn) % len(self._channels)]
@@ -257,16 +164,11 @@ def wants_hello(error: grpc.RpcError) -> bool:
     return isinstance(error, grpc.Call) and (REASON, REASON_HELLO) in tuple(error.trailing_metadata() or ())
 
 
-def wants_stream(error: grpc.RpcError) -> bool:
-    """Tell whether the server does not have the memory that was shared with it."""
-    return isinstance(error, grpc.Call) and (REASON, REASON_SHARE) in tuple(error.trailing_metadata() or ())
-
-
 def storage_error(error: grpc.RpcError | InputError | OSError, call: Call, server: Server) -> StorageError:
     """Say what a failed call, or an answer that is none, means to whoever uses the store; let go of what the call held.
 
-    A call that streams is its own error: with its traceback, it would keep the caller's pages and shared memory until
-    cycles of references are collected.
+    A call that streams is its own error: with its traceback, it would keep the caller's pages until cycles of
+    references are collected.
     """
     error.__traceback__ = None
     if not isinstance(error, grpc.RpcError):

@@ -36,7 +36,6 @@ from unified_cache.storage_backends.remote.batches import (
     ServerBatch,
     cut,
     put_messages,
-    range_of,
     sized_runs,
 )
 from unified_cache.storage_backends.remote.listing import listed_identities
@@ -49,7 +48,6 @@ from unified_cache.storage_backends.remote.server import (
     is_unknown_call,
     storage_error,
     wants_hello,
-    wants_stream,
 )
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 from unified_cache.wire.calls import Call, Parsed, parsed
@@ -154,20 +152,14 @@ class RemoteStorage:
 
             def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
-                with ExitStack() as lending:
-                    lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
-                    lending.enter_context(batch.server.over(lent))
-                    shared = range_of(lent)
-                    request = pb.GetRequest(tenant=batch.server.tenant, runs=sized_runs(chosen), shared=shared)
-                    parts = batch.server.receive(Call.GET, request.SerializeToString(), batch.time.timeout_s(), lent)
-                    reader = ScatterReader(chosen, None if lent is None else lent.window)
-                    lending_goes_on = lending.pop_all()
+                request = pb.GetRequest(tenant=batch.server.tenant, runs=sized_runs(chosen))
+                parts = batch.server.receive(Call.GET, request.SerializeToString(), batch.time.timeout_s())
+                reader = ScatterReader(chosen)
 
                 def await_reply() -> None:
                     try:
-                        with lending_goes_on:
-                            for message in parts:
-                                reader.take(decoded(message))
+                        for message in parts:
+                            reader.take(decoded(message))
                     finally:
                         for number, hit in zip(batch.numbers, reader.hits, strict=True):
                             hits[number] = hit
@@ -195,17 +187,14 @@ class RemoteStorage:
 
             def start(batch: ServerBatch) -> AwaitReply:
                 chosen = [pages[number] for number in batch.numbers]
-                with ExitStack() as lending:
-                    lent = batch.server.lend(batch.total_bytes, batch.time.timeout_s())
-                    lending.enter_context(batch.server.over(lent))
-                    messages = GatedMessages(put_messages(batch.server, chosen, level, lent))
-                    lending.enter_context(closing(messages))
-                    timeout_s = batch.time.timeout_s()
-                    answer = batch.server.send(Call.PUT, messages, timeout_s, lent, is_only=batch.is_only)
-                    lending_goes_on = lending.pop_all()
+                messages = GatedMessages(put_messages(batch.server, chosen, level))
+                with ExitStack() as sending:
+                    sending.enter_context(closing(messages))
+                    answer = batch.server.send(Call.PUT, messages, batch.time.timeout_s(), is_only=batch.is_only)
+                    sending_goes_on = sending.pop_all()
 
                 def await_reply() -> None:
-                    with lending_goes_on:
+                    with sending_goes_on:
                         reply = parsed(pb.PutReply, answer())
                     kept = put_answers(reply.stored, reply.reasons, len(batch.numbers))
                     for number, where in zip(batch.numbers, kept, strict=True):
@@ -465,7 +454,7 @@ class RemoteStorage:
                 server.forget_greetings()
             elif is_passing(error):
                 server.breaker.record_failure()
-            elif not wants_stream(error):
+            else:
                 raise storage_error(error, call, server) from error
             return storage_error(error, call, server)
         except (InputError, OSError) as error:

@@ -5,15 +5,13 @@ It needs the ``metrics`` extra.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from unified_cache.extras import needs_extra
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.memory_reads import MemoryReader, RowsTarget, memory_reader_in
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 from unified_cache.storage_backends.wrappers.method import Method
@@ -121,11 +119,6 @@ class MeteredStorage:
         """List objects of the wrapped backend."""
         return self._timed(Method.SCAN, lambda: self._backend.scan(identity, cursor))
 
-    def memory_reader(self) -> MemoryReader | None:
-        """Return what reads pages that the wrapped backend has in memory, counted as gets; None where nothing does."""
-        reader = memory_reader_in(self._backend)
-        return None if reader is None else _MeteredReader(reader, self._read_memory)
-
     def removals(self) -> RemovalFeed | None:
         """Have the wrapped backend tell what goes; asking it waits for nothing."""
         return removals_of(self._backend)
@@ -158,26 +151,3 @@ class MeteredStorage:
         self._count(method, len(pages), sum(map(bool, hits)))
         moved_bytes = sum(page_bytes(page) for page, hit in zip(pages, hits, strict=True) if hit)
         self._metrics.bytes.labels(self._store, method.value).inc(moved_bytes)
-
-    def _read_memory(self, reader: MemoryReader, targets: Sequence[RowsTarget]) -> list[bool]:
-        came = self._timed(Method.GET, lambda: reader.read_memory(targets))
-        # Of those that did not come nothing is known: they are asked for again, and counted then.
-        read = list(compress(targets, came))
-        self._count(Method.GET, len(read), len(read))
-        self._metrics.bytes.labels(self._store, Method.GET.value).inc(sum(target.object_bytes for target in read))
-        return came
-
-
-class _MeteredReader(NamedTuple):
-    """Reads of what a store has in memory, counted."""
-
-    reader: MemoryReader
-    read: Callable[[MemoryReader, Sequence[RowsTarget]], list[bool]]
-
-    def knows(self, labels: Sequence[Label]) -> list[bool]:
-        """Ask the store; that is no call of its own."""
-        return self.reader.knows(labels)
-
-    def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
-        """Count what comes as read by a get."""
-        return self.read(self.reader, targets)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.service import LoopbackServer, limits_with
-from tests.unit.storage_backends.remote.test_sharing import tied_grant
 from unified_cache.components import Full
 from unified_cache.errors import StorageError
 from unified_cache.pool import ModelLayout, PoolSpec
@@ -20,17 +19,10 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.batches import GatedMessages
-from unified_cache.storage_backends.remote.sharing import (
-    REGION_BYTES_MIN,
-    LentSlice,
-    RegionGrant,
-    RegionSharing,
-)
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.testing.storage_contract import MODEL, blank_page, bytes_of, label, open_for_contract, sealed_page
 from unified_cache.wire.calls import Call
-from unified_cache.wire.sharing import RegionOffer
 
 PATIENCE_S = 30.0
 LARGE_BYTES = HEADER_BYTES + (6 << 20)
@@ -80,10 +72,9 @@ def test_a_get_that_was_given_up_writes_nothing_when_the_server_answers_after_al
     assert set(bytes_of(page)) == {0x55}
 
 
-@pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
-def test_a_get_that_was_given_up_holds_no_page_any_more(shares_memory: bool, no_collection: None) -> None:
+def test_a_get_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
     store = PausedReads()
-    running = LoopbackServer.start(store, limits_with(regions_max=4 if shares_memory else 0), host_bytes=0)
+    running = LoopbackServer.start(store, host_bytes=0)
     storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
     content = WatchedBytes(sum(map(len, blank_page(label(1)).buffers)))
     alive = weakref.ref(content)
@@ -114,9 +105,8 @@ class DeafHandler(grpc.GenericRpcHandler):
         return b""
 
 
-@pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
-def test_a_put_that_was_given_up_holds_no_page_any_more(shares_memory: bool, no_collection: None) -> None:
-    limits = limits_with(regions_max=4 if shares_memory else 0, links_max=0)
+def test_a_put_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
+    limits = limits_with()
     running = LoopbackServer.start(MemoryStorage(), limits)
     deaf = DeafHandler(running.service.rpc_methods())
     server = grpc.server(ThreadPoolExecutor(4), options=limits.channel_options())
@@ -189,23 +179,9 @@ def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_una
     running.stop()
 
 
-def test_while_a_region_is_offered_other_calls_send_their_pages_in_the_stream() -> None:
-    meanwhile: list[LentSlice | None] = []
-
-    def offer(offered: RegionOffer, timeout_s: float) -> RegionGrant:
-        meanwhile.append(sharing.lend(1, REGION_BYTES_MIN, timeout_s))
-        return tied_grant(offered, timeout_s)
-
-    sharing = RegionSharing(offer, ManualClock())
-    assert sharing.lend(1, REGION_BYTES_MIN, 5.0) is not None
-    assert meanwhile == [None]
-    sharing.give_up()
-
-
-@pytest.mark.parametrize("shares_memory", [True, False], ids=["shared memory", "stream"])
 @pytest.mark.parametrize("cuts", [(), (100, HEADER_BYTES, 3_000_000)], ids=["one buffer", "rows"])
-def test_a_page_is_added_to_its_checksum_as_it_lands(shares_memory: bool, cuts: tuple[int, ...]) -> None:
-    running = LoopbackServer.start(MemoryStorage(), limits_with(regions_max=4 if shares_memory else 0))
+def test_a_page_is_added_to_its_checksum_as_it_lands(cuts: tuple[int, ...]) -> None:
+    running = LoopbackServer.start(MemoryStorage())
     storage = running.client()
     storage.register(manifest_of(MODEL, LARGE), {})
     labels = [Label(MODEL.digest(LARGE), label(number).key, "kv") for number in range(3)]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat
 
 import grpc
 import pytest
@@ -18,7 +19,7 @@ from unified_cache.testing.storage_contract import blank_page, label, open_for_c
 from unified_cache.wire.calls import Call
 
 NO_MESSAGE = b"\xff\xff\xff"
-LIMITS = limits_with(regions_max=0, links_max=0)
+LIMITS = limits_with()
 
 ASKED: dict[Call, Callable[[RemoteStorage], object]] = {
     Call.HELLO: lambda storage: storage.capability(),
@@ -100,3 +101,26 @@ def test_an_answer_for_other_pages_than_asked_for_is_a_failure_of_the_store(
 ) -> None:
     with pytest.raises(StorageError):
         outcome(ASKED[call], call, answer.SerializeToString())
+
+
+def test_an_answer_without_an_end_ends_no_call_late() -> None:
+    running = LoopbackServer.start(MemoryStorage(), LIMITS)
+
+    class EndlessHandler(grpc.GenericRpcHandler):
+        """A server whose gets go on with parts of nothing for as long as anybody reads them."""
+
+        def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+            if details.method == Call.GET.path:
+                return grpc.unary_stream_rpc_method_handler(lambda request, context: repeat(b""))
+            return running.service.rpc_methods().service(details)
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((EndlessHandler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    storage = open_for_contract(RemoteStorage.open(RemoteOptions((f"127.0.0.1:{port}",), timeout_s=0.3, retries=0)))
+    with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+        storage.get([blank_page(label(0))])
+    storage.close()
+    server.stop(None).wait()
+    running.stop()

@@ -3,7 +3,6 @@
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,10 +11,8 @@ from tests.sources import ROOT
 from tests.support.clock import ManualClock
 from tests.support.wrappers import blank, scripted, sealed
 from unified_cache.errors import ClosedError, StorageError
-from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
@@ -56,33 +53,6 @@ def test_every_method_is_counted_with_its_pages_hits_and_bytes() -> None:
         "touch": (2, 0, None),
         "remove": (2, 1, None),
     }
-
-
-class HalfInMemory:
-    """Reads of every second page."""
-
-    def knows(self, labels: Sequence[Label]) -> list[bool]:
-        return [True] * len(labels)
-
-    def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
-        return [number % 2 == 0 for number in range(len(targets))]
-
-
-class ReadableMemory(HalfInMemory, MemoryStorage):
-    """A store that says so."""
-
-
-def test_reads_from_memory_are_counted_as_gets_of_what_came_alone() -> None:
-    registry = CollectorRegistry()
-    storage = MeteredStorage(ReadableMemory(), StorageMetrics(registry), "s")
-    reader = storage.memory_reader()
-    assert reader is not None
-    assert reader.knows([label(0)]) == [True]
-    targets = [RowsTarget(label(number), None, (memoryview(bytearray(HEADER_BYTES)),), 100) for number in range(5)]
-    assert reader.read_memory(targets) == [True, False, True, False, True]
-    found = {name: value(registry, f"{name}_total", "get") for name in ("calls", "pages", "hits", "bytes")}
-    assert found == {"calls": 1, "pages": 3, "hits": 3, "bytes": 3 * (HEADER_BYTES + 100)}
-    assert MeteredStorage(MemoryStorage(), StorageMetrics(CollectorRegistry()), "s").memory_reader() is None
 
 
 def test_latency_is_the_time_to_the_answer_or_the_error() -> None:

@@ -1,0 +1,114 @@
+"""Things that were taken out are gone: nothing names them but the table of errors, migrating.md and the changelog."""
+
+import importlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import unified_cache
+from tests.sources import ROOT, repository_files
+from unified_cache.cli.commands import DEFERRED
+from unified_cache.cli.main import run
+from unified_cache.errors import ConfigError
+from unified_cache.gone import GONE, Gone, GoneModules
+from unified_cache.settings.loading import read_settings
+from unified_cache.settings.names import SECTIONS, variable_name
+
+WORDS = (
+    # Links and shared memory between a service and clients on its machine.
+    *("memfd", "local_sockets", "LinkSocket", "LinkedRequest", "LinkedReply", "LinkRequest", "links_max"),
+    *("regions_max", "region_bytes_max", "region_idle_s"),
+    *("SharedSlice", "SharedRange", "SharedParts", "LentSlice", "RegionOffer", "RegionSharing", "CallLinks"),
+    *("ShareRequest", "UnshareRequest", "REASON_SHARE", "placed_messages"),
+)
+"""Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
+
+MAY_NAME_THEM = frozenset(
+    {"unified_cache/gone.py", "docs/migrating.md", "CHANGELOG.md", "tests/unit/repository/test_gone.py"}
+)
+BINARY = (".gz", ".png", ".svg", ".ico", ".safetensors", ".json")
+"""Files that are not read by people; results of benchmarks among them."""
+
+
+def dead_names() -> set[str]:
+    settings = {name for each in GONE for name in each.settings}
+    imports = {name for each in GONE for name in each.imports}
+    commands = {f"unified-cache {name}" for each in GONE for name in each.commands}
+    return {*WORDS, *settings, *imports, *commands}
+
+
+def mentions(path: str, text: str, names: re.Pattern[str]) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        for found in names.findall(line):
+            yield f"{path}:{number}: found {found}, which is gone; expected nothing of it"
+
+
+def pattern() -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(dead_names())))})(?!\w)")
+
+
+def test_nothing_names_what_is_gone() -> None:
+    names = pattern()
+    findings = [
+        finding
+        for path in repository_files()
+        if path not in MAY_NAME_THEM and not path.endswith(BINARY)
+        for finding in mentions(path, (ROOT / path).read_text(encoding="utf-8", errors="replace"), names)
+    ]
+    assert not findings, "\n" + "\n".join(findings)
+
+
+def test_a_mention_of_what_is_gone_is_found() -> None:
+    (found,) = mentions("a.md", "one\nset `memfd`\n", pattern())
+    assert found.startswith("a.md:2: found memfd")
+
+
+def test_the_document_on_moving_has_every_name_that_is_gone() -> None:
+    text = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
+    named = {name for each in GONE for name in (*each.settings, *each.commands, *each.imports)}
+    assert {name for name in named if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("name", [name for each in GONE for name in each.settings])
+def test_a_setting_that_is_gone_is_refused_with_what_takes_its_place(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (instead,) = (each.instead for each in GONE if name in each.settings)
+    path = tuple(name.split("."))
+    variable = variable_name(path)
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError) as refused:
+        read_settings(SECTIONS["serve"])
+    assert variable in str(refused.value)
+    assert instead in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [name for each in GONE for name in each.commands])
+def test_a_command_that_is_gone_is_refused_with_what_takes_its_place(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([name, "--any", "thing"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert all(each.instead in said for each in GONE if name in each.commands)
+    assert not any(name in commands for commands in DEFERRED.values())
+
+
+@pytest.mark.parametrize("name", [name for each in GONE for name in each.imports])
+def test_an_import_of_what_is_gone_fails_with_what_takes_its_place(name: str) -> None:
+    (instead,) = (each.instead for each in GONE if name in each.imports)
+    with pytest.raises(ModuleNotFoundError, match=re.escape(instead)):
+        importlib.import_module(name)
+
+
+def test_modules_that_never_were_fail_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Gone("use storage", imports=("unified_cache.former", "unified_cache.Former"))
+    monkeypatch.setattr("unified_cache.gone.GONE", (row,))
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'unified_cache\.latter'$"):
+        importlib.import_module("unified_cache.latter")
+    with pytest.raises(ModuleNotFoundError, match=r"'unified_cache\.former'; it is gone: use storage"):
+        importlib.import_module("unified_cache.former")
+    with pytest.raises(AttributeError, match="Former'; it is gone: use storage"):
+        unified_cache.Former  # noqa: B018
+    assert GoneModules.find_spec("json") is None

@@ -1,0 +1,69 @@
+"""Names that earlier versions had, and what to use in their place: the error of whoever still uses one says it.
+
+Whoever takes something out adds a row here, and one to docs/migrating.md.
+"""
+
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import NamedTuple
+
+__all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "setting_instead"]
+
+
+class Gone(NamedTuple):
+    """Names of one thing that was taken out."""
+
+    instead: str
+    """What to use in its place: one sentence, without a full stop."""
+    settings: tuple[str, ...] = ()
+    """As in a file, without the section."""
+    commands: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    """Modules, and names of ``unified_cache`` itself, in full."""
+
+
+GONE: Sequence[Gone] = (
+    Gone(
+        "clients on the service's machine call it over gRPC as all others do: take the setting out; to do without a "
+        "service, have the processes of one machine name the same file: store",
+        settings=("limits.links_max", "limits.regions_max", "limits.region_bytes_max", "limits.region_idle_s"),
+    ),
+)
+
+
+class GoneModules:
+    """Finder of modules, asked after all others: says of one that is gone what to import in its place."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return None: it finds nothing.
+
+        Raises:
+            ModuleNotFoundError: the module is gone.
+        """
+        instead = import_instead(fullname)
+        if instead:
+            raise ModuleNotFoundError(f"No module named {fullname!r}{instead}", name=fullname)
+        return None
+
+
+def setting_instead(name: str) -> str:
+    """Return the end of an error about a setting, without its section; empty where no version had one of that name."""
+    return _end([each.instead for each in GONE if name in each.settings])
+
+
+def command_instead(name: str) -> str:
+    """Return the end of an error about a command; empty where no version had one of that name."""
+    return _end([each.instead for each in GONE if name in each.commands])
+
+
+def import_instead(name: str) -> str:
+    """Return the end of an error about an import; empty where no version had one of that name."""
+    return _end([each.instead for each in GONE if name in each.imports])
+
+
+def _end(found: Sequence[str]) -> str:
+    return f"; it is gone: {found[0]}" if found else ""
