@@ -94,7 +94,7 @@ soak: $(READY) libraries  ## two engines over a cluster whose nodes die, for 10 
 soak-service: $(READY)  ## 64 clients, one tenant of them hostile, strangers and a slow flood, on a service whose store fails, for 5 minutes
 	@$(BIN)/python -m tests.soak.service --seconds 300 --clients 64 $(ARGS)
 
-e2e-events: $(READY)  ## KV events between this library and the real vLLM and SGLang, as far as they are installed
+e2e-events: $(READY)  ## the decoders of the real vLLM and SGLang read our KV events, as far as they are installed
 	@$(BIN)/python -m pytest -p no:cacheprovider -o python_files='check_*.py' -o python_functions='check_*' -v -rs tests/engines/events $(ARGS)
 
 e2e-sglang: $(READY) libraries  ## run SGLang on the CPU over our stores; installs it into UNIFIED_CACHE_SGLANG_HOME, 2 GB, once

@@ -11,8 +11,7 @@ A miss, a full pool and "not yet" are return values, never exceptions.
     │   ├── SlotError          slots that are not the caller's to free or to insert
     │   ├── LockError          a lock that was released already or belongs to another cache
     │   ├── StaleMatchError    a match that the tree has outlived
-    │   ├── TraceError         a request trace that is missing or malformed
-    │   └── EventFormatError   bytes that are no batch of KV events
+    │   └── TraceError         a request trace that is missing or malformed
     ├── StateError             the call is right, the moment or the place is not
     │   ├── ClosedError        the cache or the store was closed
     │   ├── OwnerThreadError   called from another thread than the owner's
@@ -39,7 +38,6 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "CopyError",
-    "EventFormatError",
     "InputError",
     "InternalError",
     "LayoutError",
@@ -102,10 +100,6 @@ class StaleMatchError(InputError):
 
 class TraceError(InputError):
     """A request trace is missing or malformed."""
-
-
-class EventFormatError(InputError):
-    """Bytes that are no batch of KV events, or one with an event of a kind that nobody knows."""
 
 
 class StateError(CacheError):

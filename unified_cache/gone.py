@@ -29,6 +29,20 @@ GONE: Sequence[Gone] = (
         "service, have the processes of one machine name the same file: store",
         settings=("limits.links_max", "limits.regions_max", "limits.region_bytes_max", "limits.region_idle_s"),
     ),
+    Gone(
+        "the routers of vLLM, SGLang, llm-d and Dynamo read the KV events that engines publish, see docs/events.md",
+        commands=("router",),
+        imports=(
+            "unified_cache.events.index",
+            "unified_cache.events.follower",
+            "unified_cache.events.subscriber",
+            "unified_cache.events.router_calls",
+            "unified_cache.events.router_client",
+            "unified_cache.events.router_server",
+            "unified_cache.events.schema",
+            "unified_cache.proto.router_pb2",
+        ),
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in KV events, in what watches the tiers for them, and in the index of what engines have told."""
+"""Mistakes in KV events and in what watches the tiers for them."""
 
 from scripts.mutants.mutant import Mutant
 
@@ -6,11 +6,9 @@ __all__ = ["EVENTS_MUTANTS"]
 
 EVENT_TESTS = (
     "tests/unit/events/test_page_changes.py",
-    "tests/unit/events/test_index.py",
-    "tests/unit/events/test_follower.py",
     "tests/unit/events/test_encoding.py",
 )
-"""What must catch a mutant of KV events and of their index."""
+"""What must catch a mutant of KV events."""
 
 PUBLISHER_TESTS = ("tests/unit/events/test_publisher.py",)
 """What must catch a mutant of how events are sent and sent again."""
@@ -42,66 +40,6 @@ EVENTS_MUTANTS = [
         "events/book.py",
         "begins = is_at_root and not start",
         "begins = not start",
-        EVENT_TESTS,
-    ),
-    Mutant(
-        "a router counts Full pages without their window",
-        "events/index.py",
-        "restorable_ends(spans, holes, 0, reach, [0 for _ in spans])",
-        "restorable_ends(spans[:1], holes[:1], 0, reach, [0])",
-        EVENT_TESTS,
-    ),
-    Mutant(
-        "an engine counts while its events have a gap",
-        "events/follower.py",
-        """            self.counts.gaps += bool(self._last_digest) or seq > 0
-            self._index.set_knowledge(self._engine, Knowledge.NONE)
-""",
-        """            self.counts.gaps += bool(self._last_digest) or seq > 0
-""",
-        EVENT_TESTS,
-    ),
-    Mutant(
-        "what was held before a loss still counts",
-        "events/follower.py",
-        """        self._wants_announcement = True
-        self._index.forget(self._engine)
-""",
-        """        self._wants_announcement = True
-""",
-        EVENT_TESTS,
-    ),
-    Mutant(
-        "a publisher started anew keeps what it held before",
-        "events/follower.py",
-        """        self._index.set_knowledge(self._engine, Knowledge.NONE)
-        self._index.forget(self._engine)
-
-    def _apply""",
-        """        self._index.set_knowledge(self._engine, Knowledge.NONE)
-
-    def _apply""",
-        EVENT_TESTS,
-    ),
-    Mutant(
-        "a replay is asked for without the batch applied last",
-        "events/follower.py",
-        "ReplayRequest(max(self._next_seq - 1, 0))",
-        "ReplayRequest(self._next_seq)",
-        EVENT_TESTS,
-    ),
-    Mutant(
-        "what one engine has stored its neighbours cannot restore",
-        "events/index.py",
-        "if other.settings.storage == engine.settings.storage and other.knowledge is not Knowledge.NONE",
-        "if other is engine",
-        EVENT_TESTS,
-    ),
-    Mutant(
-        "a page that left one tier has left all",
-        "events/index.py",
-        "    lanes_count = engine.keys[name][1] - 1\n",
-        "    lanes_count = 0\n",
         EVENT_TESTS,
     ),
     Mutant(

@@ -55,8 +55,6 @@ IMPORTS = {
     "import unified_cache.integrations.transformers": ("unified_cache.integrations.transformers", "transformers"),
     "import unified_cache.testing.tiny_models": ("unified_cache.testing.tiny_models", "transformers"),
     "import unified_cache.events.config": ("unified_cache.events", "events"),
-    "import unified_cache.events.subscriber": ("unified_cache.events", "events"),
-    "import unified_cache.events.router_client": ("a router's client", "router"),
     "import unified_cache.live.server": ("the live page", "live"),
     "import unified_cache.service.server": ("the service", "service"),
     "import unified_cache.storage_backends.remote.store": ("grpc:", "remote"),

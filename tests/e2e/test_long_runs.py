@@ -57,13 +57,13 @@ LONG: Mapping[str, tuple[tuple[str, ...], str, str]] = {
 }
 """Arguments with which the command stops in the middle or takes long, what its bar shows, and the line after Ctrl-C."""
 
-UNTIL_ENDED = frozenset({"serve", "node", "top", "router serve", "cluster up"})
+UNTIL_ENDED = frozenset({"serve", "node", "top", "cluster up"})
 """Commands that go on until somebody ends them: their log, or their screen, is their progress."""
 
 SHORT = frozenset(
     {
         *("compare", "layout", "samples", "config check", "config init"),
-        *("ping", "stat", "get", "put", "clear", "drain", "router score", "router engines"),
+        *("ping", "stat", "get", "put", "clear", "drain"),
         *("token new", "token list", "token revoke", "cluster status", "cluster down"),
     }
 )

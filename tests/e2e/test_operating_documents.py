@@ -157,23 +157,6 @@ def test_the_engine_of_the_document_on_events_publishes() -> None:
     toy.cache.close()
 
 
-@pytest.mark.long
-def test_a_router_answers_as_the_document_on_events_says(tmp_path: Path) -> None:
-    _, block = blocks_of("events", "console")
-    text = block.text.replace(" examples/", f" {ROOT / 'examples'}/")
-    for port in set(re.findall(r":(5\d{4}|5\d{3})\b", text)):
-        text = text.replace(f":{port}", f":{free_ports(1)[0]}")
-    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
-    engine, router, *asked = lines
-    address = re.findall(r"score (\S+)", text)[0]
-    router = router.replace("router serve", f"router serve --listen {address}")
-    until = (
-        f"until unified-cache router score {address} --tokens prompt.json --json | grep -q whole; do sleep 0.2; done"
-    )
-    said = ran(tmp_path, "\n".join((engine, router, asked[0], until, *asked[1:], "kill %1 %2", "wait")))
-    assert "whole" in said
-
-
 @needs_mooncake
 @pytest.mark.long
 def test_the_commands_of_the_document_on_clusters_work(shell: DocumentShell, monkeypatch: pytest.MonkeyPatch) -> None:

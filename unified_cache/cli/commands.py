@@ -105,7 +105,7 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "top": ("top:top_app", "Show what a cache or a service holds and does now, as its live page does."),
     },
-    "Cluster and routers": {
+    "Cluster": {
         "cluster": (
             "cluster:cluster_app",
             "Run a Mooncake cluster on this machine, for development: one master and some storage nodes.",
@@ -113,10 +113,6 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "node": (
             "node:node_app",
             "Give memory of this machine to a Mooncake cluster until SIGTERM; log each event as one line of JSON.",
-        ),
-        "router": (
-            "router:router_app",
-            "Follow the KV events of engines, and tell how much of a prompt each of them could resume.",
         ),
     },
 }

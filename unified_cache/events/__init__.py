@@ -1,1 +1,1 @@
-"""KV events: what each tier holds, told to routers over ZMQ; and an index of what engines have told."""
+"""KV events: the pages that each tier holds, published over ZMQ for the routers of vLLM and SGLang."""

@@ -1,4 +1,4 @@
-"""KV events to bytes, as the consumers of vLLM's or of SGLang's events expect them, and back from any of these.
+"""KV events to bytes, as the consumers of vLLM's or of SGLang's events expect them.
 
 consumer   pages              tiers                    components                   pages of bigrams
 vLLM       key, 32 bytes      GPU, CPU, STORAGE        each by ``group_idx``        first token of each pair
@@ -6,42 +6,26 @@ SGLang     first 8 bytes of   GPU, CPU_PINNED, DISK    Full alone: its consumers
            the key, as int64                           know no groups
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
 
-from unified_cache.errors import EventFormatError
-from unified_cache.events.schema import (
-    ClearedArray,
-    ClearedMap,
-    RawBatch,
-    RemovedArray,
-    RemovedFields,
-    RemovedMap,
-    StoredArray,
-    StoredFields,
-    StoredMap,
-    WireEvent,
-)
-from unified_cache.events.values import BlockHash, ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
+from unified_cache.events.values import ClearedEvent, KvEvent, RemovedEvent, StoredEvent
 from unified_cache.extras import needs_extra
+from unified_cache.page import PageKey
 from unified_cache.window import SPAN_ALL
 
 with needs_extra("events", "unified_cache.events"):
     import msgspec
 
-__all__ = ["Consumer", "DecodedBatch", "Encoding", "EventEncoder", "decode_batch"]
+__all__ = ["Consumer", "Encoding", "EventEncoder"]
 
 HASH_BYTES = 8
 """Of a page key, where consumers take a number for it; as hash_str_to_int64 in SGLang 0.5.23."""
 
-ARRAY_HEADS = (*range(0x90, 0xA0), 0xDC, 0xDD)
-"""First bytes of an array in msgpack."""
-
 FULL_KIND = "full_attention"
 SLIDING_KIND = "sliding_window"
 STATE_KIND = "mamba"
-WHOLE_KINDS = frozenset({FULL_KIND, "mla_attention", "sink_full_attention"})
-"""Kinds of KV cache groups, as KVCacheSpecKind in vLLM 0.32, that need all pages of a prefix."""
+"""Kinds of KV cache groups, as KVCacheSpecKind in vLLM 0.32."""
 
 
 class Consumer(Enum):
@@ -63,14 +47,6 @@ class Encoding(Enum):
 _MEDIUM_NAMES = {
     Consumer.VLLM: ("GPU", "CPU", "STORAGE"),
     Consumer.SGLANG: ("GPU", "CPU_PINNED", "DISK"),
-}
-_MEDIA = {
-    "GPU": Medium.DEVICE,
-    "CPU": Medium.HOST,
-    "CPU_PINNED": Medium.HOST,
-    "STORAGE": Medium.STORAGE,
-    "DISK": Medium.STORAGE,
-    "EXTERNAL": Medium.STORAGE,
 }
 
 
@@ -157,8 +133,8 @@ class EventEncoder:
         return [name, *required.values(), *(value for _, value in optional)]
 
 
-def _number(block: BlockHash) -> int:
-    return block if isinstance(block, int) else int.from_bytes(block[:HASH_BYTES], "big", signed=True)
+def _number(key: PageKey) -> int:
+    return int.from_bytes(key[:HASH_BYTES], "big", signed=True)
 
 
 def _single_tokens(event: StoredEvent) -> tuple[int, ...]:
@@ -177,91 +153,3 @@ def _is_of_bigrams(event: StoredEvent) -> bool:
 
 def _all_extra_keys(event: StoredEvent) -> list[tuple[str, ...] | None] | None:
     return list(event.extra_keys) or None
-
-
-class DecodedBatch(msgspec.Struct, frozen=True, gc=False):
-    """Events of one batch, in order."""
-
-    seconds: float
-    """Time since 1970 at the publisher."""
-    rank: int | None
-    events: tuple[KvEvent, ...]
-    passed_over: int
-    """Events about tiers that are none of ours."""
-
-
-_BATCHES = msgspec.msgpack.Decoder(RawBatch)
-_MAPS = msgspec.msgpack.Decoder(StoredMap | RemovedMap | ClearedMap)
-_ARRAYS = msgspec.msgpack.Decoder(StoredArray | RemovedArray | ClearedArray)
-
-
-def decode_batch(payload: bytes) -> DecodedBatch:
-    """Read a batch of any engine.
-
-    Raises:
-        EventFormatError: no batch, or an event that is none of the three: what it would have said is not known.
-    """
-    try:
-        raw = _BATCHES.decode(payload)
-        events = [event for part in raw.events for event in _read(bytes(part))]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EventFormatError(
-            f"expected a batch of KV events of {len(payload)} bytes, found other bytes: {error}"
-        ) from error
-    return DecodedBatch(raw.ts, raw.rank, tuple(events), len(raw.events) - len(events))
-
-
-def _read(part: bytes) -> Iterator[KvEvent]:
-    event: WireEvent = (_ARRAYS if part[0] in ARRAY_HEADS else _MAPS).decode(part)
-    if isinstance(event, ClearedMap | ClearedArray):
-        yield ClearedEvent()
-        return
-    medium = _MEDIA.get(event.medium or "GPU")
-    if medium is None:
-        return
-    if isinstance(event, RemovedFields):
-        yield RemovedEvent(medium, event.group_idx or 0, tuple(event.block_hashes), event.ownership or "")
-    else:
-        yield _stored(event, medium)
-
-
-def _stored(event: StoredFields, medium: Medium) -> StoredEvent:
-    tokens: list[int] = []
-    for token in event.token_ids:
-        if isinstance(token, int):
-            tokens.append(token)
-        else:
-            tokens.extend(token)
-    extra = tuple(None if keys is None else tuple(map(_text, keys)) for keys in event.extra_keys or ())
-    spans: tuple[int, ...] = ()
-    if isinstance(event, StoredMap):
-        spans = tuple(span or SPAN_ALL for span in event.component_spans or ())
-        if event.cache_salt is not None and not extra and event.parent_block_hash is None:
-            extra = ((event.cache_salt,), *(None for _ in event.block_hashes[1:]))
-    return StoredEvent(
-        medium,
-        event.group_idx or 0,
-        tuple(event.block_hashes),
-        event.parent_block_hash,
-        tuple(tokens),
-        event.block_size,
-        event.lora_name,
-        extra,
-        _span(event),
-        spans,
-        event.ownership or "",
-    )
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-def _span(event: StoredFields) -> int:
-    """Return the pages that a resume needs of a group; all of them where the event does not say it clearly."""
-    kind, window = event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window
-    if kind == STATE_KIND:
-        return 1
-    if kind is None or kind in WHOLE_KINDS or not window or event.block_size < 1:
-        return SPAN_ALL
-    return max(1, -(-(window - 1) // event.block_size))

@@ -1,14 +1,12 @@
-"""KV events as values, whatever engine they come from and however they travel."""
+"""KV events as values, whatever form they are sent in."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 
+from unified_cache.page import PageKey
 from unified_cache.window import SPAN_ALL
 
-__all__ = ["BlockHash", "ClearedEvent", "KvEvent", "Medium", "RemovedEvent", "StoredEvent"]
-
-BlockHash = bytes | int
-"""Name of a page among the pages of one engine: of ours its key, 32 bytes, or the first 8 of them as a number."""
+__all__ = ["ClearedEvent", "KvEvent", "Medium", "RemovedEvent", "StoredEvent"]
 
 
 class Medium(IntEnum):
@@ -26,9 +24,9 @@ class StoredEvent:
     medium: Medium
     group: int
     """Number of the component: of the KV cache group, in vLLM's words."""
-    hashes: tuple[BlockHash, ...]
+    hashes: tuple[PageKey, ...]
     """One for each page."""
-    parent: BlockHash | None
+    parent: PageKey | None
     """The page before the run; None at the beginning of a prompt."""
     tokens: tuple[int, ...]
     """Of all pages, in order; of pages of bigrams both tokens of each pair."""
@@ -36,14 +34,11 @@ class StoredEvent:
     """Tokens per page."""
     lora_name: str | None = None
     extra_keys: tuple[tuple[str, ...] | None, ...] = ()
-    """By page: what its hash depends on beside its tokens and the adapter; empty for nothing. Entries that are no text
-    are written as their ``repr``."""
+    """By page: what its hash depends on beside its tokens; empty for nothing."""
     span: int = SPAN_ALL
     """Pages before an end that a resume there needs of this component."""
     spans: tuple[int, ...] = ()
-    """``span`` of every component of the model, where the engine says so."""
-    owner: str = ""
-    """Which of several stores of one engine has it; empty where there is one."""
+    """``span`` of every component of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +47,7 @@ class RemovedEvent:
 
     medium: Medium
     group: int
-    hashes: tuple[BlockHash, ...]
-    owner: str = ""
+    hashes: tuple[PageKey, ...]
 
 
 @dataclass(frozen=True, slots=True)

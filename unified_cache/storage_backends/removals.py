@@ -1,4 +1,4 @@
-"""Removals of a store, told to whoever knows what it had: a publisher of KV events, an index of a router.
+"""Removals of a store, told to whoever knows what it had: a publisher of KV events, or a tier under vLLM.
 
 A store evicts by itself, and whoever put a page learns of it when a get misses. One that tells more offers the method
 of ``RemovalSource`` beside those of ``StorageBackend``; its subscribers, a few caches, ask from time to time.

@@ -1,10 +1,7 @@
 """An engine's own side of KV events, run by the interpreter that has the engine, and by nothing else of ours.
 
-python engine_program.py consume MODULE ENDPOINT REPLAY_ENDPOINT COUNT
+python engine_program.py MODULE ENDPOINT REPLAY_ENDPOINT COUNT
     subscribes, asks for a replay from 0, decodes with the engine's own class, prints COUNT batches as JSON lines
-
-python engine_program.py publish MODULE ENDPOINT REPLAY_ENDPOINT
-    publishes two batches of the engine's own events by the engine's own publisher; ends when standard input does
 """
 
 import json
@@ -64,28 +61,6 @@ def consume(engine: ModuleType, endpoint: str, replay_endpoint: str, count: int)
         print(json.dumps({"seq": number, "ts": batch.ts, "events": events}), flush=True)
 
 
-def publish(engine: ModuleType, endpoint: str, replay_endpoint: str) -> None:
-    """Tell of four pages on the device and two of them in memory; then that the last one has gone."""
-    publisher = engine.ZmqEventPublisher(0, endpoint=endpoint, replay_endpoint=replay_endpoint)
-    hashes = [10, 11, 12, 13]
-    tokens = list(range(16))
-    common = {"block_size": 4, "lora_id": None}
-    if engine.__name__.startswith("vllm"):
-        common["lora_name"] = None
-    host = "CPU" if engine.__name__.startswith("vllm") else "CPU_PINNED"
-    stored, removed = engine.BlockStored, engine.BlockRemoved
-    events = [
-        engine.AllBlocksCleared(),
-        stored(block_hashes=hashes, parent_block_hash=None, token_ids=tokens, medium="GPU", **common),
-        stored(block_hashes=hashes[:2], parent_block_hash=None, token_ids=tokens[:8], medium=host, **common),
-    ]
-    publisher.publish(engine.KVEventBatch(ts=1.0, events=events))
-    publisher.publish(engine.KVEventBatch(ts=2.0, events=[removed(block_hashes=hashes[3:], medium="GPU")]))
-    print("published", flush=True)
-    sys.stdin.read()
-    publisher.shutdown()
-
-
 def events_of(module: str) -> ModuleType:
     """Import an engine's events; of a wheel that is only unpacked, nothing else of it.
 
@@ -101,8 +76,5 @@ def events_of(module: str) -> ModuleType:
 
 
 if __name__ == "__main__":
-    verb, module, *rest = sys.argv[1:]
-    if verb == "consume":
-        consume(events_of(module), rest[0], rest[1], int(rest[2]))
-    else:
-        publish(events_of(module), rest[0], rest[1])
+    name, endpoint, replay_endpoint, count = sys.argv[1:]
+    consume(events_of(name), endpoint, replay_endpoint, int(count))

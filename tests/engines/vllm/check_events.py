@@ -4,18 +4,19 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
 from tests.engines.vllm.engine import VllmEngine, prompt_of, running_engine
-from unified_cache.events.encoding import decode_batch
-from unified_cache.events.values import KvEvent, Medium, RemovedEvent, StoredEvent
+from tests.support.events import Cleared, VllmBatch, VllmRemoved, VllmStored
 
 RECEIVE_MS = 5_000
 
 STORE_BYTES = 1_500_000
 """Room for a prompt of 25 chunks of one block, 48 KiB each, and for a part of another."""
 
+Event = VllmStored | VllmRemoved | Cleared
 Page = tuple[int, object]
 """Group and hash of a page."""
 
@@ -30,11 +31,11 @@ def listening(endpoint: str) -> Iterator["zmq.Socket[bytes]"]:
         yield socket
 
 
-def heard(socket: "zmq.Socket[bytes]") -> Iterator[KvEvent]:
+def heard(socket: "zmq.Socket[bytes]") -> Iterator[Event]:
     """Yield what has been published, until nothing comes any more."""
     while socket.poll(RECEIVE_MS):
         _topic, _number, payload = socket.recv_multipart()
-        yield from decode_batch(payload).events
+        yield from msgspec.msgpack.decode(payload, type=VllmBatch).events
 
 
 def chunk_files(store: Path) -> set[Page]:
@@ -65,12 +66,12 @@ def check_events_of_the_store_add_up_to_what_it_holds(
     there: set[Page] = set()
     removed: set[Page] = set()
     for event in events:
-        if isinstance(event, StoredEvent) and event.medium is Medium.STORAGE:
-            assert len(event.hashes) == blocks_per_chunk
-            assert len(event.tokens) == 32 * blocks_per_chunk
-            there |= {(event.group, page) for page in event.hashes}
-        elif isinstance(event, RemovedEvent) and event.medium is Medium.STORAGE:
-            gone = {(event.group, page) for page in event.hashes}
+        if isinstance(event, VllmStored) and event.medium == "STORAGE":
+            assert len(event.block_hashes) == blocks_per_chunk
+            assert len(event.token_ids) == 32 * blocks_per_chunk
+            there |= {(event.group_idx or 0, page) for page in event.block_hashes}
+        elif isinstance(event, VllmRemoved) and event.medium == "STORAGE":
+            gone = {(event.group_idx or 0, page) for page in event.block_hashes}
             removed |= gone & there
             there -= gone
     assert removed
@@ -79,7 +80,7 @@ def check_events_of_the_store_add_up_to_what_it_holds(
     assert len(there) == len(held) * blocks_per_chunk
 
 
-def compute(engine: VllmEngine, socket: "zmq.Socket[bytes]") -> list[KvEvent]:
+def compute(engine: VllmEngine, socket: "zmq.Socket[bytes]") -> list[Event]:
     """Have an engine store more than the store has room for; return what it has told."""
     for seed in range(4):
         engine.completion(prompt_of(803, 30 + seed))

@@ -10,14 +10,14 @@ from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.operations import Stepped, engine, filled, serve, started, tokens
 from unified_cache.errors import ConfigError, OwnerThreadError, StateError
 from unified_cache.events.book import EVENT_PAGES_MAX, PageBook
-from unified_cache.events.values import BlockHash, ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
-from unified_cache.page import Namespace, Prompt
+from unified_cache.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
+from unified_cache.page import Namespace, PageKey, Prompt
 from unified_cache.page_changes import PagesStored
 from unified_cache.pool import Tier
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.memory import MemoryStorage
 
-Lanes = dict[tuple[Medium, int], set[BlockHash]]
+Lanes = dict[tuple[Medium, int], set[PageKey]]
 
 
 class ToldPages:
@@ -177,7 +177,7 @@ def test_an_announcement_names_pages_in_the_middle_of_a_tree_by_the_same_keys() 
         toy.cache.release(lock)
     told = watched(toy)
     assert told.memory() == held(toy, prompts)
-    above: dict[BlockHash, BlockHash | None] = {
+    above: dict[PageKey, PageKey | None] = {
         key: over for each in prompts for over, key in zip((None, *each.keys), each.keys, strict=False)
     }
     for event in told.events[1:]:
@@ -191,7 +191,7 @@ def test_a_page_is_told_after_the_page_before_it_and_with_its_tokens() -> None:
     toy = engine()
     told = watched(toy)
     prompt = serve(toy, 4)
-    known: set[BlockHash] = set()
+    known: set[PageKey] = set()
     told.take()
     for event in told.events:
         assert isinstance(event, StoredEvent)
@@ -266,7 +266,7 @@ def test_what_a_store_evicts_is_told_and_not_announced_again() -> None:
     toy = engine(MemoryStorage(bytes_max=2 * prompt_bytes - 1))
     told = watched(toy)
     prompts = [serve(toy, 2, first) for first in (0, 1000, 2000)]
-    stored: set[BlockHash] = set()
+    stored: set[PageKey] = set()
     for prompt in prompts:
         started(toy.cache.backup(prompt))
         toy.cache.wait_all(1)

@@ -10,21 +10,26 @@ import pytest
 import zmq
 
 from tests.support.cache import ToyEngine
+from tests.support.events import Cleared, VllmArrayBatch, VllmBatch, VllmRemoved, VllmStored
 from tests.support.operations import engine, serve, started, tokens
 from unified_cache.errors import ConfigError, StateError
 from unified_cache.events.config import EventsConfig
-from unified_cache.events.encoding import Encoding, decode_batch
-from unified_cache.events.index import EngineTraits, HashKind, Knowledge, PrefixIndex
+from unified_cache.events.encoding import Encoding
 from unified_cache.events.publisher import EventPublisher
 from unified_cache.events.replay_buffer import ReplayBuffer
 from unified_cache.events.sender import ANNOUNCE_SEQ, HandedOver
-from unified_cache.events.subscriber import EventSource, EventSubscriber, SubscriberConfig
-from unified_cache.events.values import ClearedEvent, KvEvent, StoredEvent
 from unified_cache.storage_backends.memory import MemoryStorage
 
 DEADLINE_S = 30.0
 SOON_S = 0.01
-OURS = EngineTraits(HashKind.PAGE_KEYS)
+FORMS: dict[Encoding, type[VllmBatch | VllmArrayBatch]] = {
+    Encoding.MAPS: VllmBatch,
+    Encoding.ARRAYS: VllmArrayBatch,
+}
+
+Event = VllmStored | VllmRemoved | Cleared
+Told = dict[tuple[str | None, int | None], set[bytes | int]]
+"""Pages that a consumer takes each tier and component to hold."""
 
 
 def eventually(holds: Callable[[], bool], otherwise: str) -> None:
@@ -52,16 +57,31 @@ class ReplayClient:
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self.socket = socket
 
-    def replay(self, start: int) -> list[tuple[int, list[KvEvent]]]:
+    def replay(self, start: int) -> list[tuple[int, list[Event]]]:
         """Return number and events of each batch from ``start`` on that is still kept."""
-        self.socket.send_multipart((b"", start.to_bytes(8, "big")))
-        found: list[tuple[int, list[KvEvent]]] = []
+        self.socket.send_multipart((b"", start.to_bytes(8, "big", signed=start < 0)))
+        found: list[tuple[int, list[Event]]] = []
         while True:
             empty, _, seq, payload = self.socket.recv_multipart()
             assert empty == b""
             if seq == ANNOUNCE_SEQ:
                 return found
-            found.append((int.from_bytes(seq, "big"), list(decode_batch(payload).events)))
+            found.append((int.from_bytes(seq, "big"), [*msgspec.msgpack.decode(payload, type=VllmBatch).events]))
+
+    def told(self) -> Told:
+        """Return what is held as far as all batches say that are still kept."""
+        held: Told = {}
+        for _, events in self.replay(0):
+            for event in events:
+                if isinstance(event, Cleared):
+                    held.clear()
+                    continue
+                pages = held.setdefault((event.medium, event.group_idx), set())
+                if isinstance(event, VllmStored):
+                    pages.update(event.block_hashes)
+                else:
+                    pages.difference_update(event.block_hashes)
+        return {lane: pages for lane, pages in held.items() if pages}
 
 
 class Peers:
@@ -108,8 +128,8 @@ def test_batches_are_numbered_from_zero_without_a_gap_and_replayed(
         consumer = peers.consumer(publisher)
         batches = consumer.replay(0)
         assert [seq for seq, _ in batches] == [0, 1, 2, 3]
-        assert batches[0][1] == [ClearedEvent()], "it begins with what it holds, which is nothing"
-        assert isinstance(batches[1][1][0], StoredEvent)
+        assert batches[0][1] == [Cleared()], "it begins with what it holds, which is nothing"
+        assert isinstance(batches[1][1][0], VllmStored)
         assert [seq for seq, _ in consumer.replay(2)] == [2, 3]
         assert consumer.replay(7) == []
         counts = publisher.counts()
@@ -134,84 +154,83 @@ def test_a_subscriber_hears_every_batch_in_order(
             topic, seq, payload = sub.recv_multipart()
             assert topic == b"kv@pod@model"
             numbers.append(int.from_bytes(seq, "big"))
-            assert decode_batch(payload).events
+            assert msgspec.msgpack.decode(payload, type=FORMS[encoding]).events
             serve(toy, 2, first)
             publisher.publish()
             first += 1000
         assert numbers == list(range(numbers[0], numbers[0] + 3))
 
 
-def scored(index: PrefixIndex, prompt_tokens: object) -> tuple[Knowledge, int, int, int]:
-    (score,) = index.score(prompt_tokens)  # type: ignore[arg-type]  # tokens
-    return score.knowledge, score.device_pages, score.host_pages, score.storage_pages
-
-
-def followed(subscriber: EventSubscriber, publisher: EventPublisher, *, can_replay: bool = True) -> None:
-    replay = publisher.replay_endpoint if can_replay else None
-    subscriber.follow("engine", EventSource(publisher.endpoint, replay), OURS)
-
-
-def test_a_router_knows_what_each_tier_of_an_engine_could_resume(toy: ToyEngine, tmp_path: Path) -> None:
-    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher, EventSubscriber.start(PrefixIndex()) as router:
-        serve(toy, 4)
+def test_a_consumer_learns_what_each_tier_holds_as_it_changes(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher:
+        consumer = peers.consumer(publisher)
+        first = serve(toy, 4)
         publisher.publish()
-        followed(router, publisher)
-        expected = (Knowledge.WHOLE, 4, 4, 4)
-        eventually(lambda: scored(router.index, tokens(6)) == expected, "what was told before is replayed")
+        sent(publisher)
+        keys = set(first.keys)
+        assert {medium for medium, _ in consumer.told()} == {"GPU"}
+        assert consumer.told()["GPU", 0] == keys
         started(toy.cache.backup(toy.cache.prompt(tokens(4))))
         toy.cache.wait_all(1)
         serve(toy, 12, 1000)  # pushes the first prompt off the device
-        found = toy.cache.match(toy.cache.prompt(tokens(6)))
         publisher.publish()
-        expected = (Knowledge.WHOLE, found.device_end, found.host_end, 4)
+        sent(publisher)
+        found = toy.cache.match(toy.cache.prompt(tokens(6)))
         assert found.device_end < found.host_end == 4
-        eventually(lambda: scored(router.index, tokens(6)) == expected, "evictions are told")
+        told = consumer.told()
+        assert len(keys & told["GPU", 0]) == found.device_end
+        assert told["CPU", 0] == told["STORAGE", 0] == keys
         toy.cache.reset()
         publisher.publish()
-        expected = (Knowledge.WHOLE, 0, 0, 4)
-        eventually(lambda: scored(router.index, tokens(6)) == expected, "storage keeps its pages")
+        sent(publisher)
+        assert {medium for medium, _ in consumer.told()} == {"STORAGE"}, "storage keeps its pages"
         started(toy.cache.clear_storage())
         toy.cache.wait_all(1)
         publisher.publish()
-        eventually(lambda: scored(router.index, tokens(6)) == (Knowledge.WHOLE, 0, 0, 0), "storage is cleared")
+        sent(publisher)
+        assert consumer.told() == {}
 
 
-def test_what_a_clear_of_storage_takes_from_memory_is_announced_again(toy: ToyEngine, tmp_path: Path) -> None:
-    settings = config(tmp_path, announce_pause_s=0.0)
-    with EventPublisher.open(toy.cache, settings) as publisher, EventSubscriber.start(PrefixIndex()) as router:
-        started(toy.cache.backup(serve(toy, 4)))
+def test_what_a_clear_of_storage_takes_from_memory_is_announced_again(
+    toy: ToyEngine, tmp_path: Path, peers: Peers
+) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path, announce_pause_s=0.0)) as publisher:
+        consumer = peers.consumer(publisher)
+        prompt = serve(toy, 4)
+        started(toy.cache.backup(prompt))
         toy.cache.wait_all(1)
-        followed(router, publisher)
         publisher.publish()
-        eventually(lambda: scored(router.index, tokens(4)) == (Knowledge.WHOLE, 4, 4, 4), "announced")
+        sent(publisher)
+        assert {medium for medium, _ in consumer.told()} == {"GPU", "CPU", "STORAGE"}
         started(toy.cache.clear_storage())
         toy.cache.wait_all(1)
         publisher.publish()
         sent(publisher)
         publisher.publish()
-        announced = publisher.counts
-        eventually(lambda: announced().announcements == 2, "memory is announced again")
-        eventually(lambda: scored(router.index, tokens(4)) == (Knowledge.WHOLE, 4, 4, 4), "memory holds its pages")
-        lanes = router.index._engines["engine"].lanes
-        assert not any(pages for lane, pages in lanes.items() if lane[0].name == "STORAGE")
+        sent(publisher)
+        assert publisher.counts().announcements == 2
+        assert {medium for medium, _ in consumer.told()} == {"GPU", "CPU"}
+        assert consumer.told()["GPU", 0] == set(prompt.keys)
 
 
-def test_a_router_that_comes_after_the_replay_buffer_is_told_everything_when_it_asks(
-    toy: ToyEngine, tmp_path: Path
+def test_a_consumer_that_comes_after_the_replay_buffer_is_told_everything_when_it_asks(
+    toy: ToyEngine, tmp_path: Path, peers: Peers
 ) -> None:
     settings = config(tmp_path, replay_batches_max=2, announce_pause_s=0.0)
-    with EventPublisher.open(toy.cache, settings) as publisher, EventSubscriber.start(PrefixIndex()) as router:
+    with EventPublisher.open(toy.cache, settings) as publisher:
         for first in (0, 1000, 2000):
             serve(toy, 2, first)
             publisher.publish()
         sent(publisher)
-        followed(router, publisher)
-        eventually(lambda: publisher.counts().replays >= 2, "it asks for a replay, then for everything")
-        eventually(lambda: publisher._sender._is_announcement_asked, "it asks for everything")
-        publisher.publish()
-        eventually(lambda: scored(router.index, tokens(2)) == (Knowledge.WHOLE, 2, 2, 2), "and is told")
+        consumer = peers.consumer(publisher)
+        assert consumer.replay(0)[0][0] > 0, "the first batches are no longer kept, and their numbers say so"
         assert publisher.counts().replays_too_old == 1
-        assert router.counts()["engine"].losses == 1
+        assert consumer.replay(-1) == []
+        publisher.publish()
+        sent(publisher)
+        _, events = consumer.replay(0)[-1]
+        assert events[0] == Cleared()
+        assert consumer.told()["GPU", 0] >= set(toy.cache.prompt(tokens(2)).keys)
 
 
 def test_a_slow_subscriber_misses_batches_sees_it_and_catches_up(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
@@ -253,9 +272,9 @@ def test_more_changes_than_may_wait_are_lost_said_and_announced_anew(
         counts = publisher.counts()
         assert (counts.losses, counts.announcements) == (1, 2)
         (_, events) = peers.consumer(publisher).replay(0)[-1]
-        assert events[0] == ClearedEvent()
+        assert events[0] == Cleared()
         prompt = toy.cache.prompt(tokens(4))
-        told = {name for event in events[1:] if isinstance(event, StoredEvent) for name in event.hashes}
+        told = {name for event in events[1:] if isinstance(event, VllmStored) for name in event.block_hashes}
         assert told == set(prompt.keys)
 
 
@@ -287,7 +306,9 @@ def test_a_large_tree_is_told_in_bounded_batches(toy: ToyEngine, tmp_path: Path,
         publisher.publish()
         sent(publisher)
         batches = peers.consumer(publisher).replay(0)
-        sizes = [sum(len(event.hashes) for event in events if isinstance(event, StoredEvent)) for _, events in batches]
+        sizes = [
+            sum(len(event.block_hashes) for event in events if isinstance(event, VllmStored)) for _, events in batches
+        ]
         assert max(sizes) <= 2
         assert len(batches) > 4
 
@@ -342,26 +363,6 @@ def test_a_replay_buffer_is_bounded_by_number_and_by_bytes() -> None:
     by_bytes.append(bytes(11))
     assert list(by_bytes.since(0)) == []
     assert by_bytes.first_seq == 7
-
-
-def test_a_subscriber_lets_go_of_an_engine_and_refuses_bad_addresses(toy: ToyEngine, tmp_path: Path) -> None:
-    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher:
-        router = EventSubscriber.start(PrefixIndex(), SubscriberConfig(look_every_s=0.05))
-        with pytest.raises(ConfigError):
-            router.follow("engine", EventSource("nonsense"))
-        followed(router, publisher, can_replay=False)
-        serve(toy, 2)
-        publisher.publish()
-        eventually(lambda: "engine" in router.counts(), "it follows")
-        assert router.unfollow("engine")
-        eventually(lambda: router.counts() == {}, "it lets go")
-        assert router.index.engines() == {}
-        assert router.close()
-        assert router.close()
-        with pytest.raises(StateError):
-            followed(router, publisher)
-    with pytest.raises(ConfigError):
-        SubscriberConfig(look_every_s=0)
 
 
 def test_payloads_are_msgpack_arrays_of_three(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:

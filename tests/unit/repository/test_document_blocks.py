@@ -62,12 +62,7 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "docs/events.md": {
         f"{OPERATING}::test_the_engine_of_the_document_on_events_publishes": ("from unified_cache.events",),
-        "tests/e2e/test_examples.py::test_kv_events_tells_a_router_what_each_tier_holds": (
-            "$ python examples/kv_events.py\n",
-        ),
-        f"{OPERATING}::test_a_router_answers_as_the_document_on_events_says": (
-            "$ python examples/kv_events.py --endpoint",
-        ),
+        "tests/e2e/test_examples.py::test_kv_events_show_the_pages_of_each_tier": ("$ python examples/kv_events.py\n",),
     },
     "docs/is-it-working.md": {
         "tests/e2e/test_documents_run.py::test_the_programs_of_the_page_on_whether_it_works_say_what_it_promises": (

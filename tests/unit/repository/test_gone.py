@@ -21,6 +21,9 @@ WORDS = (
     *("regions_max", "region_bytes_max", "region_idle_s"),
     *("SharedSlice", "SharedRange", "SharedParts", "LentSlice", "RegionOffer", "RegionSharing", "CallLinks"),
     *("ShareRequest", "UnshareRequest", "REASON_SHARE", "placed_messages"),
+    # The router's side of KV events.
+    *("PrefixIndex", "EventSubscriber", "EngineTraits", "EngineScore", "HashKind", "PublisherFollower"),
+    *("RouterClient", "RouterServer", "router.proto", "EventFormatError"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
