@@ -31,17 +31,17 @@ def check_each(values: object, kind: type, expected: str, error: type[InputError
         check_kind(value, kind, expected, error)
 
 
-def check_text(name: str, value: object) -> None:
-    """Refuse what is no text, or text that UTF-8 cannot encode: digests are taken of its encoding.
+def check_text(name: str, value: object, error: type[InputError] = InputError) -> None:
+    """Refuse what is no text, or text that UTF-8 cannot encode: its encoding is sent, or digests are taken of it.
 
     Raises:
-        InputError: it is that.
+        InputError: it is that; of the type ``error``.
     """
-    check_kind(value, str, f"{name} as text")
+    check_kind(value, str, f"{name} as text", error)
     try:
         str(value).encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{name} must be text that UTF-8 can encode, found {value!r}") from error
+    except UnicodeEncodeError as flaw:
+        raise error(f"{name} must be text that UTF-8 can encode, found {value!r}") from flaw
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -66,8 +66,8 @@ EVENTS_MUTANTS = [
     Mutant(
         "a replay begins after the batch that was asked for",
         "events/replay_buffer.py",
-        "start = max(seq - self._first_seq, 0)",
-        "start = max(seq - self._first_seq + 1, 0)",
+        "start = min(max(seq - self._first_seq, 0), len(self._batches))",
+        "start = min(max(seq - self._first_seq + 1, 0), len(self._batches))",
         PUBLISHER_TESTS,
     ),
     Mutant(

@@ -2,11 +2,17 @@
 
 from dataclasses import dataclass
 
-from unified_cache.arguments import check_kind
+from unified_cache.arguments import check_kind, check_text
 from unified_cache.errors import ConfigError
 from unified_cache.events.encoding import Consumer, Encoding
 
 __all__ = ["EventsConfig"]
+
+INT_MAX = (1 << 31) - 1
+"""Largest number that ZMQ and consumers take: a C int."""
+
+CLOSE_S_MAX = 3_600.0
+"""Longest ``close_timeout_s``: what a thread and a socket can wait for has an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,11 @@ class EventsConfig:
     def __post_init__(self) -> None:
         check_kind(self.consumer, Consumer, "consumer as a Consumer, such as Consumer.VLLM", ConfigError)
         check_kind(self.encoding, Encoding, "encoding as an Encoding, such as Encoding.MAPS", ConfigError)
+        check_text("topic", self.topic, ConfigError)
+        if self.rank is not None:
+            check_kind(self.rank, int, "rank as a number, or None", ConfigError)
+            if not 0 <= self.rank <= INT_MAX:
+                raise ConfigError(f"rank must be at least 0 and at most {INT_MAX}, found {self.rank}")
         for name, value in (
             ("changes_pages_max", self.changes_pages_max),
             ("queued_pages_max", self.queued_pages_max),
@@ -58,5 +69,12 @@ class EventsConfig:
         ):
             if not value > 0:
                 raise ConfigError(f"{name} must be positive, found {value}")
+        for name, value, most in (
+            ("replay_batches_max", self.replay_batches_max, INT_MAX - 2),
+            ("subscriber_batches_max", self.subscriber_batches_max, INT_MAX),
+            ("close_timeout_s", self.close_timeout_s, CLOSE_S_MAX),
+        ):
+            if value > most:
+                raise ConfigError(f"{name} must be at most {most}, found {value}")
         if self.announce_pause_s < 0:
             raise ConfigError(f"announce_pause_s must not be negative, found {self.announce_pause_s}")

@@ -34,5 +34,5 @@ class ReplayBuffer:
 
     def since(self, seq: int) -> Iterator[tuple[int, bytes]]:
         """Yield sequence number and batch of those kept from ``seq`` on."""
-        start = max(seq - self._first_seq, 0)
+        start = min(max(seq - self._first_seq, 0), len(self._batches))
         yield from enumerate(islice(self._batches, start, None), self._first_seq + start)

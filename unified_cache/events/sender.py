@@ -27,15 +27,15 @@ from unified_cache.page_changes import PageChange, StoredRun
 with needs_extra("events", "unified_cache.events"):
     import zmq
 
-__all__ = ["ANNOUNCE_SEQ", "SEQ_BYTES", "BatchSender", "HandedOver", "PublisherCounts"]
+__all__ = ["ANNOUNCE_SEQ", "REQUEST_BYTES_MAX", "SEQ_BYTES", "BatchSender", "HandedOver", "PublisherCounts"]
 
 SEQ_BYTES = 8
 
 ANNOUNCE_SEQ = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
 """In the place of a sequence number: the end of a replay; asked for, an announcement of everything."""
 
-REQUEST_FRAMES = (2, 3)
-"""Frames of a request: who asks, with or without an empty frame after it, and the number."""
+REQUEST_BYTES_MAX = 1024
+"""Longest frame taken of anybody: more than the greeting of a connection has, whose name may have 255 bytes."""
 
 
 @dataclass(slots=True)
@@ -216,9 +216,10 @@ class BatchSender:
     def _answer(self, replay: "zmq.Socket[bytes]") -> None:
         """Answer one request for a replay; a malformed one is passed over."""
         frames = replay.recv_multipart()
-        if len(frames) not in REQUEST_FRAMES or len(frames[-1]) != SEQ_BYTES:
-            return
+        # Who asks, with or without an empty frame after it, and the number. What is sent back with every batch is that.
         envelope = frames[:-1]
+        if len(frames[-1]) != SEQ_BYTES or envelope[1:] not in ([], [b""]):
+            return
         self._counts.replays += 1
         topic = self._config.topic.encode()
         try:
@@ -240,6 +241,8 @@ class BatchSender:
     def _open(self) -> None:
         config = self._config
         self._pub.set(zmq.SNDHWM, config.subscriber_batches_max)
+        # Subscriptions to more than the topic match nothing.
+        self._pub.set(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX + len(config.topic.encode()))
         try:
             if config.connects:
                 self._pub.connect(config.endpoint)
@@ -253,6 +256,7 @@ class BatchSender:
         # A whole replay fits, and its end; who asks again before taking it is cut off.
         self._replay.set(zmq.SNDHWM, config.replay_batches_max + 2)
         self._replay.set(zmq.ROUTER_MANDATORY, 1)
+        self._replay.set(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
         try:
             self._replay.bind(config.replay_endpoint)
         except zmq.ZMQError as error:

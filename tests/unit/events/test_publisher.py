@@ -17,7 +17,7 @@ from unified_cache.events.config import EventsConfig
 from unified_cache.events.encoding import Encoding
 from unified_cache.events.publisher import EventPublisher
 from unified_cache.events.replay_buffer import ReplayBuffer
-from unified_cache.events.sender import ANNOUNCE_SEQ, HandedOver
+from unified_cache.events.sender import ANNOUNCE_SEQ, REQUEST_BYTES_MAX, HandedOver
 from unified_cache.storage_backends.memory import MemoryStorage
 
 DEADLINE_S = 30.0
@@ -322,6 +322,32 @@ def test_requests_that_are_none_are_passed_over(toy: ToyEngine, tmp_path: Path, 
         assert [seq for seq, _ in consumer.replay(0)] == [0]
 
 
+@pytest.mark.parametrize("number", [1 << 62, 1 << 63, (1 << 64) - 2])
+def test_a_request_for_a_number_that_no_batch_ever_has_is_answered_with_the_end(
+    number: int, toy: ToyEngine, tmp_path: Path, peers: Peers
+) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher:
+        publisher.publish()
+        consumer = peers.consumer(publisher)
+        assert consumer.replay(number) == []
+        assert [seq for seq, _ in consumer.replay(0)] == [0], "the publisher goes on"
+
+
+def test_a_request_with_a_frame_too_long_or_one_too_many_is_not_sent_back(
+    toy: ToyEngine, tmp_path: Path, peers: Peers
+) -> None:
+    with EventPublisher.open(toy.cache, config(tmp_path)) as publisher:
+        publisher.publish()
+        consumer = peers.consumer(publisher)
+        consumer.socket.send_multipart((b"x" * REQUEST_BYTES_MAX, bytes(8)))
+        assert [seq for seq, _ in consumer.replay(0)] == [0]
+        assert publisher.counts().replays == 1
+        consumer.socket.send_multipart((b"x" * (REQUEST_BYTES_MAX + 1), bytes(8)))  # cuts the connection
+        other = peers.consumer(publisher)
+        assert [seq for seq, _ in other.replay(0)] == [0]
+        assert publisher.counts().replays == 2
+
+
 def test_a_publisher_closes_in_time_and_leaves_the_cache_to_the_next(toy: ToyEngine, tmp_path: Path) -> None:
     publisher = EventPublisher.open(toy.cache, config(tmp_path))
     with pytest.raises(StateError):
@@ -341,6 +367,13 @@ def test_a_publisher_closes_in_time_and_leaves_the_cache_to_the_next(toy: ToyEng
         {"batch_pages_max": 0},
         {"announce_pause_s": -1},
         {"encoding": "maps"},
+        {"topic": "\ud800"},
+        {"rank": -1},
+        {"rank": 1 << 64},
+        {"rank": "one"},
+        {"subscriber_batches_max": 1 << 31},
+        {"replay_batches_max": (1 << 31) - 2},
+        {"close_timeout_s": float("inf")},
     ],
 )
 def test_settings_that_cannot_be_are_refused_and_leave_nothing_behind(
