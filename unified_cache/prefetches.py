@@ -156,7 +156,7 @@ class Prefetches:
                 mask[pages] = True
         speeds.note(left_alone)
         gained = max(tree.match(prompt).host_end - first_end, 0)
-        if operation is not None:
+        if operation is not None and operation.state is OperationState.RUNNING:
             _count(operation, gained, lacks_room)
         return gained
 

@@ -489,11 +489,9 @@ class Simulation:
     def claims(self) -> list[Claim]:
         """Say what requests and transfers hold, read and bring."""
         claims = [request.claim for request in self.requests if request.claim is not None]
-        known = self.claim_of
-        tasks = [*self.workers.tasks, *self.held]
-        self.claim_of = {
-            task: known.get(task) or self.jobs.claim(task, *self.operations[task.operation]) for task in tasks
-        }
+        known, tasks = self.claim_of, [*self.workers.tasks, *self.held]
+        of, claim = self.operations, self.jobs.claim
+        self.claim_of = {task: known.get(task) or claim(task, *of[task.operation]) for task in tasks}
         return [*claims, *self.claim_of.values(), *self.tails.claims()]
 
     def compare(self, kind: str, before: Picture, after: Picture) -> None:
