@@ -23,13 +23,14 @@ class BackupRequest:
     for again by the next one.
     """
 
-    __slots__ = ("_states", "attempts_count", "has_lost", "prompt")
+    __slots__ = ("_states", "_was_tried", "attempts_count", "has_lost", "prompt")
 
     def __init__(self, prompt: Prompt, wanted: Sequence[Pages]) -> None:
         """Ask for the pages of each component for which ``wanted[component]``, shape (pages_count,), is True."""
         self.prompt = prompt
         self._states: list[npt.NDArray[np.int8]] = [pages.astype(np.int8) for pages in wanted]
         """By component and page: 0 for nothing to do, 1 for a page not tried, else the reason that left it out."""
+        self._was_tried = False
         self.attempts_count = 0
         """Backups in a row that brought none of these pages any further."""
         self.has_lost = False
@@ -38,7 +39,7 @@ class BackupRequest:
     @property
     def pages_count(self) -> int:
         """Pages that still have to be backed up."""
-        return sum(int(np.count_nonzero(states)) for states in self._states)
+        return sum([int(np.count_nonzero(states)) for states in self._states])
 
     def waiting(self, component: int) -> Pages:
         """Return a mask of the pages of a component that still have to be backed up."""
@@ -52,10 +53,11 @@ class BackupRequest:
 
     def begin(self) -> None:
         """Have the next backup try all pages again."""
-        for states in self._states:
-            np.minimum(states, _UNTRIED, out=states)
+        if self._was_tried:
+            for states in self._states:
+                np.minimum(states, _UNTRIED, out=states)
 
-    def take_off(self, component: int, pages: PageNumbers | Pages) -> int:
+    def take_off(self, component: int, pages: PageNumbers | Pages | slice) -> int:
         """Take pages off, which have arrived or cannot any more; return how many of them were to be backed up."""
         states = self._states[component]
         count = int(np.count_nonzero(states[pages]))
@@ -64,11 +66,13 @@ class BackupRequest:
 
     def leave_out(self, component: int, pages: PageNumbers | Pages, reason: LeftOut) -> None:
         """Note why pages were left out, of those that still have to be backed up."""
+        self._was_tried = True
         states = self._states[component]
         states[pages] = np.where(states[pages] > 0, _FIRST_REASON + _REASONS.index(reason), 0)
 
     def leave_untried(self, reason: LeftOut) -> None:
         """Note why all other pages were left out."""
+        self._was_tried = True
         for states in self._states:
             states[states == _UNTRIED] = _FIRST_REASON + _REASONS.index(reason)
 

@@ -309,8 +309,11 @@ class BackupScheduler:
         ``released_count`` counts the operations so far that have given host pages back.
         """
         self._look_at_ends()
-        self._make_due(self._for_room.take(released_count - self._released_count))
+        if self._for_room:
+            self._make_due(self._for_room.take(released_count - self._released_count))
         self._released_count = released_count
+        if not self._due:
+            return []
         return [self._due.popleft() for _ in range(min(prompts_max, len(self._due)))]
 
     def look_at_clock(self) -> None:

@@ -194,41 +194,39 @@ class Backups:
                 yield from self._copy(run, moving)
                 if run.storage is not None:
                     yield from self._put_held(run, moving.held() if end == longest else moving.held_windows())
-                else:
-                    self._count_on_host(run, moving.held())
         reason = LeftOut.HOST_FULL
-        if self._exceeds_host(prompt.pages_count):
+        if request.pages_count and self._exceeds_host(prompt.pages_count):
             if run.storage is None:
                 reason = LeftOut.HOST_TOO_SMALL
             else:
                 yield from self._put_in_pieces(run, run.storage)
-        request.leave_untried(LeftOut.STOPPED if run.is_stopping() else reason)
-        for reason, pages in request.left_out():
-            run.tally.leave_out(reason, pages)
+        if request.pages_count:
+            request.leave_untried(LeftOut.STOPPED if run.is_stopping() else reason)
+            for reason, pages in request.left_out():
+                run.tally.leave_out(reason, pages)
         return run.tally.copied
 
     def _take_off_known(self, run: BackupRun, found: Match) -> None:
         """Take pages off that are where they should be, and those that memory does not hold any more."""
-        ledger, request, usable = self._ledger, run.request, self.request(found)
-        end = found.host_end
-        for component in range(len(ledger.layout.components)):
-            on_device, on_host = (ledger.tree.slots(found, tier, component, 0, end) for tier in Tier)
-            gone = ~usable.waiting(component)
-            gone[end:] = True
-            run.tally.leave_out(LeftOut.EVICTED, request.take_off(component, gone))
-            if run.puts_again:
+        ledger, request, end = self._ledger, run.request, found.host_end
+        if end < found.prompt.pages_count:
+            run.tally.leave_out(LeftOut.EVICTED, request.take_off(0, slice(end, None)))
+        if len(ledger.layout.components) > 1:
+            usable = self.request(found)
+            for component in range(1, len(ledger.layout.components)):
+                run.tally.leave_out(LeftOut.EVICTED, request.take_off(component, ~usable.waiting(component)))
+        if run.storage is None:
+            run.tally.already += request.take_off(0, slice(0, ledger.tree.full_end(found, Tier.HOST)))
+        for component in () if run.puts_again else range(len(ledger.layout.components)):
+            if run.storage is None and not component:
                 continue
-            if run.storage is None:
-                known = on_host >= 0
-            else:
-                known = ledger.stored.among(component, on_host) & (on_host >= 0)
+            on_host = ledger.tree.slots(found, Tier.HOST, component, 0, end)
+            known = on_host >= 0
+            if run.storage is not None:
+                on_device = ledger.tree.slots(found, Tier.DEVICE, component, 0, end)
+                known &= ledger.stored.among(component, on_host)
                 known |= ledger.stored_device.among(component, on_device) & (on_device >= 0)
             run.tally.already += request.take_off(component, numbers_of(known))
-
-    def _count_on_host(self, run: BackupRun, held: Sequence[PageCopies]) -> None:
-        """Count pages that the host holds now as arrived: of a backup that goes no further."""
-        for part in held:
-            run.tally.arrived += run.request.take_off(part.component, part.pages)
 
     def _resumable(self, found: Match) -> Pages:
         """Return a mask of the ends in [1, host_end] at which a match can be resumed from device and host together."""
@@ -276,7 +274,10 @@ class Backups:
         return sorted(ends - {longest}, reverse=True)
 
     def _copy(self, run: BackupRun, moving: TierTransfer) -> Generator[Job, Operation, None]:
-        """Copy and publish what moves; what storage is known to have by the device, it has by the host as well."""
+        """Copy and publish what moves; without storage it has arrived.
+
+        Pages that storage is known to have by their device slots it has by their host slots as well.
+        """
         prompt, ledger = run.request.prompt, self._ledger
         is_copied = False
         try:
@@ -288,7 +289,11 @@ class Backups:
                 ledger.fates.note_unbacked(prompt, Cause.BACKUP_FAILED)
         published = moving.publish()
         for part in published:
-            ledger.stored.add(part.component, part.target[ledger.stored_device.among(part.component, part.source)])
+            if run.storage is None:
+                run.tally.arrived += run.request.take_off(part.component, part.pages)
+            else:
+                known = ledger.stored_device.among(part.component, part.source)
+                ledger.stored.add(part.component, part.target[known])
         run.tally.copied += self._traffic.add(TransferKind.BACKUP, published)
 
     def _put_held(self, run: BackupRun, held: Sequence[PageCopies]) -> Generator[Job, Operation, None]:

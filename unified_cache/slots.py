@@ -25,21 +25,25 @@ class StoredSlots:
     By component. Time is counted in pages that storage was given: a store that evicts does so only then.
     """
 
-    __slots__ = ("_heard_at", "_now", "clears_count")
+    __slots__ = ("_has_any", "_heard_at", "_now", "clears_count")
 
     def __init__(self, capacity: Sequence[int]) -> None:
         self.clears_count = 0
         """Times that all was forgotten: what was read before the last may not be there any more."""
         self._now = 1
+        self._has_any = False
+        """Whether storage was given any since all was forgotten."""
         self._heard_at: list[npt.NDArray[np.int64]] = [np.zeros(pages + 1, np.int64) for pages in capacity]
         """0 where storage does not have the page, -1 where it is being given."""
 
     def add(self, component: int, slots: Slots) -> None:
         """Note that storage has the pages in these slots, and hears of them now."""
+        self._has_any = True
         self._heard_at[component][slots] = self._now
 
     def offer(self, component: int, slots: Slots) -> None:
         """Note that a backup is giving storage the pages in these slots, until ``add`` or ``forget``."""
+        self._has_any = True
         self._heard_at[component][slots] = _OFFERED
 
     def offered(self, component: int, slots: Slots) -> npt.NDArray[np.bool_]:
@@ -53,11 +57,13 @@ class StoredSlots:
 
     def forget(self, component: int, slots: Slots) -> None:
         """Note that storage may not have them, or that other pages come into these slots."""
-        self._heard_at[component][slots] = 0
+        if self._has_any:
+            self._heard_at[component][slots] = 0
 
     def forget_all(self) -> None:
         """Note that storage may have none."""
         self.clears_count += 1
+        self._has_any = False
         for heard_at in self._heard_at:
             heard_at[:] = 0
 
