@@ -3,11 +3,13 @@
 mutant       a mistake, and how it is planted
 tree         the tree, its windows, the slots, and the ledger over them
 transfers    operations, jobs, loads and prefetches
+device       order between a device's streams, its pinned memory and the host
 storage      what names, seals, verifies and lists stored pages
 engines      engines' own memory and trees
 events       KV events, and the index of what engines have told
 """
 
+from scripts.mutants.device import DEVICE_MUTANTS
 from scripts.mutants.engines import ENGINES_MUTANTS
 from scripts.mutants.events import EVENTS_MUTANTS
 from scripts.mutants.mutant import TESTS, Mutant, planted
@@ -17,4 +19,11 @@ from scripts.mutants.tree import TREE_MUTANTS
 
 __all__ = ["MUTANTS", "TESTS", "Mutant", "planted"]
 
-MUTANTS = [*TREE_MUTANTS, *TRANSFERS_MUTANTS, *STORAGE_MUTANTS, *ENGINES_MUTANTS, *EVENTS_MUTANTS]
+MUTANTS = [
+    *TREE_MUTANTS,
+    *TRANSFERS_MUTANTS,
+    *DEVICE_MUTANTS,
+    *STORAGE_MUTANTS,
+    *ENGINES_MUTANTS,
+    *EVENTS_MUTANTS,
+]

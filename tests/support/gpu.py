@@ -1,10 +1,14 @@
 """Tests that need a GPU: ``make gpu`` runs them all, and every other run skips them where there is none."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
 from typing import TypeVar
 
 import pytest
 import torch
+
+from tests.support.late_device import LateDevice
 
 __all__ = ["devices", "needs_gpu"]
 
@@ -24,5 +28,14 @@ def needs_gpu(test: Test) -> Test:
     return test
 
 
-devices = pytest.mark.parametrize("device", [torch.device("cpu"), pytest.param(GPU, marks=NEEDS_GPU)], ids=str)
-"""Runs a test on the CPU, and the same code on a GPU."""
+def devices(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test on the CPU, and the same code on a device that does all as late as it may, and on a GPU."""
+
+    @wraps(test)
+    def run(device: str, **arguments: object) -> None:
+        with LateDevice() if device == "late" else nullcontext():
+            test(device=torch.device("cpu") if device == "cpu" else GPU, **arguments)
+
+    kinds = ["cpu", "late", pytest.param("cuda", marks=NEEDS_GPU)]
+    marked: Callable[..., None] = pytest.mark.parametrize("device", kinds)(run)
+    return marked

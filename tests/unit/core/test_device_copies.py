@@ -1,12 +1,11 @@
-"""Pages of a device: what comes and goes, and in which order. On a CUDA device the same tests show streams and events.
+"""Pages of a device: what comes and goes, and in which order.
 
-Without one the copies of a GPU are held against plain indexing with stand-ins for streams and events, which keep the
-order because everything happens at once: that pieces, buffers and slots are right, and nothing of the order.
+Without a GPU the same code runs on a device that does everything as late as it may, so that a wait that is missing
+shows in the bytes.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,16 +17,15 @@ from tests.support.operations import PAGE, SPANS, serve, started
 from unified_cache import memory as memory_module
 from unified_cache.controller import OperationState, ThreadWorkers
 from unified_cache.errors import CopyError
-from unified_cache.memory import DevicePool, GpuCopies, TieredMemory
+from unified_cache.memory import DevicePool, TieredMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 
 WAIT_S = 60.0
 ROW_BYTES = 48
-PRODUCTS = 12
-WIDTH = {"cuda": 8192, "cpu": 64}
-"""Side of the matrices that keep a device busy: 1e12 operations each on a GPU, 20 ms and more."""
+BUSY_CYCLES = 50_000_000
+"""Cycles of a GPU's clock that keep a stream busy: 25 ms and more."""
 
 
 def opened(device: torch.device, store: MemoryStorage) -> ToyEngine:
@@ -106,12 +104,9 @@ def test_a_layer_may_be_read_once_it_was_waited_for_and_the_next_may_still_be_on
 
 
 def keep_busy(device: torch.device) -> None:
-    """Give a device work that takes it a while; on a GPU the call returns before."""
-    width = WIDTH[device.type]
-    factor = torch.full((width, width), 1e-3, device=device)
-    product = factor
-    for _ in range(PRODUCTS):
-        product = product @ factor
+    """Give a device's current stream work that takes it a while; the call returns before."""
+    if device.type == "cuda":
+        torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]  # torch says no types
 
 
 def slots(*numbers: int) -> Slots:
@@ -193,73 +188,60 @@ def test_pages_are_duplicated_on_the_device(device: torch.device) -> None:
 # ---- pieces ------------------------------------------------------------------------------------------------------
 
 
-class StandInStream:
-    """A stream on which everything has happened when a call returns; notes what it was told."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.waited_for: list[object] = []
-        self.synchronized_count = 0
-
-    def wait_event(self, event: object) -> None:
-        self.waited_for.append(event)
-
-    def synchronize(self) -> None:
-        self.synchronized_count += 1
-
-
-@contextmanager
-def copies_on(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuCopies]:
-    """Make the copies of a GPU; on the CPU over stand-ins, so that the same code runs."""
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a buffer hold three rows."""
     monkeypatch.setattr(memory_module, "STAGING_BYTES", 3 * ROW_BYTES + 1)
-    if device.type == "cpu":
-        stream = StandInStream(device)
-        event = SimpleNamespace(record=lambda *at: None, synchronize=lambda: None, wait=lambda: None)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda on: stream)
-        monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda on: stream)
-        monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-        monkeypatch.setattr(memory_module, "pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8))
-        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    copies = GpuCopies(device, ROW_BYTES)
-    yield copies
-    if device.type == "cpu":
-        assert stream.synchronized_count == len(stream.waited_for) > 0
-        assert set(map(id, stream.waited_for)) == {id(event)}
+
+
+def several_layers(device: torch.device, count: int = 15) -> tuple[PoolSpec, list[torch.Tensor], TieredMemory]:
+    """Three layers of one row each, and host memory full of random bytes."""
+    spec = PoolSpec("kv", 3 * ROW_BYTES)
+    layers = [torch.zeros((count + 1, ROW_BYTES), dtype=torch.uint8, device=device) for _ in range(3)]
+    memory = TieredMemory.allocate([DevicePool(spec, layers)], {spec.name: count})
+    payload = memory._host[spec.name].payload
+    payload[:] = np.random.default_rng(5).integers(0, 256, payload.shape, np.uint8)
+    return spec, layers, memory
 
 
 @devices
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 11])
-def test_more_pages_than_a_buffer_holds_go_in_pieces(
-    count: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_pages_than_a_buffer_holds_go_in_pieces(count: int, device: torch.device) -> None:
+    spec, layers, memory = several_layers(device)
+    payload = memory._host[spec.name].payload
+    kept = payload.copy()
     random = np.random.default_rng(count)
-    host = torch.from_numpy(random.integers(0, 256, (16, 2 * ROW_BYTES), np.uint8))[:, ROW_BYTES // 2 :][:, :ROW_BYTES]
-    kept = host.clone()
-    on_device = torch.zeros((16, ROW_BYTES), dtype=torch.uint8, device=device)
     source, target = (random.permutation(np.arange(1, 16, dtype=np.int32))[:count] for _ in range(2))
-    with copies_on(device, monkeypatch) as copies:
-        with copies.ordered():
-            copies.load(host, source, on_device, target).wait()
-        expected = torch.zeros_like(kept)
-        expected[target] = kept[source]
-        assert torch.equal(on_device.cpu(), expected)
-        host.zero_()
-        with copies.ordered():
-            copies.backup(on_device, target, host, source)
-        expected = torch.zeros_like(kept)
-        expected[source] = kept[source]
-        assert torch.equal(host, expected)
+    seen = []
+    with memory.ordered():
+        keep_busy(device)  # on the stream of the copies: all pieces are queued before the first one moves
+        for number, layer in enumerate(layers):
+            copied = memory.load_layer(spec, number, source, target)
+            with stream_beside(device):
+                copied.wait()
+                seen.append(layer.cpu())
+    expected = np.zeros_like(kept)
+    expected[target] = kept[source]
+    for found in (seen, layers):
+        assert np.array_equal(torch.cat([layer.cpu() for layer in found], dim=1).numpy(), expected)
+    payload[:] = 0
+    with memory.ordered():
+        keep_busy(device)
+        memory.backup(spec, target, source)
+    expected = np.zeros_like(kept)
+    expected[source] = kept[source]
+    assert np.array_equal(payload, expected)
 
 
 @devices
-def test_slots_that_do_not_pair_up_are_refused_and_copies_go_on(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = torch.ones((4, ROW_BYTES), dtype=torch.uint8)
-    on_device = torch.zeros((4, ROW_BYTES), dtype=torch.uint8, device=device)
-    with copies_on(device, monkeypatch) as copies:
-        with pytest.raises(CopyError, match="2 source slots for 1 target"), copies.ordered():
-            copies.load(host, slots(1, 2), on_device, slots(1))
-        with copies.ordered():
-            copies.load(host, slots(1, 2), on_device, slots(3, 1))
-        assert on_device[:, 0].tolist() == [0, 1, 0, 1]
+def test_slots_that_do_not_pair_up_are_refused_and_copies_go_on(device: torch.device) -> None:
+    spec, layers, memory = several_layers(device, 3)
+    memory._host[spec.name].payload[:] = 1
+    with pytest.raises(CopyError, match="2 source slots for 1 target"), memory.ordered():
+        memory.backup(spec, slots(1, 2), slots(1))
+    for copy in (memory.load, memory.duplicate):
+        with pytest.raises(CopyError, match="2 source slots for 1 target"):
+            copy(spec, slots(1, 2), slots(1))
+    memory.load(spec, slots(1, 2), slots(3, 1))
+    assert [layer[:, 0].tolist() for layer in layers] == [[0, 1, 0, 1]] * 3
