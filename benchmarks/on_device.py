@@ -23,7 +23,7 @@ from unified_cache.forward import (
     init_metadata,
 )
 from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import PoolSpec, Slots
+from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.slots import PairedAllocator, SlotAllocator
 
 __all__ = ["device_figures"]
@@ -106,7 +106,7 @@ class _DevicePages:
         return cls(spec, TieredMemory.allocate([DevicePool(spec, layers)], {spec.name: pages}), pages)
 
     def backup(self, device_slots: Slots, host_slots: Slots) -> None:
-        with self.memory.ordered():
+        with self.memory.ordered(Tier.HOST):
             self.memory.backup(self.spec, device_slots, host_slots)
 
 
@@ -172,7 +172,7 @@ def _beside_figures(plan: BenchmarkPlan, bench: BenchedDevice) -> Iterator[Figur
         held.memory.load(held.spec, slots, slots)
 
     def both() -> None:
-        ordered = held.memory.ordered()  # after nothing that is given from here on
+        ordered = held.memory.ordered(Tier.DEVICE)  # after nothing that is given from here on
         compute()
         with ordered:
             for layer in range(held.memory.layers_count(held.spec)):

@@ -18,7 +18,7 @@ from unified_cache.controller import (
 from unified_cache.errors import InputError
 from unified_cache.explain.explanation import Explanation
 from unified_cache.forgotten import Cause
-from unified_cache.memory import DevicePool, PageMemory, TieredMemory
+from unified_cache.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory
 from unified_cache.named_parts import identity_of, storage_of
 from unified_cache.owned_cache import OwnedCache
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
@@ -56,6 +56,7 @@ class UnifiedCache(OwnedCache):
         storage: StorageBackend | str | None = None,
         workers: Workers | None = None,
         ranks: RankGroup = LocalRanks(),
+        after: ComputeStreams | None = None,
     ) -> "UnifiedCache":
         """Put a cache over the engine's own tensors; the calling thread owns it.
 
@@ -63,11 +64,15 @@ class UnifiedCache(OwnedCache):
         ``identity`` may be the name of a model, and ``storage`` a URL, see ``open_storage``. The cache takes the store
         over, unless this raises: it verifies every page read and closes it in the end.
 
+        ``after`` returns the CUDA streams that the engine computes on, one at least, whenever a copy is to come after
+        what they have been given; without it that is the owner's current stream.
+
         Raises:
-            ConfigError: pools, layout and sizes do not fit each other, or host memory does not suffice.
+            ConfigError: pools, layout and sizes do not fit each other, the pools are not on one device that is the CPU
+                or a GPU, or host memory does not suffice.
             StorageError: the store cannot be opened, or does not take the layout.
         """
-        memory = TieredMemory.fitting(layout, config, device_pools)
+        memory = TieredMemory.fitting(layout, config, device_pools, after)
         with storage_of(storage) as store:
             return cls.assemble(layout, config, memory, workers, identity_of(identity), store, ranks)
 

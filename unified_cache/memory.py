@@ -1,10 +1,12 @@
 """The bytes of the memory tiers: the engine's device tensors, our host slabs, and copies between them."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
+from math import prod
 from threading import Lock
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -14,13 +16,13 @@ from unified_cache.arguments import check_each, check_kind
 from unified_cache.config import CacheConfig
 from unified_cache.errors import ConfigError, CopyError, LayoutError
 from unified_cache.extras import needs_extra
-from unified_cache.pool import ModelLayout, Pages, PoolSpec, Slots, numbers_of
+from unified_cache.pool import ModelLayout, Pages, PoolSpec, Slots, Tier, numbers_of
 from unified_cache.seal import HEADER_BYTES, Label, seal
 
 with needs_extra("engine", "unified_cache.memory"):
     import torch
 
-__all__ = ["AT_ONCE", "Copied", "DevicePool", "HostPool", "NoBytes", "PageMemory", "TieredMemory"]
+__all__ = ["AT_ONCE", "ComputeStreams", "Copied", "DevicePool", "HostPool", "NoBytes", "PageMemory", "TieredMemory"]
 
 PAGE_ALIGN_BYTES = 64
 """A sealed page starts on a cache line."""
@@ -42,6 +44,10 @@ SELECTED_MAX = 32_768
 
 STAGING_BYTES = 32 << 20
 """Pinned memory that pages pass through on their way to or from a GPU, twice: one half fills while the other moves."""
+
+
+ComputeStreams = Callable[[], Sequence[torch.cuda.Stream]]
+"""Return the streams that an engine computes on; one at least."""
 
 
 class Copied(Protocol):
@@ -75,11 +81,12 @@ class PageMemory(Protocol):
         """Return the number of layers of a pool on the device; 0 for a pool without bytes."""
         ...
 
-    def ordered(self) -> AbstractContextManager[None]:
-        """Return a context for a worker's copies, which run after the work that the device has been given so far.
+    def ordered(self, target: Tier) -> AbstractContextManager[None]:
+        """Return a context for a worker's copies to a tier, which run after what the engine's streams have been given.
 
         Call it on the owner's thread. A page that a forward still writes is backed up as written, and a page that it
         still reads is not overwritten. When the context is left, for whatever reason, no copy is in flight any more.
+        Copies to the device and to the host do not wait for each other.
         """
         ...
 
@@ -147,12 +154,12 @@ class HostPool:
 
     __slots__ = ("payload", "slab", "spec", "stride")
 
-    def __init__(self, spec: PoolSpec, pages_max: int, *, pinned: bool) -> None:
+    def __init__(self, spec: PoolSpec, pages_max: int) -> None:
         self.spec = spec
         page_bytes = HEADER_BYTES + spec.page_bytes
         self.stride = -(-page_bytes // PAGE_ALIGN_BYTES) * PAGE_ALIGN_BYTES
         try:
-            tensor = torch.zeros((pages_max + 1, self.stride), dtype=torch.uint8, pin_memory=pinned)
+            tensor = torch.zeros((pages_max + 1, self.stride), dtype=torch.uint8)
         except RuntimeError as error:
             need = (pages_max + 1) * self.stride
             raise ConfigError(f"pool {spec.name}: {need} bytes of host memory cannot be allocated") from error
@@ -174,32 +181,47 @@ class TieredMemory:
     __slots__ = ("_device", "_gpu", "_host")
 
     def __init__(
-        self, device: Mapping[str, DevicePool], host: Mapping[str, HostPool], gpu: "GpuCopies | None" = None
+        self,
+        device: Mapping[str, DevicePool],
+        host: Mapping[str, HostPool],
+        gpu: "Mapping[Tier, GpuCopies]" = MappingProxyType({}),
     ) -> None:
-        """Take pools of one name on both tiers, and who copies between them where ``device`` lies on a GPU."""
+        """Take pools of one name on both tiers, and the copies to each tier where ``device`` lies on a GPU."""
         self._device = dict(device)
         self._host = dict(host)
         self._gpu = gpu
 
     @classmethod
-    def allocate(cls, device_pools: Sequence[DevicePool], host_pages: Mapping[str, int]) -> "TieredMemory":
-        """Wrap the engine's pools and allocate a host slab for each, pinned where the pool is on a GPU.
+    def allocate(
+        cls, device_pools: Sequence[DevicePool], host_pages: Mapping[str, int], after: ComputeStreams | None = None
+    ) -> "TieredMemory":
+        """Wrap the engine's pools and allocate a host slab for each, and the buffers of copies where they are on a GPU.
 
-        ``host_pages`` gives the pages of each pool's slab, by pool name.
+        ``host_pages`` gives the pages of each pool's slab, by pool name. ``after`` returns the streams that compute on
+        the pools; the current one of whoever calls, if it is left out.
 
         Raises:
-            ConfigError: the slabs do not fit into memory.
+            ConfigError: the slabs do not fit into memory, or the pools are on two devices, or on one that is neither
+                the CPU nor a GPU.
         """
-        host = {
-            pool.spec.name: HostPool(pool.spec, host_pages[pool.spec.name], pinned=pool.layers[0].is_cuda)
-            for pool in device_pools
-        }
-        on_gpu = [layer for pool in device_pools for layer in pool.layers if layer.is_cuda]
-        gpu = GpuCopies(on_gpu[0].device, max(layer.shape[1] for layer in on_gpu)) if on_gpu else None
+        layers = [layer for pool in device_pools for layer in pool.layers]
+        device = _one_device(layers)
+        host = {pool.spec.name: HostPool(pool.spec, host_pages[pool.spec.name]) for pool in device_pools}
+        gpu: dict[Tier, GpuCopies] = {}
+        if device.type == "cuda":
+            streams = after or (lambda: [torch.cuda.current_stream(device)])
+            row_bytes_max = max(layer.shape[1] for layer in layers)
+            gpu = {target: GpuCopies(device, row_bytes_max, streams) for target in (Tier.DEVICE, Tier.HOST)}
         return cls({pool.spec.name: pool for pool in device_pools}, host, gpu)
 
     @classmethod
-    def fitting(cls, layout: ModelLayout, config: CacheConfig, device_pools: Sequence[DevicePool]) -> "TieredMemory":
+    def fitting(
+        cls,
+        layout: ModelLayout,
+        config: CacheConfig,
+        device_pools: Sequence[DevicePool],
+        after: ComputeStreams | None = None,
+    ) -> "TieredMemory":
         """Check that the engine's pools are those of ``layout``, with slots for ``config``; then as ``allocate``.
 
         Raises:
@@ -230,35 +252,37 @@ class TieredMemory:
                         f"pool {spec.name} needs {config.device_pages[number] + 1} slots "
                         f"(the padding sink and device_pages), found {found.slots_count}"
                     )
-        return cls.allocate(device_pools, host_pages)
+        return cls.allocate(device_pools, host_pages, after)
 
     def layers_count(self, pool: PoolSpec) -> int:
         """Count the engine's tensors of a pool."""
         return len(self._device[pool.name].layers) if pool.page_bytes else 0
 
-    def ordered(self) -> AbstractContextManager[None]:
+    def ordered(self, target: Tier) -> AbstractContextManager[None]:
         """On a GPU, have copies go on a stream beside the engine's; in memory, whoever computes has computed."""
-        return nullcontext() if self._gpu is None else self._gpu.ordered()
+        return self._gpu[target].ordered() if self._gpu else nullcontext()
 
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages device to host, layer by layer into each page's run of bytes."""
-        for number, layer in enumerate(self._device[pool.name].layers if pool.page_bytes else ()):
-            if layer.is_cuda and self._gpu is not None:
-                self._gpu.backup(layer, source, self._rows(pool, number), target)
-            else:
-                _copy(layer, source, self._rows(pool, number), target)
+        layers = self._device[pool.name].layers if pool.page_bytes else ()
+        pairs = [(layer, self._rows(pool, number)) for number, layer in enumerate(layers)]
+        if self._gpu:
+            self._gpu[Tier.HOST].backup(pairs, source, target)
+            return
+        for layer, rows in pairs:
+            _copy(layer, source, rows, target)
 
     def load(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages host to device, each layer from its part of the page; complete on return."""
-        with self.ordered():
+        with self.ordered(Tier.DEVICE):
             for layer in range(self.layers_count(pool)):
                 self.load_layer(pool, layer, source, target)
 
     def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
         """Copy one layer from its part of each page; on a GPU the call returns before the copy ends."""
         rows = self._device[pool.name].layers[layer]
-        if rows.is_cuda and self._gpu is not None:
-            return self._gpu.load(self._rows(pool, layer), source, rows, target)
+        if self._gpu:
+            return self._gpu[Tier.DEVICE].load(self._rows(pool, layer), source, rows, target)
         _copy(self._rows(pool, layer), source, rows, target)
         return AT_ONCE
 
@@ -269,9 +293,13 @@ class TieredMemory:
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages within the device, layer by layer."""
-        if pool.page_bytes:
-            for layer in self._device[pool.name].layers:
-                _copy_within(layer, source, target)
+        layers = self._device[pool.name].layers if pool.page_bytes else ()
+        if self._gpu and layers:
+            self._gpu[Tier.DEVICE].duplicate(layers, source, target)
+            return
+        for layer in layers:
+            _check_lengths(source, target)
+            _copy_rows(layer, source, layer, target)
 
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Write the header of each page."""
@@ -298,7 +326,7 @@ class NoBytes:
         """Return 0: no layer has bytes."""
         return 0
 
-    def ordered(self) -> AbstractContextManager[None]:
+    def ordered(self, target: Tier) -> AbstractContextManager[None]:
         """Order nothing."""
         return nullcontext()
 
@@ -325,67 +353,88 @@ class NoBytes:
 
 
 class GpuCopies:
-    """Copies between host slabs and one GPU, on a stream beside the engine's.
+    """Copies between host slabs and one GPU in one direction, on a stream beside the engine's.
 
     Pages are gathered where they lie into one of two pinned buffers, moved in one piece, and scattered where they go:
     a few launches for each layer, however many pages. While pages move, the next are gathered or the last put away.
     Callers take turns.
     """
 
-    __slots__ = ("_device", "_guard", "_staged", "_stream", "_turn", "_used")
+    __slots__ = ("_after", "_device", "_guard", "_sent", "_staged", "_staged_there", "_stream", "_turn", "_used")
 
-    def __init__(self, device: torch.device, row_bytes_max: int) -> None:
-        """Pin two buffers of STAGING_BYTES, or of one page of one layer if that is more."""
+    def __init__(self, device: torch.device, row_bytes_max: int, after: ComputeStreams) -> None:
+        """Take buffers of STAGING_BYTES, or of one page of one layer if that is more: two pinned, one on the device."""
+        self._after = after
         self._device = device
-        stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types
+        # torch hands streams of normal priority out in turns, 32 of them: another user would get this one, too.
+        stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._stream = stream
         size = max(STAGING_BYTES, row_bytes_max)
         self._staged = [pinned_bytes(size) for _ in range(2)]
-        self._used = [_event() for _ in range(2)]
+        self._staged_there = torch.empty(size, dtype=torch.uint8, device=device)
+        self._used = [_event_on(stream) for _ in range(2)]
         """By buffer: the end of the last copy through it."""
         self._turn = 0
+        self._sent: dict[int, tuple[Slots, torch.Tensor]] = {}
+        """By identity: slots that the copies under way have sent to the device."""
         self._guard = Lock()
 
     def ordered(self) -> AbstractContextManager[None]:
         """See ``PageMemory.ordered``."""
-        before = _event()
-        before.record(torch.cuda.current_stream(self._device))
-        return self._beside(before)
+        return self._beside([_event_on(stream) for stream in self._after()])
 
     @contextmanager
-    def _beside(self, before: torch.cuda.Event) -> Iterator[None]:
+    def _beside(self, before: Sequence[torch.cuda.Event]) -> Iterator[None]:
         with self._guard, torch.cuda.stream(self._stream):
-            self._stream.wait_event(before)
+            for event in before:
+                self._stream.wait_event(event)
             try:
                 yield
             finally:
                 self._stream.synchronize()
+                self._sent.clear()
 
     def load(self, source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> Copied:
-        """Copy rows host to device on the calling thread's stream; return the event that marks their end."""
+        """Copy rows of a layer host to device on the calling thread's stream; return their end."""
         scatter = self._indices(target_slots)
         for first, last, number in self._pieces(source_slots, target_slots, source.shape[1]):
-            staged = self._buffer(number, last - first, source.shape[1])
-            torch.index_select(source, 0, torch.from_numpy(source_slots[first:last].astype(np.int64)), out=staged)
-            target.index_copy_(0, scatter[first:last], staged.to(self._device, non_blocking=True))
-            self._used[number].record()
-        copied = _event()
-        copied.record()
-        return copied
+            self._used[number].synchronize()
+            staged, there, wide = self._buffers(number, last - first, target)
+            _copy(source, source_slots[first:last], staged, np.arange(last - first, dtype=np.int32))
+            there.copy_(staged, non_blocking=True)
+            self._used[number] = _event_on(self._stream)
+            wide.index_copy_(0, scatter[first:last], there.view(wide.dtype))
+        return _CopyEnd(self._device, _event_on(self._stream))
 
-    def backup(self, source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
-        """Copy rows device to host; complete on return."""
-        gather = self._indices(source_slots)
-        moving: deque[tuple[int, torch.Tensor, Slots]] = deque()
-        for first, last, number in self._pieces(source_slots, target_slots, source.shape[1]):
-            staged = self._buffer(number, last - first, source.shape[1])
-            staged.copy_(source.index_select(0, gather[first:last]), non_blocking=True)
-            self._used[number].record()
-            moving.append((number, staged, target_slots[first:last]))
-            if len(moving) == len(self._staged):
-                self._scatter(*moving.popleft(), target)
+    def backup(self, layers: Iterable[tuple[torch.Tensor, torch.Tensor]], sources: Slots, targets: Slots) -> None:
+        """Copy rows device to host, of pairs of a layer and its part of the slab; complete on return."""
+        gather = self._indices(sources)
+        moving: deque[tuple[int, torch.Tensor, Slots, torch.Tensor]] = deque()
+        for source, target in layers:
+            for first, last, number in self._pieces(sources, targets, source.shape[1]):
+                staged, there, wide = self._buffers(number, last - first, source)
+                torch.index_select(wide, 0, gather[first:last], out=there.view(wide.dtype))
+                staged.copy_(there, non_blocking=True)
+                self._used[number] = _event_on(self._stream)
+                moving.append((number, staged, targets[first:last], target))
+                if len(moving) == len(self._staged):
+                    self._scatter(*moving.popleft())
         while moving:
-            self._scatter(*moving.popleft(), target)
+            self._scatter(*moving.popleft())
+
+    def duplicate(self, layers: Sequence[torch.Tensor], source_slots: Slots, target_slots: Slots) -> None:
+        """Copy rows of every layer within the device, after and before what the engine's streams compute."""
+        _check_lengths(source_slots, target_slots)
+        first, *others = self._after()
+        with torch.cuda.stream(first):
+            for stream in others:
+                first.wait_stream(stream)
+            gather, scatter = _slots_on(self._device, source_slots), _slots_on(self._device, target_slots)
+            for layer in layers:
+                rows = _wide(layer)
+                rows.index_copy_(0, scatter, rows.index_select(0, gather))
+            for stream in others:
+                stream.wait_stream(first)
 
     def _scatter(self, number: int, staged: torch.Tensor, slots: Slots, target: torch.Tensor) -> None:
         """Copy rows from a buffer to their slots in host memory, once the GPU has filled it."""
@@ -393,20 +442,58 @@ class GpuCopies:
         _copy(staged, np.arange(len(slots), dtype=np.int32), target, slots)
 
     def _indices(self, slots: Slots) -> torch.Tensor:
-        """Return slots as int64 on the device. From pageable memory that would wait for all copies before it."""
-        return torch.from_numpy(slots.astype(np.int64)).pin_memory().to(self._device, non_blocking=True)
+        """Return slots on the device, sent once for all layers of the copies under way."""
+        if id(slots) not in self._sent:
+            self._sent[id(slots)] = slots, _slots_on(self._device, slots)
+        return self._sent[id(slots)][1]
 
     def _pieces(self, source_slots: Slots, target_slots: Slots, row_bytes: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (first, last, buffer): runs of pages that a buffer holds, once its last copy has ended."""
+        """Yield (first, last, buffer): runs of pages that a buffer holds."""
         _check_lengths(source_slots, target_slots)
         pages_max = len(self._staged[0]) // row_bytes
         for first in range(0, len(source_slots), pages_max):
             self._turn ^= 1
-            self._used[self._turn].synchronize()
             yield first, min(first + pages_max, len(source_slots)), self._turn
 
-    def _buffer(self, number: int, pages: int, row_bytes: int) -> torch.Tensor:
-        return self._staged[number][: pages * row_bytes].view(pages, row_bytes)
+    def _buffers(self, number: int, pages: int, layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return room for pages of a layer, pinned and on the device, and the layer in its widest elements."""
+        shape = pages, layer.shape[1]
+        staged, there = (buffer[: prod(shape)].view(shape) for buffer in (self._staged[number], self._staged_there))
+        return staged, there, _wide(layer)
+
+
+class _CopyEnd:
+    """End of a copy on the stream of a GPU."""
+
+    __slots__ = ("_device", "_event")
+
+    def __init__(self, device: torch.device, event: torch.cuda.Event) -> None:
+        self._device = device
+        self._event = event
+
+    def wait(self) -> None:
+        """See ``Copied.wait``; whatever the calling thread's current device is."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+def _slots_on(device: torch.device, slots: Slots) -> torch.Tensor:
+    """Return slots as int64 on a GPU, ordered on the current stream, which is not waited for."""
+    # From pageable memory the copy would wait. The pinned snapshot is torch's: its block is not reused before the copy
+    # out of it is done.
+    return torch.from_numpy(slots.astype(np.int64)).pin_memory().to(device, non_blocking=True)
+
+
+def _one_device(layers: Sequence[torch.Tensor]) -> torch.device:
+    """Return the device of all layers.
+
+    Raises:
+        ConfigError: there are several, or it is neither the CPU nor a GPU.
+    """
+    devices = {layer.device for layer in layers} or {torch.device("cpu")}
+    if len(devices) > 1 or not {device.type for device in devices} <= {"cpu", "cuda"}:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ConfigError(f"expected all device pools on one device, the CPU or a CUDA device, found {names}")
+    return devices.pop()
 
 
 def pinned_bytes(size: int) -> torch.Tensor:
@@ -414,8 +501,10 @@ def pinned_bytes(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch says no types
+def _event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch says no types
+    event.record(stream)
+    return event
 
 
 def _check_lengths(source_slots: Slots, target_slots: Slots) -> None:
@@ -450,6 +539,11 @@ def _is_wide(rows: torch.Tensor) -> bool:
     return not any(count % WIDE.itemsize for count in (rows.shape[1], rows.stride(0), rows.storage_offset()))
 
 
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows of bytes in the widest elements they can be taken for: a GPU moves one element a thread and step."""
+    return rows.view(WIDE) if _is_wide(rows) else rows
+
+
 def _select(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, target_slots: Slots) -> None:
     """Copy rows to slots that ascend in long runs: a call of torch for as much of a run as goes without its threads."""
     from_rows, to_rows = source.view(WIDE), target.view(WIDE)
@@ -479,14 +573,3 @@ def _copy_rows(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, 
     runs = zip(starts.tolist(), ends, source_slots[starts].tolist(), target_slots[starts].tolist(), strict=True)
     for start, end, from_start, to_start in runs:
         to_rows[to_start : to_start + end - start] = from_rows[from_start : from_start + end - start]
-
-
-def _copy_within(rows: torch.Tensor, source_slots: Slots, target_slots: Slots) -> None:
-    """Copy rows within a tensor; on a GPU in the order of the calling thread's stream."""
-    _check_lengths(source_slots, target_slots)
-    if not rows.is_cuda:
-        _copy_rows(rows, source_slots, rows, target_slots)
-        return
-    gather = torch.from_numpy(source_slots.astype(np.int64)).to(rows.device)
-    scatter = torch.from_numpy(target_slots.astype(np.int64)).to(rows.device)
-    rows[scatter] = rows[gather]

@@ -17,38 +17,38 @@ DEVICE_MUTANTS = [
     Mutant(
         "a buffer is filled again before its copy has ended",
         "memory.py",
-        "            self._used[self._turn].synchronize()\n",
-        "",
+        "            self._used[number].synchronize()\n            staged,",
+        "            staged,",
         COPIES,
     ),
     Mutant(
         "the end of a piece to the device is not recorded",
         "memory.py",
-        "staged.to(self._device, non_blocking=True))\n            self._used[number].record()\n",
-        "staged.to(self._device, non_blocking=True))\n",
+        "            self._used[number] = _event_on(self._stream)\n            wide",
+        "            wide",
         COPIES,
     ),
     Mutant(
         "the end of a piece from the device is not recorded",
         "memory.py",
-        "non_blocking=True)\n            self._used[number].record()\n            moving",
-        "non_blocking=True)\n            moving",
+        "                self._used[number] = _event_on(self._stream)\n                moving",
+        "                moving",
         COPIES,
     ),
     Mutant(
         "a piece from the device is recorded before its copy",
         "memory.py",
-        "            staged.copy_(source.index_select(0, gather[first:last]), non_blocking=True)\n"
-        "            self._used[number].record()\n",
-        "            self._used[number].record()\n"
-        "            staged.copy_(source.index_select(0, gather[first:last]), non_blocking=True)\n",
+        "                staged.copy_(there, non_blocking=True)\n"
+        "                self._used[number] = _event_on(self._stream)\n",
+        "                self._used[number] = _event_on(self._stream)\n"
+        "                staged.copy_(there, non_blocking=True)\n",
         COPIES,
     ),
     Mutant(
-        "copies do not come after the engine's stream",
+        "copies do not come after the engine's streams",
         "memory.py",
-        "            self._stream.wait_event(before)\n",
-        "",
+        "                self._stream.wait_event(event)\n",
+        "                pass\n",
         COPIES,
     ),
     Mutant(
@@ -59,10 +59,38 @@ DEVICE_MUTANTS = [
         COPIES,
     ),
     Mutant(
-        "the end of a layer is recorded on no copy",
+        "the end of a layer lies before its copy",
         "memory.py",
-        "        copied.record()\n",
-        "",
+        "        return _CopyEnd(self._device, _event_on(self._stream))",
+        "        return _CopyEnd(self._device, self._used[self._turn])",
+        COPIES,
+    ),
+    Mutant(
+        "copies come after one stream of the engine's",
+        "memory.py",
+        "for stream in self._after()]",
+        "for stream in self._after()[:1]]",
+        COPIES,
+    ),
+    Mutant(
+        "a layer is waited for on the device of the thread",
+        "memory.py",
+        "torch.cuda.current_stream(self._device).wait_event",
+        "torch.cuda.current_stream().wait_event",
+        COPIES,
+    ),
+    Mutant(
+        "a fork does not come after another stream",
+        "memory.py",
+        "                first.wait_stream(stream)\n",
+        "                pass\n",
+        COPIES,
+    ),
+    Mutant(
+        "another stream does not come after a fork",
+        "memory.py",
+        "                stream.wait_stream(first)\n",
+        "                pass\n",
         COPIES,
     ),
 ]

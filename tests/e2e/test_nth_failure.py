@@ -173,8 +173,8 @@ class FaultyMemory:
     def layers_count(self, pool: PoolSpec) -> int:
         return self._memory.layers_count(pool)
 
-    def ordered(self) -> AbstractContextManager[None]:
-        return self._memory.ordered()
+    def ordered(self, target: Tier) -> AbstractContextManager[None]:
+        return self._memory.ordered(target)
 
     def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
         def copy(pool: PoolSpec, source: Slots, target: Slots) -> None:

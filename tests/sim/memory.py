@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tests.sim.cells import PAYLOAD_BYTES, Cell
 from unified_cache.memory import AT_ONCE, Copied
 from unified_cache.page import PageKey
-from unified_cache.pool import PoolSpec, Slots
+from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.seal import HEADER_BYTES, Label, seal
 
 Contents = npt.NDArray[np.int64]
@@ -99,7 +99,7 @@ class ContentMemory:
     def layers_count(self, pool: PoolSpec) -> int:
         return int(pool.page_bytes > 0)
 
-    def ordered(self) -> AbstractContextManager[None]:
+    def ordered(self, target: Tier) -> AbstractContextManager[None]:
         return nullcontext()
 
     def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:

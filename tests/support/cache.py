@@ -12,7 +12,7 @@ from tests.support.components import toy_components
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import Workers
-from unified_cache.memory import DevicePool
+from unified_cache.memory import ComputeStreams, DevicePool
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
 from unified_cache.storage_backends.protocol import StorageBackend
@@ -64,6 +64,8 @@ class ToyEngine:
     shares: Mapping[str, str] = field(default_factory=dict)
     """By pool: name of what this rank computes of the model, where ranks compute different shares."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    after: ComputeStreams | None = None
+    """Streams that it computes on, where they are not the current one."""
     pools: dict[str, DevicePool] = field(init=False)
     cache: UnifiedCache = field(init=False)
     digest: bytes = field(init=False)
@@ -87,6 +89,7 @@ class ToyEngine:
             identity=self.identity,
             storage=self.storage,
             workers=self.workers,
+            after=self.after,
         )
 
     @property
@@ -106,12 +109,12 @@ class ToyEngine:
         return oracle(prompt, page, pool, self.shares.get(pool.name, ""))
 
     def write(self, component: int, slot: int, prompt: Prompt, page: int) -> None:
-        """Fill a device page with what a forward pass would compute."""
+        """Fill a device page with what a forward pass would compute; on a GPU the call returns before."""
         for pool in self.byte_pools(component):
             computed = torch.frombuffer(bytearray(self.computed(prompt, page, pool)), dtype=torch.uint8)
             device = self.pools[pool.name]
             for layer, part in zip(device.layers, computed.tensor_split(device.offsets[1:-1]), strict=True):
-                layer[slot].copy_(part)
+                layer[slot].copy_(part.pin_memory() if layer.is_cuda else part, non_blocking=True)
 
     def write_pages(self, component: int, slots: Slots, prompt: Prompt, start: int) -> None:
         """Fill the device slots of pages from ``start`` on; -1 for those not computed."""

@@ -177,6 +177,8 @@ class LateDevice:
         """Elements that they have written, by name."""
         self.snapshots = 0
         """Copies of host memory that were pinned."""
+        self.allocated_bytes = 0
+        """Device memory that was ever asked for."""
         self.runtime = LateCudart()
         self._pinned: list[tuple[int, int]] = []
         self._kept: list[torch.Tensor] = []
@@ -247,6 +249,7 @@ class LateDevice:
 
     def _garbage(self, like: torch.Tensor, index: int) -> OnDevice:
         memory = torch.empty(like.shape, dtype=like.dtype, device=HOST)
+        self.allocated_bytes += memory.numel() * memory.element_size()
         if memory.numel():
             memory.view(-1).view(torch.uint8).fill_(GARBAGE)
         return self._made(memory, index)

@@ -12,7 +12,7 @@ from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_
 from unified_cache.errors import StorageError
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PageCopies, Pages, PoolSpec, all_pages
+from unified_cache.pool import ModelLayout, PageCopies, Pages, PoolSpec, Tier, all_pages
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -58,7 +58,7 @@ class BackupJob:
         self._owners = owners
         self._prompt = prompt
         self._parts = {part.component: part for part in parts}
-        self._ordered = memory.ordered()
+        self._ordered = memory.ordered(Tier.HOST)
 
     def run(self) -> bool:
         """Copy, then seal."""
@@ -99,7 +99,7 @@ class LoadJob:
         self._clock = clock
         self._memory = memory
         self._parts = {part.component: part for part in parts}
-        self._ordered = memory.ordered()
+        self._ordered = memory.ordered(Tier.DEVICE)
         layers_counts = {pool.name: memory.layers_count(pool) for pool in layout.pools}
         self._order = [
             (layer / layers_counts[pool.name], component, pool, layer)

@@ -117,8 +117,8 @@ class ThreadWorkers:
         self._closed = False
 
     @classmethod
-    def start(cls, *, copy: int = 1, storage: int = 2) -> "ThreadWorkers":
-        """Start ``copy`` threads for copies and ``storage`` for storage."""
+    def start(cls, *, copy: int = 2, storage: int = 2) -> "ThreadWorkers":
+        """Start ``copy`` threads for copies, so that a load goes beside a backup, and ``storage`` for storage."""
         workers = cls({JobQueue.COPY: copy, JobQueue.STORAGE: storage})
         for thread in workers._threads:
             thread.start()

@@ -6,18 +6,20 @@ shows in the bytes.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Thread
 
 import numpy as np
 import pytest
 import torch
 
 from tests.support.cache import ToyEngine, oracle, toy_layout
-from tests.support.gpu import devices
-from tests.support.operations import PAGE, SPANS, serve, started
+from tests.support.gpu import GPU, devices, with_streams
+from tests.support.late_device import LateDevice
+from tests.support.operations import PAGE, SPANS, serve, started, tokens
 from unified_cache import memory as memory_module
 from unified_cache.controller import OperationState, ThreadWorkers
-from unified_cache.errors import CopyError
-from unified_cache.memory import DevicePool, TieredMemory
+from unified_cache.errors import ConfigError, CopyError
+from unified_cache.memory import Copied, DevicePool, TieredMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -129,7 +131,7 @@ def test_a_page_that_a_forward_still_writes_is_backed_up_as_written(device: torc
     layer, memory = pages_on(device, spec)
     keep_busy(device)
     layer[1:5] = 7
-    with memory.ordered():
+    with memory.ordered(Tier.HOST):
         memory.backup(spec, slots(1, 2, 3, 4), slots(4, 3, 2, 1))
     assert [payload_of(memory, spec, slot) for slot in (1, 2, 3, 4)] == [b"\7" * 4096] * 4
 
@@ -139,7 +141,7 @@ def test_a_page_that_a_forward_still_reads_is_not_overwritten_before(device: tor
     spec = PoolSpec("kv", 4096)
     layer, memory = pages_on(device, spec)
     layer[1:5] = 7
-    with memory.ordered():
+    with memory.ordered(Tier.HOST):
         memory.backup(spec, slots(5, 6, 7, 8), slots(1, 2, 3, 4))  # zeros
     keep_busy(device)
     seen = layer[1:5] + 0
@@ -154,15 +156,20 @@ def test_what_is_loaded_is_there_for_every_stream_when_the_copies_are_left(devic
     layer, memory = pages_on(device, spec)
     layer[1:] = 9
     everything = slots(*range(1, 9))
-    with memory.ordered():
+    with memory.ordered(Tier.HOST):
         memory.backup(spec, everything, everything)
     layer.zero_()
-    ordered = memory.ordered()
+    ordered = memory.ordered(Tier.DEVICE)
     keep_busy(device)  # given after the copies may begin: they are not after it
     with ordered:
         memory.load_layer(spec, 0, everything, everything)
     with stream_beside(device):
         assert (layer[1:] == 9).all()
+
+
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types
+    return stream
 
 
 @contextmanager
@@ -171,8 +178,7 @@ def stream_beside(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    beside: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types
-    with torch.cuda.stream(beside):
+    with torch.cuda.stream(stream_of(device)):
         yield
 
 
@@ -214,7 +220,7 @@ def test_more_pages_than_a_buffer_holds_go_in_pieces(count: int, device: torch.d
     random = np.random.default_rng(count)
     source, target = (random.permutation(np.arange(1, 16, dtype=np.int32))[:count] for _ in range(2))
     seen = []
-    with memory.ordered():
+    with memory.ordered(Tier.DEVICE):
         keep_busy(device)  # on the stream of the copies: all pieces are queued before the first one moves
         for number, layer in enumerate(layers):
             copied = memory.load_layer(spec, number, source, target)
@@ -226,7 +232,7 @@ def test_more_pages_than_a_buffer_holds_go_in_pieces(count: int, device: torch.d
     for found in (seen, layers):
         assert np.array_equal(torch.cat([layer.cpu() for layer in found], dim=1).numpy(), expected)
     payload[:] = 0
-    with memory.ordered():
+    with memory.ordered(Tier.HOST):
         keep_busy(device)
         memory.backup(spec, target, source)
     expected = np.zeros_like(kept)
@@ -238,10 +244,198 @@ def test_more_pages_than_a_buffer_holds_go_in_pieces(count: int, device: torch.d
 def test_slots_that_do_not_pair_up_are_refused_and_copies_go_on(device: torch.device) -> None:
     spec, layers, memory = several_layers(device, 3)
     memory._host[spec.name].payload[:] = 1
-    with pytest.raises(CopyError, match="2 source slots for 1 target"), memory.ordered():
+    with pytest.raises(CopyError, match="2 source slots for 1 target"), memory.ordered(Tier.HOST):
         memory.backup(spec, slots(1, 2), slots(1))
     for copy in (memory.load, memory.duplicate):
         with pytest.raises(CopyError, match="2 source slots for 1 target"):
             copy(spec, slots(1, 2), slots(1))
     memory.load(spec, slots(1, 2), slots(3, 1))
     assert [layer[:, 0].tolist() for layer in layers] == [[0, 1, 0, 1]] * 3
+
+
+# ---- streams of an engine ------------------------------------------------------------------------------------------
+
+
+def late_layers(late: LateDevice, count: int, row_bytes: int = 4096, pages: int = 8) -> tuple[PoolSpec, TieredMemory]:
+    spec = PoolSpec("kv", count * row_bytes)
+    layers = [torch.zeros((pages + 1, row_bytes), dtype=torch.uint8, device=GPU) for _ in range(count)]
+    memory = TieredMemory.allocate([DevicePool(spec, layers)], {spec.name: pages})
+    late.synchronize()
+    late.take_counts()
+    return spec, memory
+
+
+@with_streams
+def test_what_an_engine_computes_on_a_stream_of_its_own_is_backed_up_as_computed(device: torch.device) -> None:
+    forward = stream_of(device)
+    sizes, workers = (12, 8), ThreadWorkers.start()
+    toy = ToyEngine(toy_layout(SPANS, PAGE), sizes, sizes, None, workers, device=device, after=lambda: [forward])
+    torch.cuda.synchronize()
+    prompt = toy.cache.prompt(tokens(4))
+    found = toy.cache.match(prompt)
+    lock = toy.cache.lock(found)
+    fresh = toy.cache.allocate(toy.cache.pages_to_allocate(0, 4, toy.cache.checkpoint_ends(found)))
+    assert fresh is not None
+    with torch.cuda.stream(forward):
+        keep_busy(device)
+        for component, at in enumerate(fresh):
+            toy.write_pages(component, at, prompt, 0)
+    toy.cache.release(toy.cache.insert(prompt, fresh, lock))
+    toy.cache.backup(prompt)
+    toy.cache.wait_all(WAIT_S)
+    forget(toy)
+    with torch.cuda.stream(forward):
+        keep_busy(device)
+        for pool in toy.pools.values():
+            for layer in pool.layers:
+                layer.zero_()
+    toy.cache.load(prompt)
+    toy.cache.wait_all(WAIT_S)
+    assert read_back(toy, prompt) == 4
+    assert toy.cache.close() == []
+
+
+@with_streams
+@pytest.mark.parametrize("streams_count", [1, 2])
+def test_copies_come_after_every_stream_that_the_engine_names(device: torch.device, streams_count: int) -> None:
+    spec = PoolSpec("kv", 4096)
+    streams = [stream_of(device) for _ in range(streams_count)]
+    layer = torch.zeros((9, 4096), dtype=torch.uint8, device=device)
+    memory = TieredMemory.allocate([DevicePool(spec, [layer])], {spec.name: 8}, lambda: streams)
+    torch.cuda.synchronize()
+    for slot, stream in enumerate(streams, 1):
+        with torch.cuda.stream(stream):
+            keep_busy(device)
+            layer[slot] = 7
+    with memory.ordered(Tier.HOST):
+        memory.backup(spec, slots(1, 2), slots(1, 2))
+    written = [b"\7" * 4096] * streams_count
+    assert [payload_of(memory, spec, slot) for slot in range(1, streams_count + 1)] == written
+    seen = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            keep_busy(device)
+            seen.append(layer[1:3] + 0)
+    memory.load(spec, slots(5, 6), slots(1, 2))  # zeros
+    torch.cuda.synchronize()
+    assert [found[:streams_count].tolist() for found in seen] == [[[7] * 4096] * streams_count] * streams_count
+
+
+@with_streams
+def test_a_fork_copies_what_one_stream_wrote_before_another_overwrites_it(device: torch.device) -> None:
+    spec = PoolSpec("state", 64)
+    first, second = streams = [stream_of(device) for _ in range(2)]
+    layer = torch.zeros((9, 64), dtype=torch.uint8, device=device)
+    memory = TieredMemory.allocate([DevicePool(spec, [layer])], {spec.name: 8}, lambda: streams)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(second):
+        keep_busy(device)
+        layer[1] = 7
+    memory.duplicate(spec, slots(1), slots(2))
+    with torch.cuda.stream(second):
+        layer[1] = 8
+    second.synchronize()
+    with torch.cuda.stream(first):
+        found = layer[2].cpu()
+    torch.cuda.synchronize()
+    assert (found.tolist(), layer[:3, 0].tolist()) == ([7] * 64, [0, 8, 7])
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_layer_is_waited_for_on_its_device_by_a_thread_that_has_another_one(is_set: bool) -> None:
+    device = torch.device("cuda", 1)
+    with LateDevice():
+        torch.cuda.set_device(device)
+        spec = PoolSpec("kv", 64)
+        layer, memory = pages_on(device, spec)
+        memory._host[spec.name].payload[:] = 7
+        seen = []
+
+        def read(copied: Copied) -> None:
+            if is_set:
+                torch.cuda.set_device(device)
+            copied.wait()
+            seen.append(layer.cpu())
+
+        with memory.ordered(Tier.DEVICE):
+            copied = memory.load_layer(spec, 0, slots(1, 2), slots(1, 2))
+            reader = Thread(target=read, args=(copied,))
+            reader.start()
+            reader.join(WAIT_S)
+        assert seen[0][1:3].tolist() == [[7] * 64] * 2
+
+
+# ---- what a transfer asks of a device ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pages", [1, 8, 128])
+def test_slots_are_sent_once_for_all_layers_and_nothing_waits_for_the_device_on_the_owners_thread(pages: int) -> None:
+    with LateDevice() as late:
+        spec, memory = late_layers(late, 64, 512, 2 * pages)
+        everything = np.arange(1, pages + 1, dtype=np.int32)
+        ordered = memory.ordered(Tier.HOST)
+        assert late.take_counts() == (0, 0, 0)
+        with ordered:
+            memory.backup(spec, everything, everything)
+        operations, snapshots, _ = late.take_counts()
+        assert (operations, snapshots) == (1 + 2 * 64, 1)
+        memory.load(spec, everything, everything)
+        operations, snapshots, _ = late.take_counts()
+        assert (operations, snapshots) == (1 + 2 * 64, 1)
+        memory.duplicate(spec, everything, everything + pages)
+        operations, snapshots, host_waits = late.take_counts()
+        assert (operations, snapshots, host_waits) == (2 + 2 * 64, 2, 0)
+
+
+def test_the_next_layer_of_a_backup_moves_while_the_last_is_put_away() -> None:
+    with LateDevice() as late:
+        spec, memory = late_layers(late, 4)
+        with memory.ordered(Tier.HOST):
+            memory.backup(spec, slots(1), slots(1))
+        _, _, host_waits = late.take_counts()
+        assert host_waits == 4 + 1  # once a layer, and at the end
+
+
+def test_rows_move_by_their_widest_elements() -> None:
+    with LateDevice() as late:
+        spec, memory = late_layers(late, 1, 64)
+        with memory.ordered(Tier.HOST):
+            memory.backup(spec, slots(1, 2), slots(1, 2))
+        memory.load(spec, slots(1, 2), slots(1, 2))
+        assert (late.elements["index_select"], late.elements["index_copy_"]) == (2 * 64 // 16, 2 * 64 // 16)
+
+
+def test_copies_have_their_device_memory_from_the_opening_on() -> None:
+    with LateDevice() as late:
+        spec, memory = late_layers(late, 2)
+        allocated = late.allocated_bytes
+        with memory.ordered(Tier.HOST):
+            memory.backup(spec, slots(1, 2), slots(1, 2))
+        memory.load(spec, slots(1, 2), slots(1, 2))
+        assert late.allocated_bytes - allocated == 2 * 2 * 8  # the numbers of two slots, each way
+
+
+@devices
+def test_a_load_does_not_wait_for_a_backup(device: torch.device) -> None:
+    spec = PoolSpec("kv", 64)
+    layer, memory = pages_on(device, spec)
+    memory._host[spec.name].payload[:] = 5
+    with memory.ordered(Tier.HOST):
+        loading = Thread(target=memory.load, args=(spec, slots(1), slots(1)))
+        loading.start()
+        loading.join(WAIT_S / 10)
+        assert not loading.is_alive()
+        memory.backup(spec, slots(2), slots(2))
+    assert layer[1].tolist() == [5] * 64
+
+
+# ---- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [("cuda:0", "cuda:1"), ("cpu", "cuda:0"), ("meta", "meta")])
+def test_pools_that_no_copy_reaches_are_refused_at_the_opening(names: tuple[str, str]) -> None:
+    spec = PoolSpec("kv", 128)
+    with LateDevice():
+        layers = [torch.zeros((9, 64), dtype=torch.uint8, device=torch.device(name)) for name in names]
+        with pytest.raises(ConfigError, match=f"found .*{names[1]}"):
+            TieredMemory.allocate([DevicePool(spec, layers)], {spec.name: 8})
