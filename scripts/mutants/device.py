@@ -93,4 +93,11 @@ DEVICE_MUTANTS = [
         "                pass\n",
         COPIES,
     ),
+    Mutant(
+        "a stream translates before another has copied the map",
+        "forward/translation.py",
+        "            torch.cuda.current_stream(self._table.device).wait_event(self._copied)\n",
+        "            pass\n",
+        ("tests/unit/forward/test_forward.py",),
+    ),
 ]

@@ -10,11 +10,14 @@ import torch
 
 from tests.support.late_device import LateDevice
 
-__all__ = ["GPU", "devices", "needs_gpu", "with_streams"]
+__all__ = ["GPU", "devices", "keep_busy", "needs_gpu", "stream_of", "with_streams"]
 
 Test = TypeVar("Test", bound=Callable[..., object])
 
 GPU = torch.device("cuda", 0)
+BUSY_CYCLES = 50_000_000
+"""Cycles of a GPU's clock that keep a stream busy: 25 ms and more."""
+
 NEEDS_GPU = (
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: make gpu runs these where one is"),
@@ -50,3 +53,15 @@ def _on(kinds: Sequence[object], test: Callable[..., None]) -> Callable[..., Non
 
     marked: Callable[..., None] = pytest.mark.parametrize("device", kinds)(run)
     return marked
+
+
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream that is ordered after nothing."""
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types
+    return stream
+
+
+def keep_busy(device: torch.device) -> None:
+    """Give a device's current stream work that takes it a while; the call returns before."""
+    if device.type == "cuda":
+        torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]  # torch says no types

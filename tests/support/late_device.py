@@ -30,7 +30,7 @@ ATTRIBUTES = re.compile("shape|dtype|ndim|layout|requires_grad|_version|itemsize
 VIEWS = re.compile("view|reshape|narrow|unsqueeze|squeeze|expand|transpose|flatten|select|detach|as_strided")
 PURE = re.compile(
     "clamp|div|remainder|add|mul|sub|eq|ne|all|any|clone|count_nonzero|matmul|index_select|cumsum|full_like|zeros_like"
-    "|cat|__add__|__mul__|__eq__|__ne__|__getitem__|to"
+    "|cat|floor_divide|__floordiv__|__add__|__mul__|__eq__|__ne__|__getitem__|to"
 )
 READS = re.compile("tolist|item|equal|__bool__|__int__|__float__|__index__|__repr__")
 FACTORIES = ("zeros", "empty", "full", "ones", "arange")

@@ -29,11 +29,14 @@ class SwaTranslation:
     A graph that is being captured would record that copy, and with every replay bring back the map of that moment:
     so it is refused there. Call it from the thread that changes the map.
 
+    A stream that translates comes after the copy, whichever stream made it. The other way it is for the engine: what
+    another stream was given to translate must have been done before the map is copied again.
+
     Every result is a new tensor, the caller's, true until the map's next change: that is, for one forward. Keeping
     one longer, by address and length of what was translated, returned slots that had changed hands: sglang #25889.
     """
 
-    __slots__ = ("_is_capturing", "_map", "_table", "_version", "page_size")
+    __slots__ = ("_copied", "_is_capturing", "_map", "_table", "_version", "page_size")
 
     def __init__(
         self, page_map: PageMap, table: torch.Tensor, page_size: int, is_capturing: Callable[[], bool] = _never
@@ -47,6 +50,9 @@ class SwaTranslation:
         self._is_capturing = is_capturing
         self._version = -1
         """Version of the map that ``table`` shows; no version of a map is negative."""
+        self._copied: torch.cuda.Event | None = None
+        """On a GPU: the end of the last operation that changed ``table``."""
+        self._note_change()
         self.page_size = page_size
         """Tokens per page, in both pools."""
 
@@ -96,6 +102,7 @@ class SwaTranslation:
         if self._version == self._map.version:
             return
         if self._table.data_ptr() != torch.from_numpy(self._map.table).data_ptr():
+            self._follow()
             if self._is_capturing():
                 raise CaptureError(
                     "the page map has changed since it was copied last, and a graph that is captured now would record "
@@ -107,6 +114,7 @@ class SwaTranslation:
             else:
                 slots, peers = sent(np.stack((changed, self._map.peers(changed))), self._table.device)
                 self._table.index_copy_(0, slots.to(torch.int64), peers)
+            self._note_change()
         self._version = self._map.version
 
     def translate_locs(self, locs: torch.Tensor) -> torch.Tensor:
@@ -121,6 +129,7 @@ class SwaTranslation:
         """
         wide = _signed(locs)
         self.refresh()
+        self._follow()
         pages = torch.div(wide, self.page_size, rounding_mode="floor")
         # Page -1 reads the table's last entry, -1: -page_size + (page_size - 1) is -1 again.
         offsets = wide.remainder(self.page_size)
@@ -137,7 +146,19 @@ class SwaTranslation:
         """
         wide = _signed(slots)
         self.refresh()
+        self._follow()
         return self._table[wide]
+
+    def _note_change(self) -> None:
+        """Record that the current stream has been given a change of the table."""
+        if self._table.is_cuda:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch says no types
+            self._copied.record(torch.cuda.current_stream(self._table.device))
+
+    def _follow(self) -> None:
+        """Have the current stream come after the last change of the table; a capture may wait for nothing outside."""
+        if self._copied is not None and not self._is_capturing():
+            torch.cuda.current_stream(self._table.device).wait_event(self._copied)
 
 
 def sent(numbers: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.cache import ToyEngine, oracle, toy_layout
-from tests.support.gpu import GPU, devices, with_streams
+from tests.support.gpu import GPU, devices, keep_busy, stream_of, with_streams
 from tests.support.late_device import LateDevice
 from tests.support.operations import PAGE, SPANS, serve, started, tokens
 from unified_cache import memory as memory_module
@@ -26,8 +26,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 
 WAIT_S = 60.0
 ROW_BYTES = 48
-BUSY_CYCLES = 50_000_000
-"""Cycles of a GPU's clock that keep a stream busy: 25 ms and more."""
 
 
 def opened(device: torch.device, store: MemoryStorage) -> ToyEngine:
@@ -105,12 +103,6 @@ def test_a_layer_may_be_read_once_it_was_waited_for_and_the_next_may_still_be_on
 # ---- order -------------------------------------------------------------------------------------------------------
 
 
-def keep_busy(device: torch.device) -> None:
-    """Give a device's current stream work that takes it a while; the call returns before."""
-    if device.type == "cuda":
-        torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]  # torch says no types
-
-
 def slots(*numbers: int) -> Slots:
     return np.array(numbers, np.int32)
 
@@ -165,11 +157,6 @@ def test_what_is_loaded_is_there_for_every_stream_when_the_copies_are_left(devic
         memory.load_layer(spec, 0, everything, everything)
     with stream_beside(device):
         assert (layer[1:] == 9).all()
-
-
-def stream_of(device: torch.device) -> torch.cuda.Stream:
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types
-    return stream
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch._ops import OpOverload
@@ -25,6 +27,7 @@ from tests.support.forward import (
     slots,
     token_locs,
 )
+from tests.support.gpu import keep_busy, stream_of, with_streams
 from unified_cache.components.layouts import layout
 from unified_cache.errors import CaptureError, ConfigError, InputError
 from unified_cache.forward import (
@@ -135,6 +138,24 @@ def test_a_copy_of_the_map_is_made_only_after_a_change() -> None:
     allocate(allocator, 1)
     translation.refresh()
     assert translation.table._version == written + 1
+
+
+@with_streams
+def test_a_stream_translates_by_the_map_that_another_stream_copies(device: torch.device) -> None:
+    allocator = paired()
+    translation = SwaTranslation.of(allocator, PAGE_SIZE, device)
+    full = allocate(allocator, 4)
+    locs = torch.from_numpy(full.astype(np.int64) * PAGE_SIZE).to(device)
+    streams = [stream_of(device) for _ in range(3)]
+    for stream, other in pairwise(streams):
+        allocator.map.bind(full, allocator.map.peers(full)[::-1].copy())
+        with torch.cuda.stream(stream):
+            keep_busy(device)
+            translation.refresh()
+        with torch.cuda.stream(other):
+            found = translation.translate_locs(locs).tolist(), translation.translate_pages(locs // PAGE_SIZE).tolist()
+        peers = allocator.map.peers(full)
+        assert found == ((peers * PAGE_SIZE).tolist(), peers.tolist())
 
 
 class CopiedElements(TorchDispatchMode):  # type: ignore[no-untyped-call]
