@@ -7,7 +7,9 @@ and runs when somebody must wait for it: the host, or another stream that runs b
 holds GARBAGE, so bytes that are read too early are wrong, and pinned memory that is overwritten too early is copied as
 it is by then. An operation that the device does not know raises, so that nothing happens at once by accident.
 
-Not modelled: captures of graphs, and memory that is freed while another stream still uses it.
+A capture puts operations into a graph in place of the queue, and what CUDA does not allow beside it raises.
+
+Not modelled: memory that is freed while another stream still uses it.
 """
 
 import re
@@ -25,7 +27,9 @@ GARBAGE = 0xEE
 DEVICES = 2
 HOST = torch.device("cpu")
 
-FACTS = re.compile("is_contiguous|dim|__len__|data_ptr|numel|element_size|stride|storage_offset|size|__hash__")
+FACTS = re.compile(
+    "is_contiguous|dim|__len__|data_ptr|numel|element_size|stride|storage_offset|size|__hash__|is_inference"
+)
 ATTRIBUTES = re.compile("shape|dtype|ndim|layout|requires_grad|_version|itemsize")
 VIEWS = re.compile("view|reshape|narrow|unsqueeze|squeeze|expand|transpose|flatten|select|detach|as_strided")
 PURE = re.compile(
@@ -33,7 +37,7 @@ PURE = re.compile(
     "|cat|floor_divide|__floordiv__|__add__|__mul__|__eq__|__ne__|__getitem__|to"
 )
 READS = re.compile("tolist|item|equal|__bool__|__int__|__float__|__index__|__repr__")
-FACTORIES = ("zeros", "empty", "full", "ones", "arange")
+FACTORIES = ("zeros", "empty", "full", "ones", "arange", "tensor")
 
 _installed: list["LateDevice"] = []
 
@@ -70,12 +74,15 @@ class LateStream:
             step()
 
     def synchronize(self) -> None:
+        _late().check_capture()
         with _late().guard:
             _late().host_waits += 1
             self.run_to(len(self.steps))
 
     def wait_event(self, event: "LateEvent") -> None:
         marked = event.marked
+        if self is _late().capturing:
+            raise RuntimeError("a stream that is captured would wait for work outside of the capture")
         if marked is not None:
             stream, end = marked
             self.steps.append(lambda: stream.run_to(end))
@@ -103,10 +110,21 @@ class LateEvent:
         (stream or _late().current_stream()).wait_event(self)
 
     def synchronize(self) -> None:
+        _late().check_capture()
         with _late().guard:
             _late().host_waits += 1
             if self.marked is not None:
                 self.marked[0].run_to(self.marked[1])
+
+
+class LateGraph:
+    """Operations that were captured on a stream; a replay gives them to the current one."""
+
+    def __init__(self) -> None:
+        self.steps: list[Callable[[], object]] = []
+
+    def replay(self) -> None:
+        _late().current_stream().steps += self.steps
 
 
 class OnDevice(torch.Tensor):
@@ -180,6 +198,10 @@ class LateDevice:
         self.allocated_bytes = 0
         """Device memory that was ever asked for."""
         self.runtime = LateCudart()
+        self.capturing: LateStream | None = None
+        """The stream that is captured now, if one is."""
+        self._forbidden_to: int | None = None
+        """Thread that a capture forbids what is unsafe; 0 for all, None while nothing is captured."""
         self._pinned: list[tuple[int, int]] = []
         self._kept: list[torch.Tensor] = []
         self._undo: list[tuple[Any, str, Any]] = []
@@ -233,6 +255,26 @@ class LateDevice:
     def synchronize(self, device: object = None) -> None:
         for stream in self.streams:
             stream.synchronize()
+
+    @contextmanager
+    def graph(self, graph: LateGraph, *, capture_error_mode: str = "global") -> Iterator[None]:
+        stream = LateStream()
+        with self.stream(stream):
+            self.capturing = stream
+            self._forbidden_to = 0 if capture_error_mode == "global" else threading.get_ident()
+            try:
+                yield
+            finally:
+                self.capturing = self._forbidden_to = None
+        graph.steps, stream.steps = stream.steps, []
+
+    def is_capturing(self) -> bool:
+        return self.capturing is not None and self.current_stream() is self.capturing
+
+    def check_capture(self) -> None:
+        """Raise where a capture forbids the calling thread to wait, or to pin memory."""
+        if self._forbidden_to in (0, threading.get_ident()):
+            raise RuntimeError("operation not permitted while a stream is captured")
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
@@ -376,6 +418,7 @@ class LateDevice:
             return late._moved(tensor, *args, **kwargs)
 
         def pinned(tensor: torch.Tensor) -> torch.Tensor:
+            late.check_capture()
             late.snapshots += 1
             return late._pin(tensor.clone())
 
@@ -388,7 +431,9 @@ class LateDevice:
         self._put(torch.cuda, "Stream", LateStream)
         self._put(torch.cuda, "Event", LateEvent)
         self._put(torch.cuda, "cudart", lambda: self.runtime)
-        self._put(torch.cuda, "is_current_stream_capturing", lambda: False)
+        self._put(torch.cuda, "CUDAGraph", LateGraph)
+        self._put(torch.cuda, "graph", self.graph)
+        self._put(torch.cuda, "is_current_stream_capturing", self.is_capturing)
         self._put(torch.cuda, "_sleep", lambda cycles: None)  # all is late already
         return self
 
@@ -413,6 +458,8 @@ class LateDevice:
                 plain = _plain(on_device)
                 if name != "empty":
                     self.launch(name, on_device.device_index, lambda: plain.copy_(values), values.numel())
+                if name == "tensor":
+                    self.current_stream(device).synchronize()  # from pageable memory
             return on_device
 
         return made

@@ -36,10 +36,14 @@ class GraphBucket:
     """Most tokens in one forward: shared out evenly among the requests, or by prefill in any way."""
     pages_max: int
     """Most pages of one request."""
+    padding_len: int = 1
+    """Tokens of a request that is padding, all in the sink: 0 makes most attention kernels divide by nothing."""
 
     def __post_init__(self) -> None:
         if min(self.requests_max, self.tokens_max, self.pages_max) <= 0:
             raise ConfigError(f"a graph needs requests, tokens and pages, found {self}")
+        if self.padding_len < 0:
+            raise ConfigError(f"padding has 0 tokens or more, found {self.padding_len}")
         if self.mode is ForwardMode.IDLE:
             raise ConfigError("an idle forward has no graph of its own; it replays one of any other mode")
         if not self.is_prefill and self.tokens_max % self.requests_max:
@@ -114,10 +118,10 @@ class GraphBuffers:
     """Input buffers of the graphs of one bucket, for models whose layers all use the Full pool.
 
     Graphs of every size share the buffers: each reads their front. What no request fills is padding, which writes to
-    the sink and reads nothing. Owns its tensors; they are never replaced.
+    the sink and reads the sink alone. Owns its tensors; they are never replaced.
     """
 
-    __slots__ = ("_numbers", "bucket", "out_cache_loc", "page_table", "query_starts", "seq_lens")
+    __slots__ = ("_numbers", "_padding", "bucket", "out_cache_loc", "page_table", "query_starts", "seq_lens")
 
     def __init__(self, bucket: GraphBucket, device: torch.device) -> None:
         """Take memory for the largest forward of ``bucket``, all padding."""
@@ -128,6 +132,8 @@ class GraphBuffers:
             [(bucket.requests_max,), (bucket.requests_max, bucket.pages_max)], device
         )
         """Tokens of each request, int32, shape (requests_max,); Full page slots, int32, (requests_max, pages_max)."""
+        self.seq_lens.fill_(bucket.padding_len)
+        self._padding = self._numbers.clone()
         self.query_starts = torch.arange(bucket.requests_max + 1, dtype=torch.int32, device=device)
         """Where the tokens of each request begin, and of the last one end, int32, shape (requests_max + 1,)."""
         self.query_starts *= 0 if bucket.is_prefill else bucket.query_len
@@ -167,7 +173,7 @@ class GraphBuffers:
     def _pad(self) -> None:
         """Fill the buffers with padding, in two operations, or three for prefill."""
         self.out_cache_loc.zero_()
-        self._numbers.zero_()
+        self._numbers.copy_(self._padding)
         if self.bucket.is_prefill:
             self.query_starts.zero_()
 

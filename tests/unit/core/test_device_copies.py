@@ -352,6 +352,35 @@ def test_a_layer_is_waited_for_on_its_device_by_a_thread_that_has_another_one(is
         assert seen[0][1:3].tolist() == [[7] * 64] * 2
 
 
+@with_streams
+def test_a_graph_is_captured_while_pages_come_and_go_if_the_capture_watches_its_own_thread(
+    device: torch.device,
+) -> None:
+    spec = PoolSpec("kv", 4096)
+    layer, memory = pages_on(device, spec)
+    layer[1:5] = 7
+    numbers = torch.zeros(8, dtype=torch.int64, device=device)
+    torch.cuda.synchronize()
+
+    def move() -> None:
+        with memory.ordered(Tier.HOST):
+            memory.backup(spec, slots(1, 2), slots(1, 2))
+        memory.load(spec, slots(1, 2), slots(7, 8))
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        numbers.add_(1)
+        moving = Thread(target=move)
+        moving.start()
+        moving.join(WAIT_S)
+        numbers.add_(1)
+    assert numbers.tolist() == [0] * 8
+    graph.replay()
+    assert numbers.tolist() == [2] * 8
+    assert payload_of(memory, spec, 1) == b"\7" * 4096
+    assert layer[:, 0].tolist() == [0, 7, 7, 7, 7, 0, 0, 7, 7]
+
+
 # ---- what a transfer asks of a device ------------------------------------------------------------------------------
 
 

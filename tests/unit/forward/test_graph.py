@@ -28,7 +28,7 @@ from tests.support.forward import (
     slots,
     token_locs,
 )
-from tests.support.gpu import needs_gpu
+from tests.support.gpu import with_streams
 from unified_cache.errors import CaptureError, ConfigError, InputError
 from unified_cache.forward import (
     ForwardBatch,
@@ -81,7 +81,7 @@ def contents(buffers: HybridGraphBuffers) -> list[object]:
 def padding() -> list[object]:
     row = [0] * REQUESTS_MAX
     table = [[0] * PAGES_MAX] * REQUESTS_MAX
-    return [row, row, table, row, table]
+    return [row, [1] * REQUESTS_MAX, table, row, table]
 
 
 def test_buffers_have_the_dtypes_that_kernels_take_and_start_as_padding_r19_r20() -> None:
@@ -114,9 +114,20 @@ def test_a_refill_copies_n_entries_and_zeroes_the_tail_r20(make: MakeTranslation
     peers = allocator.map.peers(rows[1]).tolist()
     assert buffers.out_cache_loc.tolist() == [*batch.out_cache_loc.tolist(), 0, 0, 0]
     assert buffers.out_cache_loc_swa.tolist() == [peers[1] * PAGE_SIZE + 3, 0, 0, 0]
-    assert buffers.seq_lens.tolist() == [8, 0, 0, 0]
+    assert buffers.seq_lens.tolist() == [8, 1, 1, 1]
     assert buffers.page_table.tolist() == [[*rows[1].tolist(), 0], [0] * 3, [0] * 3, [0] * 3]
     assert buffers.page_table_swa.tolist() == [[*peers, 0], [0] * 3, [0] * 3, [0] * 3]
+
+
+@pytest.mark.parametrize("padding_len", [0, 1])
+def test_padding_has_as_many_tokens_as_the_attention_backend_wants(padding_len: int) -> None:
+    buffers = GraphBuffers(replace(DECODE, padding_len=padding_len), CPU)
+    batch, _ = buffers.views(REQUESTS_MAX)
+    assert batch.seq_lens.tolist() == [padding_len] * 4
+    assert buffers.refill(decode([slots(3)]))
+    assert batch.seq_lens.tolist() == [PAGE_SIZE, *[padding_len] * 3]
+    buffers.clear()
+    assert batch.seq_lens.tolist() == [padding_len] * 4
 
 
 @both
@@ -216,7 +227,7 @@ def test_a_replay_of_any_kind_reads_the_batch_in_front_and_padding_behind(
         token_padding, row_padding = [0] * (bucket.tokens_max - len(locs)), REQUESTS_MAX - requests_count
         assert buffers.out_cache_loc.tolist() == locs + token_padding
         assert buffers.out_cache_loc_swa.tolist() == naive_locs(allocator, locs) + token_padding
-        assert buffers.seq_lens.tolist() == [8] * requests_count + [0] * row_padding
+        assert buffers.seq_lens.tolist() == [8] * requests_count + [1] * row_padding
         assert buffers.page_table.tolist() == [[*row, 0] for row in rows] + [[0] * 3] * row_padding
         peers = [[*allocator.map.peers(slots(*row)).tolist(), 0] for row in rows]
         assert buffers.page_table_swa.tolist() == peers + [[0] * 3] * row_padding
@@ -313,6 +324,7 @@ def test_a_refill_takes_few_operations(bucket: GraphBucket) -> None:
         lambda: GraphBucket.prefill(2, 0, 1),
         lambda: GraphBucket(ForwardMode.TARGET_VERIFY, 2, 3, 1),
         lambda: GraphBucket(ForwardMode.IDLE, 2, 2, 1),
+        lambda: replace(DECODE, padding_len=-1),
     ],
 )
 def test_a_bucket_without_room_or_mode_is_an_error(make_bucket: Callable[[], GraphBucket]) -> None:
@@ -416,16 +428,14 @@ def test_a_replay_after_a_load_writes_to_the_new_slots_r17_r20(
     assert replay_across_a_load(make, CPU) == [666], "a stale buffer corrupts: the test is known to bite"
 
 
-@needs_gpu
-def test_a_captured_cuda_graph_writes_to_the_new_slots_after_a_load_r17_r20() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
+@with_streams
+def test_a_captured_cuda_graph_writes_to_the_new_slots_after_a_load_r17_r20(device: torch.device) -> None:
     page = replay_across_a_load(lambda allocator: SwaTranslation.of(allocator, PAGE_SIZE, device), device)
     assert page == [666], "a stale buffer corrupts: the test is known to bite"
 
 
-@needs_gpu
-def test_a_translation_inside_a_captured_graph_reads_the_map_as_it_was_refreshed_r20() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
+@with_streams
+def test_a_translation_inside_a_captured_graph_reads_the_map_as_it_was_refreshed_r20(device: torch.device) -> None:
     allocator = diverged()
     translation = SwaTranslation.of(allocator, PAGE_SIZE, device)
     full = allocate(allocator, 1)
@@ -444,9 +454,8 @@ def test_a_translation_inside_a_captured_graph_reads_the_map_as_it_was_refreshed
     assert result.tolist() == [28, 29, 30, 31]
 
 
-@needs_gpu
-def test_a_map_that_changed_is_not_copied_into_a_cuda_graph() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
+@with_streams
+def test_a_map_that_changed_is_not_copied_into_a_cuda_graph(device: torch.device) -> None:
     allocator = diverged()
     translation = SwaTranslation.of(allocator, PAGE_SIZE, device)
     full = allocate(allocator, 1)
