@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from unified_cache.arguments import check_kind, check_text
@@ -73,8 +74,11 @@ class UnifiedCache(OwnedCache):
             StorageError: the store cannot be opened, or does not take the layout.
         """
         memory = TieredMemory.fitting(layout, config, device_pools, after)
-        with storage_of(storage) as store:
-            return cls.assemble(layout, config, memory, workers, identity_of(identity), store, ranks)
+        with ExitStack() as undo, storage_of(storage) as store:
+            undo.callback(memory.close)
+            cache = cls.assemble(layout, config, memory, workers, identity_of(identity), store, ranks)
+            undo.pop_all()
+        return cache
 
     @classmethod
     def assemble(

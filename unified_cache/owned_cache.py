@@ -297,6 +297,8 @@ class OwnedCache:
         given_up = self._backups.close()
         if self._storage is not None:
             stuck += self._storage.close(timeout_s)
+        if not stuck:
+            self._memory.close()
         self._published.publish()
         self._published.latest.warn_of_nothing_kept(self.config)
         logger.info("closed the cache%s", _hanging(stuck))

@@ -197,6 +197,9 @@ class FaultyMemory:
     def slabs(self) -> Mapping[str, memoryview]:
         return self._memory.slabs()
 
+    def close(self) -> None:
+        self._memory.close()
+
     def _copy(
         self, copy: Callable[[PoolSpec, Slots, Slots], None], pool: PoolSpec, source: Slots, target: Slots
     ) -> None:

@@ -99,6 +99,9 @@ class ContentMemory:
     def layers_count(self, pool: PoolSpec) -> int:
         return int(pool.page_bytes > 0)
 
+    def close(self) -> None:
+        """Close nothing."""
+
     def ordered(self, target: Tier) -> AbstractContextManager[None]:
         return nullcontext()
 

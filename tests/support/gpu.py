@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
+from importlib.util import find_spec
 from typing import TypeVar
 
 import pytest
 import torch
 
 from tests.support.late_device import LateDevice
+from unified_cache import memory
+from unified_cache.copies import StagedCopies
 
 __all__ = ["GPU", "devices", "keep_busy", "needs_gpu", "stream_of", "with_streams"]
 
@@ -24,8 +27,14 @@ NEEDS_GPU = (
 )
 
 
-STREAMED = ("late", pytest.param("cuda", marks=NEEDS_GPU))
-"""Kinds of device that have streams."""
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton: torch for CUDA brings it")
+STREAMED = (
+    "late",
+    pytest.param("late-kernel", marks=NEEDS_TRITON),
+    pytest.param("cuda", marks=NEEDS_GPU),
+    pytest.param("cuda-kernel", marks=(*NEEDS_GPU, NEEDS_TRITON)),
+)
+"""Kinds of device that have streams: with copies through pinned buffers, or by a kernel."""
 
 
 def needs_gpu(test: Test) -> Test:
@@ -48,7 +57,10 @@ def with_streams(test: Callable[..., None]) -> Callable[..., None]:
 def _on(kinds: Sequence[object], test: Callable[..., None]) -> Callable[..., None]:
     @wraps(test)
     def run(device: str, **arguments: object) -> None:
-        with LateDevice() if device == "late" else nullcontext():
+        kind, _, by_kernel = device.partition("-")
+        with LateDevice() if kind == "late" else nullcontext(), pytest.MonkeyPatch.context() as patch:
+            if not by_kernel:
+                patch.setattr(memory, "gpu_copies", lambda: StagedCopies)
             test(device=torch.device("cpu") if device == "cpu" else GPU, **arguments)
 
     marked: Callable[..., None] = pytest.mark.parametrize("device", kinds)(run)

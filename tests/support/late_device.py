@@ -17,9 +17,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+
+if find_spec("triton") is not None:
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
 
 __all__ = ["LateDevice", "LateStream"]
 
@@ -170,9 +176,10 @@ class LateCudart:
         """Bytes of host memory that are registered, by address."""
         self.bytes_max = 1 << 62
         """Most bytes that one registration takes."""
+        self.registrations_max = 1 << 62
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
-        if size > self.bytes_max or address in self.registered:
+        if size > self.bytes_max or address in self.registered or len(self.registered) >= self.registrations_max:
             return 1
         self.registered[address] = size
         return 0
@@ -435,7 +442,18 @@ class LateDevice:
         self._put(torch.cuda, "graph", self.graph)
         self._put(torch.cuda, "is_current_stream_capturing", self.is_capturing)
         self._put(torch.cuda, "_sleep", lambda cycles: None)  # all is late already
+        if find_spec("triton") is not None:
+            self._take_kernels()
         return self
+
+    def _take_kernels(self) -> None:
+        """Have Triton's kernels interpreted, when their turn comes."""
+
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+            step = partial(InterpretedFunction(kernel.fn).run, *_plain(args), grid=grid, warmup=False, **kwargs)
+            self.launch("kernel", self._index(*args), step)
+
+        self._put(JITFunction, "run", run)
 
     def __exit__(self, *_: object) -> None:
         for owner, name, value in reversed(self._undo):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unified_cache import memory as memory_module
+from unified_cache.copies import rows as rows_module
 from unified_cache.errors import CopyError
 from unified_cache.memory import DevicePool, TieredMemory
 from unified_cache.pool import PoolSpec, Slots
@@ -93,8 +93,8 @@ def test_rows_for_slots_in_a_row_are_selected_a_little_at_a_time() -> None:
     count = 300
     with selections() as elements:
         memory.backup(spec, orders(count)["scattered"], orders(count)["shuffled"])
-    assert sum(elements) * memory_module.WIDE.itemsize == count * spec.page_bytes
-    assert max(elements) <= memory_module.SELECTED_MAX
+    assert sum(elements) * rows_module.WIDE.itemsize == count * spec.page_bytes
+    assert max(elements) <= rows_module.SELECTED_MAX
 
 
 @pytest.mark.parametrize(

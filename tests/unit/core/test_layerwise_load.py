@@ -37,7 +37,7 @@ class GatedMemory(TieredMemory):
         """Put one into a new cache."""
         memory = toy.cache._memory
         assert isinstance(memory, TieredMemory)
-        gated = cls(memory._device, memory._host)
+        gated = cls(memory._rows, memory._host)
         gated.gates, gated.copied, gated.failing = {}, [], False
         toy.cache._memory = toy.cache._transfers._memory = gated
         return gated

@@ -22,7 +22,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("window", "shards", "page_digests", "transfer_policy"),
     ("pool",),
     ("config", "forgotten", "slots", "seal", "proto"),
-    ("wire", "tier_sizes"),
+    ("wire", "tier_sizes", "copies"),
     ("tree", "storage_backends", "memory", "ranks", "settings"),
     ("components", "controller", "forward", "page_changes", "page_fates", "external", "recording"),
     ("ledger", "traffic", "estimates", "backup_request"),
