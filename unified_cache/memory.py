@@ -144,8 +144,8 @@ class HostPool:
 
     def beside(self, device: DevicePool) -> PoolRows:
         """Return the rows of an engine's pool beside those of the slab."""
-        payload, parts = torch.from_numpy(self.payload), pairwise(device.offsets)
-        return PoolRows(device.layers, tuple(payload[:, start:end] for start, end in parts))
+        parts = pairwise(device.offsets)
+        return PoolRows(device.layers, tuple(torch.from_numpy(self.payload[:, start:end]) for start, end in parts))
 
     def page(self, slot: int) -> memoryview:
         """Return one sealed page, header and payload."""
