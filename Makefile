@@ -111,8 +111,13 @@ bench-vllm: $(READY)  ## measure our stores under vLLM's own manager beside its 
 bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-gpu: $(READY)  ## every test and benchmark that needs a CUDA device, captured graphs first; says so where there is none
-	@$(BIN)/python -m benchmarks.gpu $(ARGS)
+# Where the torch of $(PYTHON) can use a GPU, nothing is installed: constraints.txt has a torch for the CPU.
+gpu:  ## every test, check and benchmark that needs a CUDA device, captured graphs first; says so where there is none
+	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then \
+		PYTHONPATH=$(CURDIR) $(PYTHON) -m benchmarks.gpu $(ARGS); \
+	else \
+		$(MAKE) --no-print-directory $(READY) && $(BIN)/python -m benchmarks.gpu $(ARGS); \
+	fi
 
 api: $(READY)  ## write the API reference into build/api, from the docstrings
 	@$(BIN)/python scripts/api_reference.py build/api

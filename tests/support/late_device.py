@@ -30,6 +30,7 @@ if find_spec("triton") is not None:
 __all__ = ["LateDevice", "LateStream"]
 
 GARBAGE = 0xEE
+FREE_BYTES = 1 << 24
 DEVICES = 2
 HOST = torch.device("cpu")
 
@@ -80,7 +81,7 @@ class LateStream:
             step()
 
     def synchronize(self) -> None:
-        _late().check_capture()
+        _late().check_wait()
         with _late().guard:
             _late().host_waits += 1
             self.run_to(len(self.steps))
@@ -116,7 +117,7 @@ class LateEvent:
         (stream or _late().current_stream()).wait_event(self)
 
     def synchronize(self) -> None:
-        _late().check_capture()
+        _late().check_wait()
         with _late().guard:
             _late().host_waits += 1
             if self.marked is not None:
@@ -209,6 +210,7 @@ class LateDevice:
         """The stream that is captured now, if one is."""
         self._forbidden_to: int | None = None
         """Thread that a capture forbids what is unsafe; 0 for all, None while nothing is captured."""
+        self._waits_raise = False
         self._pinned: list[tuple[int, int]] = []
         self._kept: list[torch.Tensor] = []
         self._undo: list[tuple[Any, str, Any]] = []
@@ -277,6 +279,15 @@ class LateDevice:
 
     def is_capturing(self) -> bool:
         return self.capturing is not None and self.current_stream() is self.capturing
+
+    def set_sync_debug_mode(self, mode: str) -> None:
+        self._waits_raise = mode == "error"
+
+    def check_wait(self) -> None:
+        """Raise where the calling thread must not wait for the device."""
+        if self._waits_raise:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        self.check_capture()
 
     def check_capture(self) -> None:
         """Raise where a capture forbids the calling thread to wait, or to pin memory."""
@@ -442,6 +453,10 @@ class LateDevice:
         self._put(torch.cuda, "graph", self.graph)
         self._put(torch.cuda, "is_current_stream_capturing", self.is_capturing)
         self._put(torch.cuda, "_sleep", lambda cycles: None)  # all is late already
+        self._put(torch.cuda, "set_sync_debug_mode", self.set_sync_debug_mode)
+        self._put(torch.cuda, "memory_allocated", lambda device=None: 0)
+        self._put(torch.cuda, "mem_get_info", lambda device=None: (FREE_BYTES, FREE_BYTES))
+        self._put(torch.cuda, "empty_cache", lambda: None)
         if find_spec("triton") is not None:
             self._take_kernels()
         return self
