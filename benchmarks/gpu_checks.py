@@ -40,7 +40,7 @@ CYCLES_PER_MS = 1_700_000
 KERNEL_SHARES = {1: 0.6, 16: 0.8, 64: 0.85}
 """By tokens of a page: the least share of the bus that copies by a kernel reach with many tokens."""
 FEW_TOKENS_SHARE = 0.4
-STAGED_SHARE = 0.05
+STAGED_SHARE = 0.08
 """The least share where there is no Triton and the processor moves every byte."""
 
 

@@ -102,11 +102,14 @@ class GpuCopies(ABC):
         with torch.cuda.stream(first):
             for stream in others:
                 first.wait_stream(stream)
-            gather, scatter = self._on_device(sources, targets)
-            for layer in map(wide, rows.device):
-                layer.index_copy_(0, scatter, layer.index_select(0, gather))
+            self._duplicate(rows, self._on_device(sources, targets))
             for stream in others:
                 stream.wait_stream(first)
+
+    def _duplicate(self, rows: PoolRows, slots: torch.Tensor) -> None:
+        """Copy rows within the device on the current stream; ``slots`` are sources and targets."""
+        for layer in map(wide, rows.device):
+            layer.index_copy_(0, slots[1], layer.index_select(0, slots[0]))
 
     def _slots(self, *slots: Slots) -> torch.Tensor:
         """Return slots on the device, sent once for all layers of the copies under way."""

@@ -25,7 +25,7 @@ WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 """Types that rows are moved by, by their bytes; aligned at 16, two of 8 go together."""
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+@triton.jit(do_not_specialize=["pages_count", "layers_count"])  # type: ignore[untyped-decorator,unused-ignore]
 def move_rows(  # type: ignore[no-untyped-def,unused-ignore]
     table,
     slots,
@@ -37,13 +37,13 @@ def move_rows(  # type: ignore[no-untyped-def,unused-ignore]
 ):
     """Move rows of layers between slots of the device and of the host, a row at a time for each program.
 
-    By layer in ``table``: address and stride on the device, address and stride on the host, words of a row. In
-    ``slots``: those of all pages on the device, then those on the host.
+    By layer in ``table``: address and stride on the device, address and stride on the host, words of a row, and one
+    number more, so that every entry is aligned. In ``slots``: all pages' on the device, then those on the host.
     """
     block_words: tl.constexpr = BLOCK_BITS // word.primitive_bitwidth
     row = tl.program_id(0)
     while row < pages_count * layers_count:
-        entry = table + (row // pages_count) * 5
+        entry = table + (row // pages_count) * 6
         page = slots + row % pages_count
         device = tl.load(entry) + tl.load(page) * tl.load(entry + 1)
         host = tl.load(entry + 2) + tl.load(page + pages_count) * tl.load(entry + 3)
@@ -66,59 +66,67 @@ class _Table:
     """Layers of a pool as ``move_rows`` takes them."""
 
     numbers: torch.Tensor
-    """int64 on the device, shape (layers, 5)."""
+    """int64 on the device, shape (layers, 6)."""
     align_bytes: int
     """Power of two that divides every address, stride and row, at most 16."""
 
     @classmethod
-    def of(cls, rows: PoolRows, device: torch.device) -> "_Table":
+    def between(cls, device: torch.device, layers: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> "_Table":
+        """Pair layers on the device with their parts of the slab, or with themselves."""
         numbers = [
-            [there.data_ptr(), there.stride(0), here.data_ptr(), here.stride(0), there.shape[1]]
-            for there, here in zip(rows.device, rows.host, strict=True)
+            [layer.data_ptr(), layer.stride(0), other.data_ptr(), other.stride(0), layer.shape[1], 0]
+            for layer, other in zip(layers, others, strict=True)
         ]
         align_bytes = gcd(16, reduce(gcd, (number for layer in numbers for number in layer)))
         for layer in numbers:
             layer[4] //= min(align_bytes, 8)
         return cls(torch.tensor(numbers, dtype=torch.int64, device=device), align_bytes)
 
+    def move(self, layers: slice, slots: torch.Tensor, *, to_host: bool) -> None:
+        """Launch the kernel over some layers on the current stream; ``slots`` are the device's and the host's."""
+        numbers, pages_count = self.numbers[layers], slots.shape[1]
+        programs_count = max(min(pages_count * len(numbers), PROGRAMS_MAX), 1)
+        move_rows[(programs_count,)](  # pyright: ignore[reportIndexIssue]
+            numbers,
+            slots,
+            pages_count,
+            len(numbers),
+            to_host=to_host,
+            word=WORDS[min(self.align_bytes, 8)],
+            align_bytes=self.align_bytes,
+            num_warps=8,
+        )
+
 
 class KernelCopies(GpuCopies):
     """Copies by one launch for a layer that is loaded, and for all layers of a backup; the processor moves nothing."""
 
-    __slots__ = ("_tables",)
+    __slots__ = ("_across", "_within")
 
     reaches_host = True
 
     def __init__(self, device: torch.device, pools: Sequence[PoolRows], after: ComputeStreams) -> None:
-        """Have tables of all pools lie on the device."""
+        """Have tables of all pools on the device, and the kernel compiled."""
         super().__init__(device, pools, after)
-        self._tables = {rows: _Table.of(rows, device) for rows in pools}
+        self._across = {rows: _Table.between(device, rows.device, rows.host) for rows in pools}
+        self._within = {rows: _Table.between(device, rows.device, rows.device) for rows in pools}
+        with torch.cuda.stream(self._stream):
+            for table in (*self._across.values(), *self._within.values()):
+                for to_host in (False, True):
+                    table.move(slice(1), table.numbers[:, :0], to_host=to_host)
 
     def load(self, rows: PoolRows, layer: int, sources: Slots, targets: Slots) -> Copied:
         """Copy rows of one layer host to device; return their end."""
         check_lengths(sources, targets)
-        self._move(rows, slice(layer, layer + 1), targets, sources, to_host=False)
+        self._across[rows].move(slice(layer, layer + 1), self._slots(targets, sources), to_host=False)
         return self._end()
 
     def backup(self, rows: PoolRows, sources: Slots, targets: Slots) -> None:
         """Copy rows of all layers device to host; complete on return."""
         check_lengths(sources, targets)
-        self._move(rows, slice(None), sources, targets, to_host=True)
+        self._across[rows].move(slice(None), self._slots(sources, targets), to_host=True)
         self._stream.synchronize()
 
-    def _move(self, rows: PoolRows, layers: slice, device: Slots, host: Slots, *, to_host: bool) -> None:
-        if not len(device):
-            return
-        table = self._tables[rows]
-        numbers = table.numbers[layers]
-        programs_count = min(len(device) * len(numbers), PROGRAMS_MAX)
-        move_rows[(programs_count,)](  # pyright: ignore[reportIndexIssue]
-            numbers,
-            self._slots(device, host),
-            len(device),
-            len(numbers),
-            to_host=to_host,
-            word=WORDS[min(table.align_bytes, 8)],
-            align_bytes=table.align_bytes,
-            num_warps=8,
-        )
+    def _duplicate(self, rows: PoolRows, slots: torch.Tensor) -> None:
+        """Copy rows within the device by one launch: sources and targets have no slot in common."""
+        self._within[rows].move(slice(None), slots, to_host=True)

@@ -33,7 +33,7 @@ def test_without_triton_copies_pass_through_pinned_buffers_and_slabs_are_not_pin
 
 @needs_triton
 @pytest.mark.parametrize("pages", [1, 8, 128])
-def test_a_backup_is_one_launch_and_a_load_one_for_each_layer(pages: int) -> None:
+def test_a_backup_is_one_launch_and_so_is_a_fork_and_a_load_is_one_for_each_layer(pages: int) -> None:
     spec = PoolSpec("kv", LAYERS * 64)
     everything = np.arange(1, pages + 1, dtype=np.int32)
     with LateDevice() as late:
@@ -47,6 +47,8 @@ def test_a_backup_is_one_launch_and_a_load_one_for_each_layer(pages: int) -> Non
         memory.load(spec, everything, everything)
         assert late.take_counts() == (1 + LAYERS, 1, 1)
         assert late.allocated_bytes - allocated == 2 * 2 * 8 * pages
+        memory.duplicate(spec, everything[:1], everything[:1] - 1)
+        assert late.take_counts() == (1 + 1, 1, 0)
         memory.close()
 
 
