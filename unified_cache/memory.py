@@ -180,7 +180,7 @@ class TieredMemory:
 
         Raises:
             ConfigError: the slabs do not fit into memory, or the pools are on two devices, or on one that is neither
-                the CPU nor a GPU.
+                the CPU nor a GPU, or no stream computes on them.
         """
         device = _one_device(device_pools)
         copies = gpu_copies() if device.type == "cuda" else None
@@ -190,6 +190,8 @@ class TieredMemory:
         if copies is None:
             return cls(rows, host)
         streams = after or (lambda: [torch.cuda.current_stream(device)])
+        if not streams():
+            raise ConfigError("after must return the streams that compute, one at least; found none")
         return cls(rows, host, {tier: copies(device, list(rows.values()), streams) for tier in Tier})
 
     @classmethod

@@ -471,3 +471,11 @@ def test_pools_that_no_copy_reaches_are_refused_at_the_opening(names: tuple[str,
         layers = [torch.zeros((9, 64), dtype=torch.uint8, device=torch.device(name)) for name in names]
         with pytest.raises(ConfigError, match=f"found .*{names[1]}"):
             TieredMemory.allocate([DevicePool(spec, layers)], {spec.name: 8})
+
+
+def test_an_engine_that_names_no_stream_is_refused_at_the_opening() -> None:
+    spec = PoolSpec("kv", 64)
+    with LateDevice():
+        layer = torch.zeros((9, 64), dtype=torch.uint8, device=GPU)
+        with pytest.raises(ConfigError, match="one at least"):
+            TieredMemory.allocate([DevicePool(spec, [layer])], {spec.name: 8}, list)
