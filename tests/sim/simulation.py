@@ -563,11 +563,11 @@ class Simulation:
         """Let all be backed up that the policy means to: each page arrives, or is counted as given up."""
         self.cache.set_write_policy(WritePolicy.ON_CALL)  # what was put off is due now
         for _ in range(SETTLE_BACKUPS_MAX):
+            self.do("poll")
+            self.drain()
             if not self.cache.stats().backups.waiting_pages:
                 break
             self.clock.sleep(RETRY_PAUSE_S_MAX)
-            self.do("poll")
-            self.drain()
         self.liveness.check()
 
     # ---- the end ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.operations import PAGE, Stepped, configured, started
+from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked
 from unified_cache.backup_scheduler import RETRY_PAUSE_S
 from unified_cache.cache import UnifiedCache
 from unified_cache.components.deepseek_v4 import DeepSeekV4
@@ -376,3 +377,32 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
     assert by_call.state is OperationState.FAILED
     assert labels_of(toy, longer) <= store.taken
     check_sums(toy)
+
+
+# ---- ranks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spans", [(SPAN_ALL,), (SPAN_ALL, 2), (SPAN_ALL, 1)], ids=["full", "swa", "mamba"])
+def test_ranks_put_and_prefetch_through_a_host_that_is_too_small(spans: tuple[int, ...]) -> None:
+    def live(ranks: ThreadRanks) -> list[str]:
+        store, digests = TakingStorage(), []
+        sizes = len(spans) * (40,), len(spans) * (8,)
+        for writes in (True, False):
+            toy = ToyEngine(toy_layout(spans, PAGE), *sizes, None, InlineWorkers())
+            write = WritePolicy.THROUGH if writes else WritePolicy.ON_CALL
+            cache = ranked(toy, ranks, store, write=write)
+            toy.digest = head_of(ranks).digest(toy.layout)
+            prompt = prompt_of(toy, 0)
+            if writes:
+                served(toy, prompt)
+            else:
+                cache.prefetch(prompt)
+            cache.wait_all(10)
+            lock = cache.lock(cache.match(prompt))
+            assert (lock.end, toy.verify(prompt, lock) > 0) == (PROMPT_PAGES, True)
+            cache.release(lock)
+            digests.append(digest_of(cache))
+        return digests
+
+    one, other = in_threads(2, live)
+    assert one == other
