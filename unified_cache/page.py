@@ -136,7 +136,7 @@ class Prompt:
         first, tokens 7   [3    3] [9    5]
     """
 
-    __slots__ = ("_keys", "first", "page_size", "pages_count", "reusable_pages", "seed", "session", "tokens")
+    __slots__ = ("_keys", "first", "page_size", "pages_count", "reusable_pages", "seed", "session", "tokens", "tokens_count")
 
     def __init__(
         self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"", session: str | None = None
@@ -150,6 +150,8 @@ class Prompt:
         self.seed = seed
         """Digest of the namespace; it stands before the first page in the key chain."""
         self.pages_count = len(tokens) // (page_size * TOKEN_BYTES)
+        self.tokens_count = self.pages_count * page_size + len(first) // TOKEN_BYTES
+        """Tokens of the request, those of a partial last page included."""
         self.reusable_pages = self.pages_count
         """Pages that a request can reuse: one less than all where these leave it no token to compute, see ``of``."""
         self.session = session
@@ -188,8 +190,9 @@ class Prompt:
         start = TOKEN_BYTES if namespace.bigrams else 0
         end = len(encoded) - (len(encoded) - start) % page_bytes
         prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start], session)
+        prompt.tokens_count = len(encoded) // TOKEN_BYTES
         if not whole:
-            prompt.reusable_pages = max(len(encoded) - TOKEN_BYTES, 0) // page_bytes
+            prompt.reusable_pages = max(prompt.tokens_count - 1, 0) // page_size
         return prompt
 
     @classmethod
