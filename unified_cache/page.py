@@ -136,7 +136,17 @@ class Prompt:
         first, tokens 7   [3    3] [9    5]
     """
 
-    __slots__ = ("_keys", "first", "page_size", "pages_count", "reusable_pages", "seed", "session", "tokens", "tokens_count")
+    __slots__ = (
+        "_keys",
+        "first",
+        "page_size",
+        "pages_count",
+        "reusable_pages",
+        "seed",
+        "session",
+        "tokens",
+        "tokens_count",
+    )
 
     def __init__(
         self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"", session: str | None = None

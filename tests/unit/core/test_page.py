@@ -34,16 +34,16 @@ TOKENS = [5, 0, 2**31 - 1, 7, 8, 9]
     ],
     ids=str,
 )
+def test_every_kind_of_token_sequence_is_the_same_prompt(tokens: list[int]) -> None:
+    assert encode_tokens(tokens) == struct.pack("<6i", *TOKENS)
+
+
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 32])
 def test_a_prompt_keeps_its_number_of_tokens_and_leaves_one_of_them_to_compute(count: int) -> None:
     prompt = Prompt.of(np.arange(count), 16)
     assert (prompt.tokens_count, prompt.pages_count) == (count, count // 16)
     assert prompt.reusable_pages == max(count - 1, 0) // 16
     assert Prompt.of(np.arange(count), 16, whole=True).reusable_pages == count // 16
-
-
-def test_every_kind_of_token_sequence_is_the_same_prompt(tokens: list[int]) -> None:
-    assert encode_tokens(tokens) == struct.pack("<6i", *TOKENS)
 
 
 @pytest.mark.parametrize("bad", [-1, 2**31, 2**32 + 5, 2**63])
