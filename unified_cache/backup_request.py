@@ -52,7 +52,7 @@ class BackupRequest:
         return mask
 
     def begin(self) -> None:
-        """Have the next backup try all pages again."""
+        """Mark all pages as untried, for the next backup."""
         if self._was_tried:
             for states in self._states:
                 np.minimum(states, _UNTRIED, out=states)
@@ -65,13 +65,13 @@ class BackupRequest:
         return count
 
     def leave_out(self, component: int, pages: PageNumbers | Pages, reason: LeftOut) -> None:
-        """Note why pages were left out, of those that still have to be backed up."""
+        """Record the reason that left pages out, of those that still have to be backed up."""
         self._was_tried = True
         states = self._states[component]
         states[pages] = np.where(states[pages] > 0, _FIRST_REASON + _REASONS.index(reason), 0)
 
     def leave_untried(self, reason: LeftOut) -> None:
-        """Note why all other pages were left out."""
+        """Record the reason that left all untried pages out."""
         self._was_tried = True
         for states in self._states:
             states[states == _UNTRIED] = _FIRST_REASON + _REASONS.index(reason)

@@ -166,7 +166,7 @@ class WriteBack(WriteOnCall):
         return [request for request, _ in self._dirty.values()]
 
     def put_off(self, request: BackupRequest, new_pages: int) -> list[BackupRequest]:
-        """Let it wait behind the others; return those that have waited longest and are too many."""
+        """Queue it behind the others; return the oldest of those that are too many."""
         key = request.prompt.keys[-1]
         if key in self._dirty:
             earlier, waiting_pages = self._dirty.pop(key)

@@ -65,7 +65,7 @@ class BackupRun:
     """Its operation; None until its first job has ended."""
 
     def is_stopping(self) -> bool:
-        """Return whether the operation was told to make do with what has come."""
+        """Return whether the operation is to end early."""
         return self.operation is not None and self.operation.is_stopping
 
 
@@ -419,7 +419,7 @@ class Backups:
     def _note_stored_on_device(
         self, run: BackupRun, parts: Sequence[PageCopies], whole: Sequence[Pages], clears_count: int
     ) -> None:
-        """Note for the device slots that hold these pages now that storage has them.
+        """Record that storage has the pages of these parts for the device slots that hold them now.
 
         Unless storage was cleared since ``clears_count`` was read: it may not have them any more.
         """

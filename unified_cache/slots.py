@@ -42,7 +42,7 @@ class StoredSlots:
         self._heard_at[component][slots] = self._now
 
     def offer(self, component: int, slots: Slots) -> None:
-        """Note that a backup is giving storage the pages in these slots, until ``add`` or ``forget``."""
+        """Record that a backup is giving storage the pages in these slots, until ``add`` or ``forget``."""
         self._has_any = True
         self._heard_at[component][slots] = _OFFERED
 

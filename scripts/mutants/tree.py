@@ -278,8 +278,8 @@ TREE_MUTANTS = [
     Mutant(
         "matching goes as far as the last token",
         "page.py",
-        "max(len(encoded) - TOKEN_BYTES, 0) // page_bytes",
-        "len(encoded) // page_bytes",
+        "max(prompt.tokens_count - 1, 0) // page_size",
+        "prompt.tokens_count // page_size",
         tests=LAST_TOKEN_TESTS,
     ),
     Mutant(

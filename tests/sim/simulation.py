@@ -37,8 +37,7 @@ from unified_cache.tree import Preference
 
 OPERATION_S_MAX = 0.002
 """Time that an operation of the owner takes, at most."""
-DELAY_S = 0.05
-"""A store's delay."""
+DELAY_S = 0.05  # of a store
 REQUESTS_MAX = 5
 TASKS_MAX = 14
 TAILS_MAX = 5
@@ -52,8 +51,7 @@ ARRIVALS_MAX = 2
 CHECK_EVERY = 500
 """Operations between two calls of ``UnifiedCache.check``, beside the audit after each one."""
 SETTLE_STEPS_MAX = 5_000
-SETTLE_BACKUPS_MAX = 200
-"""Pauses of the retry queue, until nothing waits for a backup any more."""
+SETTLE_PAUSES_MAX = 200
 SERVED_AFTER = 5
 """Prompts that must be served as ever once all faults have stopped."""
 IDENTITY = Identity("simulated")
@@ -489,8 +487,8 @@ class Simulation:
     def claims(self) -> list[Claim]:
         """Say what requests and transfers hold, read and bring."""
         claims = [request.claim for request in self.requests if request.claim is not None]
-        known, tasks = self.claim_of, [*self.workers.tasks, *self.held]
-        of, claim = self.operations, self.jobs.claim
+        known, of, claim = self.claim_of, self.operations, self.jobs.claim
+        tasks = [*self.workers.tasks, *self.held]
         self.claim_of = {task: known.get(task) or claim(task, *of[task.operation]) for task in tasks}
         return [*claims, *self.claim_of.values(), *self.tails.claims()]
 
@@ -560,9 +558,11 @@ class Simulation:
                         assert flaw is None, f"a host page does not verify: {flaw}"
 
     def settle_backups(self) -> None:
-        """Let all be backed up that the policy means to: each page arrives, or is counted as given up."""
-        self.cache.set_write_policy(WritePolicy.ON_CALL)  # what was put off is due now
-        for _ in range(SETTLE_BACKUPS_MAX):
+        """Let all be backed up that the policy means to."""
+        self.cache.set_write_policy(WritePolicy.ON_CALL)  # all that was put off is due
+        self.watch_policy()
+        self.audit.look(self.claims())
+        for _ in range(SETTLE_PAUSES_MAX):
             self.do("poll")
             self.drain()
             if not self.cache.stats().backups.waiting_pages:

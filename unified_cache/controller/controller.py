@@ -279,7 +279,7 @@ class Controller:
         return stuck + [f"{call.name} of the store" for call in self.quarantined]
 
     def _close(self, operation: Operation) -> None:
-        """Say of an operation that the cache was closed before it was over."""
+        """Fail an operation that still runs, since the cache is closed."""
         if operation.state is OperationState.RUNNING:
             operation.set_outcome(OperationState.FAILED, ClosedError("the cache was closed"))
             self._completed.append(operation)

@@ -226,7 +226,7 @@ class Operation:
             self.job.stop()
 
     def set_outcome(self, state: OperationState, error: CacheError | None) -> None:
-        """Say what came of it, unless that has been said; PARTIAL if it was done and has left out any page."""
+        """Set the outcome once; DONE becomes PARTIAL if any page was left out."""
         if self.state is not OperationState.RUNNING:
             return
         if state is OperationState.DONE:

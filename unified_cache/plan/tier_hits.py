@@ -206,21 +206,22 @@ class LruHits:
             )
 
     def _stored_ends(self, plan: ReplayPlan, memory: tuple[int, ...], known_pages: int) -> Counts:
-        """Return how far prompts could be resumed with what storage has, as far as host memory can take it.
+        """Return how far prompts could be resumed with what storage has, as far as the device or the host can take it.
+
+        A prompt longer than the host goes to storage, and from there to the device, in pieces.
 
         Places are known to a memory of ``known_pages`` of Full.
         """
-        host_pages = plan.host_pages[0]
-        seen = self._pass(plan, min(plan.device_pages[0], host_pages))
+        seen = self._pass(plan, plan.device_pages[0])
         store_bytes = self._store_bytes(plan)
         if seen.points is None:
             batch_pages, page_bytes = _batch_pages(plan), _stored_bytes(plan)[0]
             ends = seen.stack.stored_ends(min(store_bytes // page_bytes, NEVER), batch_pages)
-            fetched: Counts = np.minimum(ends, host_pages)
+            fetched: Counts = np.minimum(ends, memory[0])
             return fetched
         points = seen.points
         full = (points.full < memory[0]) | (points.store_full <= store_bytes)
-        ok = full & _alive(points, memory, store_bytes, known_pages) & (points.end <= host_pages)
+        ok = full & _alive(points, memory, store_bytes, known_pages) & (points.end <= memory[0])
         for lane, pages in enumerate(memory[1:]):
             in_memory = (points.lanes[lane] < pages) & (points.full_since < memory[0])
             ok &= in_memory | (points.store_lanes[lane] < store_bytes)
@@ -248,7 +249,7 @@ class LruHits:
         loaded = bytes_for(total_ends, device_full, device_ends)
         fetched = bytes_for(total_ends, memory_full, memory_ends)
         store_pages = self._store_bytes(plan) // _stored_bytes(plan)[0]
-        cut = min(plan.device_pages[0], plan.host_pages[0])
+        cut = plan.device_pages[0]
         stored_before = self._pass(plan, cut).stack.hit_pages(min(store_pages, NEVER))
         pages_counts = np.minimum(self.trace.pages_counts, cut)
         written = (int(pages_counts.sum()) - stored_before) * full_bytes
@@ -286,7 +287,8 @@ def _stored_bytes(plan: ReplayPlan) -> tuple[int, ...]:
 
 def _batch_pages(plan: ReplayPlan) -> int:
     """Return the pages of Full that one call to a store takes."""
-    return max(1, BATCH_OBJECTS // sum(pool.page_bytes > 0 for pool in plan.layout.components[0].pools))
+    pages = max(1, BATCH_OBJECTS // sum(pool.page_bytes > 0 for pool in plan.layout.components[0].pools))
+    return min(pages, plan.host_pages[0] or pages)
 
 
 def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int, known_pages: int) -> npt.NDArray[np.bool_]:
