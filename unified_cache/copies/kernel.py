@@ -106,7 +106,7 @@ class KernelCopies(GpuCopies):
     reaches_host = True
 
     def __init__(self, device: torch.device, pools: Sequence[PoolRows], after: ComputeStreams) -> None:
-        """Have tables of all pools on the device, and the kernel compiled."""
+        """Put tables of all pools on the device, and compile the kernel."""
         super().__init__(device, pools, after)
         self._across = {rows: _Table.between(device, rows.device, rows.host) for rows in pools}
         self._within = {rows: _Table.between(device, rows.device, rows.device) for rows in pools}
