@@ -99,14 +99,15 @@ class Backups:
         Where the host is short of room, the longest prefix that fits is kept there; where it is too small for the
         prompt, the rest goes on to storage in pieces. Returns the pages copied.
         """
-        request = self.request(self._ledger.tree.match(prompt))
-        run = BackupRun(request, tally, storage, level, puts_again=storage is not None)
-        return self._back_up(run, self._ledger.tree.match, self._moving)
+        found = self._ledger.tree.match(prompt)
+        run = BackupRun(self.request(found), tally, storage, level, puts_again=storage is not None)
+        return (yield from self._back_up(run, found, self._ledger.tree.match, self._moving))
 
     def write(self, request: BackupRequest, storage: StorageTier | None, tally: PageTally) -> JobSteps:
         """Back up pages for a write policy: storage is given only what it is not known to have."""
         run = BackupRun(request, tally, storage, Level.CACHED, puts_again=False)
-        return self._back_up(run, self._ledger.tree.match, self._moving)
+        found = self._ledger.tree.match(request.prompt)
+        return (yield from self._back_up(run, found, self._ledger.tree.match, self._moving))
 
     def request(self, found: Match) -> BackupRequest:
         """Return a request for all of a matched prompt: Full, and the windows that memory keeps at any end.
@@ -154,9 +155,10 @@ class Backups:
         if self._ranks.is_lost:
             return
         tree = self._ledger.tree
-        run = BackupRun(self.request(tree.peek(prompt)), PageTally(), None, Level.CACHED, puts_again=False)
+        found = tree.peek(prompt)
+        run = BackupRun(self.request(found), PageTally(), None, Level.CACHED, puts_again=False)
         try:
-            with closing(self._back_up(run, tree.peek, self._ledger.saving)) as steps:
+            with closing(self._back_up(run, found, tree.peek, self._ledger.saving)) as steps:
                 for job in steps:
                     error = run_job(job)
                     if not self._ranks.agree(np.array([error is None], np.bool_))[0]:
@@ -169,14 +171,16 @@ class Backups:
         return self._ledger.moving(found, end, Tier.DEVICE, Tier.HOST)
 
     def _back_up(
-        self, run: BackupRun, look: Callable[[Prompt], Match], begin: Callable[[Match, int], Moving]
+        self, run: BackupRun, found: Match, look: Callable[[Prompt], Match], begin: Callable[[Match, int], Moving]
     ) -> JobSteps:
-        """Copy and put what is needed at each end, the longest first, then the rest; return the pages copied."""
+        """Copy and put what is needed at each end, the longest first, then the rest; return the pages copied.
+
+        ``found`` is the match of the whole prompt, made by ``look`` just now.
+        """
         ledger, tree, request = self._ledger, self._ledger.tree, run.request
         prompt = request.prompt
         request.begin()
         run.tally.asked = request.pages_count
-        found = look(prompt)
         self._take_off_known(run, found)
         longest = max(ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), tree.full_end(found, Tier.HOST))
         if longest < found.device_end:
