@@ -63,7 +63,6 @@ class GpuSizes:
     slab_bytes: int = 5 << 30
     pinned_bytes: int = 64 << 30
     rounds: int = 5
-    history_s: float = 30.0
 
     def busy(self) -> None:
         """Give the current stream ``busy_ms`` of work."""

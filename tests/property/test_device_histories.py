@@ -1,13 +1,15 @@
 """Random histories of a whole cache, with its threads, on every kind of device: no byte differs from the oracle's."""
 
 import random
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from tests.support.cache import ToyEngine, oracle, toy_layout
-from tests.support.gpu import devices
+from tests.support.gpu import GPU, devices, needs_gpu
 from tests.support.operations import PAGE, SPANS, tokens
 from unified_cache.controller import OperationState, ThreadWorkers
 from unified_cache.page import Prompt
@@ -17,6 +19,8 @@ from unified_cache.storage_backends.memory import MemoryStorage
 WAIT_S = 60.0
 STEPS = 60
 HISTORIES = 4
+GPU_S = 60.0
+"""As long as a run of all checks has for more histories on a GPU."""
 
 
 def read_layers(toy: ToyEngine, prompt: Prompt) -> bool:
@@ -44,9 +48,8 @@ def read_layers(toy: ToyEngine, prompt: Prompt) -> bool:
     return operation.state is OperationState.DONE
 
 
-@devices
-@pytest.mark.parametrize("seed", range(HISTORIES))
-def test_no_byte_differs_however_requests_and_transfers_interleave(seed: int, device: torch.device) -> None:
+def run_history(seed: int, device: torch.device) -> None:
+    """Run random calls of a cache against the oracle's bytes."""
     dice = random.Random(seed)
     toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), MemoryStorage(), ThreadWorkers.start(), device=device)
     cache = toy.cache
@@ -77,3 +80,19 @@ def test_no_byte_differs_however_requests_and_transfers_interleave(seed: int, de
     cache.wait_all(WAIT_S)
     cache.check()
     assert cache.close() == []
+
+
+@devices
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_no_byte_differs_however_requests_and_transfers_interleave(seed: int, device: torch.device) -> None:
+    run_history(seed, device)
+
+
+@needs_gpu
+def test_no_byte_differs_on_a_gpu_for_a_while(record_property: Callable[[str, object], None]) -> None:
+    end_s = time.monotonic() + GPU_S
+    histories = 0
+    while time.monotonic() < end_s:
+        run_history(HISTORIES + histories, GPU)
+        histories += 1
+    record_property("figure", f"{histories} histories in {GPU_S:.0f} s")
