@@ -43,6 +43,13 @@ GONE: Sequence[Gone] = (
             "unified_cache.proto.router_pb2",
         ),
     ),
+    Gone(
+        "open the live page in a browser, or read its figures.json, with Authorization: Bearer TOKEN where it needs a "
+        "token, see docs/live.md",
+        settings=("live_token",),
+        commands=("top",),
+        imports=("unified_cache.cli.top",),
+    ),
 )
 
 

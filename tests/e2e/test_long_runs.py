@@ -57,8 +57,8 @@ LONG: Mapping[str, tuple[tuple[str, ...], str, str]] = {
 }
 """Arguments with which the command stops in the middle or takes long, what its bar shows, and the line after Ctrl-C."""
 
-UNTIL_ENDED = frozenset({"serve", "node", "top", "cluster up"})
-"""Commands that go on until somebody ends them: their log, or their screen, is their progress."""
+UNTIL_ENDED = frozenset({"serve", "node", "cluster up"})
+"""Commands that go on until somebody ends them: their log is their progress."""
 
 SHORT = frozenset(
     {

@@ -103,7 +103,6 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "remote:remote_app",
             "End a service as SIGTERM does: its servers refuse new calls and finish those in flight. For admins.",
         ),
-        "top": ("top:top_app", "Show what a cache or a service holds and does now, as its live page does."),
     },
     "Cluster": {
         "cluster": (

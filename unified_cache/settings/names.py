@@ -54,7 +54,7 @@ FILE_VARIABLE = f"{PREFIX}CONFIG"
 NESTED = "__"
 
 OTHERS = re.compile(
-    r"UNIFIED_CACHE_(CONFIG|LIVE_TOKEN|COMPILE|(TEST|SGLANG|VLLM)_\w+"
+    r"UNIFIED_CACHE_(CONFIG|COMPILE|(TEST|SGLANG|VLLM)_\w+"
     # Links that Kubernetes puts into every pod where a Service is called unified-cache.
     r"|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )

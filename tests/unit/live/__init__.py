@@ -1,1 +1,1 @@
-"""Live page: figures, door, server, browser and terminal."""
+"""Live page: figures, door, server and browser."""

@@ -10,10 +10,22 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.sources import ROOT
 from unified_cache.errors import ConfigError
 from unified_cache.explain.short_hits import ShortHit
 from unified_cache.live.door import OpenDoor, TokenDoor, View, is_loopback
-from unified_cache.live.figures import FoundPages, LiveFigures, SourceKind, TenantFigures
+from unified_cache.live.figures import (
+    FoundPages,
+    LaneFigures,
+    LaneUnit,
+    LegFigures,
+    LiveFigures,
+    OperationFigures,
+    SlowFigures,
+    SourceKind,
+    StoreFigures,
+    TenantFigures,
+)
 from unified_cache.live.server import HEADERS, STREAMS_MAX, LiveAddress, LiveServer
 from unified_cache.recording.note import FoundByTier
 
@@ -23,6 +35,16 @@ TENANT = TenantFigures("acme", 1, 2, 3, 4)
 FIGURES = LiveFigures(
     *(SourceKind.SERVICE, "server", 1.5, (), FoundPages(1, 0, 2, 0, 0, 3), (), 0, (), (), None, (TENANT,), ())
 )
+FULL = replace(
+    FIGURES,
+    lanes=(LaneFigures("device", "full", LaneUnit.PAGES, 1_000, 100, 300, 100, 500, 12_345),),
+    legs=(LegFigures("load", 5, 1 << 20),),
+    operations=(OperationFigures("load", 4, 3, 2, 1),),
+    slowest=(SlowFigures("load", "done", 5, 0.25, 1.0),),
+    store=StoreFigures("open", 9, 8, 7, 6, (("get", "hit", 5),)),
+    explanations=(ShortHit(2.5, 96, 16, FoundByTier(40, 12, 5), ("full",), "full [57, 96): evicted", "picture"),),
+)
+"""Figures of every kind."""
 
 
 OPENED: list[http.client.HTTPConnection | http.client.HTTPResponse] = []
@@ -124,6 +146,16 @@ def test_the_figures_are_json_with_the_last_minute(server: LiveServer) -> None:
     assert (found["format"], found["name"], found["found"]["host"]) == (1, "server", 2)
     assert found["last_minute"]["lookups_per_s"] == 0
     assert found["tenants"] == [TENANT.as_json()]
+
+
+def test_the_figures_have_the_fields_of_the_document() -> None:
+    with LiveServer.open(StillSource(FULL), LiveAddress("127.0.0.1", 0), OpenDoor()) as opened:
+        found = json.loads(asked(opened, "/figures.json").read())
+    parts = [value for value in found.values() if isinstance(value, dict)]
+    parts += [each for value in found.values() if isinstance(value, list) for each in value if isinstance(each, dict)]
+    fields = {*found, *(field for part in parts for field in part)}
+    document = (ROOT / "docs" / "live.md").read_text(encoding="utf-8")
+    assert [field for field in fields if f"`{field}`" not in document] == []
 
 
 def test_events_bring_the_history_and_then_the_figures_again_and_again(moving: LiveServer) -> None:

@@ -24,6 +24,8 @@ WORDS = (
     # The router's side of KV events.
     *("PrefixIndex", "EventSubscriber", "EngineTraits", "EngineScore", "HashKind", "PublisherFollower"),
     *("RouterClient", "RouterServer", "router.proto", "EventFormatError"),
+    # The live page in a terminal.
+    *("TopCommand", "top_app", "UNIFIED_CACHE_LIVE_TOKEN"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
