@@ -50,6 +50,10 @@ GONE: Sequence[Gone] = (
         commands=("top",),
         imports=("unified_cache.cli.top",),
     ),
+    Gone(
+        "set MC_LOG_LEVEL or MC_LOG_DIR, which the Mooncake library reads itself",
+        imports=("unified_cache.storage_backends.mooncake.own_log",),
+    ),
 )
 
 

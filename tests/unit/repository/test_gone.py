@@ -26,6 +26,8 @@ WORDS = (
     *("RouterClient", "RouterServer", "router.proto", "EventFormatError"),
     # The live page in a terminal.
     *("TopCommand", "top_app", "UNIFIED_CACHE_LIVE_TOKEN"),
+    # Mooncake's own log in our logger.
+    *("own_log", "direct_own_log", "unified-cache-mooncake-log"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 

@@ -28,7 +28,6 @@ from unified_cache.storage_backends.mooncake.native import (
     load_store,
     new_put_config,
 )
-from unified_cache.storage_backends.mooncake.own_log import direct_own_log
 from unified_cache.storage_backends.mooncake.placement import NodeChoice, Placement
 
 __all__ = ["MooncakeClient", "client_of"]
@@ -112,9 +111,7 @@ class MooncakeClient:
         admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
         admin.check_serves()
         store = load_store()
-        direct_own_log()
         code = store.setup(host, METADATA, address.segment_bytes, 0, address.protocol, address.devices, address.master)
-        direct_own_log()  # the library has read its settings anew
         if code:
             raise StorageError(
                 f"the Mooncake client could not be set up (code {code}): host {host}, protocol {address.protocol}, "

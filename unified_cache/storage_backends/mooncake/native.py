@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake.own_log import ERRORS_ONLY, LEVEL
 
 __all__ = [
     "METADATA",
@@ -44,10 +43,10 @@ ENVIRONMENT: Mapping[str, str] = {
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
     "MC_RPC_TIMEOUT_MS": "2000",
     "MC_TCP_STATUS_TIMEOUT_SEC": "1",
-    LEVEL: ERRORS_ONLY,
+    "MC_LOG_LEVEL": "ERROR",
 }
 """Setting up holds the interpreter: once is enough. A stalled master is told by 2 s, a stalled node after 1 s per
-four objects of a call. Only errors are logged, and those as ``own_log`` says."""
+four objects of a call. Of the library's log, errors go to standard error: two lines at setup, none for a miss."""
 
 METADATA = "P2PHANDSHAKE"
 """Processes tell each other how to reach them; no metadata server that could be lost."""
