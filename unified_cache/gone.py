@@ -54,6 +54,16 @@ GONE: Sequence[Gone] = (
         "set MC_LOG_LEVEL or MC_LOG_DIR, which the Mooncake library reads itself",
         imports=("unified_cache.storage_backends.mooncake.own_log",),
     ),
+    Gone(
+        "use SGLang's own tree, without --radix-cache-backend, over UnifiedCacheHiCache, see docs/sglang.md",
+        imports=(
+            "unified_cache.integrations.sglang.tree",
+            "unified_cache.integrations.sglang.tree_hicache",
+            "unified_cache.integrations.sglang.tree_plugin",
+            "unified_cache.integrations.sglang.tree_slots",
+            "unified_cache.integrations.sglang.tree_tiers",
+        ),
+    ),
 )
 
 

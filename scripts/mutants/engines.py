@@ -1,4 +1,4 @@
-"""Mistakes in how engines' own memory and trees are treated."""
+"""Mistakes in how engines' own memory is treated."""
 
 from scripts.mutants.mutant import Mutant
 
@@ -10,48 +10,7 @@ EXTERNAL_TESTS = (
 )
 """What must catch a mistake in how engines' own memory is treated."""
 
-SGLANG_TREE_TESTS = (
-    "tests/unit/integrations/test_sglang_tree_slots.py",
-    "tests/unit/integrations/test_sglang_tree_tiers.py",
-)
-"""What must catch a mutant of the tree behind SGLang's interface."""
-
 ENGINES_MUTANTS = [
-    Mutant(
-        "the part that a match cuts off keeps its age",
-        "integrations/sglang/tree_slots.py",
-        "        if whole is not None:\n            self._tree.match(whole)\n",
-        "",
-        SGLANG_TREE_TESTS,
-    ),
-    Mutant(
-        "a match of SGLang's cuts nothing",
-        "integrations/sglang/tree_slots.py",
-        "        self._cut_at_end_of(prompt)\n        end =",
-        "        end =",
-        SGLANG_TREE_TESTS,
-    ),
-    Mutant(
-        "SGLang's tree evicts page by page",
-        "integrations/sglang/tree_slots.py",
-        "self._tree.evict_from(victim, ALL_PAGES)",
-        "self._tree.evict_from(victim, 1)",
-        SGLANG_TREE_TESTS,
-    ),
-    Mutant(
-        "SGLang's duplicates stay with the tree",
-        "integrations/sglang/tree_tiers.py",
-        "        self._hand_out(len(duplicates))\n",
-        "",
-        SGLANG_TREE_TESTS,
-    ),
-    Mutant(
-        "a load of SGLang's keeps the slots that it did not need",
-        "integrations/sglang/tree_tiers.py",
-        "self._hand_out(self._free_pages())",
-        "self._hand_out(0)",
-        SGLANG_TREE_TESTS,
-    ),
     Mutant(
         "a call returns while a lane still fills the engine's rows",
         "external/tier.py",

@@ -217,22 +217,6 @@ class RadixTree:
         """
         return self._sessions.expect(session, within_s)
 
-    def cut(self, found: Match, end: int) -> Prompt | None:
-        """Cut the node in which ``end`` pages of a match end, so that its two parts are used and evicted by themselves.
-
-        Recency stays as it is, and locks cover both parts. Returns a prompt that ends with the node as it was, and the
-        match is dead; None, with nothing changed, where a node ends there anyway.
-
-        Raises:
-            StaleMatchError, InputError: as ``lock``.
-        """
-        node = self._node(found, end)
-        if node.end == end:
-            return None
-        whole = eviction.prompt_of(self._state, eviction.Victim(node, 0))
-        self._state.split(node, end - node.start)
-        return whole
-
     def slots(self, found: Match, tier: Tier, component: int, start: int, end: int) -> Slots:
         """Return the slots of pages [start, end) of a match, a new array; -1 for holes."""
         self._check_alive(found)

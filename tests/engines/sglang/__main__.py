@@ -30,12 +30,6 @@ NO_BYTES = {"url": "no bytes", "module_path": "tests.engines.sglang.no_bytes", "
 """Extra configuration of a backend that moves nothing."""
 
 
-def trees(bench: Bench) -> None:
-    """Our tree in place of the engine's own: the same scheduler, requests and slots, and random calls."""
-    bench.compare_trees("tree_against_engine", "--seeds", "0", "4", "--steps", "100")
-    bench.compare_trees("tree_random_calls", "--seeds", "0", "500")
-
-
 def figures(bench: Bench) -> None:
     """Write and read against SGLang's file backend, in one process, by turns; medians of their ratios."""
     print(
@@ -90,7 +84,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     for section in (
         *(faults, loss, damage, away),
         *(matrix, processes, ranks, talks, attach, layouts),
-        *(sizes, document, trees, speed, figures),
+        *(sizes, document, speed, figures),
     )
 }
 

@@ -229,17 +229,6 @@ class Bench:
             return None
         return json.loads(ended.stdout.splitlines()[-1])  # type: ignore[no-any-return]  # what ``spoken`` prints
 
-    def compare_trees(self, module: str, *options: str) -> None:
-        """Run a program that holds our tree against the engine's, and print what it found equal."""
-        command = [str(self.installation.python), "-W", "ignore", "-m", f"tests.engines.sglang.{module}", *options]
-        environment = {**self.installation.environment, "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=5 * RUN_S
-        )
-        told = ended.stdout.splitlines() if ended.returncode == 0 else (ended.stderr.splitlines() or [""])[-3:]
-        for line in told:
-            self.line(ended.returncode == 0, module, line)
-
     def tree_figures(self, home: Path) -> list[dict[str, Any]]:
         """Time the package that lies in ``home`` in turns with the engine's tree; nothing where that failed."""
         command = [str(self.installation.python), "-W", "ignore", "-m", "tests.engines.sglang.tree_speed"]

@@ -96,11 +96,6 @@ class _Reader:
         told = self._bench.understood(name, "launch", *arguments)
         if told is None:
             return
-        if told["radix_cache_backend"] is not None:
-            entries = next(self._installed.glob("unified_cache-*.dist-info/entry_points.txt")).read_text()
-            is_found = "sglang.srt.plugins" in entries and told["has_radix_cache"]
-            self._bench.line(is_found, name, "its prefix cache is registered, and the section trees runs it")
-            return
         if told["page_size"] != PAGE_TOKENS:
             self._bench.line(False, name, f"expected pages of {PAGE_TOKENS} tokens, found {told['page_size']}")
             return

@@ -39,13 +39,10 @@ CONFIGURATION_S = 120.0
 
 
 def understood_launch(arguments: list[str]) -> dict[str, Any]:
-    """Return the arguments of ``sglang.launch_server`` as its parser reads them, and whether their tree is known."""
+    """Return the arguments of ``sglang.launch_server`` as its parser reads them."""
     parser = argparse.ArgumentParser()
     vars(import_module("sglang.srt.server_args"))["ServerArgs"].add_cli_args(parser)
-    told = vars(parser.parse_args(arguments))
-    vars(import_module("unified_cache.integrations.sglang.tree_plugin"))["register"]()
-    factory_of = vars(import_module("sglang.srt.mem_cache.registry"))["get_radix_cache_factory"]
-    return told | {"has_radix_cache": factory_of(told["radix_cache_backend"]) is not None}
+    return vars(parser.parse_args(arguments))
 
 
 def understood_request(method: str, path: str, body: str) -> dict[str, Any]:

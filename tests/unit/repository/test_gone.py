@@ -28,6 +28,9 @@ WORDS = (
     *("TopCommand", "top_app", "UNIFIED_CACHE_LIVE_TOKEN"),
     # Mooncake's own log in our logger.
     *("own_log", "direct_own_log", "unified-cache-mooncake-log"),
+    # Our tree in place of SGLang's.
+    *("UnifiedCacheTree", "UnifiedCacheHostTree", "EngineSlotTree", "TieredSlotTree", "radix_cache_backend"),
+    *("radix-cache-backend", "tree_plugin", "sglang.srt.plugins"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 

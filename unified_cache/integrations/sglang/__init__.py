@@ -1,4 +1,4 @@
-"""SGLang over the cache's tree and stores. Modules are imported by name; each says whether it needs the engine.
+"""SGLang over our stores. Modules are imported by name; each says whether it needs the engine.
 
     --hicache-storage-backend dynamic
     --hicache-storage-backend-extra-config '{"backend_name": "unified_cache", "interface_v1": 1,
@@ -12,7 +12,6 @@
     naming      facts of an engine as identities
     settings    what the extra configuration says
     engine      the objects of SGLang that these use, as protocols
-    tree…       ``UnifiedCacheTree`` and what it is made of: our tree behind SGLang's prefix cache interface
 
 Importing this package imports no SGLang; asking it for ``UnifiedCacheHiCache`` does.
 """
