@@ -31,7 +31,7 @@ from benchmarks.plan import FULL, QUICK, BenchmarkPlan, Effort
 from benchmarks.remote import remote_figures
 from benchmarks.report import FULL_RUN, BenchmarkRun, print_run, record, write_json
 from benchmarks.rows import rows_figures
-from benchmarks.transfer import overlap_figures, transfer_figures
+from benchmarks.transfer import transfer_figures
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
 from benchmarks.ttft import ttft_figures
 
@@ -51,7 +51,6 @@ SECTIONS: dict[str, Section] = {
     "guard": guard_figures,
     "ttft": ttft_figures,
     "transfer": transfer_figures,
-    "overlap": overlap_figures,
     "remote": remote_figures,
     "mooncake": mooncake_figures,
 }

@@ -6,16 +6,14 @@ before each turn device and host are empty. ``fastest`` has served some shorter 
 engine that runs has: it is told no speed.
 
 The engine has one thread and goes by ``WorkTime``, so that other work on the machine makes nothing slower: what is
-compared are the times of one round, and the figure is the median of their ratios. Only computing while the rest is
-read, a section of its own, takes place in real time and on all threads, since there it matters what runs beside what.
+compared are the times of one round, and the figure is the median of their ratios.
 """
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from threading import Lock
-from typing import Protocol
 
 import numpy as np
 
@@ -32,7 +30,7 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.transfer_policy import TransferPolicy
 
-__all__ = ["overlap_figures", "transfer_figures"]
+__all__ = ["transfer_figures"]
 
 PREFIX_TOKENS = 1024
 PAGES = 64
@@ -47,34 +45,8 @@ RATIO_MAX = 1.05
 FIXED = (TransferPolicy.ALWAYS.value, TransferPolicy.NEVER.value)
 """What others are held against."""
 
-OVERLAPPED = "fastest, head computed meanwhile"
-
 LEARNED_TOKENS = (128, 256, 512, 768)
 SETTLE_S = 120.0
-
-
-class EngineTime(Protocol):
-    """Time that an engine and its store go by."""
-
-    def now(self) -> float:
-        """Return the seconds since some moment."""
-        ...
-
-    def wait(self, seconds: float) -> None:
-        """Return when so many seconds have passed by this time."""
-        ...
-
-
-class RealTime:
-    """Time as it passes."""
-
-    def now(self) -> float:
-        """Return the seconds since some moment."""
-        return time.monotonic()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep."""
-        time.sleep(seconds)
 
 
 class WorkTime:
@@ -101,7 +73,7 @@ class WorkTime:
 class SlowedStorage(MemoryStorage):
     """Memory whose reads take at least a time for each byte."""
 
-    def __init__(self, byte_s: float, engine_time: EngineTime) -> None:
+    def __init__(self, byte_s: float, engine_time: WorkTime) -> None:
         super().__init__()
         self._byte_s = byte_s
         self._time = engine_time
@@ -117,19 +89,12 @@ class SlowedStorage(MemoryStorage):
 
 def transfer_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Time the first token under each policy, at each share of the break-even rate."""
-    policies = {policy.value: policy for policy in TransferPolicy}
     with one_thread():
-        yield from _compared(WorkTime(), policies, plan.effort.transfer_rounds)
+        yield from _compared(WorkTime(), plan.effort.transfer_rounds)
 
 
-def overlap_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
-    """Time the first token where the head is computed while the tail is read, at each share of the break-even rate."""
-    policies = {policy.value: policy for policy in (TransferPolicy.ALWAYS, TransferPolicy.NEVER)}
-    yield from _compared(RealTime(), policies | {OVERLAPPED: TransferPolicy.FASTEST}, plan.effort.ttft_rounds)
-
-
-def _compared(engine_time: EngineTime, policies: Mapping[str, TransferPolicy], rounds: int) -> Iterator[Figure]:
-    """Time the first token under some policies, and compare those that are not fixed with the better of the fixed."""
+def _compared(engine_time: WorkTime, rounds: int) -> Iterator[Figure]:
+    """Time the first token under each policy, and compare ``fastest`` with the better of the others."""
     kept = small_model()
     prompts = prompts_sharing(PREFIX_TOKENS)
     with ExitStack() as open_until_done:
@@ -141,13 +106,12 @@ def _compared(engine_time: EngineTime, policies: Mapping[str, TransferPolicy], r
         with ExitStack() as open_until_done:
             byte_s = computed_s / prefix_bytes / share
             subjects: dict[str, Subject] = {}
-            for name, policy in policies.items():
-                overlaps = name == OVERLAPPED
-                engine = _engine(kept, policy, byte_s, engine_time, open_until_done, overlaps=overlaps)
+            for policy in TransferPolicy:
+                engine = _engine(kept, policy, byte_s, engine_time, open_until_done)
                 _store_prefix(engine, next(prompts))
-                if policy is TransferPolicy.FASTEST and not overlaps:
+                if policy is TransferPolicy.FASTEST:
                     _learn(engine, next(prompts))
-                subjects[name] = _subject(engine, engine_time, prompts)
+                subjects[policy.value] = _subject(engine, engine_time, prompts)
             taken = dict(zip(subjects, interleaved(list(subjects.values()), rounds), strict=True))
         better = min(FIXED, key=lambda name: statistics.median(taken[name]))
         section = f"TTFT by transfer policy, {PREFIX_TOKENS:,} tokens stored, read at {share:g} of break-even"
@@ -165,13 +129,7 @@ def _held(values: Sequence[int], better: Sequence[int]) -> Comparison:
 
 
 def _engine(
-    kept: KeptState,
-    policy: TransferPolicy,
-    byte_s: float,
-    engine_time: EngineTime,
-    until: ExitStack,
-    *,
-    overlaps: bool = False,
+    kept: KeptState, policy: TransferPolicy, byte_s: float, engine_time: WorkTime, until: ExitStack
 ) -> PrefixCachedModel:
     config = CacheConfig((PAGES,), (PAGES,), write=WritePolicy.ON_CALL, guard=None, transfer=policy)
     pages = kept.allocate(config.device_pages)
@@ -182,7 +140,7 @@ def _engine(
         UnifiedCache(kept.layout, config, memory, workers, Identity("transfer"), clock=engine_time.now)
     )
     cache.attach(store)
-    return PrefixCachedModel(kept.model, cache, pages, overlaps=overlaps, clock=engine_time.now)
+    return PrefixCachedModel(kept.model, cache, pages, clock=engine_time.now)
 
 
 def _store_prefix(engine: PrefixCachedModel, prompt: list[int]) -> None:
@@ -201,11 +159,11 @@ def _learn(engine: PrefixCachedModel, prompt: list[int]) -> None:
         engine.prefill(random.integers(0, VOCABULARY, tokens).tolist()).finish()
 
 
-def _subject(engine: PrefixCachedModel, engine_time: EngineTime, prompts: Iterator[list[int]]) -> Subject:
+def _subject(engine: PrefixCachedModel, engine_time: WorkTime, prompts: Iterator[list[int]]) -> Subject:
     return lambda: _first_token_ns(engine, engine_time, next(prompts))
 
 
-def _first_token_ns(engine: PrefixCachedModel, engine_time: EngineTime, prompt: list[int]) -> int:
+def _first_token_ns(engine: PrefixCachedModel, engine_time: WorkTime, prompt: list[int]) -> int:
     """Return the nanoseconds until the first token of an answer is known, from an empty device and host."""
     engine.cache.wait_all(SETTLE_S)
     engine.cache.reset()

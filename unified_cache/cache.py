@@ -27,7 +27,6 @@ from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
 from unified_cache.prefetches import PrefetchProgress
 from unified_cache.ranks import LocalRanks, RankGroup, check_configuration
 from unified_cache.storage_backends.protocol import Level, StorageBackend
-from unified_cache.tails import LandedTail
 from unified_cache.transfer_policy import TransferPolicy
 from unified_cache.tree import UNNAMED, Lock, Match, Preference, binding_components
 
@@ -446,69 +445,16 @@ class UnifiedCache(OwnedCache):
         if not deadline_s > 0:
             raise InputError(f"deadline_s must be a positive number of seconds from now, found {deadline_s}")
         prompt = prompt.reusable
-        missing_tokens = self._tokens_to_prefetch(prompt)
-        if self._storage is None or missing_tokens is None:
-            return None
-        steps = self._transfers.prefetches.prefetch(prompt, self._storage, self._worth_pages)
-        deadline_s = min(deadline_s, self.config.prefetching.patience(missing_tokens))
-        return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s)
-
-    def prefetch_tail(self, prompt: Prompt) -> Operation | None:
-        """Start reading what storage can add to a prompt from its end backward, for an engine that computes the head.
-
-        None as ``prefetch``. From then on the engine computes chunk by chunk what memory lacks, keeping it to itself,
-        until it has come to where ``landed_tail`` says that the tail begins. Then it inserts the head and calls
-        ``join_tail``; or it gives the tail up with ``cancel``. Until one of both the operation is not over, and
-        ``wait_all`` waits in vain.
-        """
-        self._enter()
-        self._ledger.tree.check_prompt(prompt)
-        prompt = prompt.reusable
-        missing_tokens = self._tokens_to_prefetch(prompt)
-        if self._storage is None or missing_tokens is None:
-            return None
-        steps = self._transfers.tails.read(prompt, self._storage, self._worth_pages)
-        return self._controller.start(TransferKind.PREFETCH, steps, self.config.prefetching.patience(missing_tokens))
-
-    def landed_tail(self, operation: Operation) -> LandedTail | None:
-        """Return how much of a tail has come; None before it is read, and once it can be joined no more.
-
-        The same on every rank: one agreement.
-        """
-        self._enter()
-        return self._transfers.tails.landed(operation)
-
-    def join_tail(self, operation: Operation) -> Operation | None:
-        """Start putting a tail onto the head that has been inserted; none of it is read any more.
-
-        Once that is done, the prompt can be resumed at the tail's end: ``load`` brings it to the device. What storage
-        had of the head is said as ``left_alone``. None if there is nothing to join, or too much is under way; what has
-        come is given up then, as it is where memory lacks a page of the head.
-        """
-        self._enter()
-        tails = self._transfers.tails
-        if tails.landed(operation) is None:
-            return None
-        left_alone = tails.computed(operation)
-        joining = self._controller.start(TransferKind.PREFETCH, tails.join(operation))
-        if joining is None:
-            tails.leave(operation)
-            return None
-        joining.left_alone = left_alone
-        self._speeds.note(left_alone)
-        return joining
-
-    def _tokens_to_prefetch(self, prompt: Prompt) -> int | None:
-        """Return how many tokens of a prompt memory lacks; None if a look into storage is not worth it."""
         if self._storage is None or self.config.transfer is TransferPolicy.NEVER:
             return None
-        tokens = (prompt.pages_count - self._ledger.tree.match(prompt).host_end) * self.layout.page_size
-        return tokens if tokens >= self.config.prefetching.threshold_tokens else None
-
-    @property
-    def _worth_pages(self) -> int:
-        """Pages that a prefetch must add to be worth it."""
-        return max(1, -(-self.config.prefetching.threshold_tokens // self.layout.page_size))
+        prefetching, page_size = self.config.prefetching, self.layout.page_size
+        missing_tokens = (prompt.pages_count - self._ledger.tree.match(prompt).host_end) * page_size
+        if missing_tokens < prefetching.threshold_tokens:
+            return None
+        worth_pages = max(1, -(-prefetching.threshold_tokens // page_size))
+        steps = self._transfers.prefetches.prefetch(prompt, self._storage, worth_pages)
+        deadline_s = min(deadline_s, prefetching.patience(missing_tokens))
+        return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s)
 
     def prefetch_progress(self, operation: Operation) -> PrefetchProgress | None:
         """Return how far a prefetch has come that is reading now, as this rank sees it; None for any other operation.

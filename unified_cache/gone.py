@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NamedTuple
 
-__all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "setting_instead"]
+__all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "method_instead", "setting_instead"]
 
 
 class Gone(NamedTuple):
@@ -21,6 +21,8 @@ class Gone(NamedTuple):
     commands: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     """Modules, and names of ``unified_cache`` itself, in full."""
+    methods: tuple[str, ...] = ()
+    """Of ``UnifiedCache``."""
 
 
 GONE: Sequence[Gone] = (
@@ -64,6 +66,11 @@ GONE: Sequence[Gone] = (
             "unified_cache.integrations.sglang.tree_tiers",
         ),
     ),
+    Gone(
+        "prefetch reads a prompt from its start, see docs/policies.md",
+        imports=("unified_cache.tails", "unified_cache.integrations.transformers.head_start"),
+        methods=("prefetch_tail", "landed_tail", "join_tail"),
+    ),
 )
 
 
@@ -98,6 +105,11 @@ def command_instead(name: str) -> str:
 def import_instead(name: str) -> str:
     """Return the end of an error about an import; empty where no version had one of that name."""
     return _end([each.instead for each in GONE if name in each.imports])
+
+
+def method_instead(name: str) -> str:
+    """Return the end of an error about a method of ``UnifiedCache``; empty where no version had one of that name."""
+    return _end([each.instead for each in GONE if name in each.methods])
 
 
 def _end(found: Sequence[str]) -> str:

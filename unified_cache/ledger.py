@@ -581,14 +581,3 @@ class Reservation:
         for component, kept in enumerate(slots):
             self._ledger.free(self.tier, component, np.setdiff1d(self._reserved[component], kept))
         self._reserved[:] = slots
-
-    @contextmanager
-    def parted(self, slots: Sequence[Slots]) -> "Iterator[Reservation]":
-        """Move some of the slots, by component, into a reservation of their own; what is left of it goes back."""
-        own = list(slots)
-        self._reserved[:] = [np.setdiff1d(held, moved) for held, moved in zip(self._reserved, own, strict=True)]
-        try:
-            yield Reservation(self._ledger, self.tier, own)
-        finally:
-            for component, left in enumerate(own):
-                self._ledger.free(self.tier, component, left)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Self
+from typing import TYPE_CHECKING, Never, Self
 
 from unified_cache.backup_request import BackupRequest
 from unified_cache.backup_scheduler import BackupScheduler
@@ -25,6 +25,7 @@ from unified_cache.explain.cached import explain
 from unified_cache.explain.explanation import Explanation
 from unified_cache.explain.short_hits import ShortHit, ShortHits
 from unified_cache.forgotten import Cause, ForgottenPages
+from unified_cache.gone import method_instead
 from unified_cache.ledger import Ledger
 from unified_cache.memory import PageMemory
 from unified_cache.named_parts import storage_of
@@ -90,6 +91,13 @@ class OwnedCache:
         """Those who are told of requests now."""
         self._published = PublishedStats(self._count)
 
+    if not TYPE_CHECKING:  # for a type checker there are no methods but those that there are
+
+        def __getattr__(self, name: str) -> Never:
+            """Raise an AttributeError that says what to use in the place of a method that is gone."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{method_instead(name)}"
+            raise AttributeError(message, name=name, obj=self)
+
     @property
     def pairing(self) -> PairedAllocator | None:
         """Full's device slots and those reached through them, with their page map; None for a layout without."""
@@ -144,7 +152,6 @@ class OwnedCache:
         Its slots are given back once no worker and no store uses them any more.
         """
         self._enter()
-        self._transfers.tails.leave(operation)
         return self._controller.cancel(operation)
 
     def record_to(self, watcher: RequestWatcher | None) -> None:
@@ -198,7 +205,6 @@ class OwnedCache:
             return []
         tier = self._storage
         self._storage = self._transfers.storage = None
-        self._transfers.tails.leave_all()
         self._controller.stop_all()
         self._controller.try_wait_all(self.config.close_timeout_s)  # the store is closed once it has returned
         self._ledger.follow_storage(None, {})
@@ -264,7 +270,7 @@ class OwnedCache:
             RankLostError: as ``poll``; nothing was forgotten.
         """
         self._enter()
-        self._leave_all()
+        self._controller.leave_all()
         self._controller.wait_all(self.config.close_timeout_s)
         self._ledger.clear()
         self._backups.forget()
@@ -285,7 +291,7 @@ class OwnedCache:
             return []
         self._enter()
         timeout_s = self.config.close_timeout_s
-        self._leave_all()
+        self._controller.leave_all()
         if self._storage is not None:
             self._backups.give_up_waiting()
             self._back_up_due()
@@ -317,11 +323,6 @@ class OwnedCache:
             raise OwnerThreadError("a cache may be called only from the thread that opened it")
         if self._closed:
             raise ClosedError("the cache is closed")
-
-    def _leave_all(self) -> None:
-        """Let nothing under way wait for an engine any more: neither tails nor loads that it reads layer by layer."""
-        self._transfers.tails.leave_all()
-        self._controller.leave_all()
 
     def _wait_until_over(self, timeout_s: float) -> list[Operation]:
         self._enter()

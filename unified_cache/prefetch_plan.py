@@ -153,12 +153,6 @@ class FetchPlanner:
                 end = min(end, int(left[room]))
         return end
 
-    def longest(self, missing: MissingPages, ends: Pages) -> FetchPlan:
-        """Choose the last of ``ends`` that the host has room for, whatever is faster, and no window of another."""
-        end = missing.known_end + last_end(self._fitting(missing, ends)[0])
-        reads = missing.reads([end] if end > missing.known_end else [])
-        return FetchPlan(end, copies=False, reads=reads)
-
     def _fitting(self, missing: MissingPages, ends: Pages) -> tuple[Pages, list[PageNumbers]]:
         """Return which of ``ends`` the host has room for, and by component the room that each of them leaves."""
         known_end, full_end = missing.known_end, missing.full_end

@@ -1,4 +1,4 @@
-"""Steps that every prefetch takes: look what memory lacks, ask storage for it, copy what the device has, graft."""
+"""Steps of a prefetch: look what memory lacks, ask storage for it, copy what the device has, graft."""
 
 import math
 from collections.abc import Generator, Iterator, Sequence
@@ -35,7 +35,7 @@ class FetchWatch:
 
 
 class PrefetchSteps:
-    """Pins, marks, the budget of host pages and the steps that prefetches share, over one ledger and one memory."""
+    """Pins, marks, the budget of host pages and the steps of prefetches, over one ledger and one memory."""
 
     __slots__ = ("_traffic", "fetching", "ledger", "memory", "planner", "ranks", "speeds")
 

@@ -95,7 +95,7 @@ class Prefetches:
     __slots__ = ("_shared", "_under_way")
 
     def __init__(self, shared: PrefetchSteps) -> None:
-        """Take the steps that they share with other prefetches."""
+        """Take their steps."""
         self._shared = shared
         self._under_way: dict[Operation, FetchUnderWay] = {}
 

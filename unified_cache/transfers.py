@@ -38,7 +38,6 @@ from unified_cache.prefetch_steps import PrefetchSteps
 from unified_cache.prefetches import Prefetches
 from unified_cache.ranks import LocalRanks, RankGroup, held_by_all
 from unified_cache.storage_backends.protocol import Level
-from unified_cache.tails import Tails
 from unified_cache.traffic import TrafficCounts
 from unified_cache.tree import Match
 from unified_cache.window import window
@@ -58,7 +57,6 @@ class Transfers:
         "prefetches",
         "speeds",
         "storage",
-        "tails",
         "traffic",
     )
 
@@ -86,7 +84,6 @@ class Transfers:
         self.backups = Backups(ledger, memory, owners, ranks, self.traffic)
         shared = PrefetchSteps(ledger, memory, host_pages_max, ranks, self.traffic, speeds)
         self.prefetches = Prefetches(shared)
-        self.tails = Tails(shared)
         self.speeds = speeds
 
     def backup(self, prompt: Prompt, level: Level, tally: PageTally) -> Steps:

@@ -6,7 +6,6 @@ __all__ = ["TRANSFERS_MUTANTS"]
 
 LOST = ("tests/unit/core/test_nothing_lost.py",)
 READS = ("tests/unit/core/test_deadline_reads.py",)
-TAILS = ("tests/unit/core/test_tails.py", "tests/property/test_tails.py")
 
 TRANSFERS_MUTANTS = [
     Mutant(
@@ -187,54 +186,6 @@ TRANSFERS_MUTANTS = [
         "prefetch_steps.py",
         "self.planner.host_pages_left += pages",
         "self.planner.host_pages_left += 0",
-    ),
-    Mutant(
-        "a tail that was joined waits for its head for ever",
-        "tails.py",
-        """        finally:
-            operation.followers.discard(tail)
-
-    def _fetch""",
-        """        finally:
-            pass
-
-    def _fetch""",
-        tests=TAILS,
-    ),
-    Mutant(
-        "a tail has landed before the window of its end",
-        "tails.py",
-        "if not all(mask.all() for mask in windows):",
-        "if not all(mask.any() for mask in windows if len(mask) > 10**6):",
-        tests=TAILS,
-    ),
-    Mutant(
-        "of a joined tail both operations own the slots",
-        "ledger.py",
-        "self._reserved[:] = [",
-        "_ = [",
-        tests=TAILS,
-    ),
-    Mutant(
-        "a tail that is looked up outlives a reset",
-        "tails.py",
-        "if answer is None or left_count != self._left_count:",
-        "if answer is None:",
-        tests=TAILS,
-    ),
-    Mutant(
-        "a tail is joined to a head that is not there",
-        "tails.py",
-        "if not any(map(len, came)) or head_end > shared.missing(prompt, None).full_end:",
-        "if not any(map(len, came)):",
-        tests=TAILS,
-    ),
-    Mutant(
-        "of a head that is computed the store is asked all the same",
-        "tails.py",
-        "tail = self._under_way.pop(operation)\n        operation.stop()\n",
-        "tail = self._under_way.pop(operation)\n",
-        tests=TAILS,
     ),
     Mutant(
         "two prefetches read one page",

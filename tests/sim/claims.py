@@ -6,7 +6,6 @@ import numpy as np
 
 from tests.sim.audit import KEYS_MAX, Audit, Claim
 from tests.sim.memory import Contents
-from tests.sim.tails import SimTails
 from tests.sim.workers import ScheduledJob
 from tests.support.cache_model import Flow, flow_of
 from unified_cache.cache import UnifiedCache
@@ -18,10 +17,9 @@ from unified_cache.pool import Tier
 class JobClaims:
     """Claims of the jobs of one cache."""
 
-    def __init__(self, cache: UnifiedCache, audit: Audit, tails: SimTails, happened: Counter[str]) -> None:
+    def __init__(self, cache: UnifiedCache, audit: Audit, happened: Counter[str]) -> None:
         self._cache = cache
         self._audit = audit
-        self._tails = tails
         self._happened = happened
         self._components = len(cache.layout.components)
         self.bounced: set[ScheduledJob] = set()
@@ -57,8 +55,8 @@ class JobClaims:
                 out = np.concatenate(
                     [slots + self._audit.bases[self._components + number] for number, slots in reserved]
                 )
-            claim = claim._replace(out=np.concatenate((claim.out, self._tails.without_joined(task.operation, out))))
-            if flow.source is not None and not bounces and not self._tails.is_joining(task.operation):
+            claim = claim._replace(out=np.concatenate((claim.out, out)))
+            if flow.source is not None and not bounces:
                 claim = claim._replace(marked=lanes * KEYS_MAX + pages)
         return claim
 
@@ -67,7 +65,7 @@ class JobClaims:
         if isinstance(task.job, StoreJob):
             allocators = self._cache._ledger._allocators[Tier.HOST]
             return any(len(part) and allocators[part.component].is_out(part.target) for part in flow.parts)
-        if not isinstance(task.job, BackupJob | LoadJob) or self._tails.is_joining(task.operation):
+        if not isinstance(task.job, BackupJob | LoadJob):
             return False
         moved = list(task.job._parts.values())
         return not any(

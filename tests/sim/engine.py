@@ -56,11 +56,8 @@ class SimEngine:
         self.happened: Counter[str] = Counter()
 
     def begin(self) -> object:
-        """Serve the next prompt."""
-        return self.begin_prompt(*self.prompts.next())
-
-    def begin_prompt(self, prompt: Prompt, numbers: Contents) -> object:
-        """Match, lock, allocate and compute; of windows what a resume needs, or all, or nothing."""
+        """Match, lock, allocate and compute the next prompt; of windows what a resume needs, or all, or nothing."""
+        prompt, numbers = self.prompts.next()
         self.subject = numbers
         found = self.cache.match(prompt, self.priority())
         spans = self.tree._state.spans

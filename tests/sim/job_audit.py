@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from tests.sim.memory import ContentMemory, Moved
 from tests.support.store_calls import StoreCall
-from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob, TailBatches
+from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
 from unified_cache.controller.operation import Job
 from unified_cache.errors import CacheError
 from unified_cache.page import PageKey, Prompt
@@ -112,9 +112,8 @@ class JobAudit:
         if isinstance(job, ProbeJob):
             return
         assert isinstance(job, StoreJob | FetchJob)
-        is_tail = isinstance(job._batches, TailBatches)
         pages = [job._batches._prompt.keys.index(label.key) for label in asked]
-        assert pages == sorted(pages, reverse=is_tail), "a page went before its prefix, or one of a tail after it"
+        assert pages == sorted(pages), "a page went before its prefix"
         by_key: dict[PageKey, list[int]] = {}
         for label in asked:
             by_key.setdefault(label.key, []).append(self._rank[label.pool])

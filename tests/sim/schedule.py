@@ -13,9 +13,6 @@ SHARES: dict[str, float] = {
     "backup": 7,
     "load": 6,
     "prefetch": 8,
-    "tail": 8,
-    "head": 6,
-    "join": 6,
     "work": 28,
     "poll": 13,
     "cancel": 0.5,
@@ -46,12 +43,11 @@ def weights_of(*, is_filling: bool, is_writing: bool) -> tuple[float, ...]:
 
 
 TRANSFERS = frozenset(
-    {"backup", "load", "prefetch", "tail", "join", "work", "poll", "cancel", "finish"}
-    | {"follow", "leave", "clear", "detach", "attach"}
+    {"backup", "load", "prefetch", "work", "poll", "cancel", "finish", "follow", "leave", "clear", "detach", "attach"}
 )
-EVICTING = frozenset({"begin", "head", "squeeze", "backup", "load", "prefetch", "join", "poll", "reset", "detach"})
+EVICTING = frozenset({"begin", "squeeze", "backup", "load", "prefetch", "poll", "reset", "detach"})
 """What may make a page go: whatever allocates."""
 WRITING = frozenset({"insert"})
 """And this, where a write policy starts backups."""
-FILLING = frozenset({"insert", "join", "poll", "detach"})
+FILLING = frozenset({"insert", "poll", "detach"})
 """What may put a page into the tree."""

@@ -16,7 +16,6 @@ from tests.sim.liveness import Liveness
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FULL, KINDS, WRITING, weights_of
 from tests.sim.settings import config_of
-from tests.sim.tails import SimTails
 from tests.sim.tally import SimTally
 from tests.sim.workers import LaggingWorkers, ScheduledJob
 from tests.support.cache_model import Flow, flow_of, prompt_of
@@ -40,13 +39,6 @@ OPERATION_S_MAX = 0.002
 DELAY_S = 0.05  # of a store
 REQUESTS_MAX = 5
 TASKS_MAX = 14
-TAILS_MAX = 5
-TAIL_DRAWS = 12
-"""Prompts of which the one is read from its end that the store has most to add to: most are in memory as a whole."""
-HEAD_SHARE = 0.8
-"""How often a request computes just what a tail lacks."""
-UNMET_SHARE = 0.05
-"""How often a tail is joined that has not come up to its head, where none has."""
 ARRIVALS_MAX = 2
 CHECK_EVERY = 500
 """Operations between two calls of ``UnifiedCache.check``, beside the audit after each one."""
@@ -89,7 +81,6 @@ class Simulation:
         self.tree = self.cache._ledger.tree
         self.audit = Audit(self.cache, self.tree, self.memory, self.numbers)
         self.engine = SimEngine(self.cell, self.rng, self.cache, self.tree, self.audit)
-        self.tails = SimTails(self.cache, self.audit, self.engine.happened)
         self.components = len(layout.components)
         self.requests = self.engine.requests
         self.prompts = self.engine.prompts
@@ -97,13 +88,11 @@ class Simulation:
         self.claim_of: dict[ScheduledJob, Claim] = {}
         self.arrivals: dict[LayerwiseLoad, ScheduledJob] = {}
         """What the engine reads of loads under way, and which job brings it."""
-        self.jobs = JobClaims(self.cache, self.audit, self.tails, self.engine.happened)
+        self.jobs = JobClaims(self.cache, self.audit, self.engine.happened)
         self.held: list[ScheduledJob] = []
         """Jobs that have ended and whose operation waits until the engine has left it."""
         self.brought: list[tuple[Flow, Contents]] = []
         """What the last poll had to publish: what jobs brought, of which pages."""
-        self.copied: set[Operation] = set()
-        """Those whose copy has ended well by the last poll."""
         self.preferences: list[Preference] = []
         self.is_ending = False
         self.tally = SimTally(happened=self.engine.happened)
@@ -125,9 +114,6 @@ class Simulation:
             "backup": self.backup,
             "load": self.load,
             "prefetch": self.prefetch,
-            "tail": self.prefetch_tail,
-            "head": self.begin_head,
-            "join": self.join_tail,
             "work": self.work,
             "poll": self.poll,
             "cancel": self.cancel,
@@ -176,8 +162,6 @@ class Simulation:
         for _ in range(SETTLE_STEPS_MAX):
             if not self.workers.tasks and not self.operations:
                 break
-            while not self.workers.tasks and self.tails.landed():
-                self.do("join")
             self.do("work")
             self.do("poll")
         assert not self.workers.tasks, "transfers go on for ever"
@@ -207,9 +191,9 @@ class Simulation:
 
     def instead_of(self, kind: str) -> str:
         """Return what is done in the place of what there is too much of already."""
-        if kind in ("begin", "head") and len(self.requests) >= REQUESTS_MAX:
+        if kind == "begin" and len(self.requests) >= REQUESTS_MAX:
             return "insert" if self.is_computing() else "end"
-        if kind in ("backup", "load", "prefetch", "tail") and len(self.workers.tasks) >= TASKS_MAX:
+        if kind in ("backup", "load", "prefetch") and len(self.workers.tasks) >= TASKS_MAX:
             return "work"
         return kind
 
@@ -224,9 +208,6 @@ class Simulation:
             "give_up": self.is_computing,
             "trim": self.is_computing,
             "end": lambda: any(request.inserted for request in self.requests),
-            "tail": lambda: self.tails.count < TAILS_MAX,
-            "head": lambda: bool(self.tails.headless()),
-            "join": self.may_join,
             "work": has_tasks,
             "cancel": has_tasks,
             "finish": has_tasks,
@@ -241,16 +222,12 @@ class Simulation:
     def is_computing(self) -> bool:
         return any(not request.inserted for request in self.requests)
 
-    def may_join(self) -> bool:
-        return bool(self.tails.joinable(self.held)) or (self.rng.random() < UNMET_SHARE and bool(self.tails.landed()))
-
     def reset(self) -> object:
         self.tally.happened["reset under way"] += bool(self.requests or self.workers.tasks)
         self.cache.reset()
         self.operations.clear()
         self.arrivals.clear()
         self.held.clear()
-        self.tails.forget_all()
         self.preferences.clear()
         return self.clock.now_s
 
@@ -276,7 +253,6 @@ class Simulation:
         self.workers.store = None
         self.operations.clear()
         self.held.clear()
-        self.tails.forget_all()
         return self.clock.now_s
 
     def prefer(self) -> object:
@@ -313,49 +289,11 @@ class Simulation:
 
     def prefetch(self) -> object:
         prompt, self.engine.subject = self.prompts.backed_up()
-        operation = self.begin_prefetch(prompt, self.cache.prefetch)
-        return "not worth it" if operation is None else self.watch(operation, prompt)
-
-    def begin_prefetch(self, prompt: Prompt, begin: Callable[[Prompt], Operation | None]) -> Operation | None:
-        """Begin to read what the store has of a prompt, if that is worth it."""
         missing = (prompt.reusable_pages - self.cache.match(prompt).host_end) * self.cell.layout.page_size
-        operation = begin(prompt)
+        operation = self.cache.prefetch(prompt)
         is_worth_it = self.has_store and missing >= self.config.prefetching.threshold_tokens
         assert (operation is not None) == is_worth_it, "a prefetch that is not worth it, or none that is"
-        return operation
-
-    def stored_beyond(self, prompt: Prompt, numbers: Contents) -> int:
-        """Return how many pages of Full the store has after those of memory."""
-        name = self.cell.layout.pools[0].name
-        keys = prompt.keys[self.tails.full_end(numbers) :]
-        return sum(Label(self.owners[name], key, name) in self.stored._pages for key in keys)
-
-    def prefetch_tail(self) -> object:
-        """Begin to read a prompt from its end, for a head that requests may compute meanwhile."""
-        drawn = [self.prompts.backed_up() for _ in range(TAIL_DRAWS)]
-        prompt, self.engine.subject = max(drawn, key=lambda each: self.stored_beyond(*each))
-        operation = self.begin_prefetch(prompt, self.cache.prefetch_tail)
-        if operation is None:
-            return "not worth it"
-        outcome = self.watch(operation, prompt)
-        if operation in self.operations:
-            self.tails.begin(operation, prompt, self.engine.subject)
-        return outcome
-
-    def begin_head(self) -> object:
-        """Begin to compute the head of a tail, up to where that has come to; now and then less of it, or more."""
-        tail, landed = self.rng.choice(self.tails.headless())
-        end = landed.start if self.rng.random() < HEAD_SHARE else self.rng.randrange(1, landed.end + 1)
-        return self.engine.begin_prompt(tail.prompt.head(end), tail.numbers[:end])
-
-    def join_tail(self) -> object:
-        """Put a tail onto its head."""
-        tail, landed = self.rng.choice(self.tails.joinable(self.held) or self.tails.landed())
-        (task,) = [task for task in [*self.workers.tasks, *self.held] if task.operation is tail.operation]
-        self.engine.subject = tail.numbers
-        joining = self.tails.join(tail, task, landed)
-        del self.claim_of[task]
-        return landed, self.watch(joining, tail.prompt)
+        return "not worth it" if operation is None else self.watch(operation, prompt)
 
     def watch_policy(self) -> bool:
         """Note the backups that the write policy has begun; tell whether it has."""
@@ -389,7 +327,6 @@ class Simulation:
         self.watch_policy()
         queued = self.workers.tasks.copy()
         mark = self.audit.mark()
-        waited = self.tails.landed()
         awaited = {operation: operation.awaited for operation in self.operations if operation.awaited is not None}
         over = self.cache.poll()
         is_any_woken = any(operation.awaited is not other for operation, other in awaited.items())
@@ -399,8 +336,6 @@ class Simulation:
         self.held = [task for task in ended if task.operation.job is task.job and not task.operation.is_released]
         gone_on = [task for task in ended if task not in self.held]
         assert not any(task in gone_on for task in self.arrivals.values()), "a load went on while an engine read it"
-        self.tails.check_waiting(gone_on, waited)
-        self.copied = {task.operation for task in gone_on if task.error is None and isinstance(task.job, BackupJob)}
         self.brought = [
             (flow_of(task.job, self.operations[task.operation][0]), self.operations[task.operation][1])
             for task in gone_on
@@ -422,7 +357,6 @@ class Simulation:
         waiting = {operation for operation in self.operations if operation.awaited is not None}
         self.tally.happened["waited for another"] += len(waiting)
         under_way = {task.operation for task in [*self.workers.tasks, *self.held]} | waiting
-        self.tails.prune(under_way)
         self.operations = {operation: of for operation, of in self.operations.items() if operation in under_way}
         if not moved and not gone_on and not over and not is_any_woken and self.audit.mark() == mark:
             return None
@@ -490,7 +424,7 @@ class Simulation:
         known, of, claim = self.claim_of, self.operations, self.jobs.claim
         tasks = [*self.workers.tasks, *self.held]
         self.claim_of = {task: known.get(task) or claim(task, *of[task.operation]) for task in tasks}
-        return [*claims, *self.claim_of.values(), *self.tails.claims()]
+        return [*claims, *self.claim_of.values()]
 
     def compare(self, kind: str, before: Picture, after: Picture) -> None:
         """A page comes, goes and stays only where the operation may make it; none moves, and no pinned one goes."""
@@ -521,7 +455,6 @@ class Simulation:
 
     def check_published(self, *, may_be_gone: bool) -> None:
         """What has arrived is in the tree, as far as what it stands on is; unless others have made room at once."""
-        self.tails.check_published(self.copied, may_be_gone=may_be_gone)
         brought, self.brought = self.brought, []
         for flow, numbers in () if may_be_gone else brought:
             if flow.source is None or flow.target is None:

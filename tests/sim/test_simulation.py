@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -14,12 +13,9 @@ from tests.sim.report import SimReport, run_seed, run_seeds
 from tests.sim.simulation import Simulation
 from tests.sources import ROOT
 from tests.support.budget import LONG
-from unified_cache.controller import Operation, controller, jobs
-from unified_cache.controller.jobs import FetchJob, TailBatches
-from unified_cache.ledger import Reservation
+from unified_cache.controller import controller, jobs
 from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.slots import PageMap
-from unified_cache.tails import TailUnderWay
 from unified_cache.tree import Lock, Transfer
 from unified_cache.tree import transfer as moving
 from unified_cache.tree.eviction_queues import EvictionQueues
@@ -132,31 +128,6 @@ def publish_while_the_engine_reads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(controller, "in_use", lambda _, error: controller.in_flight(error))
 
 
-def give_the_slots_of_a_tail_to_two(patch: pytest.MonkeyPatch) -> None:
-    """Who has read a tail gives its slots back, though it was joined."""
-
-    @contextmanager
-    def shared(self: Reservation, slots: Sequence[Slots]) -> Iterator[Reservation]:
-        yield Reservation(self._ledger, self.tier, list(slots))
-
-    patch.setattr(Reservation, "parted", shared)
-
-
-def join_a_tail_before_all_of_it_has_come(patch: pytest.MonkeyPatch) -> None:
-    """A tail is joined with all that is to be read of it, whatever has come."""
-    patch.setattr(TailUnderWay, "came", lambda self, _: self.parts)
-
-
-def wait_for_the_head_no_longer_than_for_the_store(patch: pytest.MonkeyPatch) -> None:
-    """A tail is given back as soon as it is read."""
-    in_use = controller.in_use
-
-    def is_tail(operation: Operation) -> bool:
-        return isinstance(operation.job, FetchJob) and isinstance(operation.job._batches, TailBatches)
-
-    patch.setattr(controller, "in_use", lambda operation, error: not is_tail(operation) and in_use(operation, error))
-
-
 MISTAKES = (
     publish_unmarked,
     unpin_the_source_early,
@@ -166,9 +137,6 @@ MISTAKES = (
     leave_the_map_as_it_was,
     publish_pages_before_their_prefix,
     publish_while_the_engine_reads,
-    give_the_slots_of_a_tail_to_two,
-    join_a_tail_before_all_of_it_has_come,
-    wait_for_the_head_no_longer_than_for_the_store,
 )
 
 

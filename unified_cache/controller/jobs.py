@@ -18,7 +18,7 @@ from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.method import Method
 
-__all__ = ["BackupJob", "ClearJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob", "TailBatches", "calls_of"]
+__all__ = ["BackupJob", "ClearJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob", "calls_of"]
 
 STORAGE_BATCH_OBJECTS = 128
 """Objects per call to a store at most: between two calls a job can be stopped, and what came before stays."""
@@ -29,10 +29,6 @@ STORAGE_BATCH_BYTES = 32 << 20
 128 objects of 20 MiB would need 537 MB/s, and a store that has less would fail for ever. A job that gives way to
 another after each call does so ten times a second at 320 MB/s.
 """
-
-
-TAIL_CALLS = 16
-"""Calls for a tail: whoever computes meanwhile computes a sixteenth of it in vain at most, and waits for as much."""
 
 
 class BackupJob:
@@ -145,10 +141,6 @@ def batch_pages(layout: ModelLayout) -> int:
     return max(1, min(STORAGE_BATCH_OBJECTS // max(objects, 1), STORAGE_BATCH_BYTES // max(size_bytes, 1)))
 
 
-ListedObject = tuple[int, int, PageIO]
-"""(part, index in it, object of that page), as ``StorageTier.pages`` lists them."""
-
-
 class StorageBatches:
     """Objects of a transfer's parts in some pools, written to or read from storage batch by batch."""
 
@@ -157,7 +149,8 @@ class StorageBatches:
         self._prompt = prompt
         self._parts = parts
         self._order = order
-        self._listed: list[ListedObject] | None = None
+        self._listed: list[tuple[int, int, PageIO]] | None = None
+        """(part, index in it, object of that page), as ``StorageTier.pages`` lists them."""
         self._done: list[Answer] = []
         """By object, of those listed first: the store's answer."""
         self._begun_count = 0
@@ -187,24 +180,15 @@ class StorageBatches:
 
         Yields between two calls.
         """
-        listed = self._listed = self._in_order(self._storage.pages(self._prompt, self._parts, self._order))
-        objects_max = self._objects_max(len(listed))
+        listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
             start = len(self._done)
-            batch = next_batch([page for _, _, page in listed[start : start + objects_max]])
+            batch = next_batch([page for _, _, page in listed[start : start + STORAGE_BATCH_OBJECTS]])
             self._begun_count = start + len(batch)
             self._done += call(batch)
             self.calls_count += 1
             if len(self._done) < len(listed):
                 yield
-
-    def _in_order(self, listed: list[ListedObject]) -> list[ListedObject]:
-        """Return objects, listed in the order of the prompt, in that in which they are moved."""
-        return listed
-
-    def _objects_max(self, objects_count: int) -> int:
-        """Return how many of so many objects one call takes at most."""
-        return min(objects_count, STORAGE_BATCH_OBJECTS)
 
     def take_back(self) -> None:
         """Remove what was or may have been moved, and count nothing as moved.
@@ -220,17 +204,6 @@ class StorageBatches:
     def stop(self) -> None:
         """Call the store no more."""
         self._stopped = True
-
-
-class TailBatches(StorageBatches):
-    """Objects from the last page backward, in so many calls that it shows soon how far they have come."""
-
-    def _in_order(self, listed: list[ListedObject]) -> list[ListedObject]:
-        """Return them page by page backward; of each page the pools stay in their order."""
-        return sorted(listed, key=lambda each: int(self._parts[each[0]].pages[each[1]]), reverse=True)
-
-    def _objects_max(self, objects_count: int) -> int:
-        return super()._objects_max(-(-objects_count // TAIL_CALLS))
 
 
 class StoreJob:
@@ -392,18 +365,12 @@ class FetchJob:
     is_urgent = True
 
     def __init__(
-        self,
-        storage: StorageTier,
-        prompt: Prompt,
-        parts: Sequence[PageCopies],
-        clock: Callable[[], float],
-        batches: type[StorageBatches] = StorageBatches,
+        self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], clock: Callable[[], float]
     ) -> None:
-        """``batches`` says in which order, and how many at a time."""
         self.guard = storage.guard
         self._storage = storage
         self._clock = clock
-        self._batches = batches(storage, prompt, parts, storage.read_order)
+        self._batches = StorageBatches(storage, prompt, parts, storage.read_order)
         self.ended_s = clock()
         """When it ended, by ``clock``, once it has."""
 

@@ -165,25 +165,6 @@ def test_a_prompt_in_storage_is_prefetched_up_to_the_last_page(layout: ModelLayo
     assert serve(toy, longer) == 8, "backups keep the last page, and its windows"
 
 
-@every_layout
-def test_a_tail_is_read_up_to_the_last_page(layout: ModelLayout) -> None:
-    toy = engine(layout, MemoryStorage())
-    cache = toy.cache
-    prompt = prompt_of(cache)
-    serve(toy, prompt)
-    move(toy, cache.backup, prompt=prompt)
-    cache.reset()
-    operation = cache.prefetch_tail(prompt)
-    assert operation is not None
-    while (landed := cache.landed_tail(operation)) is None or landed.start:
-        cache.poll()
-    assert landed.end == 7
-    assert cache.join_tail(operation) is not None
-    cache.wait_all(5)
-    move(toy, cache.load, prompt=prompt)
-    assert serve(toy, prompt) == 7
-
-
 # ---- what is kept ----------------------------------------------------------------------------------------------------
 
 
@@ -313,7 +294,6 @@ def test_a_prefetch_is_worth_what_a_request_can_reuse() -> None:
     cache.reset()
     cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=7 * size + 1))
     assert cache.prefetch(prompt) is None
-    assert cache.prefetch_tail(prompt) is None
     cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=7 * size))
     assert cache.prefetch(prompt) is not None
     cache.wait_all(5)

@@ -83,9 +83,6 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "from unified_cache import CacheConfig",
             "operation = cache.prefetch",
         ),
-        "tests/unit/core/test_tails.py::test_the_block_of_the_document_on_policies_joins_head_and_tail": (
-            "tail = cache.prefetch_tail",
-        ),
         "tests/unit/core/test_sessions.py::test_the_hints_of_the_document_on_policies_are_taken": (
             "prompt = cache.prompt(token_ids, session=",
         ),

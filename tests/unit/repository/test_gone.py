@@ -8,6 +8,7 @@ import pytest
 
 import unified_cache
 from tests.sources import ROOT, repository_files
+from tests.support.operations import engine
 from unified_cache.cli.commands import DEFERRED
 from unified_cache.cli.main import run
 from unified_cache.errors import ConfigError
@@ -31,6 +32,8 @@ WORDS = (
     # Our tree in place of SGLang's.
     *("UnifiedCacheTree", "UnifiedCacheHostTree", "EngineSlotTree", "TieredSlotTree", "radix_cache_backend"),
     *("radix-cache-backend", "tree_plugin", "sglang.srt.plugins"),
+    # Reading a prompt from its end while an engine computes the start.
+    *("LandedTail", "TailBatches", "TailUnderWay", "HeadStart", "MeetingPlace"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
@@ -45,7 +48,8 @@ def dead_names() -> set[str]:
     settings = {name for each in GONE for name in each.settings}
     imports = {name for each in GONE for name in each.imports}
     commands = {f"unified-cache {name}" for each in GONE for name in each.commands}
-    return {*WORDS, *settings, *imports, *commands}
+    methods = {name for each in GONE for name in each.methods}
+    return {*WORDS, *settings, *imports, *commands, *methods}
 
 
 def mentions(path: str, text: str, names: re.Pattern[str]) -> Iterator[str]:
@@ -76,7 +80,7 @@ def test_a_mention_of_what_is_gone_is_found() -> None:
 
 def test_the_document_on_moving_has_every_name_that_is_gone() -> None:
     text = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
-    named = {name for each in GONE for name in (*each.settings, *each.commands, *each.imports)}
+    named = {name for each in GONE for name in (*each.settings, *each.commands, *each.imports, *each.methods)}
     assert {name for name in named if f"`{name}`" not in text} == set()
 
 
@@ -110,6 +114,19 @@ def test_an_import_of_what_is_gone_fails_with_what_takes_its_place(name: str) ->
     (instead,) = (each.instead for each in GONE if name in each.imports)
     with pytest.raises(ModuleNotFoundError, match=re.escape(instead)):
         importlib.import_module(name)
+
+
+@pytest.mark.parametrize("name", [name for each in GONE for name in each.methods])
+def test_a_method_that_is_gone_is_refused_with_what_takes_its_place(name: str) -> None:
+    (instead,) = (each.instead for each in GONE if name in each.methods)
+    with pytest.raises(AttributeError, match=re.escape(f"{name!r}; it is gone: {instead}")):
+        getattr(engine().cache, name)
+
+
+@pytest.mark.parametrize("name", ["never_was"])
+def test_a_method_that_never_was_is_refused_as_ever(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}'$"):
+        getattr(engine().cache, name)
 
 
 def test_modules_that_never_were_fail_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:

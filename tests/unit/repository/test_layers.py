@@ -28,7 +28,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("ledger", "traffic", "estimates", "backup_request"),
     ("backups", "backup_scheduler", "prefetch_plan"),
     ("prefetch_steps",),
-    ("prefetches", "tails"),
+    ("prefetches",),
     ("transfers",),
     ("stats", "named_parts", "explain"),
     ("metrics", "live"),

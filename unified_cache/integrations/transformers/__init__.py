@@ -14,7 +14,6 @@
 from unified_cache.extras import needs_extra
 
 with needs_extra("transformers", "unified_cache.integrations.transformers"):
-    from unified_cache.integrations.transformers.head_start import HeadStart
     from unified_cache.integrations.transformers.layer_rows import LayerRows, LayerState, layer_state
     from unified_cache.integrations.transformers.model import Completion, Generation, PrefixCachedModel, greedy
     from unified_cache.integrations.transformers.pages import DevicePages, KeptState, Strand
@@ -26,7 +25,6 @@ __all__ = [
     "Completion",
     "DevicePages",
     "Generation",
-    "HeadStart",
     "KeptState",
     "LayerRows",
     "LayerState",

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from unified_cache.cache import UnifiedCache
 from unified_cache.errors import ConfigError, InputError
-from unified_cache.integrations.transformers.head_start import HeadStart
 from unified_cache.integrations.transformers.pages import DevicePages
 from unified_cache.integrations.transformers.prefix import Reused
 from unified_cache.integrations.transformers.sequence import Sequence
@@ -81,15 +80,13 @@ class PrefixCachedModel:
         pages: DevicePages,
         *,
         chunk_tokens: int = CHUNK_TOKENS,
-        overlaps: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Put ``model`` over a ``cache`` that was opened with ``pages.layout`` and ``pages.pools``.
 
-        ``chunk_tokens`` is what a prefill computes in one forward at most, a whole number of pages. With ``overlaps``
-        the head of a prompt is computed while storage reads its tail: for stores that are not much faster than the
-        model. ``pause`` is called between two looks at a transfer, with seconds.
+        ``chunk_tokens`` is what a prefill computes in one forward at most, a whole number of pages. ``pause``
+        is called between two looks at a transfer, with seconds.
 
         Raises:
             ConfigError: they do not belong together, or no page fits into a chunk.
@@ -104,7 +101,6 @@ class PrefixCachedModel:
         self.cache = cache
         self.pages = pages
         self._chunk_pages = chunk_tokens // page_size
-        self._overlaps = overlaps
         self._clock = clock
         self._pause = pause
 
@@ -116,8 +112,7 @@ class PrefixCachedModel:
             InputError: no token at all.
         """
         ids = np.frombuffer(encode_tokens(tokens), "<i4").tolist()
-        head = HeadStart(self.cache, self.pages, ids, self._chunk_pages, self._clock) if self._overlaps else None
-        return Sequence(self.cache, self.pages, ids, namespace, self._chunk_pages, head)
+        return Sequence(self.cache, self.pages, ids, namespace, self._chunk_pages)
 
     def prefill(self, tokens: TokensLike, namespace: Namespace = DEFAULT_NAMESPACE) -> Sequence:
         """Return a request whose prompt is computed: the longest restorable prefix from the tiers, the rest anew.

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from unified_cache.cache import UnifiedCache
 from unified_cache.controller import Operation, OperationState
-from unified_cache.integrations.transformers.head_start import HeadStart
 from unified_cache.integrations.transformers.stage import Stage
 from unified_cache.page import Prompt
 from unified_cache.tree import Lock
@@ -30,13 +29,11 @@ class Reused:
 class PrefixRestore:
     """Brings the longest prefix of a prompt that any tier holds to the device, and counts the tokens of each tier."""
 
-    __slots__ = ("_cache", "_head", "_operation", "_prompt", "ends", "lock", "reused")
+    __slots__ = ("_cache", "_operation", "_prompt", "ends", "lock", "reused")
 
-    def __init__(self, cache: UnifiedCache, prompt: Prompt, head: HeadStart | None = None) -> None:
-        """Ask for a prompt; with a ``head`` that is computed while storage is read."""
+    def __init__(self, cache: UnifiedCache, prompt: Prompt) -> None:
         self._cache = cache
         self._prompt = prompt
-        self._head = head
         self._operation: Operation | None = None
         self.lock: Lock | None = None
         """Pins the prefix, once it is there. Whoever takes it sets it to None; else ``abort`` releases it."""
@@ -49,9 +46,7 @@ class PrefixRestore:
         cache, prompt = self._cache, self._prompt
         at_first = cache.match(prompt)
         on_device, in_memory = at_first.device_end, at_first.host_end
-        if in_memory < prompt.reusable_pages and self._head is not None:
-            yield from self._head.steps(prompt.reusable)
-        elif in_memory < prompt.reusable_pages:
+        if in_memory < prompt.reusable_pages:
             yield from self._awaiting(cache.prefetch(prompt), Stage.FETCH)
         found = cache.match(prompt)
         if found.host_end > found.device_end:
@@ -61,15 +56,8 @@ class PrefixRestore:
         self.lock = cache.lock(found)
         end = self.lock.end
         device, memory = min(on_device, end), min(in_memory, end)
-        stored = max(0, end - memory - self._drop_head())
+        stored = end - memory
         self.reused = Reused(*(count * prompt.page_size for count in (device, memory - device, stored)))
-
-    def _drop_head(self) -> int:
-        """Let go of the head, which the lock on the prefix pins by now; return the pages that were computed of it."""
-        if self._head is None:
-            return 0
-        self._head.abort()
-        return self._head.computed_pages
 
     def _awaiting(self, operation: Operation | None, stage: Stage) -> Iterator[Stage]:
         """Yield while a transfer is under way. What one does not bring that fails or was declined is computed."""
@@ -80,7 +68,6 @@ class PrefixRestore:
 
     def abort(self) -> None:
         """Cancel what moves and release what is pinned. Twice is once."""
-        self._drop_head()
         if self._operation is not None:
             self._cache.cancel(self._operation)
             self._operation = None

@@ -15,7 +15,6 @@ from transformers import DynamicCache
 
 from unified_cache.cache import UnifiedCache
 from unified_cache.errors import InputError, StateError
-from unified_cache.integrations.transformers.head_start import HeadStart
 from unified_cache.integrations.transformers.pages import DevicePages
 from unified_cache.integrations.transformers.prefix import PrefixRestore, Reused
 from unified_cache.integrations.transformers.stage import Stage
@@ -36,7 +35,6 @@ class Sequence:
         "_cache",
         "_chunk_pages",
         "_fresh",
-        "_head",
         "_is_over",
         "_lock",
         "_namespace",
@@ -53,17 +51,9 @@ class Sequence:
     )
 
     def __init__(
-        self,
-        cache: UnifiedCache,
-        pages: DevicePages,
-        tokens: list[int],
-        namespace: Namespace,
-        chunk_pages: int,
-        head: HeadStart | None = None,
+        self, cache: UnifiedCache, pages: DevicePages, tokens: list[int], namespace: Namespace, chunk_pages: int
     ) -> None:
         """Take a prompt of at least one token; nothing is asked or allocated yet.
-
-        With a ``head`` that is computed while storage is read.
 
         Raises:
             InputError: no token.
@@ -76,8 +66,7 @@ class Sequence:
         self._namespace = namespace
         self._chunk_pages = chunk_pages
         self._prompt = cache.prompt(tokens, namespace)
-        self._head = head
-        self._prefix = PrefixRestore(cache, self._prompt, head)
+        self._prefix = PrefixRestore(cache, self._prompt)
         self._lock: Lock | None = None
         self._fresh: list[Slots] | None = None
         self._is_over = False
@@ -115,8 +104,6 @@ class Sequence:
         components = range(len(self._pages.layout.components))
         self.past = self._pages.restore([cache.slots(self._lock, number) for number in components], self._lock.end)
         self.reused = self._prefix.reused
-        if self._head is not None:
-            self.computed_tokens = self._head.computed_pages * self._page_size
         yield Stage.RESTORE
         start = self._lock.end
         self._fresh = cache.allocate(cache.pages_to_allocate(start, self._prompt.pages_count, self._prefix.ends))
